@@ -1,0 +1,51 @@
+"""Exact packing for Hugging Face models: ``autopack.enable(model)``.
+
+Importing this package imports neither torch nor transformers and changes nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "AutopackError": "autopack.errors",
+    "Handle": "autopack.api",
+    "InvalidPacking": "autopack.errors",
+    "LeakReport": "autopack.report",
+    "OutsideForward": "autopack.errors",
+    "PackedLayout": "autopack.layout",
+    "PackingCollator": "autopack.packing",
+    "SiteDrift": "autopack.errors",
+    "UnsupportedModel": "autopack.errors",
+    "audit": "autopack.auditor",
+    "disable": "autopack.api",
+    "enable": "autopack.api",
+    "families": "autopack.registry",
+    "is_enabled": "autopack.api",
+    "register": "autopack.registry",
+}
+
+__all__ = ["__version__", *sorted(_PUBLIC)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'autopack' has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+if TYPE_CHECKING:
+    from autopack.api import Handle, disable, enable, is_enabled
+    from autopack.auditor import audit
+    from autopack.errors import AutopackError, InvalidPacking, OutsideForward, SiteDrift, UnsupportedModel
+    from autopack.layout import PackedLayout
+    from autopack.packing import PackingCollator
+    from autopack.registry import families, register
+    from autopack.report import LeakReport

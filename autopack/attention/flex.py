@@ -1,0 +1,81 @@
+"""FlexAttention: one BlockMask per kind of layer and forward, made by transformers' own mask and attention functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from autopack import upstream
+from autopack.attention.mask import DocumentMask
+from autopack.declarations import LAYOUT_KWARGS
+from autopack.errors import UnsupportedModel
+from autopack.layout import PackedLayout
+
+__all__ = ["attend_flex", "availability", "refusal"]
+
+
+def availability() -> tuple[bool, str]:
+    """Whether the backend can be used here, and why not."""
+    if not upstream.has_mask_interface():
+        return False, f"transformers {upstream.VERSION} has no mask interface; it came with 4.53"
+    if upstream.attention_function("flex_attention") is None:
+        return False, "transformers has registered no flex_attention"
+    if not torch.cuda.is_available():
+        return False, "torch has no backward of flex_attention off CUDA"
+    return True, "torch.nn.attention.flex_attention"
+
+
+def refusal(query: torch.Tensor, mask: DocumentMask | torch.Tensor | None, options: Mapping[str, Any]) -> str | None:
+    """Why this attention cannot go to flex_attention, or None where it can."""
+    if isinstance(mask, torch.Tensor):
+        return "the model makes a dense mask of its own"
+    if not query.is_cuda and query.requires_grad:
+        return "torch has no backward of flex_attention off CUDA"
+    if options.get("dropout"):
+        return "flex_attention has no attention dropout"
+    return None
+
+
+def attend_flex(
+    layout: PackedLayout,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: DocumentMask | torch.Tensor | None,
+    options: Mapping[str, Any],
+    causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Attend by transformers' flex function with a BlockMask of the packed rows."""
+    attention = _original(upstream.attention_function("flex_attention"))
+    make_mask = _original(upstream.mask_function("flex_attention"))
+    if isinstance(mask, torch.Tensor):
+        raise UnsupportedModel(
+            f"{type(module).__name__} hands flex_attention a dense mask of shape {tuple(mask.shape)}; autopack cannot "
+            f"make it block-sparse. Load the model with attn_implementation='sdpa' or 'eager'."
+        )
+    if mask is None:
+        mask = _plain_mask(layout, causal, query.device, make_mask)
+    block_mask = mask.made_by(make_mask).over_rows
+    options = {name: option for name, option in options.items() if name not in LAYOUT_KWARGS}
+    return attention(module, query, key, value, block_mask, **options)
+
+
+def _original(function: Any) -> Any:
+    # The registered function may be autopack's own replacement, which would come back here.
+    return getattr(function, "autopack_original", function)
+
+
+def _plain_mask(layout: PackedLayout, causal: bool, device: torch.device, make_mask: Any) -> DocumentMask:
+    arguments = {
+        "batch_size": layout.rows,
+        "kv_length": layout.columns,
+        "kv_offset": 0,
+        "mask_function": upstream.plain_rule(causal),
+        "attention_mask": None,
+        "device": device,
+        **upstream.query_arguments(layout.columns, device),
+    }
+    return DocumentMask(layout, make_mask, arguments)

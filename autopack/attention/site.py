@@ -1,0 +1,173 @@
+"""The replacements that stand at transformers' attention and mask functions while a model is enabled.
+
+Both are inert outside a packed forward of an enabled model: they hand the call on as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autopack import upstream
+from autopack.attention import choose as choosing
+from autopack.attention.compiled import attend_compiled
+from autopack.attention.documents import attend_documents
+from autopack.attention.flash import attend_flash
+from autopack.attention.flex import attend_flex
+from autopack.attention.mask import DocumentMask
+from autopack.attention.varlen import attend_varlen
+from autopack.delivery import Scope, current, site_scope
+from autopack.errors import SiteDrift, UnsupportedModel
+from autopack.layout import PackedLayout
+from autopack.patching import Site
+
+__all__ = ["adapt_attention", "adapt_mask", "adapt_preprocessing"]
+
+
+def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    """An attention function that keeps the documents of enabled models apart."""
+    # A registered function goes by its key; one in a modeling module is what that model calls eager attention.
+    implementation = site.key or "eager"
+
+    def autopack_attention(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        scope = site_scope(module)
+        if scope is None or scope.layout is None:
+            return original(module, query, key, value, attention_mask, *args, **kwargs)
+        if args:
+            raise SiteDrift(f"{type(module).__name__} passes options to {site} by position; autopack needs names")
+        return _attend(original, implementation, scope, module, query, key, value, attention_mask, kwargs)
+
+    autopack_attention.autopack_original = original  # type: ignore[attr-defined]
+    return autopack_attention
+
+
+def _attend(
+    original: Callable[..., Any],
+    implementation: str,
+    scope: Scope,
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: Any,
+    options: dict[str, Any],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    layout = scope.layout
+    assert layout is not None
+    _check_shapes(module, layout, query, key)
+    if query.device != layout.device:
+        layout = layout.to(query.device)
+    adjust = scope.owner.adjustments.get(type(module).__name__)
+    if adjust is not None:
+        query, key, value, options = adjust(module, layout, query, key, value, options)
+    backend = choosing.choose(scope.owner.backend, implementation, module, query, value, mask, options)
+    if backend == "flash":
+        return attend_flash(original, layout, module, query, key, value, mask, options)
+    if backend == "varlen":
+        pattern = choosing.pattern_of(module, mask, options)
+        assert pattern is not None
+        scale, sinks = options.get("scaling"), options.get("s_aux")
+        return attend_varlen(layout, query, key, value, pattern, scale, sinks), None
+    if backend == "flex":
+        causal = choosing.is_causal(module, options)
+        return attend_flex(layout, module, query, key, value, mask, options, causal)
+    if backend == "sdpa":
+        if implementation != "sdpa":
+            original = _registered("sdpa")
+            mask = mask.made_by(_registered_mask("sdpa")) if isinstance(mask, DocumentMask) else mask
+        if torch.compiler.is_compiling():
+            pattern = choosing.pattern_of(module, mask, options)
+            if pattern is not None and not options.get("dropout") and options.get("position_bias") is None:
+                return attend_compiled(layout.cu_seqlens, query, key, value, pattern, options.get("scaling")), None
+    return _attend_documents(original, layout, module, query, key, value, mask, options, scope.want_weights)
+
+
+# Lengths on the host would be constants of a compiled graph, and every layout a graph of its own.
+_attend_documents = torch._dynamo.disable(attend_documents)
+
+
+def _registered(implementation: str) -> Callable[..., Any]:
+    function = upstream.attention_function(implementation)
+    return getattr(function, "autopack_original", function)  # type: ignore[return-value]
+
+
+def _registered_mask(implementation: str) -> Callable[..., Any]:
+    function = upstream.mask_function(implementation)
+    return getattr(function, "autopack_original", function)  # type: ignore[return-value]
+
+
+def _check_shapes(module: torch.nn.Module, layout: PackedLayout, query: torch.Tensor, key: torch.Tensor) -> None:
+    expected = (layout.rows, layout.columns)
+    found = (query.shape[0], query.shape[2]), (key.shape[0], key.shape[2])
+    if found[0] != expected or found[1] != expected:
+        raise UnsupportedModel(
+            f"{type(module).__name__} attends from {found[0][1]} queries to {found[1][1]} keys in {found[0][0]} rows, "
+            f"but the packed batch has {expected[0]} rows of {expected[1]} tokens. Cross-attention and prefixes "
+            f"cannot be packed; run such documents one per row."
+        )
+
+
+def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    """A mask function that, for packed rows of enabled models, describes the mask instead of making it."""
+
+    def autopack_mask(*args: Any, **kwargs: Any) -> Any:
+        scope = current()
+        if scope is None or scope.layout is None or not scope.owner.owns_config(kwargs.get("config")):
+            return original(*args, **kwargs)
+        if args or kwargs.get("attention_mask") is not None:
+            raise SiteDrift(f"{site} is called by position or with a padding mask inside a packed forward")
+        if kwargs["batch_size"] != scope.layout.rows or kwargs["kv_length"] != scope.layout.columns:
+            raise UnsupportedModel(
+                f"the model asks for a mask over {kwargs['kv_length']} keys in {kwargs['batch_size']} rows, but the "
+                f"packed batch has {scope.layout.rows} rows of {scope.layout.columns} tokens. Cross-attention and "
+                f"prefixes cannot be packed; run such documents one per row."
+            )
+        mask = DocumentMask(scope.layout, original, kwargs)
+        # Code that insists on a tensor goes on to combine it with another mask, so it gets the whole one.
+        return mask.over_rows if _insists_on_tensor(kwargs) else mask
+
+    autopack_mask.autopack_original = original  # type: ignore[attr-defined]
+    return autopack_mask
+
+
+def _insists_on_tensor(arguments: dict[str, Any]) -> bool:
+    """Both skips are refused although the rule is a plain one: the caller wants a tensor whatever it says."""
+    if arguments.get("allow_is_causal_skip", True) or arguments.get("allow_is_bidirectional_skip", False):
+        return False
+    if arguments.get("use_vmap", False):
+        return False  # a rule with a custom part refuses the skips by itself
+    return upstream.describe_mask(arguments["mask_function"]) is not None
+
+
+def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    """Keep transformers from looking for packed rows by itself, where autopack has done so already.
+
+    That saves a device sync per mask and leaves the mask function as the model composed it.
+    """
+    parameters = upstream.masking_function_parameters()
+    place = parameters.index("position_ids")
+
+    def autopack_preprocess_mask_arguments(*args: Any, **kwargs: Any) -> Any:
+        scope = current()
+        if scope is None or scope.layout is None:
+            return original(*args, **kwargs)
+        config = kwargs.get("config", args[0] if args else None)
+        if not scope.owner.owns_config(config):
+            return original(*args, **kwargs)
+        if "position_ids" in kwargs:
+            kwargs["position_ids"] = None
+        elif len(args) > place:
+            args = (*args[:place], None, *args[place + 1 :])
+        return original(*args, **kwargs)
+
+    return autopack_preprocess_mask_arguments

@@ -1,0 +1,135 @@
+"""How a site learns the layout of its own forward, also when checkpointing recomputes it in backward.
+
+The entry of an enabled model opens a *scope*; attention and rotary sites read it. The scope is bound into every
+`_gradient_checkpointing_func`, so a recomputed layer sees the layout of the forward that it belongs to. A site that is
+reached without its model's scope raises `OutsideForward`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from autopack.errors import OutsideForward
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from autopack.enabled import Enabled
+    from autopack.layout import PackedLayout
+
+__all__ = ["MARK", "BoundCheckpoint", "Scope", "bind_checkpointing", "close_scope", "current", "open_scope", "site_scope",
+           "unbind_checkpointing"]
+
+MARK = "_autopack"
+"""Name of the attribute by which a module knows the enabled model that it belongs to."""
+
+
+class Scope:
+    """One forward of one enabled model: its layout (None for an unpacked call) and what else its sites need."""
+
+    def __init__(self, owner: Enabled, layout: PackedLayout | None, outer: Scope | None, want_weights: bool = False):
+        self.owner = owner
+        self.layout = layout
+        self.outer = outer
+        self.want_weights = want_weights
+        self.depth = 1
+
+
+class _Ambient(threading.local):
+    # A thread-local and not a ContextVar: torch.compile cannot trace ContextVar.get.
+    scope: Scope | None = None
+
+
+_ambient = _Ambient()
+
+
+def current() -> Scope | None:
+    """The innermost open scope of this thread, or None."""
+    return _ambient.scope
+
+
+def open_scope(scope: Scope) -> None:
+    """Make `scope` the current one of this thread."""
+    _ambient.scope = scope
+
+
+def close_scope(owner: Enabled) -> None:
+    """Leave the current scope of `owner`; the outermost leave restores the scope that was current before."""
+    scope = _ambient.scope
+    if scope is None or scope.owner is not owner:
+        return
+    scope.depth -= 1
+    if scope.depth == 0:
+        _ambient.scope = scope.outer
+
+
+def site_scope(module: nn.Module) -> Scope | None:
+    """The scope of the forward that `module` runs in, or None where the module belongs to no enabled model.
+
+    Raises `OutsideForward` for a module of an enabled model that is reached with no scope or with another model's.
+    """
+    owner = module.__dict__.get(MARK)
+    if owner is None:
+        return None
+    scope = _ambient.scope
+    if scope is None or scope.owner is not owner:
+        raise OutsideForward(
+            f"{type(module).__name__} belongs to a model that autopack enabled, but it was reached without passing "
+            f"that model's entry, so its documents are unknown. Call the model itself (`model(...)`, not "
+            f"`model.forward(...)` or one of its layers); for gradient checkpointing use "
+            f"`model.gradient_checkpointing_enable()`, since other checkpoint wrappers do not carry the layout into "
+            f"backward; or call `autopack.disable(model)` first."
+        )
+    return scope
+
+
+class _Rebound:
+    """A checkpointed function that runs in the scope of the forward in which it was first called."""
+
+    def __init__(self, function: Callable[..., Any], scope: Scope):
+        self.function = function
+        self.scope = scope
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.scope.owner.active:
+            raise OutsideForward(
+                "autopack was disabled between a checkpointed forward and its backward, so the layers cannot be "
+                "recomputed as they were. Disable after backward."
+            )
+        before = _ambient.scope
+        _ambient.scope = self.scope
+        self.scope.depth += 1  # an entry inside the recomputed function must not close the scope
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            self.scope.depth -= 1
+            _ambient.scope = before
+
+
+class BoundCheckpoint:
+    """A `_gradient_checkpointing_func` that carries the current scope to the recomputation in backward."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        scope = _ambient.scope
+        return self.function(function if scope is None else _Rebound(function, scope), *args, **kwargs)
+
+
+def bind_checkpointing(modules: list[nn.Module]) -> None:
+    """Wrap every checkpoint function of `modules` that is not wrapped yet (it may have been set since the last call)."""
+    for module in modules:
+        function = module.__dict__.get("_gradient_checkpointing_func")
+        if function is not None and not isinstance(function, BoundCheckpoint):
+            module.__dict__["_gradient_checkpointing_func"] = BoundCheckpoint(function)
+
+
+def unbind_checkpointing(modules: list[nn.Module]) -> None:
+    """Put back every checkpoint function that `bind_checkpointing` wrapped."""
+    for module in modules:
+        function = module.__dict__.get("_gradient_checkpointing_func")
+        if isinstance(function, BoundCheckpoint):
+            module.__dict__["_gradient_checkpointing_func"] = function.function

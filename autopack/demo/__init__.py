@@ -1,0 +1,1 @@
+"""The offline demonstration: padded against packed training on text that is in every Python installation."""

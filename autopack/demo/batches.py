@@ -1,0 +1,74 @@
+"""From texts to mini-batches: a tokenizer trained on the spot, a seeded order, and both ways of stacking examples."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tokenizers
+
+END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT_ID = 0
+
+Example = dict[str, list[int]]
+
+
+def train_tokenizer(texts: Sequence[str], vocabulary: int) -> tokenizers.Tokenizer:
+    """Train a byte-level BPE tokenizer on the texts; any text can be encoded and decoded without loss."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def tokenize(texts: Sequence[str], tokenizer: tokenizers.Tokenizer, longest: int) -> list[Example]:
+    """Encode every text as one example that ends with the end-of-text token, cut after ``longest`` tokens."""
+    encodings = tokenizer.encode_batch(list(texts))
+    return [{"input_ids": [*encoding.ids, END_OF_TEXT_ID][:longest]} for encoding in encodings]
+
+
+def draw_batches(examples: Sequence[Example], size: int, steps: int, seed: int) -> list[list[Example]]:
+    """Draw ``steps`` mini-batches of ``size`` examples in a seeded order, shuffled anew in every epoch."""
+    endless = _epochs(examples, random.Random(seed))
+    return [list(islice(endless, size)) for _ in range(steps)]
+
+
+def _epochs(examples: Sequence[Example], generator: random.Random) -> Iterator[Example]:
+    while True:
+        yield from generator.sample(examples, len(examples))
+
+
+def pad(examples: Sequence[Example]) -> dict[str, Any]:
+    """Stack examples in the ordinary way: one per row, padded on the right to the longest.
+
+    Returns ``input_ids``, ``attention_mask`` and ``labels`` (-100 at padding), all (rows, longest) int64.
+    """
+    import torch
+
+    rows, longest = len(examples), max(len(example["input_ids"]) for example in examples)
+    input_ids = torch.full((rows, longest), END_OF_TEXT_ID)
+    attention_mask = torch.zeros_like(input_ids)
+    for row, example in enumerate(examples):
+        tokens = torch.tensor(example["input_ids"])
+        input_ids[row, : len(tokens)] = tokens
+        attention_mask[row, : len(tokens)] = 1
+    labels = input_ids.masked_fill(attention_mask == 0, -100)
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+
+
+def token_counts(batches: Sequence[Sequence[Example]]) -> tuple[int, int]:
+    """Count the real tokens of all mini-batches, and the tokens of the same mini-batches when they are padded."""
+    lengths = [[len(example["input_ids"]) for example in batch] for batch in batches]
+    return sum(map(sum, lengths)), sum(len(batch) * max(batch) for batch in lengths)

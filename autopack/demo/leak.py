@@ -1,0 +1,57 @@
+"""How much documents that share a row change one another, by the plain call that a user of transformers would write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autopack.demo.batches import Example
+
+
+@dataclass(frozen=True)
+class Leak:
+    """What sharing a row does to the logits of a document, in standard deviations of the logits.
+
+    Attributes:
+        influence: ``influence[i][j]`` is the largest change in document ``i`` when document ``j`` is replaced.
+        against_alone: The largest difference between a document in the row and the same document alone.
+    """
+
+    influence: list[list[float]]
+    against_alone: float
+
+    @property
+    def worst(self) -> float:
+        """The larger of the influence of any other document and the difference to running alone."""
+        others = (value for i, row in enumerate(self.influence) for j, value in enumerate(row) if i != j)
+        return max(self.against_alone, *others)
+
+
+def measure_leak(model: Any, documents: Sequence[Example], vocabulary: int) -> Leak:
+    """Run documents in one row, alone, and in rows in which one of them is replaced, and compare the logits.
+
+    The call is ``model(input_ids=..., position_ids=...)`` and nothing else. The model must be in evaluation mode.
+    """
+    ids = [document["input_ids"] for document in documents]
+    replaced = [[(token * 7 + 13) % vocabulary for token in document] for document in ids]
+    row = _logits(model, ids)
+    scale = float(sum(part.std() for part in row)) / len(row)
+    alone = max(_distance(part, _logits(model, [document])[0]) for part, document in zip(row, ids, strict=True))
+    changed = [_logits(model, [*ids[:j], replaced[j], *ids[j + 1 :]]) for j in range(len(ids))]
+    influence = [[_distance(row[i], changed[j][i]) / scale for j in range(len(ids))] for i in range(len(ids))]
+    return Leak(influence, alone / scale)
+
+
+def _logits(model: Any, documents: Sequence[Sequence[int]]) -> list[Any]:
+    import torch
+
+    input_ids = torch.tensor([[token for document in documents for token in document]])
+    position_ids = torch.tensor([[position for document in documents for position in range(len(document))]])
+    with torch.no_grad():
+        logits = model(input_ids=input_ids, position_ids=position_ids).logits[0]
+    return list(logits.split([len(document) for document in documents]))
+
+
+def _distance(one: Any, other: Any) -> float:
+    return float((one - other).abs().max())

@@ -1,0 +1,150 @@
+"""The state of one enabled model: what was marked and hooked, and the sites that it keeps installed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from autopack import patching, structure, upstream
+from autopack.attention.site import adapt_attention, adapt_mask, adapt_preprocessing
+from autopack.delivery import MARK, bind_checkpointing, unbind_checkpointing
+from autopack.errors import UnsupportedModel
+from autopack.patching import Site
+from autopack.positions import first_position
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from autopack.architectures import Family
+
+__all__ = ["Enabled"]
+
+
+class Enabled:
+    """One enabled model. It travels with the model through deepcopy and pickle; installed sites do not.
+
+    A copy, or a model loaded in another process, installs its sites at its first call.
+    """
+
+    def __init__(self, model: PreTrainedModel, family: Family, backend: str):
+        self.family = family.name
+        self.model_type: str = model.config.model_type
+        self.backend = backend
+        self.first_position = first_position(model.config)
+        self.adjustments: dict[str, Callable[..., Any]] = dict(family.adjustments)
+        self.entries = structure.entries(model)
+        self.attention = structure.attention_modules(model)
+        self.checkpointed = structure.checkpointed_modules(model)
+        self.configs: list[PretrainedConfig] = structure.configs_of([*self.entries, *self.attention])
+        self.hooks: list[Any] = []
+        self.active = False
+        self._implementations: tuple[str, ...] | None = None
+        self._sites: tuple[Site, ...] = ()
+        self._release: weakref.finalize | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_implementations": None, "_sites": (), "_release": None}
+
+    def owns_config(self, config: Any) -> bool:
+        """Whether a config, by identity, is one that this model's text modules read."""
+        return any(config is own for own in self.configs)
+
+    def implementations(self) -> tuple[str, ...]:
+        """The attention implementations that this model's attention modules ask for now."""
+        found = {getattr(c, "_attn_implementation", None) or "eager" for c in structure.configs_of(self.attention)}
+        return tuple(sorted(found))
+
+    def mark(self) -> None:
+        """Let every attention module know whose it is."""
+        for module in self.attention:
+            module.__dict__[MARK] = self
+
+    def unmark(self) -> None:
+        """Take the marks back."""
+        for module in self.attention:
+            module.__dict__.pop(MARK, None)
+
+    def refresh(self) -> None:
+        """Follow what may have changed since the last call: the implementation, checkpointing, the process."""
+        if self._implementations != self.implementations():
+            self.acquire()
+        bind_checkpointing(self.checkpointed)
+
+    def acquire(self) -> None:
+        """Install the sites for the present implementations, in place of those held before."""
+        implementations = self.implementations()
+        sites = patching.install(self._needed_sites(implementations))
+        self.release()
+        self._sites, self._implementations = sites, implementations
+        self._release = weakref.finalize(self, _uninstall_quietly, sites)
+        self._release.atexit = False
+
+    def release(self) -> None:
+        """Leave all sites that this model holds."""
+        if self._release is not None:
+            self._release.detach()
+            sites, self._sites = self._sites, ()
+            self._release, self._implementations = None, None
+            patching.uninstall(sites)
+
+    def check_sites(self) -> None:
+        """Raise `SiteDrift` where somebody has covered one of this model's sites."""
+        patching.intact(self._sites)
+
+    def unbind(self) -> None:
+        """Put the checkpoint functions back."""
+        unbind_checkpointing(self.checkpointed)
+
+    def _needed_sites(self, implementations: Iterable[str]) -> list[Site]:
+        # The eager functions stand in for sdpa where attention weights are asked for, so they are always needed.
+        sites = [
+            Site(module, name, adapt_attention, parameters=("module", "query", "key", "value", "attention_mask"))
+            for module, name in structure.eager_functions(self.attention)
+        ]
+        for implementation in implementations:
+            if implementation != "eager":
+                sites.extend(self._attention_sites(implementation))
+            if upstream.has_mask_interface() and upstream.mask_function(implementation) is not None:
+                sites.append(Site(*upstream.mask_mapping(), adapt_mask, key=implementation))
+        if upstream.has_mask_interface():
+            sites.append(
+                Site(
+                    upstream.MASKING_UTILS,
+                    "_preprocess_mask_arguments",
+                    adapt_preprocessing,
+                    parameters=("config", "position_ids"),
+                )
+            )
+        return sites
+
+    def _attention_sites(self, implementation: str) -> list[Site]:
+        if upstream.attention_function(implementation) is None:
+            raise UnsupportedModel(
+                f"attn_implementation={implementation!r} is not registered with transformers' AttentionInterface, so "
+                f"autopack cannot reach it. Load the model with 'sdpa', 'eager', 'flex_attention' or a flash attention."
+            )
+        local = structure.modules_with_own_function(self.attention, implementation)
+        if local:
+            return [
+                Site(module, "ALL_ATTENTION_FUNCTIONS._local_mapping", adapt_attention, key=implementation)
+                for module in local
+            ]
+        return [Site(*upstream.attention_mapping(), adapt_attention, key=implementation)]
+
+
+def _uninstall_quietly(sites: tuple[Site, ...]) -> None:
+    # Runs when an enabled model is collected, where nobody could catch an error; a covered site stays as it is.
+    try:
+        patching.uninstall(sites)
+    except patching.SiteDrift:
+        return
+
+
+def all_hooks(root: nn.Module) -> Iterable[Any]:
+    """All forward hooks of all modules under `root`."""
+    for module in root.modules():
+        yield from module._forward_pre_hooks.values()
+        yield from module._forward_hooks.values()

@@ -1,0 +1,200 @@
+"""The entry and exit of an enabled model: forward hooks that find the documents of a call and open its scope.
+
+Hooks on the instance survive deepcopy, pickle, accelerate, DDP and PEFT, and leave the signature of `forward` as it is.
+A call that packs nothing goes through untouched.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+
+from autopack import declarations, upstream
+from autopack.delivery import Scope, close_scope, current, open_scope
+from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
+
+if TYPE_CHECKING:
+    from autopack.enabled import Enabled
+    from autopack.layout import PackedLayout
+
+__all__ = ["EntryHook", "ExitHook"]
+
+_ROW_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction", "ForQuestionAnswering")
+
+
+class EntryHook:
+    """Forward pre-hook of an enabled model and of its backbone."""
+
+    def __init__(self, enabled: Enabled, model: PreTrainedModel):
+        self.enabled = enabled
+        self.shifts_labels = _shifts_labels(model)
+        self.row_head = next((head for head in _ROW_HEADS if type(model).__name__.endswith(head)), None)
+
+    def __call__(
+        self, module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        return _enter(self, module, args, kwargs)
+
+
+class ExitHook:
+    """Forward hook of an enabled model and of its backbone: closes what the entry opened, also after an error."""
+
+    def __init__(self, enabled: Enabled):
+        self.enabled = enabled
+
+    def __call__(self, module: PreTrainedModel, args: tuple[Any, ...], output: Any) -> None:
+        close_scope(self.enabled)
+
+
+# Reading the declarations needs values on the host; traced, it would break the graph at every read.
+@torch._dynamo.disable
+def _enter(
+    hook: EntryHook, module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    enabled, outer = hook.enabled, current()
+    if outer is not None and outer.owner is enabled:
+        outer.depth += 1  # the backbone, called by its own top: all is done
+        return None
+    _refuse_bypassed_top(enabled, module)
+    enabled.refresh()
+    arguments = _by_name(type(module), args, kwargs)
+    layout = None
+    inputs = _inputs(arguments)
+    if inputs is not None:
+        declared = declarations.read(arguments, tuple(inputs.shape[:2]), inputs.device)
+        layout = declared.layout
+    if layout is None:
+        open_scope(Scope(enabled, None, outer))
+        return None
+    enabled.check_sites()
+    packed = _packed_call(hook, module, arguments, layout)
+    open_scope(Scope(enabled, layout, outer, _wants_weights(module, arguments)))
+    return (), packed
+
+
+def _refuse_bypassed_top(enabled: Enabled, module: PreTrainedModel) -> None:
+    """A backbone called on its own is fine; called by its top's bare `forward`, the top's labels went past the entry."""
+    tops = enabled.entries[: next(i for i, entry in enumerate(enabled.entries) if entry is module)]
+    frame = sys._getframe(2) if tops else None
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if any(caller is top for top in tops):
+            raise OutsideForward(
+                f"{type(caller).__name__}.forward was called directly, past the entry of a model that autopack enabled. "
+                f"Call the model itself: `model(...)`."
+            )
+        frame = frame.f_back
+
+
+@cache
+def _parameters(cls: type) -> tuple[tuple[str, ...], bool]:
+    """Names of the forward's parameters in order, and whether it takes others by `**kwargs`."""
+    parameters = list(inspect.signature(cls.forward).parameters.values())[1:]
+    named = tuple(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _by_name(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names, _ = _parameters(cls)
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _inputs(arguments: dict[str, Any]) -> torch.Tensor | None:
+    for name in ("input_ids", "inputs_embeds"):
+        value = arguments.get(name)
+        if isinstance(value, torch.Tensor) and value.dim() >= 2:
+            return value
+    return None
+
+
+def _wants_weights(module: PreTrainedModel, arguments: dict[str, Any]) -> bool:
+    told = arguments.get("output_attentions")
+    return bool(told if told is not None else getattr(module.config, "output_attentions", False))
+
+
+def _packed_call(
+    hook: EntryHook, module: PreTrainedModel, arguments: dict[str, Any], layout: PackedLayout
+) -> dict[str, Any]:
+    """The arguments of a packed call as the model should see them."""
+    _refuse_what_cannot_be_packed(hook, module, arguments, layout)
+    names, takes_others = _parameters(type(module))
+    call = {name: value for name, value in arguments.items() if name not in declarations.LAYOUT_KWARGS}
+    for name in ("attention_mask", "past_key_values", "past_key_value", "cache_position"):
+        if call.get(name) is not None:
+            call[name] = None
+    if "use_cache" in names or (takes_others and getattr(module.config, "use_cache", False)):
+        call["use_cache"] = False
+    if call.get("position_ids") is None:
+        if "position_ids" not in names and not takes_others:
+            raise UnsupportedModel(
+                f"{type(module).__name__}.forward takes no position_ids, so positions cannot restart at each document"
+            )
+        call["position_ids"] = layout.position_ids(hook.enabled.first_position)
+    if hook.shifts_labels:
+        _mask_boundary_labels(call, layout)
+    return call
+
+
+def _refuse_what_cannot_be_packed(
+    hook: EntryHook, module: PreTrainedModel, arguments: dict[str, Any], layout: PackedLayout
+) -> None:
+    if arguments.get("use_cache"):
+        raise InvalidPacking(
+            "use_cache=True was given with packed rows, but a cache cannot tell documents apart. Leave use_cache out "
+            "(autopack turns the config's default off for packed calls), or run the documents one per row."
+        )
+    cache_given = next((arguments[n] for n in ("past_key_values", "past_key_value") if arguments.get(n) is not None), None)
+    if cache_given is not None and _cached_tokens(cache_given):
+        raise InvalidPacking(
+            f"past_key_values holds {_cached_tokens(cache_given)} tokens, and packed rows cannot continue a cache. "
+            f"Pass no cache, or run the documents one per row."
+        )
+    mask = arguments.get("attention_mask")
+    if mask is not None and (not isinstance(mask, torch.Tensor) or tuple(mask.shape) != (layout.rows, layout.columns)):
+        found = f"a tensor of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
+        raise InvalidPacking(
+            f"attention_mask must have the shape of the batch, ({layout.rows}, {layout.columns}), on packed rows; found "
+            f"{found}. Masks within documents are made by the model; leave a mask prepared by hand out."
+        )
+    if arguments.get("encoder_hidden_states") is not None:
+        raise UnsupportedModel(
+            "encoder_hidden_states were given with packed rows: cross-attention would let every document see the "
+            "encoder states of all. Run such documents one per row."
+        )
+    if hook.row_head is not None:
+        raise UnsupportedModel(
+            f"{type(module).__name__} gives one result per row, so the documents of a packed row would share one. Run "
+            f"them one per row."
+        )
+
+
+def _cached_tokens(past: Any) -> int:
+    if hasattr(past, "get_seq_length"):
+        return int(past.get_seq_length())
+    return int(past[0][0].shape[-2]) if past and past[0] is not None else 0
+
+
+def _mask_boundary_labels(call: dict[str, Any], layout: PackedLayout) -> None:
+    """No document predicts the first token of the next: label -100 there, as it is for a document alone."""
+    first = layout.cu_seqlens[:-1].long()
+    for name, at in (("labels", first), ("shift_labels", layout.cu_seqlens[1:].long() - 1)):
+        labels = call.get(name)
+        if isinstance(labels, torch.Tensor) and tuple(labels.shape) == (layout.rows, layout.columns):
+            at = at.to(labels.device)
+            call[name] = labels.reshape(-1).index_fill(0, at, -100).reshape(labels.shape)
+
+
+def _shifts_labels(model: PreTrainedModel) -> bool:
+    """Whether the model's loss compares each token's prediction with the next token's label."""
+    if type(model).__name__ in upstream.causal_lm_class_names():
+        return True
+    loss: Callable[..., Any] | None = getattr(model, "loss_function", None)
+    return getattr(loss, "__name__", "") == "ForCausalLMLoss" and not type(model).__name__.endswith(
+        ("Model", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering")
+    )

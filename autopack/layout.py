@@ -1,0 +1,145 @@
+"""Where the documents of a packed batch lie: an immutable value, built once per forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["PackedLayout"]
+
+
+@dataclass(frozen=True, eq=False)
+class PackedLayout:
+    """The documents of a batch of packed rows, in order, over the flattened rows.
+
+    `rows` and `columns` are the shape of the batch; `bounds` holds, on the host, the first token of each document in
+    the flattened rows and `rows * columns` at the end. A document never spans two rows. A run of padding is a
+    document of its own: it attends to nothing else, and nothing attends to it. Token counts are in tokens, offsets in
+    tokens of the flattened rows.
+    """
+
+    rows: int
+    columns: int
+    bounds: np.ndarray
+    device: torch.device
+    cu_seqlens: torch.Tensor = field(init=False)
+    """`bounds` as an int32 tensor on `device`, shape (documents + 1,)."""
+
+    first_positions: np.ndarray | None = None
+    """Position of the first token of each document, where the call said so; None stands for unknown."""
+
+    def __post_init__(self) -> None:
+        bounds = self.bounds
+        if bounds[0] != 0 or bounds[-1] != self.rows * self.columns or (np.diff(bounds) <= 0).any():
+            raise ValueError(
+                f"document bounds must rise from 0 to rows * columns = {self.rows * self.columns}; found {bounds}"
+            )
+        if self.columns and not np.isin(np.arange(0, bounds[-1], self.columns), bounds).all():
+            raise ValueError(f"a document spans two rows of {self.columns} tokens; found bounds {bounds}")
+        # Built here rather than on first use: inside a compiled graph it must be a tensor that already exists.
+        object.__setattr__(self, "cu_seqlens", self._upload(bounds.astype(np.int32)))
+
+    @classmethod
+    def from_lengths(cls, lengths: list[list[int]], device: torch.device | str = "cpu") -> PackedLayout:
+        """Build the layout of rows whose documents have the given lengths in tokens; all rows must be equally long."""
+        import torch
+
+        columns = sum(lengths[0])
+        if any(sum(row) != columns for row in lengths):
+            raise ValueError(f"every row must have the same number of tokens; found {[sum(row) for row in lengths]}")
+        bounds = np.cumsum([0, *(length for row in lengths for length in row)])
+        return cls(len(lengths), columns, bounds, torch.device(device))
+
+    @classmethod
+    def from_starts(
+        cls, starts: np.ndarray, device: torch.device, positions: np.ndarray | None = None
+    ) -> PackedLayout:
+        """Build the layout from a boolean array (rows, columns) that is true at the first token of each document.
+
+        `positions` are the position ids of the call, of the same shape, where they are known.
+        """
+        rows, columns = starts.shape
+        bounds = np.append(np.flatnonzero(starts), rows * columns)
+        first = None if positions is None else positions.reshape(-1)[bounds[:-1]]
+        return cls(rows, columns, bounds, device, first)
+
+    def _upload(self, array: np.ndarray) -> torch.Tensor:
+        import torch
+
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """Length of each document in tokens."""
+        return tuple(np.diff(self.bounds).tolist())
+
+    @cached_property
+    def max_seqlen(self) -> int:
+        """Length of the longest document in tokens."""
+        return int(np.diff(self.bounds).max())
+
+    @cached_property
+    def spans(self) -> tuple[tuple[int, int, int], ...]:
+        """Row, first column and end column of each document."""
+        first = self.bounds[:-1]
+        rows, columns = np.divmod(first, self.columns)
+        return tuple(zip(rows.tolist(), columns.tolist(), (columns + np.diff(self.bounds)).tolist(), strict=True))
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """First column of its document, for every token, on the host: int64 (rows, columns)."""
+        first = np.repeat(self.bounds[:-1], np.diff(self.bounds))
+        return (first % self.columns).reshape(self.rows, self.columns)
+
+    @cached_property
+    def start_columns(self) -> torch.Tensor:
+        """`starts` as a tensor on the layout's device."""
+        return self._upload(self.starts)
+
+    @cached_property
+    def seq_idx(self) -> torch.Tensor:
+        """Number of its document within the flattened rows, for every token: int32 (rows, columns)."""
+        numbers = np.repeat(np.arange(len(self.bounds) - 1, dtype=np.int32), np.diff(self.bounds))
+        return self._upload(numbers.reshape(self.rows, self.columns))
+
+    @cached_property
+    def uniform_length(self) -> int | None:
+        """The length that all documents share, or None where they differ."""
+        return self.lengths[0] if len(set(self.lengths)) == 1 else None
+
+    def position_ids(self, first_position: int = 0) -> torch.Tensor:
+        """Positions that restart at `first_position` in every document: int64 (rows, columns)."""
+        columns = np.arange(self.columns, dtype=np.int64)[None, :]
+        return self._upload(columns - self.starts + first_position)
+
+    def in_chunks(self, size: int) -> PackedLayout:
+        """Cut every document into chunks of `size` tokens, counted from its own start (chunked attention)."""
+        chunks = self._chunks
+        if size not in chunks:
+            pieces = [np.arange(a, b, size) for a, b in zip(self.bounds[:-1], self.bounds[1:], strict=True)]
+            chunks[size] = PackedLayout(
+                self.rows, self.columns, np.append(np.concatenate(pieces), self.bounds[-1]), self.device
+            )
+        return chunks[size]
+
+    @cached_property
+    def _chunks(self) -> dict[int, PackedLayout]:
+        return {}
+
+    def to(self, device: torch.device) -> PackedLayout:
+        """The same layout with its tensors on `device` (pipeline stages of one model may lie on several)."""
+        return self if device == self.device else PackedLayout(
+            self.rows, self.columns, self.bounds, device, self.first_positions
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"PackedLayout({self.rows} x {self.columns} tokens, {len(self.lengths)} documents of "
+            f"{min(self.lengths)} to {self.max_seqlen}, on {self.device})"
+        )

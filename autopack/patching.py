@@ -1,0 +1,144 @@
+"""Places in transformers where autopack installs a function, and how they are put back.
+
+A site is data. Installing it finds the place with wrapt, checks that what stands there has the parameters that the
+replacement relies on, and sets a *plain function*: torch.compile traces through a `wrapt.FunctionWrapper` as if it were
+not there, but follows a plain function and its undoing. Sites are shared by all enabled models of the process and
+counted; the last one to leave restores the original by identity.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import wrapt
+
+from autopack.errors import SiteDrift
+
+__all__ = ["Site", "install", "intact", "uninstall"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A function of transformers that autopack replaces while a model is enabled.
+
+    `path` is a dotted path in `module`; with `key` it names a mapping, and the function is its value under that key.
+    `adapter` takes the original and the site and returns the replacement, which must be inert for models that are not
+    enabled. `parameters` are the names that the adapter relies on.
+    """
+
+    module: str
+    path: str
+    adapter: Callable[[Callable[..., Any], Site], Callable[..., Any]]
+    key: str | None = None
+    parameters: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.path}" + (f"[{self.key!r}]" if self.key is not None else "")
+
+    def present(self) -> Callable[..., Any]:
+        """The function that stands at the site now; `SiteDrift` where there is none."""
+        try:
+            parent, attribute, value = wrapt.resolve_path(import_module(self.module), self.path)
+            return value[self.key] if self.key is not None else value
+        except (ImportError, AttributeError, KeyError) as error:
+            raise SiteDrift(
+                f"autopack expects a function at {self}, and the installed transformers has none ({error!r}). "
+                f"Run `autopack doctor` to see which versions are supported."
+            ) from error
+
+    def _set(self, function: Callable[..., Any]) -> None:
+        parent, attribute, value = wrapt.resolve_path(import_module(self.module), self.path)
+        if self.key is not None:
+            value[self.key] = function
+        else:
+            wrapt.apply_patch(parent, attribute, function)
+
+    def _check(self, function: Callable[..., Any]) -> None:
+        if not callable(function):
+            raise SiteDrift(f"autopack expects a function at {self}; found {type(function).__name__}")
+        signature = inspect.signature(function)
+        missing = [name for name in self.parameters if name not in signature.parameters]
+        if missing:
+            raise SiteDrift(
+                f"autopack expects {self} to take {', '.join(self.parameters)}; the installed one lacks "
+                f"{', '.join(missing)}: {signature}. Run `autopack doctor` to see which versions are supported."
+            )
+
+
+@dataclass
+class _Installed:
+    original: Callable[..., Any]
+    replacement: Callable[..., Any]
+    users: int = 1
+
+
+_installed: dict[Site, _Installed] = {}
+_lock = threading.RLock()
+
+
+def install(sites: Iterable[Site]) -> tuple[Site, ...]:
+    """Install every site, or raise and leave all as it was. Returns them for `uninstall`."""
+    done: list[Site] = []
+    with _lock:
+        try:
+            for site in sites:
+                _install_one(site)
+                done.append(site)
+        except BaseException:
+            uninstall(reversed(done))
+            raise
+    return tuple(done)
+
+
+def _install_one(site: Site) -> None:
+    entry = _installed.get(site)
+    if entry is not None:
+        _check_unwrapped(site, entry)
+        entry.users += 1
+        return
+    original = site.present()
+    site._check(original)
+    replacement = site.adapter(original, site)
+    site._set(replacement)
+    _installed[site] = _Installed(original, replacement)
+
+
+def uninstall(sites: Iterable[Site]) -> None:
+    """Leave every site; restore each that has no user left. Raises `SiteDrift` at the end where one cannot be."""
+    stuck: list[SiteDrift] = []
+    with _lock:
+        for site in sites:
+            entry = _installed[site]
+            entry.users -= 1
+            if entry.users:
+                continue
+            del _installed[site]
+            try:
+                _check_unwrapped(site, entry)
+            except SiteDrift as error:
+                stuck.append(error)
+            else:
+                site._set(entry.original)
+    if stuck:
+        raise stuck[0]
+
+
+def _check_unwrapped(site: Site, entry: _Installed) -> None:
+    if site.present() is not entry.replacement:
+        raise SiteDrift(
+            f"somebody replaced {site} after autopack did (now {site.present()!r}), so autopack no longer stands there "
+            f"and will not overwrite the newcomer. Undo that replacement, then call this again."
+        )
+
+
+def intact(sites: Iterable[Site]) -> None:
+    """Raise `SiteDrift` where another replacement has covered one of ours: packed rows would pass it unseen."""
+    for site in sites:
+        entry = _installed.get(site)
+        if entry is not None:
+            _check_unwrapped(site, entry)

@@ -1,0 +1,74 @@
+"""Which family serves a model: by its exact model type, then by structure, or a refusal that says why."""
+
+from __future__ import annotations
+
+import pkgutil
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from autopack.errors import UnsupportedModel
+from autopack.architectures import Family
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["families", "family_for", "register"]
+
+_registered: list[Family] = []
+
+
+@cache
+def _own() -> tuple[Family, ...]:
+    package = import_module("autopack.architectures")
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return tuple(import_module(f"autopack.architectures.{name}").FAMILY for name in names)
+
+
+@cache
+def _from_entry_points() -> tuple[Family, ...]:
+    return tuple(point.load() for point in entry_points(group="autopack.families"))
+
+
+def families() -> list[Family]:
+    """All families, those registered by the user first, then those of installed packages, then autopack's own."""
+    return [*_registered, *_from_entry_points(), *_own()]
+
+
+def register(family: Family) -> None:
+    """Add a family of one's own; it goes before all others for its model types. The same can be done by an entry
+    point in the group `autopack.families`."""
+    if not isinstance(family, Family):
+        raise TypeError(f"register takes an autopack.architectures.Family; found {type(family).__name__}")
+    _registered.insert(0, family)
+
+
+def family_for(model: PreTrainedModel) -> Family:
+    """The family that serves a model. Raises `UnsupportedModel` where none can."""
+    from autopack.architectures import attention
+    from autopack.structure import attention_modules
+
+    config = model.config
+    family = next((f for f in families() if config.model_type in f.model_types), None)
+    reason = next((f.refused_types[config.model_type] for f in families() if config.model_type in f.refused_types), None)
+    if reason is None and family is not None:
+        reason = family.refusal(config)
+    if reason is None and getattr(config, "is_encoder_decoder", False):
+        reason = "it is an encoder-decoder, and packed encoder and decoder rows are not supported yet"
+    if reason is None and not attention_modules(model):
+        reason = (
+            "none of its modules calls an attention function of transformers' AttentionInterface, so autopack has no "
+            "place to keep documents apart"
+        )
+    if reason is not None:
+        raise UnsupportedModel(
+            f"{type(model).__name__} (model type {config.model_type!r}) cannot be packed exactly: {reason}. Nothing was "
+            f"changed; train it on padded batches, one document per row."
+        )
+    return family if family is not None else attention.FAMILY
+
+
+def describe() -> list[dict[str, Any]]:
+    """The families as plain data, for listings."""
+    return [{"name": f.name, "model_types": sorted(f.model_types), "path": f.path} for f in families()]

@@ -1,0 +1,113 @@
+"""Find, in any model, where attention goes through transformers' interface: by what its code says, not by names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from functools import cache
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING
+
+from torch import nn
+from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+__all__ = ["attention_modules", "checkpointed_modules", "configs_of", "eager_functions", "entries", "modules_with_own_function"]
+
+_INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+
+
+def attention_modules(root: nn.Module) -> list[nn.Module]:
+    """The modules under `root` that call an attention function of transformers' interface.
+
+    Sub-models that take neither tokens nor embeddings (vision and audio towers) are left out: they pack by themselves.
+    """
+    return [module for module in _text_modules(root) if _dispatches(type(module))]
+
+
+def entries(model: PreTrainedModel) -> list[PreTrainedModel]:
+    """The model and the models inside it that can be called with tokens on their own, the outermost first."""
+    return [module for module in _text_modules(model) if isinstance(module, PreTrainedModel) and _takes_tokens(module)]
+
+
+def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
+    yield root
+    for child in root.children():
+        if isinstance(child, PreTrainedModel) and not _takes_tokens(child):
+            continue
+        yield from _text_modules(child)
+
+
+@cache
+def _parameters_of(cls: type) -> frozenset[str]:
+    return frozenset(inspect.signature(cls.forward).parameters)
+
+
+def _takes_tokens(model: PreTrainedModel) -> bool:
+    return bool(_parameters_of(type(model)) & {"input_ids", "inputs_embeds"})
+
+
+def checkpointed_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules that may hold a gradient checkpointing function."""
+    return [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+
+
+def configs_of(modules: list[nn.Module]) -> list[PretrainedConfig]:
+    """The distinct configs that these modules read, by identity."""
+    found: dict[int, PretrainedConfig] = {}
+    for module in modules:
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "_attn_implementation"):
+            found[id(config)] = config
+    return list(found.values())
+
+
+def eager_functions(modules: list[nn.Module]) -> list[tuple[str, str]]:
+    """Module and name of each function that these attention modules call when attention is eager."""
+    found: dict[tuple[str, str], None] = {}
+    for cls in {type(module) for module in modules}:
+        for function in _dispatching_functions(cls):
+            for name in _names(function.__code__):
+                value = function.__globals__.get(name)
+                if "eager" in name and callable(value):
+                    found[(function.__globals__["__name__"], name)] = None
+    return sorted(found)
+
+
+@cache
+def _dispatches(cls: type[nn.Module]) -> bool:
+    return bool(_dispatching_functions(cls))
+
+
+@cache
+def _dispatching_functions(cls: type[nn.Module]) -> tuple[FunctionType, ...]:
+    found = []
+    for base in cls.__mro__:
+        if base in (nn.Module, PreTrainedModel):
+            break
+        for value in vars(base).values():
+            function = inspect.unwrap(value) if callable(value) else value
+            if isinstance(function, FunctionType) and _INTERFACE in _names(function.__code__):
+                found.append(function)
+    return tuple(found)
+
+
+def _names(code: CodeType) -> set[str]:
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
+
+
+def modules_with_own_function(modules: list[nn.Module], implementation: str) -> list[str]:
+    """Names of the Python modules whose interface object overrides an implementation for itself alone."""
+    found: dict[str, None] = {}
+    for cls in {type(module) for module in modules}:
+        for function in _dispatching_functions(cls):
+            interface = function.__globals__.get(_INTERFACE)
+            if implementation in getattr(interface, "_local_mapping", {}):
+                found[function.__globals__["__name__"]] = None
+    return list(found)

@@ -1,0 +1,21 @@
+"""Tiny random models of any causal language model type of transformers, from configuration only.
+
+    model = tiny.build("qwen3_next", attn_implementation="sdpa")
+    ids = tiny.tokens(model.config, 1, 33)
+
+They are small enough to build in milliseconds, hold a layer of every kind that their type has, use windows, chunks and
+key budgets shorter than a short document, and have parameters large enough for leaked context to show in the logits.
+"""
+
+from autopack.tiny.configs import CannotBuild, causal_lm_types, config
+from autopack.tiny.models import build, first_position, tokens, uses_attention_interface
+
+__all__ = [
+    "CannotBuild",
+    "build",
+    "causal_lm_types",
+    "config",
+    "first_position",
+    "tokens",
+    "uses_attention_interface",
+]

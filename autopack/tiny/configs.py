@@ -1,0 +1,188 @@
+"""Tiny configurations: the defaults of a type, shrunk by the rules."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from autopack.tiny import rules, types
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+class CannotBuild(ValueError):
+    """The installed transformers cannot build a tiny model of this type; the message names the type and says why."""
+
+    def __init__(self, model_type: str, reason: str | BaseException) -> None:
+        text = " ".join(str(reason).split())
+        if isinstance(reason, BaseException):
+            text = f"{type(reason).__name__}: {text}"
+        super().__init__(f"cannot build a tiny {model_type!r} model: {text}")
+        self.model_type = model_type
+        self.reason = text
+
+
+def causal_lm_types() -> list[str]:
+    """Return all model types of the installed transformers' causal language model mapping, sorted."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def config(model_type: str, **overrides: Any) -> PretrainedConfig:
+    """Return a tiny configuration of `model_type`, with a layer of every kind that the type has.
+
+    Overrides go by the type's own field names or by the common ones (`hidden_size`, `num_hidden_layers`). Where the
+    type is composite, those that only its text part has go there, and a dictionary given for a sub-configuration is
+    merged into the tiny one. Lists with one entry per layer follow an overridden number of layers.
+    Raises `CannotBuild` if the installed transformers lacks the type or refuses the result.
+    """
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        raise CannotBuild(model_type, f"transformers {transformers.__version__} has no such type")
+    parts: dict[str, Any] = {
+        name: {"model_type": part_type} for name, part_type in types.PARTS.get(model_type, {}).items()
+    }
+    try:
+        config_class = CONFIG_MAPPING[model_type]
+        tiny = config_class(**_arguments(model_type, config_class(**parts), overrides))
+        for name, (stand_in, extra) in types.STAND_INS.get(model_type, {}).items():
+            # past the class's __setattr__, which would insist on the type that is being replaced
+            vars(tiny)[name] = config(stand_in, **extra)
+    except CannotBuild:
+        raise
+    except Exception as error:
+        raise CannotBuild(model_type, error) from error
+    return tiny
+
+
+def is_config(value: object) -> bool:
+    """Say whether `value` is a configuration, of whatever base class the installed transformers uses."""
+    return hasattr(value, "to_diff_dict")
+
+
+def _arguments(model_type: str, default: PretrainedConfig, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments that make a tiny configuration of the class of `default`."""
+    present = vars(default)
+    parts = {name: value for name, value in present.items() if is_config(value)}
+    own = types.TYPES.get(model_type, {})
+    given = _routed(default, parts, overrides)
+    arguments = _shrunk(default) | _latent(present) | _kinds(present) | _token_ids(present)
+    arguments |= {name: value for name, value in (own | given).items() if name not in parts}
+    _fit_depth(present, own, given, arguments)
+    for name, part in parts.items():
+        arguments[name] = _arguments(part.model_type, part, {**own.get(name, {}), **given.get(name, {})})
+        if part.model_type:
+            arguments[name]["model_type"] = part.model_type
+    return {name: value for name, value in arguments.items() if value is not types.DERIVED}
+
+
+def _routed(default: PretrainedConfig, parts: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return the overrides under the names that the class stores, with those of the text part in its dictionary."""
+    text = next((name for name in ("text_config", "decoder") if name in parts), None)
+    given: dict[str, Any] = {}
+    for name, value in overrides.items():
+        stored = getattr(default, "attribute_map", {}).get(name, name)
+        if stored in parts:
+            given[stored] = {**given.get(stored, {}), **value}
+        elif text and stored not in vars(default):
+            given[text] = {**given.get(text, {}), name: value}
+        else:
+            given[stored] = value
+    return given
+
+
+def _shrunk(default: PretrainedConfig) -> dict[str, Any]:
+    """Return the general rules, and zero dropouts and noises, for the fields that the class takes."""
+    if dataclasses.is_dataclass(default):
+        taken = {field.name for field in dataclasses.fields(default)}
+    else:
+        taken = set(inspect.signature(type(default).__init__).parameters)
+    stored = getattr(default, "attribute_map", {})
+    taken |= {stored[name] for name in taken if name in stored}
+    arguments: dict[str, Any] = {}
+    for name, value in vars(default).items():
+        if name not in taken:
+            continue  # the class derives it
+        if name in rules.FIELDS and (value or name not in rules.ONLY_IF_SET):
+            arguments[name] = rules.FIELDS[name]
+        elif type(value) in (int, float) and re.search("drop|jitter|noise", name):
+            arguments[name] = type(value)(0)
+    return arguments
+
+
+def _latent(present: dict[str, Any]) -> dict[str, Any]:
+    """Return what multi-head latent attention needs: no grouped heads, and `head_dim` as the width that is rotated."""
+    if "kv_lora_rank" not in present:
+        return {}
+    arguments = {"num_key_value_heads": rules.HEADS}
+    if "head_dim" in present:
+        arguments["head_dim"] = rules.FIELDS["qk_rope_head_dim"]
+    return arguments
+
+
+def _kinds(present: dict[str, Any]) -> dict[str, Any]:
+    """Return the per-layer lists of the default, cut down to the first layer of each kind."""
+    depth = present.get(_depth_name(present) or "")
+    lists = {name: value for name, value in _per_layer(present).items() if len(value) == depth}
+    if not lists:
+        return {}
+    layers = list(zip(*lists.values(), strict=True))
+    chosen = sorted(layers.index(kind) for kind in set(layers))
+    if len(chosen) < rules.LAYERS:
+        chosen = chosen * rules.LAYERS
+    return {name: [value[index] for index in chosen] for name, value in lists.items()}
+
+
+def _per_layer(fields: dict[str, Any]) -> dict[str, Sequence[Any]]:
+    return {name: fields[name] for name in rules.PER_LAYER if isinstance(fields.get(name), (list, tuple))}
+
+
+def _depth_name(present: dict[str, Any]) -> str | None:
+    return next((name for name in rules.DEPTH if isinstance(present.get(name), int)), None)
+
+
+def _fit_depth(present: dict[str, Any], own: dict[str, Any], given: dict[str, Any], arguments: dict[str, Any]) -> None:
+    """Make the number of layers and the per-layer lists agree; the caller's choice counts before the type's own."""
+    name = _depth_name(present)
+    if name is None:
+        return
+    for source in (given, own):
+        lengths = [len(values) for values in _per_layer(source).values()]
+        if name in source or lengths:
+            depth = source.get(name) or lengths[0]
+            break
+    else:
+        depth = next((len(values) for values in _per_layer(arguments).values()), arguments.get(name, present[name]))
+    arguments[name] = depth
+    for key, values in _per_layer(arguments).items():
+        if key not in given:
+            arguments[key] = [values[index % len(values)] for index in range(depth)]
+
+
+def _token_ids(present: dict[str, Any]) -> dict[str, Any]:
+    """Return the special token ids inside the vocabulary: placeholders for other modalities at its upper end."""
+    ids: dict[str, Any] = {}
+    free = rules.VOCAB - 1
+    for name in sorted(present):
+        value = present[name]
+        low = type(value) is int and 0 <= value < rules.ORDINARY.start
+        if name in ("bos_token_id", "eos_token_id", "decoder_start_token_id", "forced_eos_token_id"):
+            if value is not None and not low:
+                ids[name] = 1 if name == "bos_token_id" else 2
+        elif name == "pad_token_id" or low or type(value) is not int:
+            continue
+        elif re.search("_token_(id|index)$", name):
+            ids[name] = free
+            free -= 1
+    pad = present.get("pad_token_id")
+    # 5.0 dropped the attribute from the base class, but some models still read it
+    if pad is not None or "vocab_size" in present:
+        ids["pad_token_id"] = pad if type(pad) is int and 0 <= pad < rules.ORDINARY.start else 0
+    return ids

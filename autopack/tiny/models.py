@@ -1,0 +1,101 @@
+"""Tiny models, built at random from a tiny configuration."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autopack.tiny import configs, rules, types
+from autopack.tiny.weights import randomize
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+def build(
+    model_type: str,
+    *,
+    attn_implementation: str | dict[str, str] = "eager",
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    **config_overrides: Any,
+) -> PreTrainedModel:
+    """Build a tiny random causal language model of `model_type`, in eval mode; for the overrides, see `config`.
+
+    The same arguments give the same parameters. The global random state and the default dtype are left as they were.
+    Raises `CannotBuild` if the installed transformers lacks the type, if the type refuses the attention
+    implementation, or if it is no language model on its own.
+    """
+    import transformers
+
+    if model_type not in configs.causal_lm_types():
+        reason = f"transformers {transformers.__version__} has no causal language model of this type"
+        raise configs.CannotBuild(model_type, reason)
+    if model_type in types.NOT_ALONE:
+        raise configs.CannotBuild(model_type, types.NOT_ALONE[model_type])
+    whole = configs.config(model_type, **config_overrides)
+    default_dtype = torch.get_default_dtype()
+    try:
+        model_class, tiny = _class_and_config(whole)
+        dtype_argument = "dtype" if hasattr(tiny, "dtype") else "torch_dtype"
+        torch.set_default_dtype(torch.float32)
+        with torch.random.fork_rng(devices=[]):
+            # not torch.manual_seed, which would also seed the generators of all accelerators
+            torch.default_generator.manual_seed(seed)
+            model = model_class._from_config(tiny, attn_implementation=attn_implementation, **{dtype_argument: dtype})
+    except Exception as error:
+        raise configs.CannotBuild(model_type, error) from error
+    finally:
+        torch.set_default_dtype(default_dtype)
+    randomize(model, seed)
+    return model.to(device).eval()
+
+
+def first_position(config: PretrainedConfig) -> int:
+    """Return the number that a model of this configuration gives to the first token of a document."""
+    if config.model_type in types.POSITIONS_AFTER_PADDING:
+        return config.pad_token_id + 1
+    return 0
+
+
+def tokens(config: PretrainedConfig, *shape: int, seed: int = 0) -> torch.Tensor:
+    """Return random token ids of the given shape, int64 on the CPU; none pads, separates or stands for an image."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(rules.ORDINARY.start, rules.ORDINARY.stop, shape, generator=generator)
+
+
+def uses_attention_interface(model: PreTrainedModel) -> bool:
+    """Say whether the language part of `model` looks its attention up in transformers' `ALL_ATTENTION_FUNCTIONS`.
+
+    True as soon as one module does; others may still mix tokens in their own way.
+    """
+    parts = vars(model.config).items()
+    other = {type(part) for name, part in parts if configs.is_config(part) and re.search("vision|audio|image|vq", name)}
+    classes = {type(module) for module in model.modules() if type(getattr(module, "config", None)) not in other}
+    return any(_dispatches(module_class) for module_class in classes)
+
+
+def _dispatches(module_class: type) -> bool:
+    for base in module_class.__mro__:
+        # the base class of all models mentions the table too, to validate the name of an implementation
+        if base.__module__.startswith(("torch.", "builtins", "transformers.modeling_utils")):
+            continue
+        for member in vars(base).values():
+            code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
+            if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:
+                return True
+    return False
+
+
+def _class_and_config(config: PretrainedConfig) -> tuple[type[PreTrainedModel], PretrainedConfig]:
+    """Return the class that the causal mapping names, and that part of a composite configuration which it takes."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model_class = found[0] if isinstance(found, tuple) else found
+    fitting = [part for part in (config, *vars(config).values()) if isinstance(part, model_class.config_class)]
+    return model_class, next(iter(fitting), config)

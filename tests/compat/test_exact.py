@@ -1,0 +1,171 @@
+"""The derived tests: what has to hold for every model type, mode and transformers version of compat/matrix.toml.
+
+`compat/run.py` runs this file once per version and chooses the model types and modes through environment variables.
+Without them (an ordinary pytest run) those of the nearest listed version are taken.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from matrix import load_matrix
+from run import ABSENT_VARIABLE, CELLS_VARIABLE
+
+import autopack
+import autopack.tiny
+
+TOLERANCE = 1e-3  # of gradients, relative, in fp32; a leak is of the order of 1
+LEAK = 1e-3
+LAYOUTS = ((7, 12, 5, 9), (20, 13))  # two layouts of one length
+
+
+def selected(variable: str, default: Sequence[str]) -> list[str]:
+    """The names in an environment variable, or the default where it is not set."""
+    chosen = os.environ.get(variable)
+    return list(default) if chosen is None else [name for name in chosen.split(",") if name]
+
+
+MATRIX = load_matrix()
+NEAREST = MATRIX.nearest(transformers.__version__)
+CELLS = selected(CELLS_VARIABLE, MATRIX.cells_of(NEAREST))
+ABSENT = selected(ABSENT_VARIABLE, NEAREST.absent if NEAREST.transformers == transformers.__version__ else ())
+
+every_cell = pytest.mark.parametrize(("model_type", "mode"), [cell.split("/") for cell in CELLS], ids=CELLS)
+
+
+@pytest.fixture(autouse=True)
+def labelled(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
+    """Records which check of which model type and mode this is, for compat/run.py."""
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    check = request.node.originalname.removeprefix("test_").replace("_", " ")
+    if "reentrant" in parameters:
+        check += ", reentrant" if parameters["reentrant"] else ", not reentrant"
+    record_property("check", check)
+    record_property("model", parameters.get("model_type", ""))
+    record_property("mode", parameters.get("mode", ""))
+
+
+@pytest.fixture
+def stock(model_type: str, mode: str) -> torch.nn.Module:
+    """A tiny random model that autopack has not touched."""
+    return autopack.tiny.build(model_type, attn_implementation=mode)
+
+
+@pytest.fixture
+def enabled(stock: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """An enabled copy of the stock model."""
+    model = copy.deepcopy(stock)
+    with autopack.enable(model):
+        yield model
+
+
+def documents(model: torch.nn.Module, lengths: Sequence[int], seed: int) -> tuple[torch.Tensor, ...]:
+    """Random documents of these lengths, one row each."""
+    return autopack.tiny.tokens(model.config, 1, sum(lengths), seed=seed).split(list(lengths), dim=1)
+
+
+def packed(parts: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The plain packed call: one row, positions that restart."""
+    positions = [torch.arange(part.shape[1]).unsqueeze(0) for part in parts]
+    return {"input_ids": torch.cat(list(parts), dim=1), "position_ids": torch.cat(positions, dim=1)}
+
+
+def loss_sum(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The summed next-token loss of one document."""
+    return F.cross_entropy(logits[0, :-1].float(), tokens[0, 1:], reduction="sum")
+
+
+def packed_loss(model: torch.nn.Module, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The summed loss of a packed row; the targets never cross from one document to the next."""
+    logits = model(**packed(parts)).logits.split([part.shape[1] for part in parts], dim=1)
+    return torch.stack([loss_sum(own, part) for own, part in zip(logits, parts, strict=True)]).sum()
+
+
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The gradients by parameter name."""
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+@every_cell
+def test_audit(enabled: torch.nn.Module, record_property: Callable[[str, object], None]) -> None:
+    """No document sees another one, whatever else the call carries."""
+    report = autopack.audit(enabled)
+    record_property("worst", float(report.worst))
+    assert report.exact, str(report)
+
+
+@every_cell
+@pytest.mark.parametrize("reentrant", [False, True], ids=["not-reentrant", "reentrant"])
+def test_gradients(
+    stock: torch.nn.Module,
+    enabled: torch.nn.Module,
+    reentrant: bool,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Checkpointed, two layouts before one backward: every parameter gets the gradient of separate documents."""
+    rows = [documents(stock, lengths, seed) for seed, lengths in enumerate(LAYOUTS)]
+    stock.train()
+    for part in (part for row in rows for part in row):
+        loss_sum(stock(input_ids=part, use_cache=False).logits, part).backward()
+    wanted = gradients(stock)
+
+    enabled.train()
+    enabled.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    # Reentrant checkpointing needs an input that requires a gradient.
+    enabled.enable_input_require_grads()
+    torch.stack([packed_loss(enabled, row) for row in rows]).sum().backward()
+    found = gradients(enabled)
+
+    assert found.keys() == wanted.keys()
+    largest = max(float(gradient.norm()) for gradient in wanted.values())
+    errors = {}
+    for name, gradient in wanted.items():
+        # A key bias, for one, has a true gradient of 0: what is left there is rounding, so it only has to stay small.
+        true_zero = float(gradient.norm()) < 1e-5 * largest
+        errors[name] = float((found[name] - gradient).norm()) / (largest if true_zero else float(gradient.norm()))
+    worst = max(errors, key=lambda name: errors[name])
+    record_property("worst", errors[worst])
+    assert errors[worst] <= TOLERANCE, f"{worst}: the gradient is off by {errors[worst]:.1e} of its norm"
+
+
+@every_cell
+def test_disable(stock: torch.nn.Module) -> None:
+    """After `disable` the model gives, bit for bit, what it gave before `enable`."""
+    row = packed(documents(stock, LAYOUTS[0], seed=2))
+    calls = ({"input_ids": row["input_ids"]}, row)
+    with torch.no_grad():
+        before = [stock(**call).logits for call in calls]
+        autopack.enable(stock)
+        stock(**row)
+        assert autopack.is_enabled(stock)
+        autopack.disable(stock)
+        after = [stock(**call).logits for call in calls]
+    assert not autopack.is_enabled(stock)
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+@every_cell
+def test_control(stock: torch.nn.Module, record_property: Callable[[str, object], None]) -> None:
+    """The stock model leaks in a plain call: what the tests above would show if autopack did nothing."""
+    parts = documents(stock, LAYOUTS[0], seed=3)
+    with torch.no_grad():
+        together = stock(**packed(parts)).logits.split([part.shape[1] for part in parts], dim=1)
+        alone = [stock(input_ids=part).logits for part in parts]
+    leak = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(together, alone, strict=True))
+    record_property("worst", leak)
+    if leak < 1e-5:
+        pytest.skip(f"this transformers has become exact for a plain packed call ({leak:.0e})")
+    assert leak > LEAK
+
+
+@pytest.mark.parametrize(("model_type", "mode"), [name.partition("/")[::2] for name in ABSENT], ids=ABSENT)
+def test_absent(model_type: str, mode: str) -> None:
+    """What the matrix calls absent is absent; otherwise it has to be tested."""
+    with pytest.raises(autopack.tiny.CannotBuild):
+        autopack.tiny.build(model_type, attn_implementation=mode or "eager")
