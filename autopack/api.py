@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack import peft, registry, upstream
+from autopack import peft, registry
 from autopack.attention import BACKENDS, availability
 from autopack.attention.choose import candidates
 from autopack.delivery import MARK
@@ -266,4 +266,4 @@ def is_enabled(model: Any) -> bool:
 
 def device_of(model: PreTrainedModel) -> torch.device:
     """The device that inputs of the model belong on."""
-    return model.get_input_embeddings().weight.device
+    return next(model.get_input_embeddings().parameters()).device

@@ -22,6 +22,7 @@ from autopack.errors import UnsupportedModel
 from autopack.positions import first_position
 from autopack.report import LeakReport, ModeResult
 from autopack.rotary import reset_frequencies, row_dependent_rotaries
+from autopack.structure import shifts_labels
 
 __all__ = ["MODES", "TOLERANCE", "audit"]
 
@@ -88,7 +89,7 @@ class _Case:
 
     def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int):
         self.device = api.device_of(model)
-        vocabulary = model.get_input_embeddings().weight.shape[0]
+        vocabulary = _vocabulary(model)
         self.base = first_position(model.config)
         generator = torch.Generator().manual_seed(seed)
         special = {t for t in _special_tokens(model.config) if isinstance(t, int)}
@@ -124,7 +125,9 @@ class _Case:
             arguments["position_ids"] = torch.cat([positions, pad], dim=1)
         if mask == "segments":
             numbers = torch.arange(1, len(self.lengths) + 1, device=self.device)
-            arguments["attention_mask"] = numbers.repeat_interleave(torch.tensor(self.lengths, device=self.device))[None]
+            arguments["attention_mask"] = numbers.repeat_interleave(torch.tensor(self.lengths, device=self.device))[
+                None
+            ]
         elif mask is not None:
             ones = torch.ones_like(positions)
             arguments["attention_mask"] = torch.cat([ones, torch.zeros_like(pad)], dim=1)
@@ -153,6 +156,17 @@ class _Case:
             source = self.others if number == replaced else self.documents
             ids[row, first:end] = source[number % len(self.documents)]
         return ids
+
+
+def _vocabulary(model: PreTrainedModel) -> int:
+    """Tokens that can both be read and be predicted."""
+    embeddings = [model.get_input_embeddings(), model.get_output_embeddings()]
+    sizes = [len(e.weight) for e in embeddings if isinstance(getattr(e, "weight", None), torch.Tensor)]
+    if not sizes:
+        raise UnsupportedModel(
+            f"{type(model).__name__} has no single token embedding, so the auditor has no tokens for it"
+        )
+    return min(sizes)
 
 
 def _special_tokens(config: Any) -> Iterator[Any]:
@@ -314,14 +328,13 @@ def _loss_error(model: PreTrainedModel, case: _Case, call: _Call) -> float | Non
         return None
     ids = case.inputs(call)
     labels = torch.full_like(ids, -100)
+    skipped = int(shifts_labels(model))  # a loss that shifts never uses the first label of a document
     for row, first, end in call.spans:
-        labels[row, first + 1 : end] = ids[row, first + 1 : end]
+        labels[row, first + skipped : end] = ids[row, first + skipped : end]
     with torch.no_grad():
         found = model(input_ids=ids, labels=labels, **call.arguments).loss
-        counts = [end - first - 1 for _, first, end in call.spans]
-        total = sum(
-            _alone(model, case, call, i, labels=True).loss.double() * n for i, n in enumerate(counts) if n > 0
-        )
+        counts = [end - first - skipped for _, first, end in call.spans]
+        total = sum(_alone(model, case, call, i, labels=True).loss.double() * n for i, n in enumerate(counts) if n > 0)
     expected = float(total) / sum(counts)
     return abs(float(found) - expected) / abs(expected)
 

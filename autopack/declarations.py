@@ -124,7 +124,9 @@ def _check_tensor(name: str, value: Any, device: torch.device | None) -> None:
 
 
 def _wrong_device(name: str, value: torch.Tensor, device: torch.device) -> str:
-    return f"{name} must lie on the device of the inputs, {device}; found {value.device}. Move it with `.to({device!s})`"
+    return (
+        f"{name} must lie on the device of the inputs, {device}; found {value.device}. Move it with `.to({device!s})`"
+    )
 
 
 def _to_host(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:

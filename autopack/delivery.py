@@ -19,8 +19,17 @@ if TYPE_CHECKING:
     from autopack.enabled import Enabled
     from autopack.layout import PackedLayout
 
-__all__ = ["MARK", "BoundCheckpoint", "Scope", "bind_checkpointing", "close_scope", "current", "open_scope", "site_scope",
-           "unbind_checkpointing"]
+__all__ = [
+    "MARK",
+    "BoundCheckpoint",
+    "Scope",
+    "bind_checkpointing",
+    "close_scope",
+    "current",
+    "open_scope",
+    "site_scope",
+    "unbind_checkpointing",
+]
 
 MARK = "_autopack"
 """Name of the attribute by which a module knows the enabled model that it belongs to."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
 
-from autopack import declarations, upstream
+from autopack import declarations, structure
 from autopack.delivery import Scope, close_scope, current, open_scope
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 
@@ -33,7 +32,7 @@ class EntryHook:
 
     def __init__(self, enabled: Enabled, model: PreTrainedModel):
         self.enabled = enabled
-        self.shifts_labels = _shifts_labels(model)
+        self.shifts_labels = structure.shifts_labels(model)
         self.row_head = next((head for head in _ROW_HEADS if type(model).__name__.endswith(head)), None)
 
     def __call__(
@@ -149,7 +148,9 @@ def _refuse_what_cannot_be_packed(
             "use_cache=True was given with packed rows, but a cache cannot tell documents apart. Leave use_cache out "
             "(autopack turns the config's default off for packed calls), or run the documents one per row."
         )
-    cache_given = next((arguments[n] for n in ("past_key_values", "past_key_value") if arguments.get(n) is not None), None)
+    cache_given = next(
+        (arguments[n] for n in ("past_key_values", "past_key_value") if arguments.get(n) is not None), None
+    )
     if cache_given is not None and _cached_tokens(cache_given):
         raise InvalidPacking(
             f"past_key_values holds {_cached_tokens(cache_given)} tokens, and packed rows cannot continue a cache. "
@@ -188,13 +189,3 @@ def _mask_boundary_labels(call: dict[str, Any], layout: PackedLayout) -> None:
         if isinstance(labels, torch.Tensor) and tuple(labels.shape) == (layout.rows, layout.columns):
             at = at.to(labels.device)
             call[name] = labels.reshape(-1).index_fill(0, at, -100).reshape(labels.shape)
-
-
-def _shifts_labels(model: PreTrainedModel) -> bool:
-    """Whether the model's loss compares each token's prediction with the next token's label."""
-    if type(model).__name__ in upstream.causal_lm_class_names():
-        return True
-    loss: Callable[..., Any] | None = getattr(model, "loss_function", None)
-    return getattr(loss, "__name__", "") == "ForCausalLMLoss" and not type(model).__name__.endswith(
-        ("Model", "ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering")
-    )

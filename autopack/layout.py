@@ -57,9 +57,7 @@ class PackedLayout:
         return cls(len(lengths), columns, bounds, torch.device(device))
 
     @classmethod
-    def from_starts(
-        cls, starts: np.ndarray, device: torch.device, positions: np.ndarray | None = None
-    ) -> PackedLayout:
+    def from_starts(cls, starts: np.ndarray, device: torch.device, positions: np.ndarray | None = None) -> PackedLayout:
         """Build the layout from a boolean array (rows, columns) that is true at the first token of each document.
 
         `positions` are the position ids of the call, of the same shape, where they are known.
@@ -134,8 +132,10 @@ class PackedLayout:
 
     def to(self, device: torch.device) -> PackedLayout:
         """The same layout with its tensors on `device` (pipeline stages of one model may lie on several)."""
-        return self if device == self.device else PackedLayout(
-            self.rows, self.columns, self.bounds, device, self.first_positions
+        return (
+            self
+            if device == self.device
+            else PackedLayout(self.rows, self.columns, self.bounds, device, self.first_positions)
         )
 
     def __repr__(self) -> str:

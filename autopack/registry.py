@@ -8,8 +8,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from autopack.errors import UnsupportedModel
 from autopack.architectures import Family
+from autopack.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,7 +51,9 @@ def family_for(model: PreTrainedModel) -> Family:
 
     config = model.config
     family = next((f for f in families() if config.model_type in f.model_types), None)
-    reason = next((f.refused_types[config.model_type] for f in families() if config.model_type in f.refused_types), None)
+    reason = next(
+        (f.refused_types[config.model_type] for f in families() if config.model_type in f.refused_types), None
+    )
     if reason is None and family is not None:
         reason = family.refusal(config)
     if reason is None and getattr(config, "is_encoder_decoder", False):

@@ -71,9 +71,7 @@ class LeakReport:
         """Whether one call mode is within rounding, forward and backward."""
         if result.failure is not None or not result.worst <= self.tolerance:
             return False
-        return all(
-            value is None or value <= self.gradient_tolerance for value in (result.gradient, result.loss)
-        )
+        return all(value is None or value <= self.gradient_tolerance for value in (result.gradient, result.loss))
 
     @property
     def worst(self) -> float:

@@ -11,10 +11,20 @@ from typing import TYPE_CHECKING
 from torch import nn
 from transformers import PreTrainedModel
 
+from autopack import upstream
+
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["attention_modules", "checkpointed_modules", "configs_of", "eager_functions", "entries", "modules_with_own_function"]
+__all__ = [
+    "attention_modules",
+    "checkpointed_modules",
+    "configs_of",
+    "eager_functions",
+    "entries",
+    "modules_with_own_function",
+    "shifts_labels",
+]
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 
@@ -35,7 +45,7 @@ def entries(model: PreTrainedModel) -> list[PreTrainedModel]:
 def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
     yield root
     for child in root.children():
-        if isinstance(child, PreTrainedModel) and not _takes_tokens(child):
+        if isinstance(child, PreTrainedModel) and not (_takes_tokens(child) or _passes_all_on(child)):
             continue
         yield from _text_modules(child)
 
@@ -47,6 +57,27 @@ def _parameters_of(cls: type) -> frozenset[str]:
 
 def _takes_tokens(model: PreTrainedModel) -> bool:
     return bool(_parameters_of(type(model)) & {"input_ids", "inputs_embeds"})
+
+
+def _passes_all_on(model: PreTrainedModel) -> bool:
+    """Decoder wrappers of encoder-decoder types: `forward(*args, **kwargs)`."""
+    return _parameters_of(type(model)) <= {"self", "args", "kwargs"}
+
+
+def shifts_labels(model: PreTrainedModel) -> bool:
+    """Whether the model's own loss compares the prediction at each token with the label of the next one.
+
+    Decided by what the loss does: several decoders (whisper, trocr, bart) compare within one column.
+    """
+    forward = inspect.unwrap(type(model).forward)
+    names, variables = _names(forward.__code__), forward.__code__.co_varnames
+    if "loss_function" in names:
+        loss = getattr(model.loss_function, "__name__", "")
+        is_causal_lm = type(model).__name__ in upstream.causal_lm_class_names()
+        return loss == "ForCausalLMLoss" or (is_causal_lm and not loss.startswith("For"))
+    if names & {"CrossEntropyLoss", "cross_entropy"}:
+        return any("shift" in variable for variable in variables)
+    return "labels" in variables and type(model).__name__ in upstream.causal_lm_class_names()
 
 
 def checkpointed_modules(model: nn.Module) -> list[nn.Module]:

@@ -30,9 +30,9 @@ __all__ = [
     "known_parts",
     "mask_function",
     "mask_mapping",
+    "masking_function_parameters",
     "plain_rule",
     "query_arguments",
-    "masking_function_parameters",
     "supported_implementations",
     "with_length",
 ]

@@ -7,6 +7,7 @@ recomputes the forward of each document, since an operator cannot keep what auto
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 from torch.nn import functional as F
@@ -35,7 +36,7 @@ def attend_compiled(
 
 def _spans(cu_seqlens: torch.Tensor, columns: int, chunk: int) -> Iterator[tuple[int, int, int]]:
     bounds = cu_seqlens.tolist()
-    for first, end in zip(bounds, bounds[1:], strict=False):
+    for first, end in pairwise(bounds):
         row, column = divmod(first, columns)
         stop = column + end - first
         for start in range(column, stop, chunk or end - first):

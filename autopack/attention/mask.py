@@ -96,6 +96,14 @@ class DocumentMask:
                 arguments[skip] = False
         return self.function(**arguments)
 
+    def __getitem__(self, index: Any) -> Any:
+        """Slicing of a mask by model code: what keeps all of it is this mask, anything else the dense one."""
+        kept = index if isinstance(index, tuple) else (index,)
+        size = self.layout.columns
+        if all(isinstance(part, slice) and part.indices(size) == (0, size, 1) for part in kept):
+            return self
+        return self.over_rows[index]
+
     def made_by(self, function: Callable[..., Any]) -> DocumentMask:
         """The same rule for another backend's mask function."""
         if function is self.function:

@@ -124,8 +124,9 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         scope = current()
         if scope is None or scope.layout is None or not scope.owner.owns_config(kwargs.get("config")):
             return original(*args, **kwargs)
-        if args or kwargs.get("attention_mask") is not None:
-            raise SiteDrift(f"{site} is called by position or with a padding mask inside a packed forward")
+        if args:
+            raise SiteDrift(f"{site} is called by position inside a packed forward; autopack needs names")
+        _check_padding(kwargs)
         if kwargs["batch_size"] != scope.layout.rows or kwargs["kv_length"] != scope.layout.columns:
             raise UnsupportedModel(
                 f"the model asks for a mask over {kwargs['kv_length']} keys in {kwargs['batch_size']} rows, but the "
@@ -138,6 +139,16 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
     autopack_mask.autopack_original = original  # type: ignore[attr-defined]
     return autopack_mask
+
+
+def _check_padding(arguments: dict[str, Any]) -> None:
+    """Some models make an all-ones mask of their own; padding that the entry has not seen would be lost."""
+    padding = arguments.get("attention_mask")
+    if padding is None:
+        return
+    if not bool(padding.all()):
+        raise UnsupportedModel("the model makes a padding mask of its own inside a packed forward")
+    arguments["attention_mask"] = None
 
 
 def _insists_on_tensor(arguments: dict[str, Any]) -> bool:

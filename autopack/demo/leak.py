@@ -8,6 +8,9 @@ from typing import Any
 
 from autopack.demo.batches import Example
 
+TOLERANCE = 1e-4
+"""In standard deviations of the logits; about 5e-6 is seen, and a leaking row shows 1."""
+
 
 @dataclass(frozen=True)
 class Leak:
@@ -22,10 +25,14 @@ class Leak:
     against_alone: float
 
     @property
-    def worst(self) -> float:
-        """The larger of the influence of any other document and the difference to running alone."""
-        others = (value for i, row in enumerate(self.influence) for j, value in enumerate(row) if i != j)
-        return max(self.against_alone, *others)
+    def influence_of_others(self) -> float:
+        """The largest influence that any document has on another one."""
+        return max(value for i, row in enumerate(self.influence) for j, value in enumerate(row) if i != j)
+
+    @property
+    def exact(self) -> bool:
+        """Whether no document changes another, within fp32 rounding."""
+        return max(self.influence_of_others, self.against_alone) <= TOLERANCE
 
 
 def measure_leak(model: Any, documents: Sequence[Example], vocabulary: int) -> Leak:

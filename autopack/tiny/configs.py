@@ -159,7 +159,9 @@ def _fit_depth(present: dict[str, Any], own: dict[str, Any], given: dict[str, An
             depth = source.get(name) or lengths[0]
             break
     else:
-        depth = next((len(values) for values in _per_layer(arguments).values()), arguments.get(name, present[name]))
+        depth = next((len(values) for values in _per_layer(arguments).values()), arguments.get(name))
+    if depth is None:
+        return
     arguments[name] = depth
     for key, values in _per_layer(arguments).items():
         if key not in given:

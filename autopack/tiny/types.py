@@ -33,6 +33,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "big_bird": DECODER | {"attention_type": "original_full"},
     "blt": {
         "vocab_size": 260,
+        "patch_size": 4,
         "encoder_hash_byte_group_vocab": 61,
         "patcher_config": {"vocab_size": 260},
         "encoder_config": {"vocab_size": 260, "hidden_size_global": 64},
@@ -67,7 +68,6 @@ TYPES: dict[str, dict[str, Any]] = {
         "o_lora_rank": 16,
         "hc_mult": 2,
     },
-    "doge": {"keep_window_size": 4},
     "dots1": FULL_AND_SLIDING
     | {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "max_window_layers": 1},
     "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},

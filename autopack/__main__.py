@@ -1,0 +1,7 @@
+"""``python -m autopack``."""
+
+import sys
+
+from autopack.cli import main
+
+sys.exit(main())

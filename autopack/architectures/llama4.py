@@ -1,0 +1,43 @@
+"""Llama 4: chunked attention in most layers, and layers without rotary embedding that scale the query by its column.
+
+The temperature of a query grows with its column in the row and not with its position, so a document further right is
+scaled more than it would be alone. The chunks are cut by column too, which the mask description already undoes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autopack.architectures import Family
+from autopack.layout import PackedLayout
+
+__all__ = ["FAMILY"]
+
+
+def _temperature(module: Any, columns: torch.Tensor) -> torch.Tensor:
+    return torch.log1p(torch.floor((columns.float() + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
+
+
+def _scale_query_by_position(
+    module: Any,
+    layout: PackedLayout,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    options: dict[str, Any],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    if module.attn_temperature_tuning and not module.use_rope:
+        column = torch.arange(layout.columns, device=query.device)[None]
+        ratio = _temperature(module, column - layout.start_columns) / _temperature(module, column)
+        query = (query * ratio[:, None, :, None]).to(query.dtype)
+    return query, key, value, options
+
+
+FAMILY = Family(
+    name="llama4",
+    model_types=frozenset({"llama4", "llama4_text"}),
+    path="attention site, document by document; query temperature restarts per document",
+    adjustments={"Llama4TextAttention": _scale_query_by_position},
+)

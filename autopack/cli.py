@@ -1,0 +1,52 @@
+"""The command ``autopack``: finds the subcommand, imports only that one, and turns errors into exit statuses.
+
+A subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int``; importing it imports neither torch nor
+transformers. Exit status 0 is success, 1 a check that failed, 2 a request that could not be carried out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from autopack import __version__
+from autopack.errors import AutopackError
+
+COMMANDS = {
+    "demo": ("autopack.demo.command", "train a small model offline: padded batches against packed rows"),
+    "doctor": ("autopack.doctor", "say what is installed, what autopack would use, and what is broken"),
+    "audit": ("autopack.commands.audit", "measure whether documents in a packed row change each other in a model"),
+}
+"""Name of each subcommand, its module, and its line in ``autopack --help``."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; `argv` is that of the process if left out. Returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = _parser(arguments).parse_args(arguments)
+    try:
+        return import_module(COMMANDS[args.command][0]).run(args)
+    except AutopackError as error:
+        print(f"autopack {args.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"autopack {args.command}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser with all subcommands, of which only the one that is called knows its options."""
+    parser = argparse.ArgumentParser(
+        prog="autopack",
+        description="Exact packing for Hugging Face models: what it gains here, whether it works here, and on what.",
+    )
+    parser.add_argument("--version", action="version", version=f"autopack {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    called = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for name, (module, summary) in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary)
+        if name == called:
+            import_module(module).add_arguments(subparser)
+    return parser

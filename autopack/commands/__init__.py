@@ -1,0 +1,1 @@
+"""Subcommands that are more than a call of one module, and less than a package of their own."""

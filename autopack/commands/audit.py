@@ -1,0 +1,171 @@
+"""``autopack audit``: the leak audit for a model on disk, or for a tiny random model of any type."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import html
+import json
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autopack.errors import AutopackError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from autopack import LeakReport
+
+BACKENDS = ("auto", "flash", "varlen", "flex", "sdpa", "eager")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+class CannotAudit(AutopackError):
+    """There is nothing to audit under that name, or not with those options."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``autopack audit``."""
+    parser.description = (
+        "Pack a few documents into one row in every way that people call a model, and measure how far each document "
+        "is from what it gets alone. Exit status 0 if the model is exact, 1 if it leaks."
+    )
+    parser.add_argument(
+        "model", metavar="PATH_OR_TYPE", help="a directory with a saved model, or a model type such as qwen3 (built tiny)"
+    )
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--enable", dest="stock", action="store_false", help="enable autopack first (the default)")
+    mode.add_argument("--stock", action="store_true", help="audit the model as transformers runs it")
+    parser.add_argument("--attn", metavar="NAME", help="attn_implementation: eager, sdpa ... (what transformers chooses)")
+    parser.add_argument("--backend", choices=BACKENDS, help="what autopack computes attention with (auto)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the weights (%(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps ... (%(default)s)")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's directory")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report as HTML")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw who changes whom (needs matplotlib)")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Audit one model, print the report, and return 0 if it is exact, else 1."""
+    if args.stock and args.backend is not None:
+        raise CannotAudit("--backend chooses what autopack uses, and --stock asks for none of it; leave one out")
+    for path in (args.html, args.plot):
+        if path is not None and not path.parent.is_dir():
+            raise CannotAudit(f"cannot write {path}: there is no directory {path.parent}; create it or name another one")
+    if args.plot is not None:
+        from autopack.demo.picture import check_drawable
+
+        check_drawable(args.plot)
+    model = _load(args)
+
+    import autopack
+
+    if not args.stock:
+        # The report says what leaks; `verify` would only say that something does.
+        autopack.enable(model, backend=args.backend or "auto", verify="never")
+    report = autopack.audit(model)
+    print(json.dumps(_as_data(report), indent=2) if args.json else report)
+    if args.html is not None:
+        args.html.write_text(_page(report), encoding="utf-8")
+    if args.plot is not None:
+        report.plot().savefig(args.plot, dpi=150)
+    return 0 if report.exact else 1
+
+
+def _load(args: argparse.Namespace) -> PreTrainedModel:
+    path = Path(args.model).expanduser()
+    if path.is_dir():
+        return _load_directory(path, args)
+    if path.exists() or os.sep in args.model or args.model.startswith((".", "~")):
+        found = "is a file" if path.exists() else "does not exist"
+        raise CannotAudit(
+            f"{args.model} {found}; wanted a directory with a saved model, or a model type such as qwen3. For a model "
+            "of the Hub, download it first and name the directory."
+        )
+    return _build_tiny(args.model, args)
+
+
+def _load_directory(path: Path, args: argparse.Namespace) -> PreTrainedModel:
+    import transformers
+
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": args.trust_remote_code}
+    try:
+        config = transformers.AutoConfig.from_pretrained(path, **options)
+        # transformers 4.56 renamed the argument together with the field of the configuration.
+        options["dtype" if hasattr(config, "dtype") else "torch_dtype"] = _dtype(args.dtype)
+        if args.attn is not None:
+            options["attn_implementation"] = args.attn
+        return _class_of(config).from_pretrained(path, config=config, **options).to(args.device)
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        raise CannotAudit(f"transformers {transformers.__version__} cannot load {path}: {error}") from error
+
+
+def _class_of(config: Any) -> Any:
+    """The class that the model was saved from, where transformers has it; its causal language model otherwise."""
+    import transformers
+
+    name = next(iter(getattr(config, "architectures", None) or ()), "")
+    found = getattr(transformers, name, None)
+    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+    return found if is_model else transformers.AutoModelForCausalLM
+
+
+def _build_tiny(model_type: str, args: argparse.Namespace) -> PreTrainedModel:
+    from autopack import tiny
+
+    known = tiny.causal_lm_types()
+    if model_type not in known:
+        import transformers
+
+        close = difflib.get_close_matches(model_type, known, n=5, cutoff=0.5)
+        closest = f"did you mean {', '.join(close)}?" if close else f"it knows {len(known)}, from {known[0]} to {known[-1]}"
+        raise CannotAudit(
+            f"{model_type!r} is neither a directory nor a causal language model type of transformers "
+            f"{transformers.__version__}; {closest}"
+        )
+    options = {"dtype": _dtype(args.dtype), "device": args.device}
+    try:
+        return tiny.build(model_type, attn_implementation=args.attn, **options)
+    except (tiny.CannotBuild, RuntimeError) as error:
+        raise CannotAudit(f"{error}; choose another type, --attn, --dtype or --device") from error
+
+
+def _dtype(name: str) -> Any:
+    import torch
+
+    return getattr(torch, name)
+
+
+def _as_data(report: LeakReport) -> dict[str, Any]:
+    names = ("model", "implementation", "enabled", "dtype", "lengths", "tolerance", "gradient_tolerance", "exact")
+    results = [
+        {
+            "mode": result.mode,
+            "training": result.training,
+            "exact": report.is_exact(result),
+            "error": _number(result.error),
+            "influence": [[_number(value) for value in row] for row in result.influence.tolist()],
+            "gradient": _number(result.gradient),
+            "loss": _number(result.loss),
+            "failure": result.failure,
+        }
+        for result in report.results
+    ]
+    return {**{name: getattr(report, name) for name in names}, "worst": _number(report.worst), "results": results}
+
+
+def _number(value: float | None) -> float | None:
+    """The value, or None for what JSON has no number for."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _page(report: LeakReport) -> str:
+    title = html.escape(f"autopack audit: {report.model}")
+    style = "body{font-family:sans-serif;margin:2em;color:#22303c}"
+    return (
+        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title><style>{style}</style></head>"
+        f"<body><h1>{title}</h1>{report.to_html()}</body></html>\n"
+    )

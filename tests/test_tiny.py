@@ -1,0 +1,276 @@
+"""Every causal language model type builds tiny, runs, and lets leaked context show."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+
+from autopack import tiny
+
+DOCUMENTS = [7, 12, 5, 9]
+LENGTH = sum(DOCUMENTS)
+
+# Types that do not build, and what the message says.
+REFUSED = {"gemma4_assistant": "a drafter", "gemma4_unified_assistant": "a drafter"}
+# Types whose earlier tokens depend on how many come after them: the n-gram stream, buckets sorted over the whole row,
+# a prompt that attends both ways.
+NOT_CAUSAL = {"cpmant", "prophetnet", "reformer"}
+# Types that some older release cannot build or run at all.
+BROKEN: dict[str, str] = {}
+
+if Version(transformers.__version__) < Version("5.23"):
+    BROKEN = {
+        "qdqbert": "needs the package pytorch-quantization",
+        "speech_to_text_2": "reads a weight that it has not made yet",
+        "transfo-xl": "calls type_as without an argument",
+        "xlstm": "takes the width of all chunks for that of one",
+    }
+    # the last two: a wrong state at the start of the last chunk
+    NOT_CAUSAL |= {"mega", "moshi", "xlm-prophetnet", "mamba2", "zamba2"}
+
+TYPES = tiny.causal_lm_types()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def built(model_type: str, **options: Any) -> transformers.PreTrainedModel:
+    if model_type not in TYPES:
+        pytest.skip(f"transformers {transformers.__version__} has no {model_type}")
+    return tiny.build(model_type, **options)
+
+
+@torch.no_grad()
+def logits(model: transformers.PreTrainedModel, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    """Run without cache where the forward says that it has one, and with the arguments that it names."""
+    named = inspect.signature(model.forward).parameters
+    arguments = {"use_cache": False, **arguments}
+    output = model(input_ids=ids, **{name: value for name, value in arguments.items() if name in named})
+    return output[0] if not hasattr(output, "logits") else output.logits
+
+
+def positions(model: transformers.PreTrainedModel, *lengths: int) -> torch.Tensor:
+    first = tiny.first_position(model.config)
+    return torch.cat([torch.arange(first, first + length) for length in lengths])[None]
+
+
+def leak(model: transformers.PreTrainedModel) -> float:
+    """Return the largest change of a logit, over their spread, when documents share a row under an all-ones mask."""
+    ids = tiny.tokens(model.config, 1, LENGTH)
+    alone = [logits(model, part, position_ids=positions(model, part.shape[1])) for part in ids.split(DOCUMENTS, 1)]
+    packed = logits(model, ids, position_ids=positions(model, *DOCUMENTS), attention_mask=torch.ones_like(ids))
+    return float((packed - torch.cat(alone, 1)).abs().max() / torch.cat(alone, 1).std())
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_every_type_builds_and_runs(model_type: str) -> None:
+    if model_type in BROKEN:
+        pytest.skip(BROKEN[model_type])
+    if model_type in REFUSED:
+        with pytest.raises(tiny.CannotBuild, match=REFUSED[model_type]):
+            tiny.build(model_type)
+        return
+    model = tiny.build(model_type)
+    assert not model.training
+    assert all(parameter.isfinite().all() and parameter.any() for parameter in model.parameters())
+    assert sum(parameter.numel() for parameter in model.parameters()) < 3_000_000
+    ids = tiny.tokens(model.config, 1, LENGTH)
+    row = logits(model, ids, position_ids=positions(model, LENGTH))
+    assert row.isfinite().all()
+    assert 0.1 < row.std() < 10
+    for length in range(5, 13):
+        alone = logits(model, ids[:, :length], position_ids=positions(model, length))
+        assert alone.isfinite().all()
+        if model_type not in NOT_CAUSAL:
+            torch.testing.assert_close(row[:, :length], alone, rtol=1e-4, atol=1e-4 * float(row.std()))
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_first_position_is_what_the_model_counts_from(model_type: str) -> None:
+    if model_type in REFUSED | BROKEN:
+        pytest.skip((REFUSED | BROKEN)[model_type])
+    model = tiny.build(model_type)
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        pytest.skip("takes no positions")
+    ids = tiny.tokens(model.config, 1, LENGTH)
+    torch.testing.assert_close(logits(model, ids), logits(model, ids, position_ids=positions(model, LENGTH)))
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_sdpa_builds_where_the_class_declares_it(model_type: str) -> None:
+    if model_type in REFUSED | BROKEN:
+        pytest.skip((REFUSED | BROKEN)[model_type])
+    models = [module for module in tiny.build(model_type).modules() if isinstance(module, transformers.PreTrainedModel)]
+    if not all(model._supports_sdpa for model in models):
+        with pytest.raises(tiny.CannotBuild, match="scaled_dot_product_attention"):
+            tiny.build(model_type, attn_implementation="sdpa")
+        return
+    model = tiny.build(model_type, attn_implementation="sdpa")
+    ids = tiny.tokens(model.config, 1, LENGTH)
+    assert logits(model, ids, position_ids=positions(model, LENGTH)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "llama",
+        "mistral",
+        "gemma2",
+        "gemma3_text",
+        "gpt2",
+        "falcon",
+        "opt",
+        "gpt_oss",
+        "deepseek_v3",
+        "qwen3_next",
+        "mamba2",
+    ],
+)
+def test_leaks_show(model_type: str) -> None:
+    assert leak(built(model_type)) > 1e-2
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mixtral", "mamba", "deepseek_v3", "xlstm"])
+def test_the_seed_alone_decides(model_type: str) -> None:
+    torch.manual_seed(3)
+    first = built(model_type, seed=1)
+    torch.manual_seed(4)
+    second, other = built(model_type, seed=1), built(model_type, seed=2)
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+    for (name, parameter), changed in zip(first.named_parameters(), other.parameters(), strict=True):
+        assert not torch.equal(parameter, changed), name
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma4_assistant", "rwkv"])
+def test_global_state_is_left_alone(model_type: str) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    torch.set_default_dtype(torch.float64)
+    try:
+        tiny.build(model_type, dtype=torch.bfloat16)
+    except tiny.CannotBuild:
+        pass
+    finally:
+        default_dtype = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+    assert default_dtype == torch.float64
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_tied_weights_stay_tied() -> None:
+    for model_type in ("gpt2", "gemma2", "bert"):
+        model = tiny.build(model_type)
+        assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_dtype_rounds_the_same_parameters() -> None:
+    exact, rounded = tiny.build("llama"), tiny.build("llama", dtype=torch.bfloat16)
+    for parameter, other in zip(exact.parameters(), rounded.parameters(), strict=True):
+        assert other.dtype == torch.bfloat16
+        torch.testing.assert_close(parameter.bfloat16(), other, rtol=0.01, atol=0.01)
+    assert exact.model.rotary_emb.inv_freq.dtype == rounded.model.rotary_emb.inv_freq.dtype
+
+
+def test_every_kind_of_layer_occurs() -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    for model_type in (
+        "gemma2",
+        "gemma3_text",
+        "llama4_text",
+        "qwen3_next",
+        "nemotron_h",
+        "gpt_oss",
+        "minimax",
+        "zamba2",
+    ):
+        if model_type not in TYPES:
+            continue
+        small = tiny.config(model_type)
+        assert small.num_hidden_layers <= 4
+        for name in ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers"):
+            kinds = set(getattr(CONFIG_MAPPING[model_type](), name, None) or ())
+            assert kinds <= set(getattr(small, name, None) or ()), (model_type, name)
+
+
+def test_windows_and_latent_heads_are_small() -> None:
+    assert tiny.config("mistral").sliding_window == 4
+    if "deepseek_v3" not in TYPES:
+        return
+    latent = tiny.config("deepseek_v3")
+    assert latent.v_head_dim != latent.qk_nope_head_dim + latent.qk_rope_head_dim
+
+
+def test_overrides() -> None:
+    assert tiny.config("gpt2", hidden_size=32).n_embd == 32
+    deep = tiny.config("gemma2", num_hidden_layers=5)
+    assert deep.num_hidden_layers == 5
+    if hasattr(deep, "layer_types"):
+        assert deep.layer_types == [*["sliding_attention", "full_attention"] * 2, "sliding_attention"]
+    if "gemma3" in TYPES:
+        assert tiny.config("gemma3", num_key_value_heads=1).text_config.num_key_value_heads == 1
+        whole = tiny.config("gemma3", text_config={"vocab_size": 99})
+        assert (whole.text_config.vocab_size, whole.text_config.hidden_size) == (99, 64)
+
+
+def test_refusals_name_the_type_and_the_reason() -> None:
+    for make in (tiny.build, tiny.config):
+        with pytest.raises(
+            tiny.CannotBuild, match=f"'no_such_model' model: transformers {transformers.__version__} has no"
+        ):
+            make("no_such_model")
+    with pytest.raises(tiny.CannotBuild, match="causal language model"):
+        tiny.build("vit")
+    with pytest.raises(tiny.CannotBuild, match=r"'bloom' model: \w+: .*scaled_dot_product_attention"):
+        tiny.build("bloom", attn_implementation="sdpa")
+    with pytest.raises(tiny.CannotBuild, match="'llama'") as caught:
+        tiny.build("llama", hidden_size="wide")
+    assert isinstance(caught.value, ValueError)
+    assert caught.value.model_type == "llama"
+    assert caught.value.__cause__ is not None
+
+
+def test_first_position() -> None:
+    assert tiny.first_position(tiny.config("llama")) == 0
+    for model_type in ("roberta", "camembert", "xmod"):
+        config = tiny.config(model_type)
+        assert tiny.first_position(config) == config.pad_token_id + 1
+
+
+def test_tokens_are_ordinary() -> None:
+    for model_type in ("llama", "gemma3", "roberta"):
+        if model_type not in TYPES:
+            continue
+        config = tiny.config(model_type)
+        ids = tiny.tokens(config, 2, 200)
+        assert ids.shape == (2, 200)
+        text = getattr(config, "text_config", config)
+        special = {text.pad_token_id, text.bos_token_id, text.eos_token_id, getattr(config, "image_token_id", None)}
+        assert not special & set(ids.flatten().tolist())
+        assert int(ids.max()) < text.vocab_size
+
+
+def test_uses_attention_interface() -> None:
+    for model_type in ("mamba", "bloom", "git", "rwkv", "xlnet"):
+        assert not tiny.uses_attention_interface(tiny.build(model_type)), model_type
+    if not hasattr(transformers.modeling_utils, "ALL_ATTENTION_FUNCTIONS"):
+        pytest.skip("this transformers has no attention interface")
+    for model_type in ("llama", "gemma2", "gpt2", "gemma3", "qwen3_next"):
+        if model_type in TYPES:
+            assert tiny.uses_attention_interface(tiny.build(model_type)), model_type
+
+
+def test_all_names_exist() -> None:
+    assert all(hasattr(tiny, name) for name in tiny.__all__)
