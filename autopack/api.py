@@ -92,7 +92,7 @@ def unwrap(model: Any) -> PreTrainedModel:
 
     Raises `UnsupportedModel` for anything that holds none, and for PEFT's prompt and prefix tuning.
     """
-    found = model
+    found: Any = model
     for _ in range(16):
         if isinstance(found, PreTrainedModel):
             return found
@@ -196,8 +196,8 @@ def _attach(model: PreTrainedModel, enabled: Enabled) -> None:
             module.register_forward_pre_hook(entry, with_kwargs=True),
             module.register_forward_hook(leave, always_call=True),
         ]
-    for module in row_dependent_rotaries(model):
-        enabled.hooks.append(module.register_forward_hook(PerDocumentRotary(enabled), with_kwargs=True))
+    for rotary in row_dependent_rotaries(model):
+        enabled.hooks.append(rotary.register_forward_hook(PerDocumentRotary(enabled), with_kwargs=True))
     peft.watch()
     enabled.active = True
 
@@ -244,8 +244,8 @@ def _verify(model: PreTrainedModel, enabled: Enabled, known: frozenset[str], ver
     report = audit(model)
     if not report.exact:
         raise UnsupportedModel(
-            f"autopack enabled {type(model).__name__} (model type {enabled.model_type!r}) and audited it, and it is not "
-            f"exact: {report.worst_case}. Something other than attention through transformers' interface mixes tokens "
+            f"autopack enabled {type(model).__name__} ({enabled.model_type!r}) and audited it, and it is "
+            f"not exact: {report.worst_case}. Something other than attention through transformers' interface mixes tokens "
             f"of different documents. The model is left as it was."
         )
     return f"by an audit of this very model, worst relative error {report.worst:.1e}"

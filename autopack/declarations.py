@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def read(arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.dev
     `seq_idx` (rows, columns). Costs at most one copy from the device to the host, and none where nothing is declared.
     Raises `InvalidPacking` where a declaration is malformed or two of them disagree.
     """
-    tensors = {name: value for name, value in _tensors(arguments, shape, device)}
+    tensors = dict(_tensors(arguments, shape, device))
     if not tensors:
         return Declared(None)
     host = _to_host(tensors)
@@ -211,7 +212,7 @@ def _cumulative_starts(host: dict[str, np.ndarray], shape: tuple[int, int]) -> n
 
 
 def _check_agreement(declarations: list[_Declaration], real: np.ndarray) -> None:
-    for one, other in zip(declarations, declarations[1:], strict=False):
+    for one, other in pairwise(declarations):
         # The first real token of a row starts a document whether it is said or not.
         differs = (one.starts != other.starts) & real & ~_first_real(real)
         if differs.any():

@@ -129,7 +129,7 @@ class BoundCheckpoint:
 
 
 def bind_checkpointing(modules: list[nn.Module]) -> None:
-    """Wrap every checkpoint function of `modules` that is not wrapped yet (it may have been set since the last call)."""
+    """Wrap every checkpoint function of `modules` that is not wrapped yet: one may have been set since."""
     for module in modules:
         function = module.__dict__.get("_gradient_checkpointing_func")
         if function is not None and not isinstance(function, BoundCheckpoint):

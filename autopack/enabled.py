@@ -35,6 +35,7 @@ class Enabled:
         self.backend = backend
         self.first_position = first_position(model.config)
         self.adjustments: dict[str, Callable[..., Any]] = dict(family.adjustments)
+        self.family_sites = family.sites
         self.entries = structure.entries(model)
         self.attention = structure.attention_modules(model)
         self.checkpointed = structure.checkpointed_modules(model)
@@ -100,7 +101,8 @@ class Enabled:
 
     def _needed_sites(self, implementations: Iterable[str]) -> list[Site]:
         # The eager functions stand in for sdpa where attention weights are asked for, so they are always needed.
-        sites = [
+        sites = list(self.family_sites)
+        sites += [
             Site(module, name, adapt_attention, parameters=("module", "query", "key", "value", "attention_mask"))
             for module, name in structure.eager_functions(self.attention)
         ]

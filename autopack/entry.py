@@ -66,7 +66,7 @@ def _enter(
     layout = None
     inputs = _inputs(arguments)
     if inputs is not None:
-        declared = declarations.read(arguments, tuple(inputs.shape[:2]), inputs.device)
+        declared = declarations.read(arguments, (inputs.shape[0], inputs.shape[1]), inputs.device)
         layout = declared.layout
     if layout is None:
         open_scope(Scope(enabled, None, outer))
@@ -78,28 +78,28 @@ def _enter(
 
 
 def _refuse_bypassed_top(enabled: Enabled, module: PreTrainedModel) -> None:
-    """A backbone called on its own is fine; called by its top's bare `forward`, the top's labels went past the entry."""
+    """A backbone called on its own is fine; called by its top's `forward`, the top's labels went past the entry."""
     tops = enabled.entries[: next(i for i, entry in enumerate(enabled.entries) if entry is module)]
     frame = sys._getframe(2) if tops else None
     while frame is not None:
         caller = frame.f_locals.get("self")
         if any(caller is top for top in tops):
             raise OutsideForward(
-                f"{type(caller).__name__}.forward was called directly, past the entry of a model that autopack enabled. "
+                f"{type(caller).__name__}.forward was called directly, past the entry of an enabled model. "
                 f"Call the model itself: `model(...)`."
             )
         frame = frame.f_back
 
 
 @cache
-def _parameters(cls: type) -> tuple[tuple[str, ...], bool]:
+def _parameters(cls: Any) -> tuple[tuple[str, ...], bool]:
     """Names of the forward's parameters in order, and whether it takes others by `**kwargs`."""
     parameters = list(inspect.signature(cls.forward).parameters.values())[1:]
     named = tuple(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
     return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-def _by_name(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _by_name(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     names, _ = _parameters(cls)
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
@@ -122,7 +122,8 @@ def _packed_call(
 ) -> dict[str, Any]:
     """The arguments of a packed call as the model should see them."""
     _refuse_what_cannot_be_packed(hook, module, arguments, layout)
-    names, takes_others = _parameters(type(module))
+    cls: Any = type(module)
+    names, takes_others = _parameters(cls)
     call = {name: value for name, value in arguments.items() if name not in declarations.LAYOUT_KWARGS}
     for name in ("attention_mask", "past_key_values", "past_key_value", "cache_position"):
         if call.get(name) is not None:
@@ -160,8 +161,8 @@ def _refuse_what_cannot_be_packed(
     if mask is not None and (not isinstance(mask, torch.Tensor) or tuple(mask.shape) != (layout.rows, layout.columns)):
         found = f"a tensor of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
         raise InvalidPacking(
-            f"attention_mask must have the shape of the batch, ({layout.rows}, {layout.columns}), on packed rows; found "
-            f"{found}. Masks within documents are made by the model; leave a mask prepared by hand out."
+            f"attention_mask must have the shape of the batch, ({layout.rows}, {layout.columns}), on packed rows; "
+            f"found {found}. Masks within documents are made by the model; leave a mask prepared by hand out."
         )
     if arguments.get("encoder_hidden_states") is not None:
         raise UnsupportedModel(

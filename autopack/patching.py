@@ -43,7 +43,7 @@ class Site:
     def present(self) -> Callable[..., Any]:
         """The function that stands at the site now; `SiteDrift` where there is none."""
         try:
-            parent, attribute, value = wrapt.resolve_path(import_module(self.module), self.path)
+            value: Any = wrapt.resolve_path(import_module(self.module), self.path)[2]
             return value[self.key] if self.key is not None else value
         except (ImportError, AttributeError, KeyError) as error:
             raise SiteDrift(
@@ -54,7 +54,8 @@ class Site:
     def _set(self, function: Callable[..., Any]) -> None:
         parent, attribute, value = wrapt.resolve_path(import_module(self.module), self.path)
         if self.key is not None:
-            value[self.key] = function
+            mapping: Any = value
+            mapping[self.key] = function
         else:
             wrapt.apply_patch(parent, attribute, function)
 

@@ -65,8 +65,8 @@ def family_for(model: PreTrainedModel) -> Family:
         )
     if reason is not None:
         raise UnsupportedModel(
-            f"{type(model).__name__} (model type {config.model_type!r}) cannot be packed exactly: {reason}. Nothing was "
-            f"changed; train it on padded batches, one document per row."
+            f"{type(model).__name__} (model type {config.model_type!r}) cannot be packed exactly: {reason}. Nothing "
+            f"was changed; train it on padded batches, one document per row."
         )
     return family if family is not None else attention.FAMILY
 

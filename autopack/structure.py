@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator
 from functools import cache
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -29,12 +29,17 @@ __all__ = [
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 
 
+def _class(module: nn.Module) -> Any:
+    # Typed as Any because type checkers take a class of modules for unhashable.
+    return type(module)
+
+
 def attention_modules(root: nn.Module) -> list[nn.Module]:
     """The modules under `root` that call an attention function of transformers' interface.
 
     Sub-models that take neither tokens nor embeddings (vision and audio towers) are left out: they pack by themselves.
     """
-    return [module for module in _text_modules(root) if _dispatches(type(module))]
+    return [module for module in _text_modules(root) if _dispatches(_class(module))]
 
 
 def entries(model: PreTrainedModel) -> list[PreTrainedModel]:
@@ -51,17 +56,17 @@ def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
 
 
 @cache
-def _parameters_of(cls: type) -> frozenset[str]:
+def _parameters_of(cls: Any) -> frozenset[str]:
     return frozenset(inspect.signature(cls.forward).parameters)
 
 
 def _takes_tokens(model: PreTrainedModel) -> bool:
-    return bool(_parameters_of(type(model)) & {"input_ids", "inputs_embeds"})
+    return bool(_parameters_of(_class(model)) & {"input_ids", "inputs_embeds"})
 
 
 def _passes_all_on(model: PreTrainedModel) -> bool:
     """Decoder wrappers of encoder-decoder types: `forward(*args, **kwargs)`."""
-    return _parameters_of(type(model)) <= {"self", "args", "kwargs"}
+    return _parameters_of(_class(model)) <= {"self", "args", "kwargs"}
 
 
 def shifts_labels(model: PreTrainedModel) -> bool:
@@ -98,7 +103,7 @@ def configs_of(modules: list[nn.Module]) -> list[PretrainedConfig]:
 def eager_functions(modules: list[nn.Module]) -> list[tuple[str, str]]:
     """Module and name of each function that these attention modules call when attention is eager."""
     found: dict[tuple[str, str], None] = {}
-    for cls in {type(module) for module in modules}:
+    for cls in {_class(module) for module in modules}:
         for function in _dispatching_functions(cls):
             for name in _names(function.__code__):
                 value = function.__globals__.get(name)
@@ -108,12 +113,12 @@ def eager_functions(modules: list[nn.Module]) -> list[tuple[str, str]]:
 
 
 @cache
-def _dispatches(cls: type[nn.Module]) -> bool:
+def _dispatches(cls: Any) -> bool:
     return bool(_dispatching_functions(cls))
 
 
 @cache
-def _dispatching_functions(cls: type[nn.Module]) -> tuple[FunctionType, ...]:
+def _dispatching_functions(cls: Any) -> tuple[FunctionType, ...]:
     found = []
     for base in cls.__mro__:
         if base in (nn.Module, PreTrainedModel):
@@ -136,7 +141,7 @@ def _names(code: CodeType) -> set[str]:
 def modules_with_own_function(modules: list[nn.Module], implementation: str) -> list[str]:
     """Names of the Python modules whose interface object overrides an implementation for itself alone."""
     found: dict[str, None] = {}
-    for cls in {type(module) for module in modules}:
+    for cls in {_class(module) for module in modules}:
         for function in _dispatching_functions(cls):
             interface = function.__globals__.get(_INTERFACE)
             if implementation in getattr(interface, "_local_mapping", {}):

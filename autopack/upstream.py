@@ -59,7 +59,7 @@ def causal_lm_class_names() -> frozenset[str]:
 
 
 def supported_implementations(model: Any) -> set[str]:
-    """Attention implementations that the model's class declares: some of eager, sdpa, flex_attention, flash_attention."""
+    """Attention implementations that the model's class declares: eager, sdpa, flex_attention, flash_attention."""
     declared = {"eager"}
     if getattr(model, "_supports_sdpa", False):
         declared.add("sdpa")

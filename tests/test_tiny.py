@@ -31,7 +31,7 @@ if Version(transformers.__version__) < Version("5.23"):
         "transfo-xl": "calls type_as without an argument",
         "xlstm": "takes the width of all chunks for that of one",
     }
-    # the last two: a wrong state at the start of the last chunk
+    # moshi sees later tokens; in the last two, states from the second chunk on change with the number of chunks
     NOT_CAUSAL |= {"mega", "moshi", "xlm-prophetnet", "mamba2", "zamba2"}
 
 TYPES = tiny.causal_lm_types()

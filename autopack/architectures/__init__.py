@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autopack.patching import Site
+
 __all__ = ["Family"]
 
 
@@ -20,6 +22,7 @@ class Family:
     `model_types` are those that a run of the leak test has covered; a model of another type that has the same structure
     is audited when it is enabled. `adjustments` map the class name of an attention module to a function that takes
     (module, layout, query, key, value, options) and returns the last four as a document alone would have them.
+    `sites` are further functions of transformers to stand at while a model of the family is enabled.
     `refusal` says why a config cannot be served, or None; `refused_types` are model types that cannot be served at all,
     with the reason.
     """
@@ -28,5 +31,6 @@ class Family:
     model_types: frozenset[str]
     path: str
     adjustments: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    sites: tuple[Site, ...] = ()
     refusal: Callable[[Any], str | None] = _serves_every_config
     refused_types: Mapping[str, str] = field(default_factory=dict)

@@ -113,9 +113,9 @@ def _document_attention_backward(
     grads = tuple(t.new_empty(t.shape) for t in (query, key, value))
     for row, first, end in _spans(cu_seqlens, query.shape[2], chunk):
         here = slice(row, row + 1), slice(None), slice(first, end)
-        inputs = tuple(t[here].detach().requires_grad_() for t in (query, key, value))
+        q, k, v = inputs = [t[here].detach().requires_grad_() for t in (query, key, value)]
         with torch.enable_grad():
-            output = _attend(*inputs, causal, before, after, scale)
+            output = _attend(q, k, v, causal, before, after, scale)
         for whole, part in zip(grads, torch.autograd.grad(output, inputs, grad[here]), strict=True):
             whole[here] = part
     return grads[0], grads[1], grads[2]
@@ -137,12 +137,12 @@ def _(
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
-def _setup_context(ctx, inputs, output):  # type: ignore[no-untyped-def]
+def _setup_context(ctx, inputs, output):
     ctx.save_for_backward(*inputs[:4])
     ctx.settings = inputs[4:]
 
 
-def _backward(ctx, grad):  # type: ignore[no-untyped-def]
+def _backward(ctx, grad):
     query, key, value, cu_seqlens = ctx.saved_tensors
     grads = _document_attention_backward(grad, query, key, value, cu_seqlens, *ctx.settings)
     return (*grads, None, None, None, None, None, None)

@@ -45,7 +45,7 @@ def attend_flash(
             f"cannot split it by documents. Load the model with attn_implementation='sdpa' or 'eager'."
         )
     options = {name: option for name, option in options.items() if name not in (*LAYOUT_KWARGS, "position_ids")}
-    # A number of tokens per layout must not reach a compiled graph: the row length is an upper bound that never changes.
+    # A length per layout must not reach a compiled graph; the row length is an upper bound.
     longest = layout.columns if torch.compiler.is_compiling() else layout.max_seqlen
     return attention(
         module,

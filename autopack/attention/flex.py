@@ -1,4 +1,4 @@
-"""FlexAttention: one BlockMask per kind of layer and forward, made by transformers' own mask and attention functions."""
+"""FlexAttention: one BlockMask per kind of layer and forward, made by transformers' own functions."""
 
 from __future__ import annotations
 

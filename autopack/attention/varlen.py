@@ -24,7 +24,7 @@ _MAX_HEAD_SIZE = 256
 
 
 @cache
-def kernel() -> Callable[..., torch.Tensor] | None:
+def kernel() -> Callable[..., Any] | None:
     """`torch.nn.attention.varlen.varlen_attn`, or None where torch does not have it."""
     try:
         from torch.nn.attention.varlen import varlen_attn

@@ -37,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--enable", dest="stock", action="store_false", help="enable autopack first (the default)")
-    mode.add_argument("--stock", action="store_true", help="audit the model as transformers runs it")
+    mode.add_argument("--stock", dest="stock", action="store_true", help="audit the model as transformers runs it")
+    parser.set_defaults(stock=False)  # `store_false` alone would make stock the default
     parser.add_argument("--attn", metavar="NAME", help="attn_implementation: eager, sdpa ... (what transformers chooses)")
     parser.add_argument("--backend", choices=BACKENDS, help="what autopack computes attention with (auto)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the weights (%(default)s)")
