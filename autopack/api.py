@@ -245,8 +245,8 @@ def _verify(model: PreTrainedModel, enabled: Enabled, known: frozenset[str], ver
     if not report.exact:
         raise UnsupportedModel(
             f"autopack enabled {type(model).__name__} ({enabled.model_type!r}) and audited it, and it is "
-            f"not exact: {report.worst_case}. Something other than attention through transformers' interface mixes tokens "
-            f"of different documents. The model is left as it was."
+            f"not exact: {report.worst_case}. Something other than attention through transformers' interface mixes "
+            f"tokens of different documents. The model is left as it was."
         )
     return f"by an audit of this very model, worst relative error {report.worst:.1e}"
 

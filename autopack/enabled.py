@@ -6,8 +6,6 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from autopack import patching, structure, upstream
 from autopack.attention.site import adapt_attention, adapt_mask, adapt_preprocessing
 from autopack.delivery import MARK, bind_checkpointing, unbind_checkpointing
@@ -80,7 +78,7 @@ class Enabled:
         sites = patching.install(self._needed_sites(implementations))
         self.release()
         self._sites, self._implementations = sites, implementations
-        self._release = weakref.finalize(self, _uninstall_quietly, sites)
+        self._release = weakref.finalize(self, patching.abandon, sites)
         self._release.atexit = False
 
     def release(self) -> None:
@@ -135,18 +133,3 @@ class Enabled:
                 for module in local
             ]
         return [Site(*upstream.attention_mapping(), adapt_attention, key=implementation)]
-
-
-def _uninstall_quietly(sites: tuple[Site, ...]) -> None:
-    # Runs when an enabled model is collected, where nobody could catch an error; a covered site stays as it is.
-    try:
-        patching.uninstall(sites)
-    except patching.SiteDrift:
-        return
-
-
-def all_hooks(root: nn.Module) -> Iterable[Any]:
-    """All forward hooks of all modules under `root`."""
-    for module in root.modules():
-        yield from module._forward_pre_hooks.values()
-        yield from module._forward_hooks.values()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
@@ -19,7 +20,7 @@ import wrapt
 
 from autopack.errors import SiteDrift
 
-__all__ = ["Site", "install", "intact", "uninstall"]
+__all__ = ["Site", "abandon", "install", "intact", "uninstall"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class _Installed:
 
 
 _installed: dict[Site, _Installed] = {}
-_lock = threading.RLock()
+_abandoned: deque[tuple[Site, ...]] = deque()
+_lock = threading.Lock()
 
 
 def install(sites: Iterable[Site]) -> tuple[Site, ...]:
@@ -91,9 +93,37 @@ def install(sites: Iterable[Site]) -> tuple[Site, ...]:
                 _install_one(site)
                 done.append(site)
         except BaseException:
-            uninstall(reversed(done))
+            _leave(reversed(done))
             raise
+        _leave_abandoned()
     return tuple(done)
+
+
+def uninstall(sites: Iterable[Site]) -> None:
+    """Leave every site; restore each that has no user left. Raises `SiteDrift` at the end where one cannot be."""
+    with _lock:
+        stuck = _leave(sites)
+        _leave_abandoned()
+    if stuck:
+        raise stuck[0]
+
+
+def abandon(sites: tuple[Site, ...]) -> None:
+    """Leave the sites of a model that was collected. Never waits and never raises.
+
+    The collector may call this at any point, in the middle of `install` too; then the running call does it at its end.
+    """
+    _abandoned.append(sites)
+    if _lock.acquire(blocking=False):
+        try:
+            _leave_abandoned()
+        finally:
+            _lock.release()
+
+
+def _leave_abandoned() -> None:
+    while _abandoned:
+        _leave(_abandoned.popleft())
 
 
 def _install_one(site: Site) -> None:
@@ -109,24 +139,21 @@ def _install_one(site: Site) -> None:
     _installed[site] = _Installed(original, replacement)
 
 
-def uninstall(sites: Iterable[Site]) -> None:
-    """Leave every site; restore each that has no user left. Raises `SiteDrift` at the end where one cannot be."""
+def _leave(sites: Iterable[Site]) -> list[SiteDrift]:
     stuck: list[SiteDrift] = []
-    with _lock:
-        for site in sites:
-            entry = _installed[site]
-            entry.users -= 1
-            if entry.users:
-                continue
-            del _installed[site]
-            try:
-                _check_unwrapped(site, entry)
-            except SiteDrift as error:
-                stuck.append(error)
-            else:
-                site._set(entry.original)
-    if stuck:
-        raise stuck[0]
+    for site in sites:
+        entry = _installed[site]
+        entry.users -= 1
+        if entry.users:
+            continue
+        del _installed[site]
+        try:
+            _check_unwrapped(site, entry)
+        except SiteDrift as error:
+            stuck.append(error)
+        else:
+            site._set(entry.original)
+    return stuck
 
 
 def _check_unwrapped(site: Site, entry: _Installed) -> None:

@@ -74,7 +74,7 @@ def choose(
 ) -> str:
     """The backend for one attention call: the requested one, or the best that serves it. Raises `UnsupportedModel`."""
     if requested != "auto":
-        reason = _refusal(requested, module, query, value, mask, options)
+        reason = _refusal(requested, implementation, module, query, value, mask, options)
         if reason is not None:
             raise UnsupportedModel(
                 f"backend={requested!r} was asked for, but {type(module).__name__} cannot use it: {reason}. Use "
@@ -87,12 +87,17 @@ def choose(
         return "flex"
     if implementation == "sdpa":
         fast = query.is_cuda and varlen.availability()[0]
-        return "varlen" if fast and _refusal("varlen", module, query, value, mask, options) is None else "sdpa"
+        return (
+            "varlen"
+            if fast and _refusal("varlen", implementation, module, query, value, mask, options) is None
+            else "sdpa"
+        )
     return "eager"
 
 
 def _refusal(
     backend: str,
+    implementation: str,
     module: torch.nn.Module,
     query: torch.Tensor,
     value: torch.Tensor,
@@ -101,7 +106,7 @@ def _refusal(
 ) -> str | None:
     if backend == "varlen":
         return varlen.refusal(query, value, pattern_of(module, mask, options), dict(options))
-    if backend == "flex":
+    if backend == "flex" and implementation != "flex_attention":  # there transformers' own checks decide
         return flex.refusal(query, mask, options)
     return None
 

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from autopack.layout import PackedLayout
 from autopack.upstream import Pattern
 
-__all__ = ["attend_varlen", "availability", "refusal"]
+__all__ = ["attend_varlen", "availability", "call_kernel", "refusal"]
 
 _MAX_HEAD_SIZE = 256
 
@@ -31,6 +31,16 @@ def kernel() -> Callable[..., Any] | None:
     except ImportError:
         return None
     return varlen_attn
+
+
+def flash_forward() -> Callable[..., Any]:
+    """The kernel with its log-sum-exp, which `varlen_attn` gives without gradients."""
+    return torch.ops.aten._flash_attention_forward
+
+
+def flash_backward() -> Callable[..., Any]:
+    """The kernel's backward, which recomputes the softmax from whatever log-sum-exp it is given."""
+    return torch.ops.aten._flash_attention_backward
 
 
 def availability() -> tuple[bool, str]:
@@ -91,7 +101,7 @@ def attend_varlen(
     window = (-1 if pattern.before is None else pattern.before, _after(pattern))
     longest = columns if torch.compiler.is_compiling() else layout.max_seqlen
     if sinks is None:
-        output = _call_kernel(flat(query), flat(key), flat(value), layout.cu_seqlens, longest, scale, window)
+        output = call_kernel(flat(query), flat(key), flat(value), layout.cu_seqlens, longest, scale, window)
     else:
         output = _SinkAttention.apply(
             flat(query), flat(key), flat(value), sinks, layout.cu_seqlens, longest, scale, window
@@ -105,7 +115,7 @@ def _after(pattern: Pattern) -> int:
     return -1 if pattern.after is None else pattern.after
 
 
-def _call_kernel(
+def call_kernel(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -114,6 +124,7 @@ def _call_kernel(
     scale: float,
     window: tuple[int, int],
 ) -> torch.Tensor:
+    """Call `varlen_attn` on (tokens, heads, head size) states, whichever of its signatures torch has."""
     function = kernel()
     assert function is not None
     parameters = inspect.signature(function).parameters
@@ -148,7 +159,7 @@ class _SinkAttention(torch.autograd.Function):
         scale: float,
         window: tuple[int, int],
     ) -> torch.Tensor:
-        output, lse, state, unused, _ = torch.ops.aten._flash_attention_forward(
+        output, lse, state, unused, _ = flash_forward()(
             query, key, value, cu_seqlens, cu_seqlens, longest, longest, 0.0, window == (-1, 0), False,
             scale=scale, window_size_left=window[0], window_size_right=window[1],
         )  # fmt: skip
@@ -164,7 +175,7 @@ class _SinkAttention(torch.autograd.Function):
         query, key, value, output, lse, logits, cu_seqlens, state, unused = ctx.saved_tensors
         longest, scale, window, dtype = ctx.settings
         grad = grads[0].contiguous()
-        d_query, d_key, d_value = torch.ops.aten._flash_attention_backward(
+        d_query, d_key, d_value = flash_backward()(
             grad, query, key, value, output, lse, cu_seqlens, cu_seqlens, longest, longest, 0.0, window == (-1, 0),
             state, unused, scale=scale, window_size_left=window[0], window_size_right=window[1],
         )  # fmt: skip

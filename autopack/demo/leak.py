@@ -35,16 +35,25 @@ class Leak:
         return max(self.influence_of_others, self.against_alone) <= TOLERANCE
 
 
-def measure_leak(model: Any, documents: Sequence[Example], vocabulary: int) -> Leak:
-    """Run documents in one row, alone, and in rows in which one of them is replaced, and compare the logits.
+def logits_alone(model: Any, documents: Sequence[Example]) -> list[Any]:
+    """Run every document by itself and return its logits (tokens, vocabulary): what it should get in any row.
 
-    The call is ``model(input_ids=..., position_ids=...)`` and nothing else. The model must be in evaluation mode.
+    The model is to be a stock one, so that the reference owes nothing to what is being tested.
+    """
+    return [_logits(model, [document["input_ids"]])[0] for document in documents]
+
+
+def measure_leak(model: Any, documents: Sequence[Example], reference: Sequence[Any], vocabulary: int) -> Leak:
+    """Run documents in one row, and in rows in which one of them is replaced, and compare the logits.
+
+    The call is ``model(input_ids=..., position_ids=...)`` and nothing else. The model must be in evaluation mode;
+    `reference` is what `logits_alone` returned for the same weights.
     """
     ids = [document["input_ids"] for document in documents]
     replaced = [[(token * 7 + 13) % vocabulary for token in document] for document in ids]
     row = _logits(model, ids)
-    scale = float(sum(part.std() for part in row)) / len(row)
-    alone = max(_distance(part, _logits(model, [document])[0]) for part, document in zip(row, ids, strict=True))
+    scale = float(sum(part.std() for part in reference)) / len(reference)
+    alone = max(_distance(part, other) for part, other in zip(row, reference, strict=True))
     changed = [_logits(model, [*ids[:j], replaced[j], *ids[j + 1 :]]) for j in range(len(ids))]
     influence = [[_distance(row[i], changed[j][i]) / scale for j in range(len(ids))] for i in range(len(ids))]
     return Leak(influence, alone / scale)

@@ -183,7 +183,7 @@ def _draw_leaks(figure: Figure, place: SubplotSpec, result: Comparison) -> None:
             spine.set_visible(True)
             spine.set_color(FAINT)
         if number == 0:
-            axes.set_title("Leak from document (column) to document (row)")
+            axes.set_title("Leak from document (column) to (row)")
 
 
 def _without_diagonal(leak: Leak) -> list[list[float]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from autopack.demo.batches import END_OF_TEXT_ID, Example, draw_batches, pad, token_counts, tokenize, train_tokenizer
 from autopack.demo.corpus import collect_documents
-from autopack.demo.leak import Leak, measure_leak
+from autopack.demo.leak import Leak, logits_alone, measure_leak
 
 LOSS_TOLERANCE = 1e-5
 """Relative; about 2e-7 is seen, and a packed row that leaks differs by 4e-3 in the first step."""
@@ -149,9 +149,11 @@ def compare(
     tell("measuring what documents in one row do to each other")
     model = packed.model.eval()
     documents = _documents_for_leak_test(examples, settings)
-    leak = measure_leak(model, documents, settings.vocabulary)
     handle.remove()
-    stock_leak = measure_leak(model, documents, settings.vocabulary)
+    reference = logits_alone(model, documents)
+    stock_leak = measure_leak(model, documents, reference, settings.vocabulary)
+    autopack.enable(model)
+    leak = measure_leak(model, documents, reference, settings.vocabulary)
 
     real, with_padding = token_counts(batches)
     return Comparison(

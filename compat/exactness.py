@@ -1,0 +1,173 @@
+"""Print, for every causal-LM type of the installed transformers, whether packed equals alone, on every backend.
+
+    python -m compat.exactness                 all types, all backends; writes compat/results/exactness.{json,md}
+    python -m compat.exactness llama gemma2    some types, printed only
+
+`flash` and `flex` run on CPU stand-ins of the same signature, where the model declares support. Every cell is the worst
+relative error of logits over all of the auditor's call modes, in train and eval; gradients and losses are held to their
+own tolerances and decide, with it, between a number and LEAK.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import autopack
+from autopack import registry, tiny, upstream
+from autopack.errors import AutopackError
+from compat.standins import flash_standin, flex_standin, set_implementation
+
+__all__ = ["measure"]
+
+RESULTS = Path(__file__).parent / "results"
+BACKENDS = ("eager", "sdpa", "flex", "flash")
+_IMPLEMENTATION = {"eager": "eager", "sdpa": "sdpa", "flex": "flex_attention", "flash": "flash_attention_2"}
+_STANDIN = {"flex": flex_standin, "flash": flash_standin}
+
+
+def measure(model_type: str, backend: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """Audit one tiny model on one backend.
+
+    Returns `status` (exact, LEAK, refused, undeclared, unbuildable), and the worst errors or the reason.
+    """
+    implementation = _IMPLEMENTATION[backend]
+    with _STANDIN.get(backend, contextlib.nullcontext)():
+        try:
+            model = tiny.build(model_type, dtype=dtype)
+            if backend != "eager":
+                declared = upstream.supported_implementations(model)
+                if not declared & {implementation, implementation.removesuffix("_2")}:
+                    return {"status": "undeclared"}
+                if backend == "sdpa":
+                    model = tiny.build(model_type, attn_implementation="sdpa", dtype=dtype)
+                else:
+                    set_implementation(model, implementation)
+        except tiny.CannotBuild as error:
+            undeclared = backend != "eager" and "does not support an attention" in str(error)
+            return {"status": "undeclared"} if undeclared else {"status": "unbuildable", "reason": error.reason}
+        try:
+            # Verification would refuse what this is here to measure.
+            handle = autopack.enable(model, verify="never")
+        except AutopackError as error:
+            return {"status": "refused", "reason": _reason(error)}
+        report = autopack.audit(model)
+        upstream_error = _upstream_error(model, handle) if not report.exact else None
+    if upstream_error is not None:
+        return {"status": "upstream error", "reason": upstream_error}
+    result = {
+        "status": "exact" if report.exact else "LEAK",
+        "worst": report.worst,
+        "gradient": report.worst_gradient,
+        "loss": max((r.loss for r in report.results if r.loss is not None), default=None),
+    }
+    return result if report.exact else {**result, "reason": report.worst_case}
+
+
+def _upstream_error(model: Any, handle: Any) -> str | None:
+    """What stock transformers itself raises for one unpacked document with this implementation, if anything."""
+    handle.remove()
+    ids = tiny.tokens(model.config, 1, 7)
+    try:
+        model(input_ids=ids, use_cache=False).logits.sum().backward()
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return None
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    return text.split("cannot be packed exactly: ")[-1].split(". Nothing was changed")[0]
+
+
+def _cell(result: dict[str, Any]) -> str:
+    if result["status"] == "exact":
+        return "0" if result["worst"] == 0 else f"{result['worst']:.0e}"
+    return {"undeclared": "-"}.get(result["status"], result["status"])
+
+
+def _table(results: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
+    lines = [f"{'model type':<26}" + "".join(f"{b:>16}" for b in BACKENDS) + "  path"]
+    for model_type, cells in results.items():
+        row = "".join(f"{_cell(cells[b]):>16}" for b in BACKENDS)
+        lines.append(f"{model_type:<26}{row}  {_path(model_type, cells)}")
+    return lines
+
+
+def _path(model_type: str, cells: dict[str, dict[str, Any]]) -> str:
+    if any(cell["status"] == "exact" for cell in cells.values()):
+        family = next((f for f in registry.families() if model_type in f.model_types), None)
+        return family.path if family is not None else "structure: attention site, document by document"
+    return next((cell["reason"] for cell in cells.values() if "reason" in cell), "")
+
+
+def _markdown(results: dict[str, dict[str, dict[str, Any]]], counts: str) -> str:
+    import transformers
+
+    head = [
+        "# Exactness by model type and backend",
+        "",
+        f"Generated by `python -m compat.exactness` with transformers {transformers.__version__}, torch "
+        f"{torch.__version__}, CPU, float32, tiny random models.",
+        "",
+        "A number is the worst error of a logit, packed against alone, relative to the standard deviation of the "
+        "logits, over all call modes of the auditor in train and eval; gradients agree within 1e-3 and losses within "
+        "1e-3 relative. `-`: the model's class declares no support of that implementation. `flex` and `flash` ran on "
+        "CPU stand-ins of the kernels' signatures.",
+        "",
+        counts,
+        "",
+        "| model type | " + " | ".join(BACKENDS) + " | path, or reason of refusal |",
+        "|---|" + "---|" * (len(BACKENDS) + 1),
+    ]
+    rows = [
+        f"| {model_type} | " + " | ".join(_cell(cells[b]) for b in BACKENDS) + f" | {_path(model_type, cells)} |"
+        for model_type, cells in results.items()
+    ]
+    return "\n".join([*head, *rows, ""])
+
+
+def main() -> int:
+    """Run the measurements, print the table, and return 1 where a type leaks that is not refused."""
+    import transformers
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", help="model types (default: all)")
+    parser.add_argument("--float64", action="store_true", help="measure in float64 (tolerance 1e-9)")
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    dtype = torch.float64 if arguments.float64 else torch.float32
+    results: dict[str, dict[str, dict[str, Any]]] = {}
+    started = time.time()
+    for model_type in tqdm(arguments.types or tiny.causal_lm_types(), disable=not sys.stderr.isatty()):
+        results[model_type] = {
+            b: measure(model_type, b, dtype) if b in arguments.backends else {"status": "undeclared"} for b in BACKENDS
+        }
+    statuses = {t: {cell["status"] for cell in cells.values()} for t, cells in results.items()}
+    exact = [t for t, s in statuses.items() if "exact" in s and "LEAK" not in s]
+    leaks = [t for t, s in statuses.items() if "LEAK" in s]
+    refused = [t for t in results if t not in exact and t not in leaks]
+    counts = f"{len(results)} types: {len(exact)} exact, {len(refused)} refused or not buildable, {len(leaks)} leaking."
+    print("\n".join(_table(results)))
+    print(f"\n{counts} ({time.time() - started:.0f} s)")
+    if not arguments.types and not arguments.float64 and tuple(arguments.backends) == BACKENDS:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "exactness.json").write_text(json.dumps(results, indent=1) + "\n")
+        (RESULTS / "exactness.md").write_text(_markdown(results, counts))
+    return 1 if leaks else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

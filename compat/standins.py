@@ -1,0 +1,305 @@
+"""CPU stand-ins for kernels that need CUDA: the same signatures, computed densely in plain torch.
+
+They let the whole way to the kernel run on a CPU: transformers' own dispatch, argument processing and signature checks
+included. A stand-in refuses what the kernel refuses, and computes just what its arguments say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+
+__all__ = ["attend_densely", "flash_standin", "flex_standin", "loadable", "scores_within", "set_implementation"]
+
+
+def attend_densely(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    scale: float | None,
+    causal: bool,
+    window: tuple[int | None, int | None],
+    softcap: float,
+    sink: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention over (tokens, heads, head size), dense, with one mask for all documents."""
+    for name, bounds, total, longest in (
+        ("q", cu_seqlens_q, len(query), max_seqlen_q),
+        ("k", cu_seqlens_k, len(key), max_seqlen_k),
+    ):
+        if bounds.dtype != torch.int32:
+            raise RuntimeError(f"cu_seqlens_{name} must have dtype int32, found {bounds.dtype}")
+        if not isinstance(longest, int):
+            raise TypeError(f"max_seqlen_{name} must be an int, found {type(longest).__name__}")
+        if int(bounds[0]) != 0 or int(bounds[-1]) != total:
+            raise RuntimeError(f"cu_seqlens_{name} must cover the {total} tokens, found {bounds.tolist()}")
+        if longest < int(bounds.diff().max()):
+            raise RuntimeError(f"max_seqlen_{name}={longest} is less than the longest sequence")
+    if not query.shape[-1] == key.shape[-1] == value.shape[-1]:
+        raise RuntimeError("query, key and value must have the same head dimension")
+    if query.shape[1] % key.shape[1]:
+        raise RuntimeError("number of heads in key/value must divide number of heads in query")
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], dim=1) for t in (key, value))
+    scores = scores_within(query, key, cu_seqlens_q, cu_seqlens_k, scale, causal, window, softcap)
+    if sink is not None:
+        scores = torch.cat([scores, sink[:, None, None].expand(-1, len(query), 1)], dim=-1)
+    weights = scores.softmax(-1)[..., : len(key)]
+    return torch.einsum("hqk,khd->qhd", weights, value)
+
+
+def scores_within(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    scale: float,
+    causal: bool,
+    window: tuple[int | None, int | None],
+    softcap: float = 0.0,
+) -> torch.Tensor:
+    """Logits (heads, queries, keys) of (tokens, heads, head size) states, -inf across documents and out of reach."""
+    number_q, place_q = _places(cu_seqlens_q, len(query))
+    number_k, place_k = _places(cu_seqlens_k, len(key))
+    distance = place_q[:, None] - place_k[None, :]
+    visible = number_q[:, None] == number_k[None, :]
+    if causal:
+        visible &= distance >= 0
+    before, after = (None if w is None or w < 0 else w for w in window)
+    if before is not None:
+        visible &= distance <= before
+    if after is not None:
+        visible &= -distance <= after
+    scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    return scores.masked_fill(~visible, float("-inf"))
+
+
+def _places(bounds: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    number = torch.bucketize(torch.arange(total), bounds[1:-1].long(), right=True)
+    return number, torch.arange(total) - bounds.long()[number]
+
+
+def _batch(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float | None,
+    causal: bool,
+    window: tuple[int | None, int | None],
+    softcap: float,
+    sink: torch.Tensor | None = None,
+) -> torch.Tensor:
+    rows, length = query.shape[:2]
+    bounds_q = torch.arange(0, rows * length + 1, length, dtype=torch.int32)
+    bounds_k = torch.arange(0, rows * key.shape[1] + 1, key.shape[1], dtype=torch.int32)
+    flat = [t.reshape(-1, *t.shape[2:]) for t in (query, key, value)]
+    out = attend_densely(*flat, bounds_q, bounds_k, length, key.shape[1], scale, causal, window, softcap, sink)
+    return out.view(rows, length, *out.shape[1:])
+
+
+def _flash_2() -> dict[str, ModuleType]:
+    def flash_attn_func(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+        causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
+        deterministic: bool = False, return_attn_probs: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        return _batch(q, k, v, softmax_scale, causal, window_size, softcap)
+
+    def flash_attn_varlen_func(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
+        causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
+        deterministic: bool = False, return_attn_probs: bool = False, block_table: Any = None,
+    ) -> torch.Tensor:  # fmt: skip
+        return attend_densely(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap
+        )
+
+    def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("the stand-in has no paged cache")
+
+    def pad_input(hidden: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
+        whole = hidden.new_zeros(batch * seqlen, *hidden.shape[1:])
+        whole[indices] = hidden
+        return whole.view(batch, seqlen, *hidden.shape[1:])
+
+    def unpad_input(hidden: torch.Tensor, attention_mask: torch.Tensor, unused_mask: Any = None) -> Any:
+        lengths = attention_mask.sum(dim=-1, dtype=torch.int32)
+        indices = attention_mask.flatten().nonzero().flatten()
+        bounds = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        return hidden.flatten(0, 1)[indices], indices, bounds, int(lengths.max()), lengths
+
+    package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")
+    package.__version__ = "2.8.3"  # type: ignore[attr-defined]
+    for function in (flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache):
+        setattr(package, function.__name__, function)
+    for function in (pad_input, unpad_input):
+        setattr(padding, function.__name__, function)
+    package.bert_padding = padding  # type: ignore[attr-defined]
+    return {"flash_attn": package, "flash_attn.bert_padding": padding}
+
+
+def _flash_3() -> dict[str, ModuleType]:
+    def flash_attn_func(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None = None, causal: bool = False,
+        qv: Any = None, q_descale: Any = None, k_descale: Any = None, v_descale: Any = None,
+        window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 1,
+        pack_gqa: Any = None, deterministic: bool = False, sm_margin: int = 0,
+    ) -> torch.Tensor:  # fmt: skip
+        return _batch(q, k, v, softmax_scale, causal, window_size, softcap)
+
+    def flash_attn_varlen_func(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: int, max_seqlen_k: int, seqused_q: Any = None, seqused_k: Any = None,
+        softmax_scale: float | None = None, causal: bool = False, qv: Any = None, q_descale: Any = None,
+        k_descale: Any = None, v_descale: Any = None, window_size: tuple[int, int] = (-1, -1),
+        attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 1, pack_gqa: Any = None,
+        deterministic: bool = False, sm_margin: int = 0,
+    ) -> torch.Tensor:  # fmt: skip
+        return attend_densely(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap
+        )
+
+    def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("the stand-in has no paged cache")
+
+    package = ModuleType("flash_attn_interface")
+    for function in (flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache):
+        setattr(package, function.__name__, function)
+    return {"flash_attn_interface": package}
+
+
+def _flash_4() -> dict[str, ModuleType]:
+    window = tuple[int | None, int | None]
+
+    def flash_attn_func(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None = None, causal: bool = False,
+        window_size: window = (None, None), learnable_sink: torch.Tensor | None = None, softcap: float = 0.0,
+        num_splits: int = 1, pack_gqa: Any = None, deterministic: bool = False,
+    ) -> tuple[torch.Tensor, None]:  # fmt: skip
+        return _batch(q, k, v, softmax_scale, causal, window_size, softcap or 0.0, learnable_sink), None
+
+    def flash_attn_varlen_func(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor | None = None,
+        cu_seqlens_k: torch.Tensor | None = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
+        seqused_q: Any = None, seqused_k: Any = None, page_table: Any = None, softmax_scale: float | None = None,
+        causal: bool = False, window_size: window = (None, None), learnable_sink: torch.Tensor | None = None,
+        softcap: float = 0.0, num_splits: int = 1, pack_gqa: Any = None, deterministic: bool = False,
+    ) -> tuple[torch.Tensor, None]:  # fmt: skip
+        assert cu_seqlens_q is not None
+        assert cu_seqlens_k is not None
+        assert max_seqlen_q is not None
+        assert max_seqlen_k is not None
+        return attend_densely(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size,
+            softcap or 0.0, learnable_sink,
+        ), None  # fmt: skip
+
+    package, cute = ModuleType("flash_attn"), ModuleType("flash_attn.cute")
+    for function in (flash_attn_func, flash_attn_varlen_func):
+        setattr(cute, function.__name__, function)
+    package.cute = cute  # type: ignore[attr-defined]
+    return {"flash_attn": package, "flash_attn.cute": cute}
+
+
+_FLASH = {"flash_attention_2": _flash_2, "flash_attention_3": _flash_3, "flash_attention_4": _flash_4}
+
+
+@contextlib.contextmanager
+def loadable(modules: dict[str, ModuleType]) -> Iterator[None]:
+    """Make modules importable. Other modules that are imported meanwhile stay (mock.patch.dict would drop them)."""
+    before = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = module
+
+
+@contextlib.contextmanager
+def flash_standin(implementation: str = "flash_attention_2") -> Iterator[None]:
+    """Make a flash implementation loadable on a CPU, by transformers' own loader."""
+    from transformers import modeling_flash_attention_utils as flash
+
+    version = implementation[-1]
+    loaded = ("_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn",
+              "_unpad_fn", "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn")  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(loadable(_FLASH[implementation]()))
+        for number in "234":
+            name = f"is_flash_attn_{number}_available"
+            if hasattr(flash, name):
+                answer = number == version
+                stack.enter_context(mock.patch.object(flash, name, lambda *a, answer=answer, **k: answer))
+        for name in loaded:
+            if hasattr(flash, name):
+                stack.enter_context(mock.patch.object(flash, name, None))
+        # Half-precision tensors never get there; float32, which real kernels refuse, need not be cast for a stand-in.
+        integration = import_module("transformers.integrations.flash_attention")
+        if hasattr(integration, "get_target_dtype"):
+            stack.enter_context(mock.patch.object(integration, "get_target_dtype", lambda *a, **k: None))  # noqa: PT008
+        yield
+
+
+def set_implementation(model: Any, implementation: str) -> None:
+    """Give a model an attention implementation past the checks that want the hardware."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "_attn_implementation_internal"):
+            config._attn_implementation_internal = implementation
+
+
+@contextlib.contextmanager
+def flex_standin() -> Iterator[None]:
+    """Compute `flex_attention` densely, with backward, where transformers would call the compiled kernel."""
+    from torch.nn.attention.flex_attention import create_block_mask, create_mask
+    from transformers import masking_utils
+    from transformers.integrations import flex_attention as flex
+
+    def reference(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, training: bool = False, *,
+        score_mod: Any = None, block_mask: Any = None, scale: float | None = None, enable_gqa: bool = False,
+        kernel_options: Any = None, return_lse: bool = False, return_aux: Any = None,
+    ) -> torch.Tensor:  # fmt: skip
+        if return_lse or return_aux is not None:
+            raise NotImplementedError("transformers asks for no log-sum-exp on a CPU")
+        if query.shape[1] != key.shape[1]:
+            if not enable_gqa:
+                raise ValueError("query and key heads differ, and enable_gqa is False")
+            key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], dim=1) for t in (key, value))
+        rows, heads, queries, keys = query.shape[0], query.shape[1], query.shape[2], key.shape[2]
+        scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if score_mod is not None:
+            index = [torch.arange(n) for n in (rows, heads, queries, keys)]
+            shape = [(-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1)]
+            scores = score_mod(scores, *(i.view(s) for i, s in zip(index, shape, strict=True)))
+        if block_mask is not None:
+            visible = create_mask(block_mask.mask_mod, rows, heads, queries, keys, device="cpu")
+            scores = scores.masked_fill(~visible, float("-inf"))
+        return scores.softmax(-1) @ value
+
+    def uncompiled(*args: Any, **kwargs: Any) -> Any:
+        return create_block_mask(*args, **{**kwargs, "_compile": False})
+
+    with (
+        mock.patch.object(flex, "compile_friendly_flex_attention", reference),
+        mock.patch.object(masking_utils, "create_block_mask", uncompiled),
+    ):
+        yield

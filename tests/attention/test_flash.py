@@ -1,0 +1,75 @@
+"""Flash attention 2, 3 and 4, through transformers' own loader and argument processing, on stand-ins of the kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import autopack
+from autopack import tiny
+from compat.standins import flash_standin, set_implementation
+
+VERSIONS = ["flash_attention_2", "flash_attention_3", "flash_attention_4"]
+
+
+def _packed(lengths: list[list[int]]) -> torch.Tensor:
+    return torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+
+
+@pytest.mark.parametrize("implementation", VERSIONS)
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma2", "deepseek_v3", "gpt2", "bert"])
+def test_packed_equals_alone_in_every_call_mode(model_type, implementation):
+    if implementation not in _known():
+        pytest.skip(f"this transformers has no {implementation}")
+    model = tiny.build(model_type)
+    set_implementation(model, implementation)
+    with flash_standin(implementation):
+        assert not autopack.audit(model, gradients=False).exact, "negative control: stock leaks"
+        autopack.enable(model, backend="flash")
+        report = autopack.audit(model)
+    assert report.exact, str(report)
+
+
+def _known() -> set[str]:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    return set(ALL_ATTENTION_FUNCTIONS)
+
+
+def test_sinks_reach_flash_attention_4():
+    if "flash_attention_4" not in _known():
+        pytest.skip("this transformers has no flash_attention_4")
+    model = tiny.build("gpt_oss")
+    ids, positions = tiny.tokens(model.config, 1, 20), _packed([[8, 12]])
+    autopack.enable(model)
+    eager = model(input_ids=ids, position_ids=positions).logits
+    set_implementation(model, "flash_attention_4")
+    with flash_standin("flash_attention_4"):
+        flash = model(input_ids=ids, position_ids=positions).logits
+    # Two orders of float32 matrix products.
+    torch.testing.assert_close(flash, eager, atol=2e-5, rtol=1e-4)
+
+
+def test_several_rows_with_layouts_of_their_own_are_flattened():
+    model = tiny.build("llama")
+    ids = tiny.tokens(model.config, 3, 24)
+    layouts = [[24], [5, 19], [1, 1, 10, 12]]
+    autopack.enable(model)
+    eager = model(input_ids=ids, position_ids=_packed(layouts)).logits
+    set_implementation(model, "flash_attention_2")
+    with flash_standin():
+        flash = model(input_ids=ids, position_ids=_packed(layouts)).logits
+    # Two orders of float32 matrix products.
+    torch.testing.assert_close(flash, eager, atol=2e-5, rtol=1e-4)
+
+
+def test_a_flash_backend_without_a_flash_implementation_is_refused_with_the_way_out():
+    with pytest.raises(autopack.UnsupportedModel, match=r"attn_implementation='sdpa'.*possible: varlen, sdpa.*Load"):
+        autopack.enable(tiny.build("llama", attn_implementation="sdpa"), backend="flash")
+
+
+def test_another_backend_than_flash_is_refused_for_a_flash_model():
+    model = tiny.build("llama")
+    set_implementation(model, "flash_attention_2")
+    with pytest.raises(autopack.UnsupportedModel, match=r"possible: flash"):
+        autopack.enable(model, backend="sdpa")

@@ -1,0 +1,46 @@
+"""flex_attention, through transformers' own mask and attention functions, on a stand-in of the kernel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import autopack
+from autopack import tiny, upstream
+from compat.standins import flex_standin, set_implementation
+
+pytestmark = pytest.mark.skipif(not upstream.has_mask_interface(), reason="this transformers has no mask interface")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "mistral", "llama4_text", "gemma3_text"])
+def test_packed_equals_alone(model_type):
+    model = tiny.build(model_type)
+    set_implementation(model, "flex_attention")
+    with flex_standin():
+        assert not autopack.audit(model, modes=("default",), gradients=False).exact, "negative control: stock leaks"
+        autopack.enable(model, backend="flex")
+        report = autopack.audit(model)
+    assert report.exact, str(report)
+
+
+def test_one_block_mask_per_kind_of_layer_and_forward(monkeypatch):
+    from transformers import masking_utils
+
+    model = tiny.build("gemma2")
+    set_implementation(model, "flex_attention")
+    made = []
+    with flex_standin():
+        create = masking_utils.create_block_mask
+        monkeypatch.setattr(masking_utils, "create_block_mask", lambda *a, **k: made.append(1) or create(*a, **k))
+        autopack.enable(model)
+        positions = torch.cat([torch.arange(9), torch.arange(7)])[None]
+        model(input_ids=tiny.tokens(model.config, 1, 16), position_ids=positions)
+    assert len(made) == len(set(model.config.layer_types))
+
+
+def test_a_backend_that_has_no_backward_here_is_refused_at_the_call():
+    model = tiny.build("llama", attn_implementation="sdpa")
+    autopack.enable(model, backend="flex")
+    positions = torch.cat([torch.arange(9), torch.arange(7)])[None]
+    with pytest.raises(autopack.UnsupportedModel, match=r"backend='flex'.*off CUDA.*backend='auto'"):
+        model(input_ids=tiny.tokens(model.config, 1, 16), position_ids=positions)

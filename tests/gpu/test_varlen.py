@@ -1,0 +1,128 @@
+"""torch's variable-length kernels against attention of each document alone, computed in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from autopack.attention.varlen import attend_varlen
+from autopack.layout import PackedLayout
+from autopack.upstream import Pattern
+
+LENGTHS = [[7, 130, 1, 62, 256], [200, 200, 56]]
+# One rounding of the output in the dtype (2^-8 or 2^-11 of values of order 1 to 4), and those of P and dS inside.
+TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3}
+
+
+def _reference(layout, query, key, value, pattern, scale, sinks=None):
+    """Dense attention in float32, one document at a time."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
+    rows = []
+    for row in range(layout.rows):
+        parts = []
+        for r, first, end in layout.spans:
+            if r != row:
+                continue
+            q, k, v = (t[row : row + 1, :, first:end].float() for t in (query, key, value))
+            index = torch.arange(end - first, device=q.device)
+            distance = index[:, None] - index[None, :]
+            visible = torch.ones_like(distance, dtype=torch.bool)
+            if pattern.causal:
+                visible &= distance >= 0
+            if pattern.before is not None:
+                visible &= distance <= pattern.before
+            if pattern.after is not None:
+                visible &= -distance <= pattern.after
+            if pattern.chunk is not None:
+                visible &= index[:, None] // pattern.chunk == index[None, :] // pattern.chunk
+            scores = (q @ k.transpose(2, 3) * scale).masked_fill(~visible, float("-inf"))
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.float().view(1, -1, 1, 1).expand(1, -1, end - first, 1)], dim=-1)
+            weights = scores.softmax(-1)[..., : end - first]
+            parts.append((weights @ v).transpose(1, 2))
+        rows.append(torch.cat(parts, dim=1))
+    return torch.cat(rows)
+
+
+def _states(dtype, heads=8, kv_heads=2, size=64, value_size=64):
+    layout = PackedLayout.from_lengths(LENGTHS, "cuda")
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def draw(h, d):
+        states = torch.randn(layout.rows, h, layout.columns, d, generator=generator, device="cuda")
+        return states.to(dtype).requires_grad_()
+
+    return layout, draw(heads, size), draw(kv_heads, size), draw(kv_heads, value_size)
+
+
+def _compare(layout, states, pattern, scale, dtype, sinks=None):
+    inputs = [*states, sinks] if sinks is not None else list(states)
+    found = attend_varlen(layout, *states, pattern, scale, sinks)
+    expected = _reference(layout, *states, pattern, scale, sinks)
+    weights = torch.randn(expected.shape, generator=torch.Generator("cuda").manual_seed(1), device="cuda")
+    gradients = torch.autograd.grad((found.float() * weights).sum(), inputs)
+    wanted = torch.autograd.grad((expected * weights).sum(), inputs)
+    for name, f, w in zip(("output", "q", "k", "v", "sinks"), (found, *gradients), (expected, *wanted), strict=False):
+        error = float((f.float() - w.float()).abs().max() / w.float().abs().max())
+        assert error <= TOLERANCE[dtype], f"{name} is off by {error:.1e} of its largest value"
+
+
+PATTERNS = {
+    "causal": Pattern(causal=True),
+    "bidirectional": Pattern(causal=False),
+    "window": Pattern(causal=True, before=31),
+    "two-sided window": Pattern(causal=False, before=16, after=16),
+    "chunks": Pattern(causal=True, chunk=48),
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS.keys())
+def test_equals_each_document_alone(pattern, dtype):
+    layout, *states = _states(dtype)
+    _compare(layout, states, pattern, 0.2, dtype)
+
+
+@pytest.mark.parametrize("sizes", [(16, 12), (192, 128), (80, 80), (256, 256)], ids=str)
+def test_head_sizes_of_query_and_value_may_differ(sizes, dtype):
+    layout, *states = _states(dtype, size=sizes[0], value_size=sizes[1])
+    _compare(layout, states, Pattern(causal=True), sizes[0] ** -0.5, dtype)
+
+
+@pytest.mark.parametrize("pattern", [PATTERNS["causal"], PATTERNS["window"]], ids=["causal", "window"])
+def test_sinks_take_part_in_output_and_gradients(pattern, dtype):
+    layout, *states = _states(dtype)
+    sinks = torch.linspace(-2, 3, 8, device="cuda").to(dtype).requires_grad_()
+    _compare(layout, states, pattern, 0.125, dtype, sinks)
+
+
+def test_without_the_sinks_the_same_test_fails(dtype):
+    layout, *states = _states(dtype)
+    sinks = torch.full((8,), 3.0, device="cuda")
+    without = attend_varlen(layout, *states, Pattern(causal=True), 0.125)
+    expected = _reference(layout, *states, Pattern(causal=True), 0.125, sinks)
+    assert float((without.float() - expected).abs().max() / expected.abs().max()) > 10 * TOLERANCE[dtype]
+
+
+def test_one_document_does_not_move_another(dtype):
+    layout, query, key, value = _states(dtype)
+    before = attend_varlen(layout, query, key, value, Pattern(causal=True), None)
+    row, first, end = layout.spans[1]
+    with torch.no_grad():
+        for states in (query, key, value):
+            states[row, :, first:end] = torch.randn_like(states[row, :, first:end])
+    after = attend_varlen(layout, query, key, value, Pattern(causal=True), None)
+    moved = (before != after).flatten(2).any(-1)
+    assert moved[row, first:end].all()
+    moved[row, first:end] = False
+    assert not moved.any()
+
+
+def test_agrees_with_sdpa_of_one_document(dtype):
+    layout, query, key, value = _states(dtype)
+    row, first, end = layout.spans[4]
+    packed = attend_varlen(layout, query, key, value, Pattern(causal=True), None)[row, first:end]
+    here = slice(row, row + 1), slice(None), slice(first, end)
+    alone = F.scaled_dot_product_attention(query[here], key[here], value[here], is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(packed, alone[0].transpose(0, 1), atol=TOLERANCE[dtype], rtol=0)
