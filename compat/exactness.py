@@ -58,14 +58,15 @@ def measure(model_type: str, backend: str, dtype: torch.dtype = torch.float32) -
         try:
             # Verification would refuse what this is here to measure.
             handle = autopack.enable(model, verify="never")
+            report = autopack.audit(model)
         except AutopackError as error:
             return {"status": "refused", "reason": _reason(error)}
-        report = autopack.audit(model)
         upstream_error = _upstream_error(model, handle) if not report.exact else None
     if upstream_error is not None:
         return {"status": "upstream error", "reason": upstream_error}
     result = {
         "status": "exact" if report.exact else "LEAK",
+        "config": model.config.model_type,
         "worst": report.worst,
         "gradient": report.worst_gradient,
         "loss": max((r.loss for r in report.results if r.loss is not None), default=None),
@@ -105,7 +106,8 @@ def _table(results: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
 
 def _path(model_type: str, cells: dict[str, dict[str, Any]]) -> str:
     if any(cell["status"] == "exact" for cell in cells.values()):
-        family = next((f for f in registry.families() if model_type in f.model_types), None)
+        config = next(cell["config"] for cell in cells.values() if "config" in cell)
+        family = next((f for f in registry.families() if config in f.model_types), None)
         return family.path if family is not None else "structure: attention site, document by document"
     return next((cell["reason"] for cell in cells.values() if "reason" in cell), "")
 

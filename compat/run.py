@@ -60,19 +60,19 @@ class Outcome:
     problems: tuple[str, ...] = ()
 
 
-def derived_environ(matrix: Matrix, version: Version, threads: int = 0) -> dict[str, str]:
+def derived_environ(matrix: Matrix, version: Version) -> dict[str, str]:
     """The environment variables of a derived run: the selection, no hub, and nothing that alters what is imported."""
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTEST_ADDOPTS")}
     environ[CELLS_VARIABLE] = ",".join(matrix.cells_of(version))
     environ[ABSENT_VARIABLE] = ",".join(version.absent)
     environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", PYTHONDONTWRITEBYTECODE="1")
-    if threads:
-        environ["OMP_NUM_THREADS"] = str(threads)
+    # Tiny models gain nothing from threads, and those of several runs at a time spin against each other.
+    environ["OMP_NUM_THREADS"] = "1"
     return environ
 
 
 def run_derived_tests(
-    matrix: Matrix, version: Version, python: str, timeout: float, threads: int = 0
+    matrix: Matrix, version: Version, python: str, timeout: float
 ) -> tuple[dict[str, Any], list[str]]:
     """Runs tests/compat/test_exact.py with the interpreter `python`.
 
@@ -86,7 +86,7 @@ def run_derived_tests(
             done = subprocess.run(
                 command,
                 cwd=ROOT,
-                env=derived_environ(matrix, version, threads),
+                env=derived_environ(matrix, version),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -121,7 +121,6 @@ def run_derived_tests(
 def serve(matrix: Matrix, version: Version, environment: Environment, arguments: argparse.Namespace) -> Outcome:
     """Makes the environment of a version if it has to, and runs the derived tests in it."""
     name, start = version.transformers, time.monotonic()
-    threads = max(1, (os.cpu_count() or 1) // arguments.jobs) if arguments.jobs > 1 else 0
     try:
         if arguments.reuse_current and current_interpreter_serves(matrix, version):
             python = sys.executable
@@ -132,7 +131,7 @@ def serve(matrix: Matrix, version: Version, environment: Environment, arguments:
         if arguments.build:
             say(f"{name}: environment ready after {built - start:.0f} s")
             return Outcome(version, None)
-        result, problems = run_derived_tests(matrix, version, python, arguments.timeout, threads)
+        result, problems = run_derived_tests(matrix, version, python, arguments.timeout)
     except CompatError as error:
         return Outcome(version, None, (f"transformers {name}: {error}",))
     seconds = f"environment {built - start:.0f} s, tests {time.monotonic() - built:.0f} s"

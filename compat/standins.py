@@ -10,6 +10,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -221,6 +222,8 @@ _FLASH = {"flash_attention_2": _flash_2, "flash_attention_3": _flash_3, "flash_a
 @contextlib.contextmanager
 def loadable(modules: dict[str, ModuleType]) -> Iterator[None]:
     """Make modules importable. Other modules that are imported meanwhile stay (mock.patch.dict would drop them)."""
+    for name, module in modules.items():
+        module.__spec__ = ModuleSpec(name, None)
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)
     try:

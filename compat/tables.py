@@ -52,13 +52,15 @@ def missing_cells(matrix: Matrix, version: Version, result: dict[str, Any]) -> l
 
 
 def failures(result: dict[str, Any]) -> list[str]:
-    """The checks that failed, by name, with the first line of what pytest said."""
-    return [
-        f"{cell['model']}/{cell['mode']} {name}: {check.get('message', '')}".strip("/ ")
-        for cell in result["cells"]
-        for name, check in cell["checks"].items()
-        if check["outcome"] == "failed"
-    ]
+    """A line for every way to fail: the first line of what pytest said, and the checks that it said it of."""
+    said: dict[str, list[str]] = {}
+    for cell in result["cells"]:
+        for name, check in cell["checks"].items():
+            if check["outcome"] == "failed":
+                said.setdefault(check.get("message", ""), []).append(
+                    f"{cell['model']}/{cell['mode']} {name}".strip("/ ")
+                )
+    return [f"{'; '.join(names)}: {message}" for message, names in said.items()]
 
 
 def result_path(version: Version) -> Path:

@@ -16,7 +16,7 @@ from autopack.attention.mask import DocumentMask
 from autopack.declarations import LAYOUT_KWARGS
 from autopack.layout import PackedLayout
 
-__all__ = ["attend_documents", "slice_mask"]
+__all__ = ["attend_documents", "slice_mask", "told_causality"]
 
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
@@ -44,14 +44,10 @@ def attend_documents(
     weights: torch.Tensor | None = None
     for row, first, end in layout.spans:
         here = slice(row, row + 1), slice(None), slice(first, end)
-        output, weight = attention(
-            module,
-            query[here],
-            key[here],
-            value[here],
-            slice_mask(mask, row, first, end),
-            **{name: _slice_option(option, layout, row, first, end) for name, option in options.items()},
-        )
+        alone = slice_mask(mask, row, first, end)
+        sliced = {name: _slice_option(option, layout, row, first, end) for name, option in options.items()}
+        told = told_causality(mask, alone, sliced)
+        output, weight = attention(module, query[here], key[here], value[here], alone, **told)
         outputs[row].append(output)
         if want_weights and weight is not None:
             if weights is None:
@@ -68,6 +64,19 @@ def slice_mask(mask: DocumentMask | torch.Tensor | None, row: int, first: int, e
         return None
     batch = slice(row, row + 1) if mask.shape[0] > 1 else slice(None)
     return mask[batch, :, first:end, first:end]
+
+
+def told_causality(
+    mask: DocumentMask | torch.Tensor | None, alone: torch.Tensor | None, options: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The options with `is_causal` as the model would have said it for the document's own mask.
+
+    gpt2 and others conclude from the presence of a mask that the call need not be causal (up to 4.57); the description
+    of a mask is present even where a document alone would have had none.
+    """
+    if options.get("is_causal") is None or not isinstance(mask, DocumentMask):
+        return options
+    return {**options, "is_causal": alone is None and mask.causal}
 
 
 def _slice_option(option: Any, layout: PackedLayout, row: int, first: int, end: int) -> Any:
@@ -107,5 +116,6 @@ def _attend_uniform(
         return states.transpose(1, 2).reshape(-1, length, heads, size).transpose(1, 2)
 
     alone = mask.for_document(0, 0, length) if isinstance(mask, DocumentMask) else None
-    output, _ = attention(module, as_batch(query), as_batch(key), as_batch(value), alone, **options)
+    told = told_causality(mask, alone, options)
+    output, _ = attention(module, as_batch(query), as_batch(key), as_batch(value), alone, **told)
     return output.reshape(layout.rows, layout.columns, *output.shape[2:])

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from autopack.attention.documents import Attention
+from autopack.attention.documents import Attention, told_causality
 from autopack.attention.mask import DocumentMask
 from autopack.declarations import LAYOUT_KWARGS
 from autopack.errors import UnsupportedModel
@@ -45,6 +45,7 @@ def attend_flash(
             f"cannot split it by documents. Load the model with attn_implementation='sdpa' or 'eager'."
         )
     options = {name: option for name, option in options.items() if name not in (*LAYOUT_KWARGS, "position_ids")}
+    options = dict(told_causality(mask, None, options))
     # A length per layout must not reach a compiled graph; the row length is an upper bound.
     longest = layout.columns if torch.compiler.is_compiling() else layout.max_seqlen
     return attention(

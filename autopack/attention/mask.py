@@ -38,6 +38,11 @@ class DocumentMask:
         """The rule in numbers, or None where it is not one of the usual ones."""
         return upstream.describe_mask(self.rule)
 
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees a later one, so that a missing mask stands for a causal call."""
+        return self.pattern is not None and self.pattern.causal
+
     @cached_property
     def absolute(self) -> bool:
         """Whether the rule reads per-token tensors, so that it must be asked with columns of the row."""

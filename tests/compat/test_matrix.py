@@ -335,7 +335,7 @@ class TestRun:
     def test_environ_selects_what_the_matrix_lists(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The derived tests get their selection, and nothing that would change what they import."""
         monkeypatch.setenv("PYTHONPATH", "elsewhere")
-        environ = run.derived_environ(MATRIX, OLD, threads=1)
+        environ = run.derived_environ(MATRIX, OLD)
         assert environ[run.CELLS_VARIABLE] == "llama/eager,llama/sdpa"
         assert environ[run.ABSENT_VARIABLE] == "qwen3"
         assert environ["OMP_NUM_THREADS"] == "1"

@@ -1,0 +1,204 @@
+"""``autopack doctor``: what is installed, what autopack would compute attention with here, and what is broken."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+
+from packaging.version import InvalidVersion, Version
+
+from autopack import __version__
+
+MINIMUM = {"torch": "2.4", "transformers": "4.48", "wrapt": "1.16", "packaging": "23", "numpy": "1.26"}
+"""Packages that autopack needs, with the oldest version that it works with."""
+
+OPTIONAL = ("tokenizers", "accelerate", "peft", "trl", "datasets", "matplotlib")
+
+FLASH_ATTENTION = {
+    "flash-attn": ("FA2", "flash_attn"),
+    "flash-attn-3": ("FA3", "flash_attn_interface"),
+    "flash-attn-4": ("FA4", "flash_attn.cute"),
+}
+"""Distributions of FlashAttention, with the module that transformers imports from each."""
+
+
+@dataclass
+class Diagnosis:
+    """Everything that the doctor found, as plain data."""
+
+    python: str
+    autopack: str
+    packages: dict[str, str | None] = field(default_factory=dict)
+    """Installed version of every package that matters; None where it is not installed."""
+    devices: list[dict[str, str]] = field(default_factory=list)
+    """`device`, as torch names it, and a `description`."""
+    backends: dict[str, dict[str, bool | str]] = field(default_factory=dict)
+    """For each backend, whether it is `available`, and the `reason`."""
+    choices: list[dict[str, str]] = field(default_factory=list)
+    """What `enable` chooses for plain causal attention: `attn_implementation`, `device`, `dtype`, `backend`."""
+    problems: list[str] = field(default_factory=list)
+    """What is broken, with the way out; empty where nothing is."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``autopack doctor``."""
+    parser.description = (
+        "Print what is installed, which attention backends work here and why the others do not, and what "
+        "autopack.enable would choose. Exit status 1 if something is broken."
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the diagnosis and return 0 if nothing is broken, else 1."""
+    diagnosis = examine()
+    print(json.dumps(asdict(diagnosis), indent=2) if args.json else write_text(diagnosis))
+    return 1 if diagnosis.problems else 0
+
+
+def examine() -> Diagnosis:
+    """Look at the packages, devices and backends of this process; never raises for what it finds broken."""
+    found = Diagnosis(f"{platform.python_version()} ({platform.system()} {platform.machine()})", __version__)
+    for name in (*MINIMUM, *OPTIONAL, *FLASH_ATTENTION):
+        try:
+            found.packages[name] = version(name)
+        except PackageNotFoundError:
+            found.packages[name] = None
+    found.problems += [problem for name in MINIMUM if (problem := _version_problem(name, found.packages[name]))]
+    working = [name for name in ("torch", "transformers") if _imports(name, name, found)]
+    for distribution, (_, module) in FLASH_ATTENTION.items():
+        _imports(distribution, module, found)
+    if "torch" in working:
+        found.devices = _devices()
+    if len(working) == 2:
+        _examine_backends(found)
+    return found
+
+
+def _version_problem(name: str, installed: str | None) -> str | None:
+    """What is wrong with the installed version of a required package, or None."""
+    remedy = f"pip install '{name}>={MINIMUM[name]}'"
+    if installed is None:
+        return f"{name} is not installed; autopack needs {MINIMUM[name]} or later: {remedy}"
+    try:
+        too_old = Version(installed) < Version(MINIMUM[name])
+    except InvalidVersion:
+        return f"{name} has the version {installed!r}, which cannot be read; autopack needs {MINIMUM[name]}: {remedy}"
+    return f"{name} {installed} is too old; autopack needs {MINIMUM[name]} or later: {remedy}" if too_old else None
+
+
+def _imports(name: str, module: str, found: Diagnosis) -> bool:
+    """Whether an installed package can be imported; where it cannot, that becomes a problem."""
+    if found.packages.get(name) is None:
+        return False
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a broken binary package fails in any way it likes
+        first = next(iter(str(error).splitlines()), "")
+        found.problems.append(
+            f"{name} {found.packages[name]} is installed, but `import {module}` fails: {type(error).__name__}: {first}. "
+            "Reinstall it to match the installed torch, or uninstall it."
+        )
+        return False
+    return True
+
+
+def _devices() -> list[dict[str, str]]:
+    import torch
+
+    devices = [{"device": "cpu", "description": f"{torch.get_num_threads()} threads"}]
+    if torch.cuda.is_available():
+        platform_version = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+        for index in range(torch.cuda.device_count()):
+            seen = torch.cuda.get_device_properties(index)
+            memory = f"{seen.total_memory / 2**30:.0f} GiB"
+            description = f"{seen.name}, compute capability {seen.major}.{seen.minor}, {memory}, {platform_version}"
+            devices.append({"device": f"cuda:{index}", "description": description})
+    else:
+        built = torch.version.cuda or torch.version.hip
+        reason = "torch finds no usable device" if built else "this torch is built for the CPU only"
+        devices.append({"device": "cuda", "description": f"none: {reason}"})
+    if torch.backends.mps.is_available():
+        devices.append({"device": "mps", "description": "Apple GPU"})
+    return devices
+
+
+def _examine_backends(found: Diagnosis) -> None:
+    """Ask autopack itself, so that the doctor cannot say anything but what `enable` will do."""
+    try:
+        from autopack import attention
+
+        usable = attention.availability()
+        found.backends = {name: {"available": yes, "reason": reason} for name, (yes, reason) in usable.items()}
+        found.choices = _choices(found)
+    except Exception as error:
+        found.problems.append(
+            f"autopack cannot find its backends with these versions: {type(error).__name__}: {error}. "
+            "Please report this with the output of `autopack doctor --json`."
+        )
+
+
+def _choices(found: Diagnosis) -> list[dict[str, str]]:
+    import torch
+
+    from autopack.attention.choose import choose
+
+    implementations = ["sdpa", "eager"]
+    for backend, names in (("flex", "flex_attention"), ("flash", str(found.backends["flash"]["reason"]))):
+        implementations += names.split(", ") if found.backends[backend]["available"] else []
+    kinds = sorted({device["device"].split(":")[0] for device in found.devices if "none" not in device["description"]})
+    choices = []
+    for implementation in implementations:
+        for kind in kinds:
+            for dtype in (torch.float32, torch.bfloat16):
+                if implementation.startswith("flash") and (kind != "cuda" or dtype is torch.float32):
+                    continue
+                heads = torch.zeros(1, 4, 8, 64, device=kind, dtype=dtype)
+                backend = choose("auto", implementation, torch.nn.Module(), heads, heads, None, {})
+                row = {"attn_implementation": implementation, "device": kind, "dtype": str(dtype).split(".")[-1]}
+                choices.append({**row, "backend": backend})
+    return choices
+
+
+def write_text(found: Diagnosis) -> str:
+    """The diagnosis for people."""
+    packages = [("python", found.python), ("autopack", found.autopack)]
+    for name, installed in found.packages.items():
+        label = f"   ({FLASH_ATTENTION[name][0]})" if name in FLASH_ATTENTION else ""
+        packages.append((name, (installed or "not installed") + label))
+    blocks = [
+        _block("Installed", packages),
+        _block("Devices", [(row["device"], row["description"]) for row in found.devices]),
+        _block(
+            "Attention backends",
+            [(name, f"{'yes' if row['available'] else 'no ':<5}{row['reason']}") for name, row in found.backends.items()],
+        ),
+        _choice_block(found),
+    ]
+    if found.problems:
+        blocks.append("\n".join(["BROKEN:", *(f"  - {problem}" for problem in found.problems)]))
+    else:
+        blocks.append("Nothing is broken.")
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _block(title: str, rows: list[tuple[str, str]]) -> str:
+    return "\n".join([title, *(f"  {name:<14}{value}".rstrip() for name, value in rows)]) if rows else ""
+
+
+def _choice_block(found: Diagnosis) -> str:
+    if not found.choices:
+        return ""
+    columns = list(dict.fromkeys(f"{row['device']} {row['dtype']}" for row in found.choices))
+    table: dict[str, dict[str, str]] = {}
+    for row in found.choices:
+        table.setdefault(row["attn_implementation"], {})[f"{row['device']} {row['dtype']}"] = row["backend"]
+    lines = [f"  {'attn_implementation':<22}" + "".join(f"{column:<16}" for column in columns)]
+    for implementation, cells in table.items():
+        lines.append(f"  {implementation:<22}" + "".join(f"{cells.get(column, '-'):<16}" for column in columns))
+    title = "What autopack.enable(model) computes packed rows with (plain causal attention)"
+    return "\n".join([title, *(line.rstrip() for line in lines)])
