@@ -9,8 +9,6 @@ import platform
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
-from packaging.version import InvalidVersion, Version
-
 from autopack import __version__
 
 MINIMUM = {"torch": "2.4", "transformers": "4.48", "wrapt": "1.16", "packaging": "23", "numpy": "1.26"}
@@ -34,8 +32,8 @@ class Diagnosis:
     autopack: str
     packages: dict[str, str | None] = field(default_factory=dict)
     """Installed version of every package that matters; None where it is not installed."""
-    devices: list[dict[str, str]] = field(default_factory=list)
-    """`device`, as torch names it, and a `description`."""
+    devices: list[dict[str, str | bool]] = field(default_factory=list)
+    """`device`, as torch names it, whether it is `available`, and a `description`."""
     backends: dict[str, dict[str, bool | str]] = field(default_factory=dict)
     """For each backend, whether it is `available`, and the `reason`."""
     choices: list[dict[str, str]] = field(default_factory=list)
@@ -68,13 +66,16 @@ def examine() -> Diagnosis:
             found.packages[name] = version(name)
         except PackageNotFoundError:
             found.packages[name] = None
-    found.problems += [problem for name in MINIMUM if (problem := _version_problem(name, found.packages[name]))]
+    for name in MINIMUM:
+        problem = _version_problem(name, found.packages[name])
+        found.problems += [problem] if problem else []
+    versions_fit = not found.problems
     working = [name for name in ("torch", "transformers") if _imports(name, name, found)]
     for distribution, (_, module) in FLASH_ATTENTION.items():
         _imports(distribution, module, found)
     if "torch" in working:
         found.devices = _devices()
-    if len(working) == 2:
+    if versions_fit and len(working) == 2:
         _examine_backends(found)
     return found
 
@@ -85,7 +86,12 @@ def _version_problem(name: str, installed: str | None) -> str | None:
     if installed is None:
         return f"{name} is not installed; autopack needs {MINIMUM[name]} or later: {remedy}"
     try:
-        too_old = Version(installed) < Version(MINIMUM[name])
+        from packaging.version import InvalidVersion, Version
+    except ImportError:  # is a problem of its own, and the doctor is to finish
+        return None
+    try:
+        # Vendors' builds of 2.4 call themselves 2.4.0a0+something, which counts as older than 2.4.
+        too_old = Version(Version(installed).base_version) < Version(MINIMUM[name])
     except InvalidVersion:
         return f"{name} has the version {installed!r}, which cannot be read; autopack needs {MINIMUM[name]}: {remedy}"
     return f"{name} {installed} is too old; autopack needs {MINIMUM[name]} or later: {remedy}" if too_old else None
@@ -100,30 +106,32 @@ def _imports(name: str, module: str, found: Diagnosis) -> bool:
     except Exception as error:  # a broken binary package fails in any way it likes
         first = next(iter(str(error).splitlines()), "")
         found.problems.append(
-            f"{name} {found.packages[name]} is installed, but `import {module}` fails: {type(error).__name__}: {first}. "
-            "Reinstall it to match the installed torch, or uninstall it."
+            f"{name} {found.packages[name]} is installed, but `import {module}` fails: "
+            f"{type(error).__name__}: {first}. Reinstall it to match the installed torch, or uninstall it."
         )
         return False
     return True
 
 
-def _devices() -> list[dict[str, str]]:
+def _devices() -> list[dict[str, str | bool]]:
     import torch
 
-    devices = [{"device": "cpu", "description": f"{torch.get_num_threads()} threads"}]
+    devices: list[dict[str, str | bool]] = [
+        {"device": "cpu", "available": True, "description": f"{torch.get_num_threads()} threads"}
+    ]
     if torch.cuda.is_available():
         platform_version = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
         for index in range(torch.cuda.device_count()):
             seen = torch.cuda.get_device_properties(index)
             memory = f"{seen.total_memory / 2**30:.0f} GiB"
             description = f"{seen.name}, compute capability {seen.major}.{seen.minor}, {memory}, {platform_version}"
-            devices.append({"device": f"cuda:{index}", "description": description})
+            devices.append({"device": f"cuda:{index}", "available": True, "description": description})
     else:
         built = torch.version.cuda or torch.version.hip
         reason = "torch finds no usable device" if built else "this torch is built for the CPU only"
-        devices.append({"device": "cuda", "description": f"none: {reason}"})
+        devices.append({"device": "cuda", "available": False, "description": f"none: {reason}"})
     if torch.backends.mps.is_available():
-        devices.append({"device": "mps", "description": "Apple GPU"})
+        devices.append({"device": "mps", "available": True, "description": "Apple GPU"})
     return devices
 
 
@@ -148,9 +156,12 @@ def _choices(found: Diagnosis) -> list[dict[str, str]]:
     from autopack.attention.choose import choose
 
     implementations = ["sdpa", "eager"]
-    for backend, names in (("flex", "flex_attention"), ("flash", str(found.backends["flash"]["reason"]))):
-        implementations += names.split(", ") if found.backends[backend]["available"] else []
-    kinds = sorted({device["device"].split(":")[0] for device in found.devices if "none" not in device["description"]})
+    implementations += ["flex_attention"] if found.backends["flex"]["available"] else []
+    # Where flash attention is available, the reason names the implementations that there are.
+    implementations += (
+        str(found.backends["flash"]["reason"]).split(", ") if found.backends["flash"]["available"] else []
+    )
+    kinds = sorted({str(device["device"]).split(":")[0] for device in found.devices if device["available"]})
     choices = []
     for implementation in implementations:
         for kind in kinds:
@@ -172,10 +183,13 @@ def write_text(found: Diagnosis) -> str:
         packages.append((name, (installed or "not installed") + label))
     blocks = [
         _block("Installed", packages),
-        _block("Devices", [(row["device"], row["description"]) for row in found.devices]),
+        _block("Devices", [(str(row["device"]), str(row["description"])) for row in found.devices]),
         _block(
             "Attention backends",
-            [(name, f"{'yes' if row['available'] else 'no ':<5}{row['reason']}") for name, row in found.backends.items()],
+            [
+                (name, f"{'yes' if row['available'] else 'no ':<5}{row['reason']}")
+                for name, row in found.backends.items()
+            ],
         ),
         _choice_block(found),
     ]

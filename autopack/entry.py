@@ -38,6 +38,10 @@ class EntryHook:
     def __call__(
         self, module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        scope = current()
+        if scope is not None and scope.owner is self.enabled:
+            scope.depth += 1  # the backbone, called by its own top: all is done
+            return None
         return _enter(self, module, args, kwargs)
 
 
@@ -57,9 +61,6 @@ def _enter(
     hook: EntryHook, module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     enabled, outer = hook.enabled, current()
-    if outer is not None and outer.owner is enabled:
-        outer.depth += 1  # the backbone, called by its own top: all is done
-        return None
     _refuse_bypassed_top(enabled, module)
     enabled.refresh()
     arguments = _by_name(type(module), args, kwargs)
@@ -80,7 +81,7 @@ def _enter(
 def _refuse_bypassed_top(enabled: Enabled, module: PreTrainedModel) -> None:
     """A backbone called on its own is fine; called by its top's `forward`, the top's labels went past the entry."""
     tops = enabled.entries[: next(i for i, entry in enumerate(enabled.entries) if entry is module)]
-    frame = sys._getframe(2) if tops else None
+    frame = sys._getframe(1) if tops else None
     while frame is not None:
         caller = frame.f_locals.get("self")
         if any(caller is top for top in tops):

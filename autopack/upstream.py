@@ -16,6 +16,11 @@ from typing import Any
 import transformers
 from packaging.version import Version
 
+try:
+    from transformers import masking_utils as masking
+except ImportError:  # up to 4.52
+    masking = None  # type: ignore[assignment]
+
 __all__ = [
     "MASKING_UTILS",
     "MINIMUM_TRANSFORMERS",
@@ -93,10 +98,7 @@ def attention_function(implementation: str) -> Callable[..., Any] | None:
 @cache
 def has_mask_interface() -> bool:
     """Whether masks are made by registered functions (4.53 and later)."""
-    try:
-        return hasattr(import_module(MASKING_UTILS), "AttentionMaskInterface")
-    except ImportError:
-        return False
+    return hasattr(masking, "AttentionMaskInterface")
 
 
 def mask_mapping() -> tuple[str, str]:
@@ -106,12 +108,12 @@ def mask_mapping() -> tuple[str, str]:
 
 def mask_function(implementation: str) -> Callable[..., Any] | None:
     """The mask function registered under a name; None where there is none."""
-    return import_module(MASKING_UTILS).ALL_MASK_ATTENTION_FUNCTIONS.get(implementation)
+    return masking.ALL_MASK_ATTENTION_FUNCTIONS.get(implementation)
 
 
 def masking_function_parameters() -> list[str]:
     """Parameter names of `_preprocess_mask_arguments`, the function that looks for packed rows by itself."""
-    return list(inspect.signature(import_module(MASKING_UTILS)._preprocess_mask_arguments).parameters)
+    return list(inspect.signature(masking._preprocess_mask_arguments).parameters)
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,6 @@ def describe_mask(function: Callable[..., Any]) -> Pattern | None:
 
     Used only to choose a faster backend; a function that is not recognised is evaluated as it stands.
     """
-    masking = import_module(MASKING_UTILS)
     if function is masking.causal_mask_function:
         return Pattern(causal=True)
     if function is getattr(masking, "bidirectional_mask_function", None):
@@ -201,7 +202,6 @@ def captured_tensors(function: Callable[..., Any]) -> list[Any]:
 
 def plain_rule(causal: bool) -> Callable[..., Any]:
     """The mask function of an unrestricted causal or bidirectional attention."""
-    masking = import_module(MASKING_UTILS)
     if causal:
         return masking.causal_mask_function
     if hasattr(masking, "bidirectional_mask_function"):
@@ -213,7 +213,7 @@ def query_arguments(length: int, device: Any) -> dict[str, Any]:
     """How the installed mask functions are told the number of queries, for a call without a cache."""
     import torch
 
-    if "cache_position" in inspect.signature(import_module(MASKING_UTILS).sdpa_mask).parameters:
+    if "cache_position" in inspect.signature(masking.sdpa_mask).parameters:
         return {"cache_position": torch.arange(length, device=device)}
     return {"q_length": length, "q_offset": 0}
 

@@ -15,6 +15,9 @@ from autopack.layout import PackedLayout
 __all__ = ["DocumentMask"]
 
 
+_UNKNOWN = object()
+
+
 class DocumentMask:
     """Stands where the model's attention mask would stand, on its way from the mask function to the attention site.
 
@@ -27,27 +30,35 @@ class DocumentMask:
         self.function = function
         self.arguments = dict(arguments)
         self._alone_by_length: dict[int, torch.Tensor | None] = {}
+        self._pattern: Any = _UNKNOWN
+        self._absolute_rule: bool | None = None
 
     @property
     def rule(self) -> Callable[..., Any]:
         """The index-based rule (batch, head, query, key) -> visible, as the model's code composed it."""
         return self.arguments["mask_function"]
 
-    @cached_property
+    @property
     def pattern(self) -> upstream.Pattern | None:
         """The rule in numbers, or None where it is not one of the usual ones."""
-        return upstream.describe_mask(self.rule)
+        # Kept by hand: up to Python 3.11 functools.cached_property takes a lock, which breaks compiled graphs.
+        if self._pattern is _UNKNOWN:
+            self._pattern = upstream.describe_mask(self.rule)
+        return self._pattern
 
     @property
     def causal(self) -> bool:
         """Whether no token sees a later one, so that a missing mask stands for a causal call."""
         return self.pattern is not None and self.pattern.causal
 
-    @cached_property
+    @property
     def absolute(self) -> bool:
         """Whether the rule reads per-token tensors, so that it must be asked with columns of the row."""
-        columns = self.layout.columns
-        return any(t.dim() >= 2 and t.shape[-1] >= columns for t in upstream.captured_tensors(self.rule))
+        if self._absolute_rule is None:
+            columns = self.layout.columns
+            tensors = () if self.pattern is not None else upstream.captured_tensors(self.rule)
+            self._absolute_rule = any(t.dim() >= 2 and t.shape[-1] >= columns for t in tensors)
+        return self._absolute_rule
 
     def for_document(self, row: int, first: int, end: int) -> torch.Tensor | None:
         """The mask of one document alone: (1, 1, length, length), or None where the model would have passed none."""

@@ -33,13 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "is from what it gets alone. Exit status 0 if the model is exact, 1 if it leaks."
     )
     parser.add_argument(
-        "model", metavar="PATH_OR_TYPE", help="a directory with a saved model, or a model type such as qwen3 (built tiny)"
+        "model",
+        metavar="PATH_OR_TYPE",
+        help="a directory with a saved model, or a model type such as qwen3 (built tiny)",
     )
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--enable", dest="stock", action="store_false", help="enable autopack first (the default)")
     mode.add_argument("--stock", dest="stock", action="store_true", help="audit the model as transformers runs it")
     parser.set_defaults(stock=False)  # `store_false` alone would make stock the default
-    parser.add_argument("--attn", metavar="NAME", help="attn_implementation: eager, sdpa ... (what transformers chooses)")
+    parser.add_argument(
+        "--attn", metavar="NAME", help="attn_implementation: eager, sdpa ... (what transformers chooses)"
+    )
     parser.add_argument("--backend", choices=BACKENDS, help="what autopack computes attention with (auto)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the weights (%(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps ... (%(default)s)")
@@ -55,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
         raise CannotAudit("--backend chooses what autopack uses, and --stock asks for none of it; leave one out")
     for path in (args.html, args.plot):
         if path is not None and not path.parent.is_dir():
-            raise CannotAudit(f"cannot write {path}: there is no directory {path.parent}; create it or name another one")
+            raise CannotAudit(
+                f"cannot write {path}: there is no directory {path.parent}; create it or name another one"
+            )
     if args.plot is not None:
         from autopack.demo.picture import check_drawable
 
@@ -122,7 +128,9 @@ def _build_tiny(model_type: str, args: argparse.Namespace) -> PreTrainedModel:
         import transformers
 
         close = difflib.get_close_matches(model_type, known, n=5, cutoff=0.5)
-        closest = f"did you mean {', '.join(close)}?" if close else f"it knows {len(known)}, from {known[0]} to {known[-1]}"
+        closest = (
+            f"did you mean {', '.join(close)}?" if close else f"it knows {len(known)}, from {known[0]} to {known[-1]}"
+        )
         raise CannotAudit(
             f"{model_type!r} is neither a directory nor a causal language model type of transformers "
             f"{transformers.__version__}; {closest}"
@@ -167,6 +175,6 @@ def _page(report: LeakReport) -> str:
     title = html.escape(f"autopack audit: {report.model}")
     style = "body{font-family:sans-serif;margin:2em;color:#22303c}"
     return (
-        f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title><style>{style}</style></head>"
-        f"<body><h1>{title}</h1>{report.to_html()}</body></html>\n"
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        f"<title>{title}</title><style>{style}</style></head><body><h1>{title}</h1>{report.to_html()}</body></html>\n"
     )

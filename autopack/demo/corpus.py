@@ -53,9 +53,9 @@ def collect_documents(root: Path | None = None) -> list[str]:
     texts = dict.fromkeys(text for text in (*_docstrings(root), *topics) if len(text) >= MINIMUM_CHARACTERS)
     if len(texts) < MINIMUM_DOCUMENTS:
         raise CorpusTooSmall(
-            f"the demo trains on the documentation inside the Python installation and wants at least "
+            "the demo trains on the documentation inside the Python installation and wants at least "
             f"{MINIMUM_DOCUMENTS} texts, but found {len(texts)} under {root}: this Python seems to be shipped without "
-            f"its source files. Run the demo with a Python from python.org, conda, uv or your distribution's full package."
+            "its source files. Run the demo with a Python from python.org, conda, uv or a distribution's full package."
         )
     return list(texts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autopack.demo.leak import Leak
 from autopack.demo.training import Comparison
@@ -50,7 +50,7 @@ def draw(result: Comparison) -> Figure:
     import matplotlib
     from matplotlib.figure import Figure
 
-    style = {
+    style: dict[Any, Any] = {
         "font.size": 12,
         "font.family": "DejaVu Sans",
         "text.color": INK,
@@ -90,8 +90,8 @@ def _head(figure: Figure, result: Comparison) -> None:
     figure.text(
         0.045,
         0.895,
-        f"Llama, {result.parameters / 1e6:.1f} M parameters, float32, {result.threads} CPU threads; {settings.steps} steps "
-        f"of {settings.batch_size} documents of Python's documentation; same seed, same order",
+        f"Llama, {result.parameters / 1e6:.1f} M parameters, float32, {result.threads} CPU threads; "
+        f"{settings.steps} steps of {settings.batch_size} documents of Python's documentation; same seed, same order",
         fontsize=13,
         color=FAINT,
         va="center",

@@ -181,7 +181,7 @@ def python_version() -> str:
 
 def _arm(settings: Settings) -> Arm:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, LlamaConfig
 
     heads = max(1, settings.hidden // 64)
     config = LlamaConfig(
@@ -196,10 +196,9 @@ def _arm(settings: Settings) -> Arm:
         eos_token_id=END_OF_TEXT_ID,
         pad_token_id=None,
         tie_word_embeddings=True,
-        attn_implementation="sdpa",
     )
     torch.manual_seed(settings.seed)
-    model = LlamaForCausalLM(config).train()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
     # The second beta and the clipped norm are those of most language models. They also keep the training calm: where
     # it is not, Adam blows rounding up a thousandfold, whichever way the batches are made.
     return Arm(model, torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95)))
