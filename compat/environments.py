@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from matrix import COMPAT, ROOT, CompatError, Matrix, Version, python_in_range
+from compat.matrix import COMPAT, ROOT, CompatError, Matrix, Version, python_in_range
 
 
 def say(text: str) -> None:

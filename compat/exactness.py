@@ -1,7 +1,7 @@
 """Print, for every causal-LM type of the installed transformers, whether packed equals alone, on every backend.
 
     python -m compat.exactness                 all types, all backends; writes compat/results/exactness.{json,md}
-    python -m compat.exactness llama gemma2    some types, printed only
+    python -m compat.exactness llama gemma2    some types, printed only; with --record also merged into the results
 
 `flash` and `flex` run on CPU stand-ins of the same signature, where the model declares support. Every cell is the worst
 relative error of logits over all of the auditor's call modes, in train and eval; gradients and losses are held to their
@@ -144,6 +144,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types (default: all)")
+    parser.add_argument("--record", action="store_true", help="merge the named types into the recorded results")
     parser.add_argument("--float64", action="store_true", help="measure in float64 (tolerance 1e-9)")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
     arguments = parser.parse_args()
@@ -157,18 +158,34 @@ def main() -> int:
         results[model_type] = {
             b: measure(model_type, b, dtype) if b in arguments.backends else {"status": "undeclared"} for b in BACKENDS
         }
-    statuses = {t: {cell["status"] for cell in cells.values()} for t, cells in results.items()}
-    exact = [t for t, s in statuses.items() if "exact" in s and "LEAK" not in s]
-    leaks = [t for t, s in statuses.items() if "LEAK" in s]
-    refused = [t for t in results if t not in exact and t not in leaks]
-    counts = f"{len(results)} types: {len(exact)} exact, {len(refused)} refused or not buildable, {len(leaks)} leaking."
     print("\n".join(_table(results)))
-    print(f"\n{counts} ({time.time() - started:.0f} s)")
-    if not arguments.types and not arguments.float64 and tuple(arguments.backends) == BACKENDS:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "exactness.json").write_text(json.dumps(results, indent=1) + "\n")
-        (RESULTS / "exactness.md").write_text(_markdown(results, counts))
-    return 1 if leaks else 0
+    print(f"\n{_counts(results)} ({time.time() - started:.0f} s)")
+    whole = not arguments.float64 and tuple(arguments.backends) == BACKENDS
+    if whole and (arguments.record or not arguments.types):
+        _record(results, merge=bool(arguments.types))
+    return 1 if any(_leaks(cells) for cells in results.values()) else 0
+
+
+def _leaks(cells: dict[str, dict[str, Any]]) -> bool:
+    return any(cell["status"] == "LEAK" for cell in cells.values())
+
+
+def _counts(results: dict[str, dict[str, dict[str, Any]]]) -> str:
+    leaks = sum(_leaks(cells) for cells in results.values())
+    exact = sum(
+        not _leaks(cells) and any(cell["status"] == "exact" for cell in cells.values()) for cells in results.values()
+    )
+    refused = len(results) - exact - leaks
+    return f"{len(results)} types: {exact} exact, {refused} refused or not buildable, {leaks} leaking."
+
+
+def _record(results: dict[str, dict[str, dict[str, Any]]], merge: bool) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    data = RESULTS / "exactness.json"
+    if merge:
+        results = dict(sorted({**json.loads(data.read_text()), **results}.items()))
+    data.write_text(json.dumps(results, indent=1) + "\n")
+    (RESULTS / "exactness.md").write_text(_markdown(results, _counts(results)))
 
 
 if __name__ == "__main__":

@@ -21,9 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from environments import Environment, Interpreter, cache_directory, current_interpreter_serves, say
-from matrix import MATRIX, ROOT, CompatError, Matrix, Version, load_matrix
-from tables import (
+if not __package__:
+    # Run as a script: the repository has to be importable in the place of this directory.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from compat.environments import Environment, Interpreter, cache_directory, current_interpreter_serves, say
+from compat.matrix import MATRIX, ROOT, CompatError, Matrix, Version, load_matrix
+from compat.tables import (
     TABLE,
     failures,
     load_results,

@@ -57,7 +57,7 @@ def attend_densely(
     if sink is not None:
         scores = torch.cat([scores, sink[:, None, None].expand(-1, len(query), 1)], dim=-1)
     weights = scores.softmax(-1)[..., : len(key)]
-    return torch.einsum("hqk,khd->qhd", weights, value)
+    return torch.einsum("hqk,khd->qhd", weights, value).contiguous()
 
 
 def scores_within(

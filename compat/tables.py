@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from matrix import COMPAT, MATRIX, ROOT, Matrix, Version
+from compat.matrix import COMPAT, MATRIX, ROOT, Matrix, Version
 
 RESULTS = COMPAT / "results"
 TABLE = RESULTS / "README.md"
@@ -96,7 +96,7 @@ def _checks(result: dict[str, Any] | None, model: str, mode: str) -> dict[str, A
 
 def _number(checks: dict[str, Any], prefix: str) -> str:
     worst = [check["worst"] for name, check in checks.items() if name.startswith(prefix) and "worst" in check]
-    return f"{max(worst):.0e}" if worst else "-"
+    return f"{max(worst):.0e}".replace("0e+00", "0") if worst else "-"
 
 
 def table_rows(matrix: Matrix, results: dict[str, dict[str, Any]], versions: Iterable[Version]) -> list[list[str]]:
@@ -164,9 +164,8 @@ def stale(matrix: Matrix) -> list[str]:
         elif failed := failures(results[name]):
             problems.append(f"transformers {name} was recorded with failures: {'; '.join(failed)}.")
     listed = {version.transformers for version in matrix.versions}
-    problems += [
-        f"{path.name} belongs to no listed version." for path in RESULTS.glob("*.json") if path.stem not in listed
-    ]
+    recorded = [path for path in RESULTS.glob("*.json") if path.name[0].isdigit()]
+    problems += [f"{path.name} belongs to no listed version." for path in recorded if path.stem not in listed]
     if not TABLE.is_file() or TABLE.read_text(encoding="utf-8") != markdown(matrix, results):
         problems.append(f"{TABLE.relative_to(ROOT)} is not what the matrix and the recorded results give.")
     return problems

@@ -32,11 +32,7 @@ def attend_flash(
     attention becomes documents of one chunk each.
     """
     if isinstance(mask, DocumentMask):
-        if mask.absolute:
-            raise UnsupportedModel(
-                f"{type(module).__name__} masks by per-token blocks, which flash attention cannot express. Load the "
-                f"model with attn_implementation='sdpa' or 'eager'."
-            )
+        # Of a rule over per-token blocks flash attention knows nothing for a document alone either.
         if mask.pattern is not None and mask.pattern.chunk is not None:
             layout = layout.in_chunks(mask.pattern.chunk)
     elif mask is not None:

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
         draw(result).savefig(args.plot, dpi=150)
         print(f"\nPicture: {args.plot}")
-    return 0 if result.losses_equal and result.leak.exact else 1
+    return 0 if result.succeeded else 1
 
 
 def _positive(text: str) -> int:

@@ -81,7 +81,7 @@ def draw(result: Comparison) -> Figure:
 
 
 def _head(figure: Figure, result: Comparison) -> None:
-    if result.losses_equal and result.leak.exact:
+    if result.succeeded:
         title = f"Packed rows: {result.speedup:.1f}× the speed of padded batches, with the same losses and no leak"
     else:
         title = "Packed and padded training differ: this should not happen"
@@ -166,8 +166,7 @@ def _draw_leaks(figure: Figure, place: SubplotSpec, result: Comparison) -> None:
     from matplotlib.colors import LinearSegmentedColormap, LogNorm
 
     colours = LinearSegmentedColormap.from_list("leak", ["#fbe3d6", "#e07b4f", "#8c1c13"])
-    colours.set_under("white")
-    colours.set_bad(PADDING)
+    colours = colours.with_extremes(under="white", bad=PADDING)
     norm = LogNorm(vmin=NOTHING, vmax=10)
     panels = place.subgridspec(1, 2, wspace=0.12)
     for number, (name, leak) in enumerate((("stock", result.stock_leak), ("enabled", result.leak))):

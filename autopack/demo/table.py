@@ -39,8 +39,9 @@ def _setting(result: Comparison) -> str:
             f"{sum(lengths):,} tokens",
             f"            lengths: median {lengths[len(lengths) // 2]}, one in ten above "
             f"{lengths[len(lengths) * 9 // 10]}, longest {lengths[-1]}",
-            f"  model     Llama, {result.parameters / 1e6:.1f} M parameters, sdpa, float32, {result.threads} CPU threads",
-            f"  training  {settings.steps} steps of {settings.batch_size} documents, in the same order both ways, "
+            f"  model     Llama, {result.parameters / 1e6:.1f} M parameters, sdpa, float32, "
+            f"{result.threads} CPU threads",
+            f"  training  {settings.steps} steps of {settings.batch_size} documents, both ways in the same order and "
             f"from seed {settings.seed}",
         ]
     )

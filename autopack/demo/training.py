@@ -104,6 +104,11 @@ class Comparison:
         """Whether the losses of all steps agree within fp32 rounding."""
         return all(difference <= LOSS_TOLERANCE for difference in self.loss_differences)
 
+    @property
+    def succeeded(self) -> bool:
+        """Whether packed training equals padded training and documents in a row do not change each other."""
+        return self.losses_equal and self.leak.exact
+
 
 def compare(
     settings: Settings,

@@ -14,11 +14,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from matrix import load_matrix
-from run import ABSENT_VARIABLE, CELLS_VARIABLE
 
 import autopack
 import autopack.tiny
+from compat.matrix import load_matrix
+from compat.run import ABSENT_VARIABLE, CELLS_VARIABLE
 
 TOLERANCE = 1e-3  # of gradients, relative, in fp32; a leak is of the order of 1
 LEAK = 1e-3
@@ -139,20 +139,19 @@ def test_disable(stock: torch.nn.Module) -> None:
     """After `disable` the model gives, bit for bit, what it gave before `enable`."""
     row = packed(documents(stock, LAYOUTS[0], seed=2))
     calls = ({"input_ids": row["input_ids"]}, row)
-    with torch.no_grad():
-        before = [stock(**call).logits for call in calls]
-        autopack.enable(stock)
-        stock(**row)
-        assert autopack.is_enabled(stock)
-        autopack.disable(stock)
-        after = [stock(**call).logits for call in calls]
+    before = [stock(**call).logits for call in calls]
+    autopack.enable(stock)
+    assert autopack.is_enabled(stock)
+    stock(**row)
+    autopack.disable(stock)
     assert not autopack.is_enabled(stock)
+    after = [stock(**call).logits for call in calls]
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
 @every_cell
 def test_control(stock: torch.nn.Module, record_property: Callable[[str, object], None]) -> None:
-    """The stock model leaks in a plain call: what the tests above would show if autopack did nothing."""
+    """The stock model leaks in a plain call and the auditor sees it: `test_audit` does not pass by chance."""
     parts = documents(stock, LAYOUTS[0], seed=3)
     with torch.no_grad():
         together = stock(**packed(parts)).logits.split([part.shape[1] for part in parts], dim=1)
@@ -162,6 +161,7 @@ def test_control(stock: torch.nn.Module, record_property: Callable[[str, object]
     if leak < 1e-5:
         pytest.skip(f"this transformers has become exact for a plain packed call ({leak:.0e})")
     assert leak > LEAK
+    assert not autopack.audit(stock).exact
 
 
 @pytest.mark.parametrize(("model_type", "mode"), [name.partition("/")[::2] for name in ABSENT], ids=ABSENT)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import environments
 import pytest
-import run
-import tables
-from environments import Environment, Interpreter, environment_name
-from matrix import ROOT, CompatError, Matrix, Version, load_matrix, python_in_range, tomllib
 from packaging.requirements import Requirement
 from packaging.version import Version as Number
+
+from compat import environments, run, tables
+from compat.environments import Environment, Interpreter, environment_name
+from compat.matrix import ROOT, CompatError, Matrix, Version, load_matrix, python_in_range, tomllib
 
 HERE = Interpreter(sys.executable, sys.version_info[:2])
 OLD = Version("4.0.0", ("tokenizers==0.1",), ">=3.10,<3.99", absent=("qwen3",))
@@ -85,6 +85,11 @@ class TestMatrix:
             names = [Requirement(line).name for line in matrix.requirements(version)]
             assert names[:2] == ["torch", "transformers"]
             assert len(set(names)) == len(names)
+
+    def test_readme_pins_the_same_torch(self) -> None:
+        """The commands of the README and the matrix test with one torch."""
+        readme = (ROOT / "README.md").read_text(encoding="utf-8")
+        assert set(re.findall(r"torch==([\d.]+)", readme)) == {load_matrix().torch}
 
     def test_absent_cells_are_left_out(self) -> None:
         """A version tests all model types in all modes, less its absent ones."""

@@ -1,0 +1,135 @@
+"""The command line: what it imports, its exit statuses and messages, and the audit subcommand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from autopack import __version__
+from autopack.cli import COMMANDS, main
+
+TREE = Path(__file__).parents[1]
+
+
+def run_in_new_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], cwd=TREE, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)])
+def test_help_imports_neither_torch_nor_transformers(arguments):
+    program = (
+        "import sys; from autopack.cli import main\n"
+        f"try: main({arguments!r})\n"
+        "except SystemExit as end: assert end.code == 0, end.code\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    finished = run_in_new_process("-c", program)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.startswith("usage: autopack")
+
+
+def test_help_imports_only_the_subcommand_that_is_called():
+    program = "import sys; from autopack.cli import _parser; _parser(['demo']); print(*sys.modules)"
+    imported = run_in_new_process("-c", program).stdout.split()
+    assert "autopack.demo.command" in imported
+    assert not {"autopack.doctor", "autopack.commands.audit"} & set(imported)
+
+
+def test_help_names_every_subcommand(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in COMMANDS)
+
+
+def test_module_runs():
+    finished = run_in_new_process("-m", "autopack", "--version")
+    assert (finished.returncode, finished.stdout.strip()) == (0, f"autopack {__version__}")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_subcommand_is_a_module_with_both_functions(name):
+    module = import_module(COMMANDS[name][0])
+    assert callable(module.add_arguments)
+    assert callable(module.run)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["no-such-command"], ["demo", "--steps", "0"], ["audit"], ["audit", "llama", "--stock", "--enable"]],
+)
+def test_wrong_options_exit_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert "usage: autopack" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["audit", "qwen33"], "did you mean qwen3"),
+        (["audit", "nothing-like-it"], "neither a directory nor a causal language model type"),
+        (["audit", "/no/such/directory"], "/no/such/directory does not exist"),
+        (["audit", "./missing"], "./missing does not exist"),
+        (["audit", __file__], "is a file; wanted a directory"),
+        (["audit", "llama", "--attn", "no_such_attention"], "no_such_attention"),
+        (["audit", "llama", "--stock", "--backend", "sdpa"], "leave one out"),
+        (["audit", "llama", "--html", "/no/such/directory/report.html"], "there is no directory /no/such/directory"),
+        (["audit", "llama", "--plot", "/no/such/directory/report.png"], "there is no directory /no/such/directory"),
+        # A refusal of `enable` itself: UnsupportedModel.
+        (["audit", "llama", "--attn", "sdpa", "--backend", "flash"], "backend='flash' cannot serve LlamaForCausalLM"),
+    ],
+)
+def test_requests_that_cannot_be_carried_out_exit_with_2(arguments, said, capsys):
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("autopack audit: ")
+    assert said in printed.err
+    assert "Traceback" not in printed.err
+
+
+def test_audit_of_a_directory_without_a_model_exits_with_2(tmp_path, capsys):
+    assert main(["audit", str(tmp_path)]) == 2
+    assert f"cannot load {tmp_path}" in capsys.readouterr().err
+
+
+def test_audit_enables_unless_told_otherwise(capsys):
+    assert main(["audit", "llama"]) == 0
+    assert "enabled by autopack" in capsys.readouterr().out
+    assert main(["audit", "llama", "--enable"]) == 0
+
+
+def test_audit_of_a_stock_model_finds_its_leak(capsys):
+    assert main(["audit", "llama", "--stock"]) == 1
+    assert "LEAK" in capsys.readouterr().out
+
+
+def test_audit_passes_its_options_on(capsys):
+    assert main(["audit", "llama", "--attn", "eager", "--backend", "eager", "--dtype", "float64", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["implementation"], data["dtype"], data["enabled"], data["exact"]) == ("eager", "float64", True, True)
+    assert data["worst"] <= data["tolerance"]
+    assert all(result["exact"] for result in data["results"])
+
+
+def test_audit_of_a_saved_model_and_its_files(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    from autopack import tiny
+
+    tiny.build("qwen3").save_pretrained(tmp_path / "model")
+    page, picture = tmp_path / "report.html", tmp_path / "report.png"
+    arguments = ["audit", str(tmp_path / "model"), "--stock", "--html", str(page), "--plot", str(picture)]
+    assert main(arguments) == 1
+    assert "Qwen3ForCausalLM" in capsys.readouterr().out
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    assert "Qwen3ForCausalLM" in text
+    assert picture.read_bytes().startswith(b"\x89PNG")

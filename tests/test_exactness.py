@@ -1,0 +1,79 @@
+"""Every causal-LM type that autopack says it serves: packed equals alone in every call mode, on every backend.
+
+flex takes seconds per type on a CPU: tests/attention/test_flex.py runs some, the recorded table all. The measurement is `compat.exactness.measure`, the same that prints the table. Tolerances are those of the auditor:
+1e-4 of the logits' standard deviation, 1e-3 for gradients and losses in float32; 1e-9 and 1e-8 in float64.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import autopack
+from autopack import registry, tiny
+from compat.exactness import measure
+
+SERVED = sorted(frozenset().union(*(f.model_types for f in registry.families())))
+REFUSED = sorted({t: r for f in registry.families() for t, r in f.refused_types.items()})
+AVAILABLE = set(tiny.causal_lm_types())
+# One of each kind: plain, window, softcap, MLA, mixture, sinks, chunks, shared keys, absolute positions, encoder, whisper.
+DOZEN = ["llama", "mistral", "gemma2", "deepseek_v3", "qwen3_moe", "gpt_oss", "llama4_text", "gemma4_text", "gpt2",
+         "bert", "whisper", "doge", "opt", "deepseek_v32"]  # fmt: skip
+RESULTS = Path(__file__).parents[1] / "compat" / "results" / "exactness.json"
+
+
+def _check(model_type: str, backend: str, dtype: torch.dtype = torch.float32) -> None:
+    result = measure(model_type, backend, dtype)
+    if result["status"] == "undeclared":
+        pytest.skip(f"{model_type} declares no support of {backend}")
+    if result["status"] == "upstream error":
+        pytest.skip(f"stock transformers cannot run it: {result['reason']}")
+    assert result["status"] == "exact", result
+
+
+def _types(names: list[str]) -> list[str]:
+    return [name for name in names if name in AVAILABLE]
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
+@pytest.mark.parametrize("model_type", _types(SERVED))
+def test_packed_equals_alone(model_type, backend):
+    _check(model_type, backend)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("model_type", _types(DOZEN))
+def test_packed_equals_alone_in_float64(model_type, backend):
+    _check(model_type, backend, torch.float64)
+
+
+@pytest.mark.parametrize("model_type", _types(SERVED))
+def test_without_autopack_the_same_rows_leak(model_type):
+    model = tiny.build(model_type)
+    report = autopack.audit(model, modes=("all-ones mask", "two rows"), training=(False,), gradients=False)
+    assert report.worst > 1e-2
+
+
+@pytest.mark.parametrize("model_type", _types(REFUSED))
+def test_what_leaks_is_refused_with_the_reason_and_left_alone(model_type):
+    try:
+        model = tiny.build(model_type)
+    except tiny.CannotBuild as error:
+        pytest.skip(str(error))
+    before = dict(vars(model))
+    with pytest.raises(autopack.UnsupportedModel, match="cannot be packed exactly: (its|it) "):
+        autopack.enable(model, verify="never")
+    assert vars(model) == before
+
+
+def test_every_type_of_the_recorded_table_is_served_or_refused():
+    recorded = json.loads(RESULTS.read_text())
+    for model_type, cells in recorded.items():
+        statuses = {cell["status"] for cell in cells.values()}
+        assert "LEAK" not in statuses, model_type
+        configs = {cell["config"] for cell in cells.values() if "config" in cell}
+        if "exact" in statuses:
+            assert configs <= set(SERVED), f"{model_type} is exact but no family lists {configs}"
