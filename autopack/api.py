@@ -190,8 +190,8 @@ def _check_backend(model: PreTrainedModel, enabled: Enabled) -> None:
 def _attach(model: PreTrainedModel, enabled: Enabled) -> None:
     enabled.acquire()
     enabled.mark()
-    for module in enabled.entries:
-        entry, leave = EntryHook(enabled, module), ExitHook(enabled)
+    for level, module in enumerate(enabled.entries):
+        entry, leave = EntryHook(enabled, level), ExitHook(enabled, level)
         enabled.hooks += [
             module.register_forward_pre_hook(entry, with_kwargs=True),
             module.register_forward_hook(leave, always_call=True),

@@ -354,7 +354,8 @@ def _left_as_found(model: PreTrainedModel) -> Iterator[None]:
         if isinstance(value, float) and value and _is_noise(module, name)
     ]
     devices = [case for case in {p.device for p in model.parameters()} if case.type == "cuda"]
-    with torch.random.fork_rng(devices=devices):
+    # An audit may be asked for inside no_grad or inference_mode; gradients are part of it.
+    with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.enable_grad():
         try:
             for module, name, _ in rates:
                 setattr(module, name, 0.0)

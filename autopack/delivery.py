@@ -7,9 +7,13 @@ reached without its model's scope raises `OutsideForward`.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from autopack.errors import OutsideForward
 
@@ -33,17 +37,56 @@ __all__ = [
 
 MARK = "_autopack"
 """Name of the attribute by which a module knows the enabled model that it belongs to."""
+_RECOMPUTED = -1
+"""Level of a scope that no entry has opened."""
 
 
 class Scope:
-    """One forward of one enabled model: its layout (None for an unpacked call) and what else its sites need."""
+    """One forward of one enabled model: its layout (None for an unpacked call) and what else its sites need.
 
-    def __init__(self, owner: Enabled, layout: PackedLayout | None, outer: Scope | None, want_weights: bool = False):
+    `level` is that of the entry that opened it, as in `Enabled.entries`: 0 for the whole model, 1 for its backbone.
+    """
+
+    def __init__(
+        self,
+        owner: Enabled,
+        layout: PackedLayout | None,
+        outer: Scope | None,
+        level: int,
+        want_weights: bool = False,
+    ):
         self.owner = owner
         self.layout = layout
         self.outer = outer
         self.want_weights = want_weights
-        self.depth = 1
+        self.level = level
+        self.levels: tuple[int, ...] = (level,)
+        """Levels of the entries that are being passed now, the outermost first."""
+        self.deepest = level
+        """The deepest level that has been entered, whether or not it has been left."""
+        self.frame: FrameType | None = _calling_frame()
+
+    def enter(self, level: int) -> None:
+        """Pass an entry further in: all is done, only its exit has to be told from that of the scope."""
+        self.levels = (*self.levels, level)
+        self.deepest = max(self.deepest, level)
+
+
+def _calling_frame() -> FrameType | None:
+    """The frame that runs the forward: the innermost one that belongs neither to autopack nor to Dynamo."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(("autopack.", "torch._dynamo.")):
+        frame = frame.f_back
+    return frame
+
+
+def _running(wanted: FrameType | None) -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame is wanted:
+            return True
+        frame = frame.f_back
+    return False
 
 
 class _Ambient(threading.local):
@@ -55,8 +98,17 @@ _ambient = _Ambient()
 
 
 def current() -> Scope | None:
-    """The innermost open scope of this thread, or None."""
-    return _ambient.scope
+    """The innermost scope of this thread whose forward is running, or None.
+
+    Exit hooks are skipped by a KeyboardInterrupt, and inside compiled code by any exception. What such a forward leaves
+    behind is dropped here: its frame is no longer on the stack.
+    """
+    scope = _ambient.scope
+    if torch.compiler.is_compiling():
+        return scope  # frames cannot be traced
+    while scope is not None and not _running(scope.frame):
+        _ambient.scope = scope = scope.outer
+    return scope
 
 
 def open_scope(scope: Scope) -> None:
@@ -64,13 +116,14 @@ def open_scope(scope: Scope) -> None:
     _ambient.scope = scope
 
 
-def close_scope(owner: Enabled) -> None:
-    """Leave the current scope of `owner`; the outermost leave restores the scope that was current before."""
+def close_scope(owner: Enabled, level: int) -> None:
+    """Leave the entry of `level` of the current scope; leaving the first restores the scope that was current before."""
     scope = _ambient.scope
-    if scope is None or scope.owner is not owner:
-        return
-    scope.depth -= 1
-    if scope.depth == 0:
+    if scope is None or scope.owner is not owner or scope.levels[-1:] != (level,):
+        return  # an entry that raised has opened nothing
+    scope.levels = scope.levels[:-1]
+    if not scope.levels:
+        scope.frame = None
         _ambient.scope = scope.outer
 
 
@@ -82,7 +135,7 @@ def site_scope(module: nn.Module) -> Scope | None:
     owner = module.__dict__.get(MARK)
     if owner is None:
         return None
-    scope = _ambient.scope
+    scope = current()
     if scope is None or scope.owner is not owner:
         raise OutsideForward(
             f"{type(module).__name__} belongs to a model that autopack enabled, but it was reached without passing "
@@ -107,13 +160,14 @@ class _Rebound:
                 "autopack was disabled between a checkpointed forward and its backward, so the layers cannot be "
                 "recomputed as they were. Disable after backward."
             )
+        if _ambient.scope is self.scope:
+            return self.function(*args, **kwargs)  # in the forward itself; changing nothing lets Dynamo trace it
+        # A scope of its own, for a recomputation has its own frame and may have its own thread.
         before = _ambient.scope
-        _ambient.scope = self.scope
-        self.scope.depth += 1  # an entry inside the recomputed function must not close the scope
+        _ambient.scope = Scope(self.scope.owner, self.scope.layout, before, _RECOMPUTED, self.scope.want_weights)
         try:
             return self.function(*args, **kwargs)
         finally:
-            self.scope.depth -= 1
             _ambient.scope = before
 
 

@@ -28,10 +28,12 @@ _ROW_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentence
 
 
 class EntryHook:
-    """Forward pre-hook of an enabled model and of its backbone."""
+    """Forward pre-hook of an enabled model and of its backbone; `level` is its place among the entries of the model."""
 
-    def __init__(self, enabled: Enabled, model: PreTrainedModel):
+    def __init__(self, enabled: Enabled, level: int):
+        model = enabled.entries[level]
         self.enabled = enabled
+        self.level = level
         self.shifts_labels = structure.shifts_labels(model)
         self.row_head = next((head for head in _ROW_HEADS if type(model).__name__.endswith(head)), None)
 
@@ -39,8 +41,9 @@ class EntryHook:
         self, module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         scope = current()
-        if scope is not None and scope.owner is self.enabled:
-            scope.depth += 1  # the backbone, called by its own top: all is done
+        # Going deeper for the first time is all that compiled code may take for granted: see `current`.
+        if scope is not None and scope.owner is self.enabled and scope.deepest < self.level:
+            scope.enter(self.level)  # the backbone, called by its own top: all is done
             return None
         return _enter(self, module, args, kwargs)
 
@@ -48,11 +51,12 @@ class EntryHook:
 class ExitHook:
     """Forward hook of an enabled model and of its backbone: closes what the entry opened, also after an error."""
 
-    def __init__(self, enabled: Enabled):
+    def __init__(self, enabled: Enabled, level: int):
         self.enabled = enabled
+        self.level = level
 
     def __call__(self, module: PreTrainedModel, args: tuple[Any, ...], output: Any) -> None:
-        close_scope(self.enabled)
+        close_scope(self.enabled, self.level)
 
 
 # Reading the declarations needs values on the host; traced, it would break the graph at every read.
@@ -61,7 +65,10 @@ def _enter(
     hook: EntryHook, module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     enabled, outer = hook.enabled, current()
-    _refuse_bypassed_top(enabled, module)
+    if outer is not None and outer.owner is enabled and outer.level < hook.level:
+        outer.enter(hook.level)  # the backbone, called by its own top once more
+        return None
+    _refuse_bypassed_top(enabled, hook.level)
     enabled.refresh()
     arguments = _by_name(type(module), args, kwargs)
     layout = None
@@ -70,20 +77,27 @@ def _enter(
         declared = declarations.read(arguments, (inputs.shape[0], inputs.shape[1]), inputs.device)
         layout = declared.layout
     if layout is None:
-        open_scope(Scope(enabled, None, outer))
+        open_scope(Scope(enabled, None, outer, hook.level))
         return None
     enabled.check_sites()
+    unnamed = len(args) - len(_parameters(type(module))[0])
+    if unnamed > 0:
+        raise UnsupportedModel(
+            f"{type(module).__name__}.forward does not name the last {unnamed} of its {len(args)} positional arguments, so "
+            f"autopack cannot tell what they are. Pass them by name."
+        )
     packed = _packed_call(hook, module, arguments, layout)
-    open_scope(Scope(enabled, layout, outer, _wants_weights(module, arguments)))
+    open_scope(Scope(enabled, layout, outer, hook.level, _wants_weights(module, arguments)))
     return (), packed
 
 
-def _refuse_bypassed_top(enabled: Enabled, module: PreTrainedModel) -> None:
+def _refuse_bypassed_top(enabled: Enabled, level: int) -> None:
     """A backbone called on its own is fine; called by its top's `forward`, the top's labels went past the entry."""
-    tops = enabled.entries[: next(i for i, entry in enumerate(enabled.entries) if entry is module)]
+    tops = enabled.entries[:level]
     frame = sys._getframe(1) if tops else None
     while frame is not None:
-        caller = frame.f_locals.get("self")
+        # Only of methods: up to Python 3.12 asking for the locals keeps them alive until the frame ends.
+        caller = frame.f_locals.get("self") if "forward" in frame.f_code.co_name else None
         if any(caller is top for top in tops):
             raise OutsideForward(
                 f"{type(caller).__name__}.forward was called directly, past the entry of an enabled model. "
@@ -94,10 +108,17 @@ def _refuse_bypassed_top(enabled: Enabled, module: PreTrainedModel) -> None:
 
 @cache
 def _parameters(cls: Any) -> tuple[tuple[str, ...], bool]:
-    """Names of the forward's parameters in order, and whether it takes others by `**kwargs`."""
-    parameters = list(inspect.signature(cls.forward).parameters.values())[1:]
-    named = tuple(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
-    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+    """Names of the forward's parameters in order, and whether it takes others by `**kwargs`.
+
+    A forward that only passes everything on, `forward(*args, **kwargs)`, has the parameters of its base class.
+    """
+    for base in cls.__mro__:
+        if "forward" in vars(base):
+            parameters = list(inspect.signature(base.forward).parameters.values())[1:]
+            named = tuple(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+            if named:
+                return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return (), True
 
 
 def _by_name(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

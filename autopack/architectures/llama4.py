@@ -30,7 +30,10 @@ def _scale_query_by_position(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
     if module.attn_temperature_tuning and not module.use_rope:
         column = torch.arange(layout.columns, device=query.device)[None]
-        ratio = _temperature(module, column - layout.start_columns) / _temperature(module, column)
+        # The temperatures are those that the model computes, in float32; only their ratio needs the query's precision.
+        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        wanted, given = (_temperature(module, c).to(wide) for c in (column - layout.start_columns, column))
+        ratio = wanted / given
         query = (query * ratio[:, None, :, None]).to(query.dtype)
     return query, key, value, options
 

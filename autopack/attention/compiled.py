@@ -1,7 +1,7 @@
 """Per-document SDPA as one operator, so that a compiled graph holds no lengths and is the same for every layout.
 
 The number of documents is a tensor shape and their lengths are values, both unknown to the graph. The backward
-recomputes the forward of each document, since an operator cannot keep what autograd saved.
+recomputes the weights of each document, since an operator cannot keep what autograd saved.
 """
 
 from __future__ import annotations
@@ -113,12 +113,49 @@ def _document_attention_backward(
     grads = tuple(t.new_empty(t.shape) for t in (query, key, value))
     for row, first, end in _spans(cu_seqlens, query.shape[2], chunk):
         here = slice(row, row + 1), slice(None), slice(first, end)
-        q, k, v = inputs = [t[here].detach().requires_grad_() for t in (query, key, value)]
-        with torch.enable_grad():
-            output = _attend(q, k, v, causal, before, after, scale)
-        for whole, part in zip(grads, torch.autograd.grad(output, inputs, grad[here]), strict=True):
+        parts = _gradients(grad[here], query[here], key[here], value[here], causal, before, after, scale)
+        for whole, part in zip(grads, parts, strict=True):
             whole[here] = part
     return grads[0], grads[1], grads[2]
+
+
+_QUERIES = 512
+"""Queries of a document whose scores are held at a time: memory grows with its length and not with its square."""
+
+
+def _gradients(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    causal: bool,
+    before: int,
+    after: int,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of `_attend`, written out: autograd is off inside an operator, whatever `enable_grad` says."""
+    length, shared, dtype = query.shape[2], key.shape[1], torch.promote_types(query.dtype, torch.float32)
+    # (1, key heads, query heads that share it, tokens, size)
+    grad, query = (t.to(dtype).unflatten(1, (shared, -1)) for t in (grad, query))
+    key, value = (t.to(dtype).unsqueeze(2) for t in (key, value))
+    d_query, d_key, d_value = (torch.zeros_like(t) for t in (query, key, value))
+    index = torch.arange(length, device=query.device)
+    for first in range(0, length, _QUERIES):
+        end = min(first + _QUERIES, length)
+        low = max(0, first - before) if before >= 0 else 0
+        high = end if causal else min(length, end + after) if after >= 0 else length
+        q, k, v, g = query[..., first:end, :], key[..., low:high, :], value[..., low:high, :], grad[..., first:end, :]
+        distance = index[first:end, None] - index[None, low:high]
+        hidden = distance < (0 if causal else -after if after >= 0 else -length)
+        if before >= 0:
+            hidden = hidden | (distance > before)
+        weights = (q @ k.mT * scale).masked_fill(hidden, -torch.inf).softmax(-1)
+        d_value[..., low:high, :] += (weights.mT @ g).sum(2, keepdim=True)
+        d_weights = g @ v.mT
+        d_scores = weights * (d_weights - (d_weights * weights).sum(-1, keepdim=True)) * scale
+        d_query[..., first:end, :] = d_scores @ k
+        d_key[..., low:high, :] += (d_scores.mT @ q).sum(2, keepdim=True)
+    return d_query.flatten(1, 2), d_key.squeeze(2), d_value.squeeze(2)
 
 
 @_document_attention_backward.register_fake

@@ -165,8 +165,8 @@ def _draw_speed(axes: Axes, result: Comparison) -> None:
 def _draw_leaks(figure: Figure, place: SubplotSpec, result: Comparison) -> None:
     from matplotlib.colors import LinearSegmentedColormap, LogNorm
 
-    colours = LinearSegmentedColormap.from_list("leak", ["#fbe3d6", "#e07b4f", "#8c1c13"])
-    colours = colours.with_extremes(under="white", bad=PADDING)
+    reds = LinearSegmentedColormap.from_list("leak", ["#fbe3d6", "#e07b4f", "#8c1c13"])
+    colours = reds.with_extremes(under="white", bad=PADDING)
     norm = LogNorm(vmin=NOTHING, vmax=10)
     panels = place.subgridspec(1, 2, wspace=0.12)
     for number, (name, leak) in enumerate((("stock", result.stock_leak), ("enabled", result.leak))):
