@@ -210,9 +210,9 @@ def audit(
         raise ValueError(f"lengths must name two or more documents of at least one token; found {lengths}")
     if getattr(base.config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{type(base).__name__} is an encoder-decoder, which the auditor cannot run yet")
-    case = _Case(base, lengths, seed)
     results = []
     with _left_as_found(base):
+        case = _Case(base, lengths, seed)
         for name in modes or MODES:
             for train in training:
                 base.train(train)
@@ -311,17 +311,21 @@ def _gradient_error(model: PreTrainedModel, case: _Case, call: _Call) -> float |
 
     alone = [_alone(model, case, call, i, None) for i in range(len(call.spans))]
     chosen = [weights(a) for a in alone]
-    expected = _grad(sum((a * w).sum() for a, w in zip(alone, chosen, strict=True)), parameters)
+    expected = _grad(alone, chosen, parameters)
     packed = _logits(model(input_ids=case.inputs(call), **call.arguments))
     parts = [packed[row, first:end] for row, first, end in call.spans]
-    found = _grad(sum((a * w).sum() for a, w in zip(parts, chosen, strict=True)), parameters)
+    found = _grad(parts, chosen, parameters)
     overall = max(float(e.abs().max()) for e in expected)
     return max(
         _largest(f - e) / max(float(e.abs().max()), 1e-2 * overall) for f, e in zip(found, expected, strict=True)
     )
 
 
-def _grad(total: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+def _grad(
+    logits: list[torch.Tensor], weights: list[torch.Tensor], parameters: list[nn.Parameter]
+) -> list[torch.Tensor]:
+    """Gradient of a weighted sum of all logits."""
+    total = torch.stack([(a * w).sum() for a, w in zip(logits, weights, strict=True)]).sum()
     grads = torch.autograd.grad(total, parameters, allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters, strict=True)]
 

@@ -106,8 +106,8 @@ def _batch(
     rows, length = query.shape[:2]
     bounds_q = torch.arange(0, rows * length + 1, length, dtype=torch.int32)
     bounds_k = torch.arange(0, rows * key.shape[1] + 1, key.shape[1], dtype=torch.int32)
-    flat = [t.reshape(-1, *t.shape[2:]) for t in (query, key, value)]
-    out = attend_densely(*flat, bounds_q, bounds_k, length, key.shape[1], scale, causal, window, softcap, sink)
+    q, k, v = (t.reshape(-1, *t.shape[2:]) for t in (query, key, value))
+    out = attend_densely(q, k, v, bounds_q, bounds_k, length, key.shape[1], scale, causal, window, softcap, sink)
     return out.view(rows, length, *out.shape[1:])
 
 
@@ -147,8 +147,7 @@ def _flash_2() -> dict[str, ModuleType]:
     package.__version__ = "2.8.3"  # type: ignore[attr-defined]
     for function in (flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache):
         setattr(package, function.__name__, function)
-    for function in (pad_input, unpad_input):
-        setattr(padding, function.__name__, function)
+    padding.pad_input, padding.unpad_input = pad_input, unpad_input  # type: ignore[attr-defined]
     package.bert_padding = padding  # type: ignore[attr-defined]
     return {"flash_attn": package, "flash_attn.bert_padding": padding}
 
@@ -229,11 +228,11 @@ def loadable(modules: dict[str, ModuleType]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, module in before.items():
-            if module is None:
+        for name, earlier in before.items():
+            if earlier is None:
                 sys.modules.pop(name, None)
             else:
-                sys.modules[name] = module
+                sys.modules[name] = earlier
 
 
 @contextlib.contextmanager

@@ -1,7 +1,133 @@
-"""One thread per test process: tiny models gain nothing from more, and parallel workers would fight for the cores."""
+"""What the tests share: tiny models, documents, the reference (each document alone), and pictures of what is patched."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
 import torch
+from transformers import PreTrainedModel
+
+from autopack import tiny
 
 torch.set_num_threads(1)
+
+LENGTHS = (7, 12, 5, 9)
+"""One row of documents, as in the auditor."""
+OTHER_LENGTHS = (3, 20, 10)
+"""The same number of tokens, cut elsewhere."""
+FLOAT64 = 1e-9
+"""Largest error in float64: rounding leaves about 1e-14 of logits of order 1, and leaks start near 1e-2."""
+FLOAT32 = 1e-4
+"""Largest error in float32, as in the auditor: rounding leaves about 1e-6, and leaks start near 1e-2."""
+LEAK = 1e-2
+"""Least error that a negative control must show."""
+
+
+def llama(attn_implementation: str = "sdpa", dtype: torch.dtype = torch.float64, **overrides: Any) -> PreTrainedModel:
+    """A tiny Llama; two calls with the same arguments have the same parameters."""
+    return tiny.build("llama", attn_implementation=attn_implementation, dtype=dtype, **overrides)
+
+
+def token_ids(rows: int = 1, columns: int = sum(LENGTHS), seed: int = 0) -> torch.Tensor:
+    """Random ordinary tokens, (rows, columns)."""
+    return tiny.tokens(None, rows, columns, seed=seed)
+
+
+def positions(*rows: Sequence[int], start: int = 0) -> torch.Tensor:
+    """Positions (rows, columns) that restart at each document, for the document lengths of each row."""
+    return torch.stack([torch.cat([torch.arange(start, start + n) for n in lengths]) for lengths in rows])
+
+
+def spans(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """First and end column of each document of a row."""
+    return list(pairwise(accumulate(lengths, initial=0)))
+
+
+def alone(model: PreTrainedModel, ids: torch.Tensor, *rows: Sequence[int]) -> torch.Tensor:
+    """The logits that the documents of packed rows get alone, put together as the packed row would."""
+    return torch.cat([
+        torch.cat([model(input_ids=row[None, a:b], use_cache=False).logits for a, b in spans(lengths)], dim=1)
+        for row, lengths in zip(ids, rows, strict=True)
+    ])  # fmt: skip
+
+
+def alone_loss(model: PreTrainedModel, ids: torch.Tensor, *rows: Sequence[int]) -> torch.Tensor:
+    """The mean loss over all predicted tokens of all documents, each run alone."""
+    total, count = torch.zeros(()), 0
+    for row, lengths in zip(ids, rows, strict=True):
+        for a, b in spans(lengths):
+            if b - a > 1:
+                document = row[None, a:b]
+                total = total + model(input_ids=document, labels=document, use_cache=False).loss * (b - a - 1)
+                count += b - a - 1
+    return total / count
+
+
+def gradients(model: PreTrainedModel) -> list[torch.Tensor]:
+    """The gradients of all parameters, which are cleared."""
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def weights_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Fixed random weights that make a scalar of logits; every logit counts."""
+    return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(3), dtype=tensor.dtype)
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference relative to the standard deviation of what is expected."""
+    return float(((found - expected).abs().max() / expected.std()).detach())
+
+
+def gradient_error(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """Largest difference relative to the largest entry of that parameter's gradient."""
+    return max(float((f - e).abs().max() / e.abs().max()) for f, e in zip(found, expected, strict=True))
+
+
+def installed_functions() -> dict[str, Any]:
+    """All functions of transformers that autopack may replace, by name."""
+    from transformers import masking_utils, modeling_utils
+    from transformers.models.llama import modeling_llama
+
+    return {
+        **{f"attention {k}": f for k, f in modeling_utils.AttentionInterface._global_mapping.items()},
+        **{f"mask {k}": f for k, f in masking_utils.AttentionMaskInterface._global_mapping.items()},
+        "eager": modeling_llama.eager_attention_forward,
+        "preprocess": masking_utils._preprocess_mask_arguments,
+    }
+
+
+def attributes(model: PreTrainedModel) -> dict[str, Any]:
+    """All attributes and hooks of all modules of a model, and all fields of their configs, by name."""
+    found: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if key.startswith("_") and isinstance(value, dict):
+                found.update({f"{name}.{key}[{k}]": v for k, v in value.items()})
+            else:
+                found[f"{name}.{key}"] = value
+        if hasattr(module, "config"):
+            found.update({f"{name}.config.{key}": value for key, value in vars(module.config).items()})
+    return found
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Whether two pictures hold the same objects, by identity."""
+    return found.keys() == expected.keys() and all(found[key] is expected[key] for key in found)
+
+
+@pytest.fixture
+def nothing_left_behind() -> Iterator[None]:
+    """Afterwards transformers is as it was before, and no scope is open."""
+    from autopack import patching
+    from autopack.delivery import current
+
+    before, sites = installed_functions(), set(patching._installed)
+    yield
+    assert current() is None
+    assert set(patching._installed) == sites
+    assert same(installed_functions(), before)

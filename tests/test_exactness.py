@@ -1,7 +1,8 @@
 """Every causal-LM type that autopack says it serves: packed equals alone in every call mode, on every backend.
 
-flex takes seconds per type on a CPU: tests/attention/test_flex.py runs some, the recorded table all. The measurement is `compat.exactness.measure`, the same that prints the table. Tolerances are those of the auditor:
-1e-4 of the logits' standard deviation, 1e-3 for gradients and losses in float32; 1e-9 and 1e-8 in float64.
+flex takes seconds per type on a CPU: tests/attention/test_flex.py runs some, the recorded table has all. The
+measurement is `compat.exactness.measure`, the same that prints the table. Tolerances are those of the auditor: 1e-4
+of the logits' standard deviation, 1e-3 for gradients and losses in float32; 1e-9 and 1e-8 in float64.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from compat.exactness import measure
 SERVED = sorted(frozenset().union(*(f.model_types for f in registry.families())))
 REFUSED = sorted({t: r for f in registry.families() for t, r in f.refused_types.items()})
 AVAILABLE = set(tiny.causal_lm_types())
-# One of each kind: plain, window, softcap, MLA, mixture, sinks, chunks, shared keys, absolute positions, encoder, whisper.
+# One of each kind: plain, window, softcap, MLA, mixture, sinks, chunks, shared keys, absolute positions, encoder ...
 DOZEN = ["llama", "mistral", "gemma2", "deepseek_v3", "qwen3_moe", "gpt_oss", "llama4_text", "gemma4_text", "gpt2",
          "bert", "whisper", "doge", "opt", "deepseek_v32"]  # fmt: skip
 RESULTS = Path(__file__).parents[1] / "compat" / "results" / "exactness.json"
@@ -64,7 +65,7 @@ def test_what_leaks_is_refused_with_the_reason_and_left_alone(model_type):
     except tiny.CannotBuild as error:
         pytest.skip(str(error))
     before = dict(vars(model))
-    with pytest.raises(autopack.UnsupportedModel, match="cannot be packed exactly: (its|it) "):
+    with pytest.raises(autopack.UnsupportedModel, match=r"cannot be packed exactly: (its|it) "):
         autopack.enable(model, verify="never")
     assert vars(model) == before
 

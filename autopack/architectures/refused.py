@@ -20,7 +20,8 @@ _REASONS = {
     "its recurrent (RG-LRU) blocks convolve across documents": "recurrent_gemma",
     "its short convolutions run across documents": "inkling_text inkling2_text lfm2 lfm2_moe lfm3 zaya",
     "it computes positions itself and ignores position_ids, so they cannot restart at each document": (
-        "bart bigbird_pegasus blenderbot blenderbot-small marian mbart musicgen_decoder musicgen_melody_decoder pegasus plbart"
+        "bart bigbird_pegasus blenderbot blenderbot-small marian mbart musicgen_decoder musicgen_melody_decoder "
+        "pegasus plbart"
     ),
     "its byte patches and n-gram embeddings run across documents": "blt",
     "its key-value compressors pool windows counted from the start of the row": "deepseek_v4",

@@ -1,0 +1,230 @@
+"""Cases that run on two processes (gloo, CPU), for test_ddp.py. Every case is a function of the rank.
+
+Each rank has packed rows of its own, with other layouts; the gradients that come out of the data-parallel wrapper must
+be those of all documents of all ranks, each run alone.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import autopack
+from autopack import tiny
+from tests.integration.documents import documents, packed, run_alone, targets
+
+WORLD = 2
+LENGTHS = (7, 12, 5, 9, 11, 3)
+SHARES = (slice(0, 4), slice(4, 6))
+"""Which documents each rank gets: four in a row of 33 tokens, and two in a row of 14."""
+
+Wrap = Callable[[Any], Any]
+
+
+def run(directory: Path) -> list[dict[str, Any]]:
+    """Run all cases; returns, for each rank, the result of each case: an error, or the text of an exception."""
+    torch.multiprocessing.spawn(_rank, args=(str(directory),), nprocs=WORLD)
+    return [torch.load(directory / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+
+
+def _rank(rank: int, directory: str) -> None:
+    torch.set_num_threads(1)
+    # accelerate reads these; the group itself meets in a file.
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1", MASTER_PORT="0"
+    )
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{directory}/meeting",
+        rank=rank,
+        world_size=WORLD,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    results: dict[str, Any] = {}
+    for name, case in CASES.items():
+        try:
+            results[name] = case(rank)
+        except Exception as error:
+            traceback.print_exc()
+            results[name] = f"{type(error).__name__}: {error}"
+        dist.barrier()
+    torch.save(results, f"{directory}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def _llama() -> Any:
+    return tiny.build("llama", attn_implementation="sdpa").train()
+
+
+def _ddp(model: Any) -> Any:
+    return DistributedDataParallel(model)
+
+
+def _fsdp(model: Any) -> Any:
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def _fsdp_attention(model: Any) -> Any:
+    """fully_shard gives what it shards a class of its own, `FSDP...`."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for layer in model.model.layers:
+        fully_shard(layer.self_attn, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def _fsdp1(model: Any) -> Any:
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+
+
+def _checkpointed_by_torch(model: Any) -> Any:
+    """Activation checkpointing that transformers knows nothing of: FSDP's own, as accelerate's plugin applies it."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+
+    layer = type(model.model.layers[0])
+    apply_activation_checkpointing(model, check_fn=lambda module: type(module) is layer)
+    return _ddp(model)
+
+
+def _accelerate(model: Any) -> Any:
+    from accelerate import Accelerator
+
+    return Accelerator(cpu=True).prepare(model)
+
+
+def _lora(model: Any) -> Any:
+    import peft
+
+    torch.manual_seed(0)
+    return _ddp(
+        peft.get_peft_model(model, peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"]))
+    )
+
+
+def _case(wrap: Wrap, order: str, checkpointing: bool | None = None, build: Wrap | None = None) -> Wrap:
+    """`order` is before, after or never: when the model is enabled. `checkpointing` says whether it is reentrant."""
+
+    def run_case(rank: int) -> float:
+        model = build(None) if build else _llama()
+        if order == "before":
+            autopack.enable(model)
+        if checkpointing is not None:
+            model.gradient_checkpointing_enable({"use_reentrant": checkpointing})
+            model.enable_input_require_grads()
+        wrapped = wrap(model)
+        if order == "after":
+            autopack.enable(wrapped)
+        texts = documents(model.config, LENGTHS)
+        return _error_of_gradients(wrapped, texts, [packed(texts[SHARES[rank]])])
+
+    return run_case
+
+
+def _error_of_gradients(model: Any, texts: list[torch.Tensor], rows: list[dict[str, torch.Tensor]]) -> float:
+    wanted = _reference(model, texts)
+    count = targets(texts)
+    for row in rows:
+        # Data-parallel wrappers average over the ranks; the loss asked for is the mean over all tokens.
+        (WORLD * model(**row, num_items_in_batch=count).loss).backward()
+    found = _gradients(model)
+    assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
+    return max(((found[name] - wanted[name]).norm() / wanted[name].norm()).item() for name in wanted)
+
+
+def _reference(model: Any, texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Gradients of a plain model with the same parameters, all documents alone."""
+    base = autopack.api.unwrap(model)
+    reference = tiny.build(base.config.model_type, attn_implementation="sdpa").train()
+    if hasattr(base, "peft_config"):
+        reference = _lora(reference).module
+    return {_plain(name): gradient for name, gradient in run_alone(reference, texts).gradients.items()}
+
+
+def _gradients(model: Any) -> dict[str, torch.Tensor]:
+    """The gradients of a wrapped model, gathered from the ranks, under the names of the model inside."""
+    whole = isinstance(model, FullyShardedDataParallel)
+    with FullyShardedDataParallel.summon_full_params(model, with_grads=True) if whole else nullcontext():
+        return {
+            _plain(name): (p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad).clone()
+            for name, p in model.named_parameters()
+            if p.grad is not None
+        }
+
+
+def _plain(name: str) -> str:
+    for part in ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module."):
+        name = name.replace(part, "")
+    return name.removeprefix("module.")
+
+
+def _packed_beside_unpacked(rank: int) -> float:
+    """One rank's batch is packed, the other's is an ordinary padded one."""
+    model = _ddp(_llama())
+    autopack.enable(model)
+    texts = documents(model.module.config, LENGTHS)
+    if rank == 0:
+        return _error_of_gradients(model, texts, [packed(texts[SHARES[0]])])
+    width = max(text.shape[1] for text in texts[SHARES[1]])
+    batch = {
+        name: torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1]), value=pad) for t in tensors])
+        for name, tensors, pad in (
+            ("input_ids", texts[SHARES[1]], 0),
+            ("attention_mask", [torch.ones_like(text) for text in texts[SHARES[1]]], 0),
+            ("labels", texts[SHARES[1]], -100),
+        )
+    }
+    return _error_of_gradients(model, texts, [batch])
+
+
+def _accumulated(rank: int) -> float:
+    """Two packed rows before the gradients are averaged."""
+    model = _ddp(_llama())
+    autopack.enable(model)
+    texts = documents(model.module.config, LENGTHS)
+    mine = texts[SHARES[rank]]
+    with model.no_sync():
+        (WORLD * model(**packed(mine[:1]), num_items_in_batch=targets(texts)).loss).backward()
+    return _error_of_gradients(model, texts, [packed(mine[1:])])
+
+
+
+
+CHECKPOINTING = {"": None, ", reentrant checkpointing": True, ", non-reentrant checkpointing": False}
+CASES: dict[str, Wrap] = {
+    f"{name}, enabled {order}{label}": _case(wrap, order, reentrant)
+    for name, wrap in {"DDP": _ddp, "fully_shard": _fsdp}.items()
+    for order in ("before", "after")
+    for label, reentrant in CHECKPOINTING.items()
+} | {
+    "DDP, enabled never": _case(_ddp, "never"),
+    "fully_shard, enabled never": _case(_fsdp, "never"),
+    "FSDP1, enabled before": _case(_fsdp1, "before"),
+    "FSDP1, enabled after": _case(_fsdp1, "after"),
+    "accelerate, enabled before": _case(_accelerate, "before"),
+    "accelerate, enabled after": _case(_accelerate, "after"),
+    "LoRA in DDP, enabled before": _case(_lora, "before"),
+    "LoRA in DDP, enabled after": _case(_lora, "after"),
+    "packed beside unpacked": _packed_beside_unpacked,
+    "accumulated": _accumulated,
+    "torch's checkpoint wrapper, enabled before": _case(_checkpointed_by_torch, "before"),
+    "torch's checkpoint wrapper, enabled after": _case(_checkpointed_by_torch, "after"),
+    "fully_shard of adjusted attention": _case(
+        _fsdp_attention, "before", build=lambda _: tiny.build("llama4_text", attn_implementation="sdpa").train()
+    ),
+}

@@ -1,0 +1,128 @@
+"""PackedLayout: everything it says follows from where documents start."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopack import PackedLayout
+
+CPU = torch.device("cpu")
+
+
+@st.composite
+def rows_of_lengths(draw, most_rows=3, most_columns=24):
+    """Document lengths of one to three equally long rows."""
+    columns = draw(st.integers(1, most_columns))
+    rows = []
+    for _ in range(draw(st.integers(1, most_rows))):
+        cuts = draw(st.sets(st.integers(1, columns - 1), max_size=6)) if columns > 1 else set()
+        rows.append(np.diff([0, *sorted(cuts), columns]).tolist())
+    return rows
+
+
+def _reference(rows):
+    """Per token: number of its document, first column of its document, offset in it."""
+    numbers, firsts, offsets, number = [], [], [], 0
+    for lengths in rows:
+        column = 0
+        numbers.append([]), firsts.append([]), offsets.append([])
+        for length in lengths:
+            numbers[-1] += [number] * length
+            firsts[-1] += [column] * length
+            offsets[-1] += list(range(length))
+            column, number = column + length, number + 1
+    return numbers, firsts, offsets
+
+
+@given(rows_of_lengths())
+def test_every_view_agrees_with_the_lengths(rows):
+    layout = PackedLayout.from_lengths(rows)
+    numbers, firsts, offsets = _reference(rows)
+    lengths = [n for row in rows for n in row]
+    assert (layout.rows, layout.columns) == (len(rows), sum(rows[0]))
+    assert layout.lengths == tuple(lengths)
+    assert layout.cu_seqlens.tolist() == np.cumsum([0, *lengths]).tolist()
+    assert layout.max_seqlen == max(lengths)
+    assert layout.seq_idx.tolist() == numbers
+    assert layout.starts.tolist() == firsts == layout.start_columns.tolist()
+    assert layout.position_ids().tolist() == offsets
+    assert layout.position_ids(2).tolist() == [[o + 2 for o in row] for row in offsets]
+    assert layout.uniform_length == (lengths[0] if len(set(lengths)) == 1 else None)
+    flat = [row * layout.columns + c for row, first, end in layout.spans for c in range(first, end)]
+    assert flat == list(range(layout.rows * layout.columns))
+    assert [end - first for _, first, end in layout.spans] == lengths
+
+
+@given(rows_of_lengths())
+def test_starts_and_lengths_build_the_same_layout(rows):
+    starts = np.array(_reference(rows)[2]) == 0
+    assert PackedLayout.from_starts(starts, CPU).bounds.tolist() == PackedLayout.from_lengths(rows).bounds.tolist()
+
+
+@given(rows_of_lengths(), st.integers(1, 9))
+def test_chunks_are_counted_from_the_start_of_each_document(rows, size):
+    layout = PackedLayout.from_lengths(rows)
+    chunked = layout.in_chunks(size)
+    expected = [min(size, n - first) for n in layout.lengths for first in range(0, n, size)]
+    assert list(chunked.lengths) == expected
+    assert layout.in_chunks(size) is chunked
+
+
+def test_dtypes_are_those_that_kernels_take():
+    layout = PackedLayout.from_lengths([[2, 3]])
+    assert layout.cu_seqlens.dtype == layout.seq_idx.dtype == torch.int32
+    assert layout.position_ids().dtype == torch.int64
+
+
+def test_first_positions_come_from_the_positions_of_the_call():
+    starts = np.array([[True, False, True, False]])
+    layout = PackedLayout.from_starts(starts, CPU, np.array([[5, 6, 0, 1]]))
+    assert layout.first_positions.tolist() == [5, 0]
+    assert layout.to(torch.device("meta")).first_positions.tolist() == [5, 0]
+
+
+def test_moving_keeps_the_documents_and_moves_the_tensors():
+    layout = PackedLayout.from_lengths([[2, 3]])
+    assert layout.to(CPU) is layout
+    moved = layout.to(torch.device("meta"))
+    assert moved.cu_seqlens.is_meta
+    assert moved.seq_idx.is_meta
+    assert moved.lengths == layout.lengths
+
+
+def test_layout_is_immutable():
+    layout = PackedLayout.from_lengths([[2, 3]])
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        layout.rows = 2
+
+
+def test_repr_says_shape_and_documents():
+    assert repr(PackedLayout.from_lengths([[2, 3], [1, 4]])) == (
+        "PackedLayout(2 x 5 tokens, 4 documents of 1 to 4, on cpu)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "bounds", "message"),
+    [
+        (1, 5, [1, 5], "rise from 0"),
+        (1, 5, [0, 4], "rise from 0 to rows \\* columns = 5"),
+        (1, 5, [0, 3, 3, 5], "rise from 0"),
+        (1, 5, [0, 3, 2, 5], "rise from 0"),
+        (2, 5, [0, 4, 10], "spans two rows of 5 tokens"),
+    ],
+)
+def test_impossible_bounds_are_refused(rows, columns, bounds, message):
+    with pytest.raises(ValueError, match=message):
+        PackedLayout(rows, columns, np.array(bounds), CPU)
+
+
+def test_rows_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match=r"same number of tokens; found \[5, 6\]"):
+        PackedLayout.from_lengths([[2, 3], [2, 4]])
