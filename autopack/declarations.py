@@ -56,8 +56,8 @@ def read(arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.dev
     all_ones = mask is not None and bool((mask == 1).all())
     if mask is not None and (mask < 0).any():
         raise InvalidPacking(
-            "attention_mask must hold 0 and 1, or segment ids with 0 for padding; found negative values. An additive "
-            "mask must be four-dimensional, and cannot be combined with packed rows."
+            "attention_mask must hold 0 and 1, or segment ids with 0 for padding; found negative or fractional values. "
+            "An additive mask must be four-dimensional, and cannot be combined with packed rows."
         )
 
     declarations = list(_declarations(host, real, shape))
@@ -95,6 +95,8 @@ def _tensors(
     if isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape == shape:
         if mask.device != device:
             raise InvalidPacking(_wrong_device("attention_mask", mask, device))
+        if mask.is_floating_point():  # what is no whole number must not become one unseen
+            mask = mask.where((mask == mask.round()) & mask.isfinite(), -1)
         yield "attention_mask", mask
     seq_idx = arguments.get("seq_idx")
     if seq_idx is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -13,6 +14,9 @@ from transformers import PreTrainedModel
 from autopack import tiny
 
 torch.set_num_threads(1)
+# Machines that run tests are shared: an example that waits for a core is no failure.
+hypothesis.settings.register_profile("autopack", deadline=None)
+hypothesis.settings.load_profile("autopack")
 
 LENGTHS = (7, 12, 5, 9)
 """One row of documents, as in the auditor."""

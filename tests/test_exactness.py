@@ -20,9 +20,10 @@ from compat.exactness import measure
 SERVED = sorted(frozenset().union(*(f.model_types for f in registry.families())))
 REFUSED = sorted({t: r for f in registry.families() for t, r in f.refused_types.items()})
 AVAILABLE = set(tiny.causal_lm_types())
-# One of each kind: plain, window, softcap, MLA, mixture, sinks, chunks, shared keys, absolute positions, encoder ...
-DOZEN = ["llama", "mistral", "gemma2", "deepseek_v3", "qwen3_moe", "gpt_oss", "llama4_text", "gemma4_text", "gpt2",
-         "bert", "whisper", "doge", "opt", "deepseek_v32"]  # fmt: skip
+# One of each kind: plain, window, MLA, keys chosen per document, learned positions, encoder, decoder half, two norms ...
+# Mixtures are not among them: upstream's grouped matrix products take no float64.
+DOZEN = ["llama", "mistral", "minicpm3", "doge", "gpt2", "bert", "whisper", "opt", "phi3", "gpt_neox", "qwen3",
+         "cohere", "modernbert-decoder", "roberta"]  # fmt: skip
 RESULTS = Path(__file__).parents[1] / "compat" / "results" / "exactness.json"
 
 
@@ -48,6 +49,11 @@ def test_packed_equals_alone(model_type, backend):
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("model_type", _types(DOZEN))
 def test_packed_equals_alone_in_float64(model_type, backend):
+    """Held to 1e-9, so of types that upstream computes in float64 throughout.
+
+    gemma2's norms and llama4's rotary embedding go through float32 whatever the dtype of the model (2e-7 between two
+    orders of summation), so they are held to float32 alone.
+    """
     _check(model_type, backend, torch.float64)
 
 

@@ -17,13 +17,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import autopack
 from autopack import tiny
 from tests.integration.documents import documents, packed, run_alone, targets
+
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # before torch 2.6
+    fully_shard = None
 
 WORLD = 2
 LENGTHS = (7, 12, 5, 9, 11, 3)
@@ -203,17 +208,14 @@ def _accumulated(rank: int) -> float:
     return _error_of_gradients(model, texts, [packed(mine[1:])])
 
 
-
-
 CHECKPOINTING = {"": None, ", reentrant checkpointing": True, ", non-reentrant checkpointing": False}
 CASES: dict[str, Wrap] = {
     f"{name}, enabled {order}{label}": _case(wrap, order, reentrant)
-    for name, wrap in {"DDP": _ddp, "fully_shard": _fsdp}.items()
+    for name, wrap in {"DDP": _ddp, **({"fully_shard": _fsdp} if fully_shard else {})}.items()
     for order in ("before", "after")
     for label, reentrant in CHECKPOINTING.items()
 } | {
     "DDP, enabled never": _case(_ddp, "never"),
-    "fully_shard, enabled never": _case(_fsdp, "never"),
     "FSDP1, enabled before": _case(_fsdp1, "before"),
     "FSDP1, enabled after": _case(_fsdp1, "after"),
     "accelerate, enabled before": _case(_accelerate, "before"),
@@ -224,7 +226,9 @@ CASES: dict[str, Wrap] = {
     "accumulated": _accumulated,
     "torch's checkpoint wrapper, enabled before": _case(_checkpointed_by_torch, "before"),
     "torch's checkpoint wrapper, enabled after": _case(_checkpointed_by_torch, "after"),
-    "fully_shard of adjusted attention": _case(
-        _fsdp_attention, "before", build=lambda _: tiny.build("llama4_text", attn_implementation="sdpa").train()
-    ),
 }
+if fully_shard:
+    CASES["fully_shard, enabled never"] = _case(_fsdp, "never")
+    CASES["fully_shard of adjusted attention"] = _case(
+        _fsdp_attention, "before", build=lambda _: tiny.build("llama4_text", attn_implementation="sdpa").train()
+    )

@@ -1,0 +1,306 @@
+"""Reading what a call declares: all ways of saying the same documents agree, and everything else raises."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopack import InvalidPacking
+from autopack.declarations import read
+from tests.conftest import positions
+
+CPU = torch.device("cpu")
+
+
+def _read(shape, **arguments):
+    return read(arguments, shape, CPU).layout
+
+
+def _bounds(shape, **arguments):
+    layout = _read(shape, **arguments)
+    return None if layout is None else layout.bounds.tolist()
+
+
+def _tensor(*rows):
+    return torch.tensor(rows)
+
+
+ONE_ROW = {
+    "position_ids": _tensor([0, 1, 2, 0, 1, 0, 1, 2]),
+    "cu_seq_lens_q": torch.tensor([0, 3, 5, 8], dtype=torch.int32),
+    "seq_idx": _tensor([0, 0, 0, 1, 1, 2, 2, 2]),
+    "attention_mask": _tensor([1, 1, 1, 2, 2, 3, 3, 3]),
+}
+"""The documents of 3, 2 and 3 tokens, in every way."""
+ELSEWHERE = {
+    "position_ids": _tensor([0, 1, 2, 3, 0, 0, 1, 2]),
+    "cu_seq_lens_q": torch.tensor([0, 4, 5, 8]),
+    "seq_idx": _tensor([0, 0, 0, 0, 1, 2, 2, 2]),
+    "attention_mask": _tensor([1, 1, 1, 1, 2, 3, 3, 3]),
+}
+"""Documents of 4, 1 and 3 tokens."""
+NAMES = {
+    "position_ids": "position_ids",
+    "cu_seq_lens_q": "cu_seq_lens_q/k",
+    "seq_idx": "seq_idx",
+    "attention_mask": "attention_mask (segment ids)",
+}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_declarations_alone_or_together_say_the_same(count):
+    for names in itertools.combinations(ONE_ROW, count):
+        assert _bounds((1, 8), **{name: ONE_ROW[name] for name in names}) == [0, 3, 5, 8], names
+
+
+@pytest.mark.parametrize(("one", "other"), itertools.permutations(ONE_ROW, 2))
+def test_any_two_that_disagree_are_refused_by_name_and_place(one, other):
+    with pytest.raises(InvalidPacking, match="two declarations disagree") as raised:
+        _read((1, 8), **{one: ONE_ROW[one], other: ELSEWHERE[other]})
+    message = str(raised.value)
+    assert NAMES[one] in message
+    assert NAMES[other] in message
+    assert "row 0, column 3" in message
+
+
+def test_one_that_disagrees_among_three_is_found():
+    with pytest.raises(InvalidPacking, match="seq_idx"):
+        _read((1, 8), **{**ONE_ROW, "seq_idx": ELSEWHERE["seq_idx"]})
+
+
+def test_packed_positions_against_one_unbroken_segment_disagree():
+    with pytest.raises(InvalidPacking, match="disagree"):
+        _read((1, 8), position_ids=torch.arange(8)[None], seq_idx=ONE_ROW["seq_idx"])
+
+
+@st.composite
+def packed_batches(draw):
+    """Rows of (kind, length) runs, kind 1 for a document and 0 for padding; padding runs do not touch."""
+    columns = draw(st.integers(2, 20))
+    rows = []
+    for _ in range(draw(st.integers(1, 3))):
+        cuts = sorted(draw(st.sets(st.integers(1, columns - 1), max_size=6)))
+        lengths = np.diff([0, *cuts, columns]).tolist()
+        kinds = draw(st.lists(st.sampled_from([1, 1, 1, 0]), min_size=len(lengths), max_size=len(lengths)))
+        kinds = [k or (i > 0 and not kinds[i - 1]) for i, k in enumerate(kinds)]
+        rows.append(list(zip([int(k) for k in kinds], lengths, strict=True)))
+    return columns, rows
+
+
+def _declare(columns, rows, base, garbage):
+    """All declarations of the same rows, and the bounds that follow; positions of padding are noise."""
+    position_ids, segments, seq_idx, bounds = [], [], [], [0]
+    for row in rows:
+        segment = 0
+        places, ids, numbers = [], [], []
+        for number, (kind, length) in enumerate(row):
+            segment += kind
+            places += list(range(base, base + length)) if kind else garbage[:length]
+            ids += [segment * kind] * length
+            numbers += [number] * length
+            bounds.append(bounds[-1] + length)
+        position_ids.append(places), segments.append(ids), seq_idx.append(numbers)
+    segments = torch.tensor(segments)
+    return {
+        "position_ids": torch.tensor(position_ids),
+        "cu_seq_lens_q": torch.tensor(bounds, dtype=torch.int32),
+        "cu_seq_lens_k": torch.tensor(bounds, dtype=torch.int32),
+        "seq_idx": torch.tensor(seq_idx),
+        "mask": (segments > 0).long(),
+        "segments": segments,
+        "bounds": bounds,
+        "packed": bool((segments > 1).any()),
+    }
+
+
+DECLARING = ("position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
+
+
+@given(packed_batches(), st.sampled_from([0, 2]), st.lists(st.integers(-3, 9), min_size=20, max_size=20), st.data())
+def test_any_declaration_of_any_rows_gives_the_layout_that_was_meant(batch, base, garbage, data):
+    columns, rows = batch
+    said = _declare(columns, rows, base, garbage)
+    chosen = data.draw(st.sets(st.sampled_from(DECLARING)))
+    arguments = {name: said[name] for name in chosen}
+    if data.draw(st.booleans()) or not chosen:
+        arguments["attention_mask"] = said["segments"].to(data.draw(st.sampled_from([torch.int64, torch.int32])))
+    else:
+        arguments["attention_mask"] = said["mask"].to(data.draw(st.sampled_from([torch.int64, torch.bool])))
+    found = _bounds((len(rows), columns), **arguments)
+    assert found == (said["bounds"] if said["packed"] else None)
+
+
+@given(packed_batches(), st.lists(st.integers(0, 9), min_size=20, max_size=20))
+def test_without_a_mask_padding_is_a_document_like_any_other(batch, garbage):
+    columns, rows = batch
+    said = _declare(columns, [[(1, n) for _, n in row] for row in rows], 0, garbage)
+    packed = any(len(row) > 1 for row in rows)
+    for name in ("position_ids", "cu_seq_lens_q", "seq_idx"):
+        assert _bounds((len(rows), columns), **{name: said[name]}) == (said["bounds"] if packed else None)
+
+
+@pytest.mark.parametrize(
+    ("row", "bounds"),
+    [
+        ([5, 6, 7, 0, 1, 2], [0, 3, 6]),  # the row starts in the middle of a document
+        ([2, 3, 4, 2, 3, 4], [0, 3, 6]),  # RoBERTa-like: documents start at padding_idx + 1
+        ([0, 0, 0, 1, 0, 0], [0, 1, 2, 4, 5, 6]),  # documents of one token
+        ([0, 1, 2, 4, 5, 6], [0, 3, 6]),  # a gap starts a document too
+    ],
+)
+def test_a_document_starts_wherever_the_position_is_not_the_next(row, bounds):
+    assert _bounds((1, 6), position_ids=_tensor(row)) == bounds
+
+
+def test_one_row_of_positions_serves_all_rows():
+    assert _bounds((2, 4), position_ids=_tensor([0, 1, 0, 1])) == [0, 2, 4, 6, 8]
+
+
+class TestMultimodalRope:
+    """Positions with three or four sections, (sections, rows, columns)."""
+
+    def test_the_first_of_four_sections_holds_the_text_positions(self):
+        vision = torch.tensor([0, 0, 3, 3, 0, 1, 2, 5]).expand(3, 1, 8)
+        text = ONE_ROW["position_ids"][None]
+        assert _bounds((1, 8), position_ids=torch.cat([text, vision])) == [0, 3, 5, 8]
+
+    def test_three_sections_declare_nothing_by_themselves(self):
+        three = ONE_ROW["position_ids"].expand(3, 1, 8)
+        assert _read((1, 8), position_ids=three) is None
+        for name in ("cu_seq_lens_q", "seq_idx", "attention_mask"):
+            assert _bounds((1, 8), position_ids=three, **{name: ONE_ROW[name]}) == [0, 3, 5, 8]
+
+    def test_any_other_shape_is_refused(self):
+        for shape in ((5, 1, 8), (2, 1, 8), (3, 2, 8)):
+            with pytest.raises(InvalidPacking, match=r"\(3 or 4, 1, 8\) for M-RoPE"):
+                _read((1, 8), position_ids=torch.zeros(shape, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"position_ids": torch.arange(6)[None]},
+        {"position_ids": torch.arange(6).expand(2, 6)},
+        {"position_ids": torch.arange(40, 46)[None]},  # a later part of one document
+        {"attention_mask": torch.ones(2, 6)},
+        {"attention_mask": _tensor([0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1])},
+        {"attention_mask": _tensor([1, 1, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1])},
+        {"attention_mask": _tensor([2, 2, 2, 2, 0, 0], [1, 1, 1, 1, 1, 0])},
+        {"attention_mask": torch.ones(2, 6, 6)},
+        {"attention_mask": torch.ones(2, 1, 6, 6)},
+        {"attention_mask": {"full_attention": None}},
+        {"cu_seq_lens_q": torch.tensor([0, 6, 12])},
+        {"seq_idx": _tensor([0] * 6, [1] * 6)},
+        {"seq_idx": torch.zeros(2, 6, dtype=torch.int32), "max_length_q": 6},
+    ],
+    ids=lambda arguments: "+".join(f"{k}" for k in arguments) or "nothing",
+)
+def test_a_row_of_one_document_is_not_packed(arguments):
+    assert _read((2, 6), **arguments) is None
+
+
+@pytest.mark.parametrize("fill", [0, 1])
+def test_a_left_padded_batch_as_generate_makes_it_is_not_packed(fill):
+    mask = _tensor([0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1])
+    position_ids = (mask.cumsum(-1) - 1).masked_fill(mask == 0, fill)
+    assert _read((3, 6), attention_mask=mask, position_ids=position_ids) is None
+
+
+def test_all_ones_are_told_from_padding():
+    assert read({"attention_mask": torch.ones(1, 6)}, (1, 6), CPU).all_ones_mask
+    assert not read({"attention_mask": _tensor([1, 1, 1, 1, 1, 0])}, (1, 6), CPU).all_ones_mask
+
+
+INVALID = {
+    "float positions": ({"position_ids": torch.zeros(1, 8)}, "position_ids must be an integer tensor; found dtype torch.fl"),
+    "boolean positions": ({"position_ids": torch.zeros(1, 8) > 0}, "must be an integer tensor; found dtype torch.bool"),
+    "positions in a list": ({"position_ids": [[0, 1, 0, 1]]}, "position_ids must be an integer tensor; found list"),
+    "negative positions": ({"position_ids": _tensor([0, 1, 2, -1, 0, 1, 2, 3])}, "must not be negative; found -1"),
+    "short positions": ({"position_ids": _tensor([0, 1, 2])}, r"the shape of the batch, \(1, 8\).*found \(1, 3\)"),
+    "too many rows": ({"position_ids": torch.zeros(2, 8).long()}, r"found \(2, 8\)"),
+    "flat positions": ({"position_ids": torch.arange(8)}, r"found \(8,\)"),
+    "positions elsewhere": (
+        {"position_ids": torch.zeros(1, 8, dtype=torch.long, device="meta")},
+        r"position_ids must lie on the device of the inputs, cpu; found meta. Move it with `.to\(cpu\)`",
+    ),
+    "mask elsewhere": ({"attention_mask": torch.ones(1, 8, device="meta")}, "attention_mask must lie on the device"),
+    "float seq_idx": ({"seq_idx": torch.zeros(1, 8)}, "seq_idx must be an integer tensor"),
+    "flat seq_idx": ({"seq_idx": torch.zeros(8).long()}, r"seq_idx must have the shape \(1, 8\); found \(8,\)"),
+    "seq_idx elsewhere": ({"seq_idx": torch.zeros(1, 8, device="meta").long()}, "seq_idx must lie on the device"),
+    "negative mask": ({"attention_mask": _tensor([0.0] * 5 + [-1e9] * 3)}, "found negative or fractional values"),
+    "fractional mask": ({"attention_mask": _tensor([1.0] * 5 + [0.5] * 3)}, "attention_mask must hold 0 and 1"),
+    "nan mask": ({"attention_mask": _tensor([1.0] * 5 + [float("nan")] * 3)}, "attention_mask must hold 0 and 1"),
+    "segment that comes back": (
+        {"attention_mask": _tensor([1, 1, 2, 2, 1, 1, 3, 3])},
+        "in row 0 id 1 comes back after another",
+    ),
+    "segment resumed after padding": ({"attention_mask": _tensor([1, 1, 2, 2, 0, 2, 3, 3])}, "id 2 comes back"),
+    "padding inside a document": (
+        {"position_ids": _tensor([0, 1, 2, 0, 1, 9, 2, 3]), "attention_mask": _tensor([1, 1, 1, 1, 1, 0, 1, 1])},
+        "padding lies inside a document: at row 0, column 6",
+    ),
+    "padding inside a document that keeps the column": (
+        {"position_ids": _tensor([0, 1, 2, 0, 1, 2, 3, 4]), "attention_mask": _tensor([1, 1, 1, 1, 1, 0, 1, 1])},
+        "padding lies inside a document: at row 0, column 6",
+    ),
+    "bounds that stop early": (
+        {"cu_seq_lens_q": torch.tensor([0, 3, 7])},
+        r"must rise from 0 to the 8 tokens of the flattened rows; found \[0, 3, 7\] ending at 7",
+    ),
+    "bounds that go too far": ({"cu_seq_lens_q": torch.tensor([0, 3, 9])}, "ending at 9"),
+    "bounds that start late": ({"cu_seq_lens_q": torch.tensor([1, 3, 8])}, "must rise from 0"),
+    "bounds that fall": ({"cu_seq_lens_q": torch.tensor([0, 5, 3, 8])}, "must rise from 0"),
+    "one bound": ({"cu_seq_lens_q": torch.tensor([0])}, r"documents >= 1; found \(1,\)"),
+    "bounds in rows": ({"cu_seq_lens_q": torch.tensor([[0, 8]])}, r"found \(1, 2\)"),
+    "float bounds": ({"cu_seq_lens_q": torch.tensor([0.0, 8.0])}, "cu_seq_lens_q must be an integer tensor"),
+    "bounds in a list": ({"cu_seq_lens_k": [0, 8]}, "cu_seq_lens_k must be an integer tensor; found list"),
+    "q unlike k": (
+        {"cu_seq_lens_q": torch.tensor([0, 3, 8]), "cu_seq_lens_k": torch.tensor([0, 4, 8])},
+        r"must be equal; found \[0, 3, 8\] and \[0, 4, 8\]",
+    ),
+    "max_length_q too small": (
+        {"cu_seq_lens_q": torch.tensor([0, 3, 8]), "max_length_q": 4},
+        "max_length_q must be at least the longest document, 5 tokens; found 4",
+    ),
+    "max_length_k too small": ({"position_ids": ONE_ROW["position_ids"], "max_length_k": 2}, "max_length_k must be at"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), INVALID.values(), ids=INVALID.keys())
+def test_invalid_declarations_are_refused_in_words(arguments, message):
+    with pytest.raises(InvalidPacking, match=message):
+        _read((1, 8), **arguments)
+
+
+def test_invalid_packing_is_a_value_error():
+    with pytest.raises(ValueError, match="negative"):
+        _read((1, 2), position_ids=_tensor([-1, 0]))
+
+
+def test_bounds_must_begin_every_row():
+    with pytest.raises(InvalidPacking, match="none at token 4, where row 1 begins: a document cannot span two rows"):
+        _read((2, 4), cu_seq_lens_q=torch.tensor([0, 3, 8]))
+
+
+def test_repeated_bounds_are_empty_documents_and_count_for_nothing():
+    assert _bounds((1, 8), cu_seq_lens_q=torch.tensor([0, 3, 3, 5, 8, 8])) == [0, 3, 5, 8]
+
+
+def test_longest_document_may_be_stated_larger_than_it_is():
+    assert _bounds((1, 8), cu_seq_lens_q=torch.tensor([0, 3, 8]), max_length_q=64, max_length_k=8) == [0, 3, 8]
+
+
+def test_padding_may_stand_left_right_and_between():
+    mask = _tensor([0, 1, 1, 0, 0, 1, 1, 0])
+    layout = _read((1, 8), position_ids=_tensor([0, 0, 1, 0, 0, 0, 1, 0]), attention_mask=mask)
+    assert layout.bounds.tolist() == [0, 1, 3, 5, 7, 8]
+
+
+def test_documents_of_the_test_helpers_are_what_is_read():
+    assert _bounds((2, 12), position_ids=positions([5, 7], [2, 10])) == [0, 5, 12, 14, 24]
