@@ -147,6 +147,7 @@ def enable(model: Any, *, backend: str = "auto", verify: str = "auto") -> Handle
                 f"enabling it with backend={backend!r}"
             )
         return present
+    peft.check(base)
     owner = next((m.__dict__[MARK] for m in base.modules() if MARK in m.__dict__), None)
     if owner is not None:
         raise UnsupportedModel("a part of this model is enabled on its own; disable that part, then enable the whole")

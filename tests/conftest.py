@@ -1,4 +1,4 @@
-"""What the tests share: tiny models, documents, the reference (each document alone), and pictures of what is patched."""
+"""What tests share: tiny models, documents, the reference (each document alone), and pictures of what is patched."""
 
 from __future__ import annotations
 

@@ -218,7 +218,10 @@ def test_all_ones_are_told_from_padding():
 
 
 INVALID = {
-    "float positions": ({"position_ids": torch.zeros(1, 8)}, "position_ids must be an integer tensor; found dtype torch.fl"),
+    "float positions": (
+        {"position_ids": torch.zeros(1, 8)},
+        "position_ids must be an integer tensor; found dtype torch.fl",
+    ),
     "boolean positions": ({"position_ids": torch.zeros(1, 8) > 0}, "must be an integer tensor; found dtype torch.bool"),
     "positions in a list": ({"position_ids": [[0, 1, 0, 1]]}, "position_ids must be an integer tensor; found list"),
     "negative positions": ({"position_ids": _tensor([0, 1, 2, -1, 0, 1, 2, 3])}, "must not be negative; found -1"),

@@ -1,4 +1,4 @@
-"""longrope and dynamic NTK choose their frequencies per document."""
+"""Frequencies chosen by the longest position of the row are chosen per document instead: longrope and dynamic NTK."""
 
 from __future__ import annotations
 
@@ -8,62 +8,117 @@ import torch
 import autopack
 from autopack import tiny
 from autopack.rotary import PerDocumentRotary, row_dependent_rotaries
+from tests.conftest import (
+    FLOAT64,
+    LEAK,
+    alone,
+    error,
+    gradient_error,
+    gradients,
+    positions,
+    token_ids,
+    weights_like,
+)
 
-# Documents of 7, 12, 5 and 9 tokens: two within the original length, two beyond it.
-ORIGINAL = 8
-HALF = 8  # rotary dimensions of the tiny models, halved
-
-
-def _scaling(kind: str) -> dict:
-    if kind == "dynamic":
-        return {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": ORIGINAL}
-    return {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "short_factor": [1.0 + 0.1 * i for i in range(HALF)],
-        "long_factor": [2.0 + i for i in range(HALF)],
-        "original_max_position_embeddings": ORIGINAL,
-    }
-
-
-def _model(model_type: str, kind: str):
-    config = tiny.config(model_type)
-    name = "rope_parameters" if hasattr(config, "rope_parameters") else "rope_scaling"
-    overrides = {name: _scaling(kind)}
-    if kind == "dynamic":
-        overrides["max_position_embeddings"] = ORIGINAL
-    elif hasattr(config, "original_max_position_embeddings"):
-        overrides["original_max_position_embeddings"] = ORIGINAL
-    return tiny.build(model_type, **overrides)
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+# Documents are shorter and longer than the 8 positions that the models were "trained" on; 16 and 12 are rescaled
+# differently by dynamic NTK.
+LENGTHS = (5, 16, 8, 12)
+ROWS = (LENGTHS, (12, 4, 9, 16))
+IDS = token_ids(2, sum(LENGTHS))
+FACTORS = {"short_factor": [1.0] * 8, "long_factor": [4.0 + i for i in range(8)]}
+MODELS = {
+    "phi3 longrope": lambda: _build("phi3", rope_type="longrope", factor=8.0, **FACTORS),
+    "llama dynamic NTK": lambda: _build("llama", rope_type="dynamic", factor=4.0),
+}
 
 
-CASES = [("phi3", "longrope"), ("llama", "longrope"), ("llama", "dynamic"), ("mistral", "dynamic")]
+def _build(model_type, **rope):
+    rope = {"rope_theta": 10000.0, "original_max_position_embeddings": 8, **rope}
+    model = tiny.build(
+        model_type,
+        attn_implementation="sdpa",
+        dtype=torch.float64,
+        rope_parameters=rope,
+        max_position_embeddings=64 if rope["rope_type"] == "longrope" else 8,
+        original_max_position_embeddings=8,
+    )
+    return model
 
 
-@pytest.mark.parametrize(("model_type", "kind"), CASES)
-def test_packed_equals_alone(model_type, kind):
-    model = _model(model_type, kind)
-    assert row_dependent_rotaries(model)
-    autopack.enable(model)
-    report = autopack.audit(model)
-    assert report.exact, str(report)
+@pytest.fixture(params=MODELS.values(), ids=MODELS.keys())
+def build(request):
+    return request.param
 
 
-@pytest.mark.parametrize(("model_type", "kind"), CASES)
-def test_without_the_choice_per_document_the_same_rows_leak(model_type, kind):
-    model = _model(model_type, kind)
-    autopack.enable(model)
-    for rotary in row_dependent_rotaries(model):
-        for number in [n for n, hook in rotary._forward_hooks.items() if isinstance(hook, PerDocumentRotary)]:
-            del rotary._forward_hooks[number]
-    report = autopack.audit(model, modes=("default",), gradients=False)
-    assert report.worst > 1e-3
+def _alone(build, ids, *rows):
+    """Each document in a model of its own: dynamic NTK remembers the longest sequence that it has seen."""
+    starts = [[sum(row[:i]) for i in range(len(row))] for row in rows]
+    return torch.cat([
+        torch.cat([alone(build(), r[None, s : s + n], (n,)) for s, n in zip(starts[i], rows[i], strict=True)], dim=1)
+        for i, r in enumerate(ids)
+    ])  # fmt: skip
 
 
-def test_a_call_that_packs_nothing_keeps_upstreams_choice():
-    model = _model("llama", "longrope")
-    ids = tiny.tokens(model.config, 2, 12)
-    before = model(input_ids=ids).logits
+def test_packed_rows_with_short_and_long_documents_are_exact(build):
+    model, expected = build(), _alone(build, IDS, *ROWS)
     with autopack.enable(model):
-        assert torch.equal(model(input_ids=ids).logits, before)
+        for _ in range(2):
+            assert error(model(input_ids=IDS, position_ids=positions(*ROWS)).logits, expected) <= FLOAT64
+        seq_idx = torch.tensor([[i for i, n in enumerate(row) for _ in range(n)] for row in ROWS])
+        assert error(model(input_ids=IDS, seq_idx=seq_idx).logits, expected) <= FLOAT64
+
+
+def test_without_the_rotary_hook_documents_couple(build):
+    model, expected = build(), _alone(build, IDS, *ROWS)
+    with autopack.enable(model):
+        (rotary,) = row_dependent_rotaries(model)
+        for number, hook in list(rotary._forward_hooks.items()):
+            if isinstance(hook, PerDocumentRotary):
+                del rotary._forward_hooks[number]
+        assert error(model(input_ids=IDS, position_ids=positions(*ROWS)).logits, expected) > LEAK
+
+
+def test_gradients_are_exact_under_checkpointing(build):
+    model, stock = build().train(), build()
+    short, long = (5, 3, 8), (4, 12)
+    ids = token_ids(1, 16)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    with autopack.enable(model):
+        found = [model(input_ids=ids, position_ids=positions(row)).logits for row in (long, short)]
+        sum((f * weights_like(f)).sum() for f in found).backward()
+    for row in (short, long):  # short ones first, for what is remembered
+        expected = alone(stock, ids, row)
+        (expected * weights_like(expected)).sum().backward()
+    assert gradient_error(gradients(model), gradients(stock)) <= FLOAT64
+
+
+def test_a_packed_call_does_not_change_what_an_unpacked_one_sees(build):
+    model, stock = build(), build()
+    with autopack.enable(model):
+        model(input_ids=IDS, position_ids=positions(*ROWS))
+        assert torch.equal(model(input_ids=IDS[:, :6]).logits, stock(input_ids=IDS[:, :6]).logits)
+
+
+def test_a_row_that_starts_far_into_a_document_uses_that_document_s_frequencies(build):
+    model, stock = build(), build()
+    where = torch.cat([torch.arange(20, 25), torch.arange(4)])[None]
+    ids = IDS[:1, :9]
+    with autopack.enable(model):
+        found = model(input_ids=ids, position_ids=where).logits
+    assert error(found[:, 5:], stock(input_ids=ids[:, 5:]).logits) <= FLOAT64
+    assert error(found[:, :5], stock(input_ids=ids[:, :5], position_ids=where[:, :5]).logits) <= FLOAT64
+
+
+def test_other_rotary_kinds_are_left_alone():
+    for model_type in ("llama", "mistral"):
+        assert row_dependent_rotaries(tiny.build(model_type)) == []
+    yarn = _build("llama", rope_type="yarn", factor=4.0)
+    assert row_dependent_rotaries(yarn) == []
+
+
+def test_disabling_takes_the_rotary_hooks_off(build):
+    model = build()
+    before = [(m, dict(m._forward_hooks)) for m in row_dependent_rotaries(model)]
+    autopack.enable(model).remove()
+    assert [(m, dict(m._forward_hooks)) for m, _ in before] == before

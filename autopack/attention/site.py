@@ -67,7 +67,7 @@ def _attend(
     _check_shapes(module, layout, query, key)
     if query.device != layout.device:
         layout = layout.to(query.device)
-    adjust = scope.owner.adjustments.get(type(module).__name__)
+    adjust = _adjustment(scope, module)
     if adjust is not None:
         query, key, value, options = adjust(module, layout, query, key, value, options)
     backend = choosing.choose(scope.owner.backend, implementation, module, query, value, mask, options)
@@ -90,6 +90,14 @@ def _attend(
             if pattern is not None and not options.get("dropout") and options.get("position_bias") is None:
                 return attend_compiled(layout.cu_seqlens, query, key, value, pattern, options.get("scaling")), None
     return _attend_documents(original, layout, module, query, key, value, mask, options, scope.want_weights)
+
+
+def _adjustment(scope: Scope, module: torch.nn.Module) -> Callable[..., Any] | None:
+    adjustments = scope.owner.adjustments
+    if not adjustments:
+        return None
+    # By the names of the bases too: FSDP puts modules into a class of its own that derives from theirs.
+    return next((adjustments[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in adjustments), None)
 
 
 # Lengths on the host would be constants of a compiled graph, and every layout a graph of its own.

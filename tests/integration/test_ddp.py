@@ -44,7 +44,6 @@ def test_a_checkpoint_wrapper_that_transformers_does_not_know_is_exact_or_refuse
 
 
 @pytest.mark.skipif(ADJUSTED not in ranks.CASES, reason="this torch has no fully_shard")
-@pytest.mark.xfail(reason="adjustments are looked up by the exact class name, and FSDP renames the class", strict=True)
 def test_attention_that_needs_an_adjustment_gets_it_under_the_class_name_that_fsdp_gives(results):
     for rank in results:
         assert rank[ADJUSTED] < FLOAT32

@@ -245,7 +245,6 @@ def test_a_second_adapter_is_judged_like_the_first():
         model.add_adapter("second", _config(BEYOND_THE_TOKEN["activated LoRA"]))
 
 
-@pytest.mark.xfail(reason="api.enable does not call peft.check(base) yet", strict=True)
 def test_a_refused_adapter_put_on_by_transformers_itself_is_refused_too():
     model = _llama()
     model.add_adapter(_config(BEYOND_THE_TOKEN["activated LoRA"]))

@@ -161,7 +161,7 @@ def test_lora_trains_as_padding_does(tmp_path):
     _assert_same_training(_train(model, autopack.PackingCollator(), tmp_path, **settings), wanted)
 
 
-def test_a_model_enabled_through_the_one_inside_trainer_keeps_its_signature_for_column_pruning(tmp_path):
+def test_enabling_leaves_what_trainer_reads_from_the_signature_as_it_is(tmp_path):
     model = _build("llama")
     before = transformers.Trainer(
         model=model, args=transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])

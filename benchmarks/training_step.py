@@ -1,0 +1,237 @@
+"""One training step on a packed row: stock, hand-written per-document attention, autopack.
+
+    python -m benchmarks.training_step                                  T = 8192, about five minutes on two cores
+    python -m benchmarks.training_step --tokens 2048 --rounds 3         a first look
+    python -m benchmarks.training_step --json benchmarks/results/training_step.json
+
+The arms, each on a copy of the same Llama, with the same documents, labels and optimizer:
+
+* `stock`: sdpa, `use_cache=False`, restarting `position_ids`, no mask: the one call that transformers 5.23 gets right on
+  this model, by a dense mask over the whole row.
+* `by hand`: an attention function of this file that loops over the documents. What autopack is held against.
+* `autopack`: `autopack.enable(model)` and a plain call.
+* `padded` (with --padded): the documents as a right-padded batch.
+
+Before anything is timed, all arms must give the same loss and the same gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import interleave
+
+MEAN, SIGMA = 420, 1.0
+"""Documents like those of FLAN_20k: lognormal in tokens, of this mean, with the spread that the paper calls large."""
+SHORTEST, LONGEST = 16, 2048
+
+
+def lengths(tokens: int, seed: int) -> list[int]:
+    """Lengths of documents that fill a row of `tokens`; the last one is cut to fit."""
+    import math
+
+    generator = random.Random(seed)
+    found: list[int] = []
+    while (left := tokens - sum(found)) > 0:
+        drawn = round(generator.lognormvariate(math.log(MEAN) - SIGMA**2 / 2, SIGMA))
+        found.append(min(max(drawn, SHORTEST), LONGEST, left))
+    if found[-1] < SHORTEST and len(found) > 1:  # no document shorter than the shortest
+        found[-2:] = [found[-2] + found[-1]]
+    return found
+
+
+def build(options: argparse.Namespace) -> Any:
+    """A random Llama in the proportions of the released ones."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        num_hidden_layers=options.layers,
+        hidden_size=options.hidden,
+        intermediate_size=options.hidden * 43 // 16,
+        num_attention_heads=options.heads,
+        num_key_value_heads=options.heads,
+        vocab_size=options.vocabulary,
+        max_position_embeddings=options.tokens,
+    )
+    torch.manual_seed(options.seed)
+    return LlamaForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32).train()
+
+
+def by_hand(
+    module: Any, query: Any, key: Any, value: Any, mask: Any, *, documents: list[int], scaling: float, **_: Any
+) -> Any:
+    """Per-document attention as one would write it for this model alone."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    parts = zip(*(states.split(documents, dim=2) for states in (query, key, value)), strict=True)
+    outputs = [scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling) for q, k, v in parts]
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+
+
+def register_by_hand() -> None:
+    """Make `by_hand` an attention implementation, without a mask."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register("by_hand", by_hand)
+    AttentionMaskInterface.register("by_hand", lambda *_, **__: None)
+
+
+def arms(options: argparse.Namespace, documents: list[int]) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """For each arm, its model and the arguments that it is called with."""
+    import torch
+
+    import autopack
+
+    register_by_hand()
+    generator = torch.Generator().manual_seed(options.seed)
+    ids = torch.randint(options.vocabulary, (1, sum(documents)), generator=generator)
+    positions = torch.cat([torch.arange(length) for length in documents])[None]
+    labels = ids.masked_fill(positions == 0, -100)
+    row = {"input_ids": ids, "position_ids": positions, "labels": labels}
+
+    stock = build(options)
+    hand, enabled = copy.deepcopy(stock), copy.deepcopy(stock)
+    hand.set_attn_implementation("by_hand")
+    autopack.enable(enabled)
+    found = {
+        "stock": (stock, {**row, "use_cache": False}),
+        "by hand": (hand, {**row, "use_cache": False, "documents": documents}),
+        "autopack": (enabled, row),
+    }
+    if options.padded:
+        found["padded"] = (copy.deepcopy(stock), _padded(ids, labels, documents))
+    return found
+
+
+def _padded(ids: Any, labels: Any, documents: list[int]) -> dict[str, Any]:
+    from torch.nn.utils.rnn import pad_sequence
+
+    def pad(row: Any, value: int) -> Any:
+        return pad_sequence(list(row[0].split(documents)), batch_first=True, padding_value=value)
+
+    columns = {"input_ids": pad(ids, 0), "attention_mask": pad(ids.new_ones(ids.shape), 0), "labels": pad(labels, -100)}
+    return {**columns, "use_cache": False}
+
+
+def check(prepared: dict[str, tuple[Any, dict[str, Any]]]) -> dict[str, float]:
+    """The loss of every arm; raises where losses or gradients differ."""
+    import torch
+
+    losses, wanted = {}, None
+    for name, (model, call) in prepared.items():
+        loss = model(**call).loss
+        loss.backward()
+        gradients = [p.grad for p in model.parameters()]
+        losses[name] = loss.item()
+        if wanted is None:
+            wanted = loss.item(), [g.clone() for g in gradients]
+        # Two orders of float32 sums over thousands of tokens; a leak changes the loss in the third digit.
+        torch.testing.assert_close(losses[name], wanted[0], rtol=1e-5, atol=0, msg=f"loss of {name}: {losses}")
+        for found, gradient in zip(gradients, wanted[1], strict=True):
+            error = ((found - gradient).norm() / gradient.norm()).item()
+            assert error < 1e-3, f"gradients of {name} differ by {error:.1e}"
+        model.zero_grad()
+    return losses
+
+
+def step(model: Any, call: dict[str, Any], steps: int) -> Callable[[], float]:
+    """An arm: seconds per optimizer step."""
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+    def run() -> None:
+        for _ in range(steps):
+            model(**call).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return lambda: interleave.timed(run) / steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--steps", type=int, default=1, help="steps of each arm per round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--padded", action="store_true", help="time the padded batch too")
+    parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
+    options = parser.parse_args()
+    interleave.keep_freed_memory()
+
+    import torch
+
+    torch.set_num_threads(options.threads)
+    where = interleave.origin()
+    documents = lengths(options.tokens, options.seed)
+    prepared = arms(options, documents)
+    losses = check(prepared)
+    runs = {name: step(model, call, options.steps) for name, (model, call) in prepared.items()}
+    times = interleave.summary(interleave.interleave(runs, options.rounds))
+    settings = {name: value for name, value in vars(options).items() if name != "json"}
+    result = {
+        "benchmark": "training_step",
+        "origin": where,
+        "settings": settings,
+        "documents": documents,
+        "losses": losses,
+        "seconds": times,
+        "ratios": {key: ratios(times, key) for key in ("median", "min")},
+    }
+    interleave.write(options.json, result, describe(result))
+
+
+def ratios(times: dict[str, dict[str, Any]], key: str) -> dict[str, float]:
+    """How many times faster autopack is than the others, and its time in hand-written ones."""
+    found = {
+        "stock / autopack": times["stock"][key] / times["autopack"][key],
+        "autopack / by hand": times["autopack"][key] / times["by hand"][key],
+    }
+    if "padded" in times:
+        found["padded / autopack"] = times["padded"][key] / times["autopack"][key]
+    return found
+
+
+def describe(result: dict[str, Any]) -> str:
+    """The result in a few lines."""
+    settings, documents, times = result["settings"], result["documents"], result["seconds"]
+    lines = [
+        interleave.heading(result["origin"]),
+        "",
+        f"One training step, Llama, {settings['layers']} layers x {settings['hidden']}, {settings['heads']} heads, "
+        f"vocabulary {settings['vocabulary']}, fp32, AdamW",
+        f"{sum(documents)} tokens in {len(documents)} documents of {min(documents)} to {max(documents)}, "
+        f"{settings['rounds']} interleaved rounds of {settings['steps']}",
+        "",
+        f"{'arm':<12}{'min s':>9}{'median s':>10}{'tokens/s':>10}",
+        *(
+            f"{name:<12}{t['min']:>9.3f}{t['median']:>10.3f}{sum(documents) / t['median']:>10.0f}"
+            for name, t in times.items()
+        ),
+        "",
+        f"{'ratio':<22}{'of medians':>11}{'of minima':>11}",
+        *(
+            f"{name:<22}{value:>11.3f}{result['ratios']['min'][name]:>11.3f}"
+            for name, value in result["ratios"]["median"].items()
+        ),
+        "",
+        "Goals: stock / autopack at least 2.5, autopack / by hand at most 1.1.",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,333 @@
+"""A site sees the layout of its own forward: under checkpointing, in threads, after errors; else it raises."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from functools import partial
+
+import pytest
+import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.utils.checkpoint import checkpoint
+
+import autopack
+from autopack import OutsideForward
+from autopack.delivery import BoundCheckpoint, current, unbind_checkpointing
+from tests.conftest import (
+    FLOAT64,
+    LEAK,
+    LENGTHS,
+    OTHER_LENGTHS,
+    alone,
+    error,
+    gradient_error,
+    gradients,
+    llama,
+    positions,
+    token_ids,
+    weights_like,
+)
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+IDS = token_ids()
+FLOAT32_GRADIENT = 1e-3
+"""Gradients sum over all tokens and layers, so they are held to ten times the tolerance of float32 logits."""
+KINDS = {"reentrant": {"use_reentrant": True}, "non-reentrant": {"use_reentrant": False}}
+
+
+@pytest.fixture(scope="module")
+def stock():
+    return llama()
+
+
+@pytest.fixture
+def model():
+    model = llama()
+    with autopack.enable(model):
+        yield model
+
+
+def _total(logits):
+    return (logits * weights_like(logits)).sum()
+
+
+def _two_forwards_one_backward(model):
+    """Forwards of two layouts, then one backward through both."""
+    one, other = (model(input_ids=IDS, position_ids=positions(n)).logits for n in (LENGTHS, OTHER_LENGTHS))
+    (_total(one) + _total(other)).backward()
+    return gradients(model)
+
+
+def _expected(stock):
+    (_total(alone(stock, IDS, LENGTHS)) + _total(alone(stock, IDS, OTHER_LENGTHS))).backward()
+    return gradients(stock)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, FLOAT64), (torch.float32, FLOAT32_GRADIENT)], ids=str)
+def test_checkpointed_layers_are_recomputed_with_the_layout_of_their_forward(
+    implementation, dtype, tolerance, kind, when
+):
+    model = llama(implementation, dtype).train()
+    if when == "before":
+        model.gradient_checkpointing_enable(kind)
+    with autopack.enable(model):
+        if when == "after":
+            model.gradient_checkpointing_enable(kind)
+        assert gradient_error(_two_forwards_one_backward(model), _expected(llama(implementation, dtype))) <= tolerance
+
+
+def test_checkpointing_that_is_switched_on_between_two_forwards_is_followed(model, stock):
+    model.train()
+    one = model(input_ids=IDS, position_ids=positions(LENGTHS)).logits
+    model.gradient_checkpointing_enable(KINDS["non-reentrant"])
+    other = model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).logits
+    (_total(one) + _total(other)).backward()
+    assert gradient_error(gradients(model), _expected(stock)) <= FLOAT64
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_a_checkpoint_function_that_is_not_bound_raises(model, kind, monkeypatch):
+    monkeypatch.setattr("autopack.enabled.bind_checkpointing", lambda modules: None)
+    model.train().gradient_checkpointing_enable(kind)
+    unbind_checkpointing(list(model.modules()))
+    with pytest.raises(OutsideForward, match="use `model.gradient_checkpointing_enable"):
+        _two_forwards_one_backward(model)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_disabling_between_a_checkpointed_forward_and_its_backward_raises(kind):
+    model = llama().train()
+    model.gradient_checkpointing_enable(kind)
+    with autopack.enable(model):
+        loss = _total(model(input_ids=IDS, position_ids=positions(LENGTHS)).logits)
+    with pytest.raises(OutsideForward, match="disabled between a checkpointed forward and its backward"):
+        loss.backward()
+
+
+def test_disabling_before_backward_does_no_harm_without_checkpointing(stock):
+    model = llama()
+    with autopack.enable(model):
+        logits = model(input_ids=IDS, position_ids=positions(LENGTHS)).logits
+    _total(logits).backward()
+    _total(alone(stock, IDS, LENGTHS)).backward()
+    assert gradient_error(gradients(model), gradients(stock)) <= FLOAT64
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("foreign", ["torch.utils.checkpoint", "checkpoint_wrapper"])
+def test_a_foreign_checkpoint_wrapper_around_a_layer_raises_in_backward(model, foreign, reentrant):
+    layers = model.model.layers
+    if foreign == "checkpoint_wrapper":
+        kind = CheckpointImpl.REENTRANT if reentrant else CheckpointImpl.NO_REENTRANT
+        layers[0] = checkpoint_wrapper(layers[0], checkpoint_impl=kind)
+    else:
+        forward = layers[0].forward
+        layers[0].forward = lambda states, **options: checkpoint(
+            partial(forward, **options), states, use_reentrant=reentrant
+        )
+    loss = _total(model(input_ids=IDS, position_ids=positions(LENGTHS)).logits)
+    with pytest.raises(OutsideForward, match="other checkpoint wrappers do not carry the layout into backward"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_foreign_checkpoint_around_the_whole_model_is_exact(model, stock, reentrant):
+    def run(lengths, weight):
+        return _total(model(input_ids=IDS, position_ids=positions(lengths)).logits) * weight
+
+    weight = torch.ones((), dtype=torch.float64, requires_grad=True)
+    losses = [checkpoint(run, lengths, weight, use_reentrant=reentrant) for lengths in (LENGTHS, OTHER_LENGTHS)]
+    sum(losses).backward()
+    assert gradient_error(gradients(model), _expected(stock)) <= FLOAT64
+
+
+class TestOutsideForward:
+    """A part of an enabled model that is reached past the entry raises; nothing is computed with documents unknown."""
+
+    def test_calling_forward_directly(self, model):
+        for _ in range(2):
+            with pytest.raises(OutsideForward, match="LlamaForCausalLM.forward was called directly"):
+                model.forward(input_ids=IDS, position_ids=positions(LENGTHS), labels=IDS)
+
+    def test_calling_the_forward_of_the_backbone_directly(self, model):
+        with pytest.raises(OutsideForward, match="LlamaAttention belongs to a model that autopack enabled"):
+            model.model.forward(input_ids=IDS, position_ids=positions(LENGTHS))
+
+    def test_calling_a_layer_directly(self, model):
+        states = model.get_input_embeddings()(IDS)
+        rotary = model.model.rotary_emb(states, positions(LENGTHS))
+        with pytest.raises(OutsideForward, match="reached without passing that model's entry"):
+            model.model.layers[0](states, position_embeddings=rotary)
+        with pytest.raises(OutsideForward):
+            model.model.layers[0].self_attn(states, position_embeddings=rotary, attention_mask=None)
+
+    def test_calling_a_layer_inside_the_forward_of_another_model(self, model):
+        states = model.get_input_embeddings()(IDS)
+        other, failures = llama(), []
+
+        def call_a_layer(*_):
+            with pytest.raises(OutsideForward):
+                model.model.layers[0](states, position_embeddings=model.model.rotary_emb(states, positions(LENGTHS)))
+            failures.append(True)
+
+        other.lm_head.register_forward_pre_hook(call_a_layer)
+        with autopack.enable(other):
+            other(input_ids=IDS, position_ids=positions(LENGTHS))
+        assert failures
+
+
+def test_the_backbone_on_its_own_is_exact(model, stock):
+    found = model.model(input_ids=IDS, position_ids=positions(LENGTHS)).last_hidden_state
+    starts = [0, 7, 19, 24, 33]
+    expected = [stock.model(input_ids=IDS[:, a:b]).last_hidden_state for a, b in zip(starts, starts[1:], strict=False)]
+    assert error(found, torch.cat(expected, dim=1)) <= FLOAT64
+
+
+def test_a_forward_inside_the_forward_of_the_same_model_has_its_own_layout(model, stock):
+    inner = []
+
+    def call_again(*_):
+        if not inner:
+            inner.append(None)
+            inner[0] = model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).logits
+
+    model.model.layers[1].register_forward_pre_hook(call_again)
+    outer = model(input_ids=IDS, position_ids=positions(LENGTHS)).logits
+    assert error(outer, alone(stock, IDS, LENGTHS)) <= FLOAT64
+    assert error(inner[0], alone(stock, IDS, OTHER_LENGTHS)) <= FLOAT64
+
+
+def test_an_enabled_model_inside_the_forward_of_another_has_its_own_layout(model, stock):
+    teacher, found = llama(seed=1), []
+    ask = model.lm_head.register_forward_pre_hook(
+        lambda *_: found.append(teacher(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).logits)
+    )
+    with autopack.enable(teacher):
+        outer = model(input_ids=IDS, position_ids=positions(LENGTHS)).logits
+    ask.remove()
+    assert error(outer, alone(stock, IDS, LENGTHS)) <= FLOAT64
+    assert error(found[0], alone(llama(seed=1), IDS, OTHER_LENGTHS)) <= FLOAT64
+
+
+class TestInterruptedForwards:
+    """torch skips exit hooks for a KeyboardInterrupt: what such a forward leaves behind must never be used."""
+
+    PLACES = ("model.embed_tokens", "model.layers.0.mlp", "model.layers.1.self_attn", "lm_head", "")
+
+    @pytest.fixture(params=[KeyboardInterrupt, ValueError], ids=lambda kind: kind.__name__)
+    def kind(self, request):
+        return request.param
+
+    def _interrupt(self, model, place, kind, lengths=LENGTHS):
+        def stop(*_):
+            raise kind
+
+        hook = model.get_submodule(place).register_forward_pre_hook(stop)
+        with pytest.raises(kind):
+            model(input_ids=IDS, position_ids=positions(lengths))
+        hook.remove()
+
+    @pytest.mark.parametrize("place", PLACES)
+    def test_the_next_call_has_its_own_layout(self, model, stock, place, kind):
+        expected = alone(stock, IDS, OTHER_LENGTHS)
+        for _ in range(2):
+            self._interrupt(model, place, kind)
+        assert error(model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).logits, expected) <= FLOAT64
+        self._interrupt(model, place, kind)
+        assert torch.equal(model(input_ids=IDS).logits, stock(input_ids=IDS).logits)
+
+    @pytest.mark.parametrize("place", PLACES)
+    def test_the_next_call_of_the_backbone_has_its_own_layout(self, model, place, kind):
+        expected = model.model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).last_hidden_state
+        self._interrupt(model, place, kind)
+        found = model.model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).last_hidden_state
+        assert torch.equal(found, expected)
+
+    @pytest.mark.parametrize("place", PLACES)
+    def test_calls_past_the_entry_still_raise(self, model, place, kind):
+        self._interrupt(model, place, kind)
+        with pytest.raises(OutsideForward):
+            model.forward(input_ids=IDS, position_ids=positions(LENGTHS))
+        self._interrupt(model, place, kind)
+        states = model.get_input_embeddings()(IDS)
+        with pytest.raises(OutsideForward):
+            model.model.layers[0](states, position_embeddings=model.model.rotary_emb(states, positions(LENGTHS)))
+
+    def test_other_models_are_not_concerned(self, model, stock, kind):
+        expected = stock(input_ids=IDS, position_ids=positions(LENGTHS), use_cache=False).logits
+        self._interrupt(model, "lm_head", kind)
+        assert torch.equal(stock(input_ids=IDS, position_ids=positions(LENGTHS), use_cache=False).logits, expected)
+
+    def test_the_layout_is_let_go(self, model, kind):
+        self._interrupt(model, "lm_head", kind)
+        model(input_ids=IDS)
+        assert current() is None
+
+    def test_an_error_raised_by_the_entry_opens_nothing(self, model, kind):
+        self._interrupt(model, "model.layers.0.mlp", kind)
+        with pytest.raises(autopack.InvalidPacking):
+            model(input_ids=IDS, position_ids=positions(LENGTHS).float())
+        assert current() is None
+
+
+def test_only_the_look_at_the_stack_tells_what_an_interrupt_left_behind(model, monkeypatch):
+    expected = model.model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).last_hidden_state
+    TestInterruptedForwards()._interrupt(model, "model.embed_tokens", KeyboardInterrupt)
+    with monkeypatch.context() as patched:
+        patched.setattr("autopack.delivery._running", lambda frame: True)
+        found = model.model.forward(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).last_hidden_state
+    assert error(found, expected) > LEAK
+
+
+def test_no_tensor_of_a_finished_forward_is_kept(model):
+    ids = IDS.clone()
+    output = model(input_ids=ids, position_ids=positions(LENGTHS))
+    watched = [weakref.ref(ids), weakref.ref(output.logits)]
+    del ids, output
+    gc.collect()
+    assert [w() for w in watched] == [None, None]
+
+
+def test_binding_wraps_once_and_copies_with_the_model(model):
+    model.gradient_checkpointing_enable(KINDS["reentrant"])
+    for _ in range(2):
+        model(input_ids=IDS)
+        bound = model.model.layers[0]._gradient_checkpointing_func
+        assert isinstance(bound, BoundCheckpoint)
+        assert not isinstance(bound.function, BoundCheckpoint)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one model", "two models"])
+def test_threads_have_layouts_of_their_own(shared, stock):
+    models = [llama()] * 2 if shared else [llama(), llama()]
+    expected = [alone(stock, IDS, n) for n in (LENGTHS, OTHER_LENGTHS)]
+    errors: list[list[float]] = [[], []]
+    together = threading.Barrier(2)
+
+    def work(which):
+        lengths = (LENGTHS, OTHER_LENGTHS)[which]
+        for _ in range(15):
+            together.wait(timeout=60)
+            logits = models[which](input_ids=IDS, position_ids=positions(lengths)).logits
+            errors[which].append(error(logits, expected[which]))
+
+    handles = [autopack.enable(model) for model in models]
+    threads = [threading.Thread(target=work, args=(which,)) for which in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    for handle in handles:
+        handle.remove()
+    assert [len(found) for found in errors] == [15, 15]
+    assert max(map(max, errors)) <= FLOAT64
+
+
+def test_without_autopack_the_gradients_of_packed_rows_are_wrong(stock):
+    model = llama().train()
+    assert gradient_error(_two_forwards_one_backward(model), _expected(stock)) > LEAK
