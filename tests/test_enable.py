@@ -1,295 +1,452 @@
-"""Enabling and disabling: what changes, what is put back, and what never changes."""
+"""enable and disable: what they change, that all of it goes back by identity, copies, and refusals."""
 
 from __future__ import annotations
 
 import copy
-import gc
 import io
 import json
 import pickle
 import subprocess
 import sys
-import textwrap
 
 import pytest
 import torch
-from transformers import masking_utils, modeling_utils
+from transformers import BartConfig, BartForConditionalGeneration, LlamaForCausalLM, masking_utils
 
 import autopack
-from autopack import patching, tiny
+from autopack import SiteDrift, UnsupportedModel, tiny
+from autopack.delivery import MARK, BoundCheckpoint
+from autopack.entry import EntryHook
+from tests.conftest import (
+    FLOAT64,
+    LEAK,
+    LENGTHS,
+    OTHER_LENGTHS,
+    alone,
+    attributes,
+    error,
+    gradient_error,
+    gradients,
+    installed_functions,
+    llama,
+    positions,
+    same,
+    token_ids,
+)
 
-LENGTHS = (7, 12, 5, 9)
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+IDS = token_ids()
+WHERE = positions(LENGTHS)
 
 
-def _row(model, seed=0):
-    positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
-    return {"input_ids": tiny.tokens(model.config, 1, sum(LENGTHS), seed=seed), "position_ids": positions}
+@pytest.fixture(scope="module")
+def stock():
+    return llama()
 
 
-def _alone(model, row):
-    return torch.cat([model(input_ids=d, use_cache=False).logits for d in row["input_ids"].split(LENGTHS, 1)], dim=1)
+def _logits(model, lengths=LENGTHS):
+    return model(input_ids=IDS, position_ids=positions(lengths)).logits
 
 
-def _registered():
-    """Everything of transformers that enabling may touch, by identity."""
-    from transformers.models.llama import modeling_llama
+def _is_exact(model, stock):
+    return all(error(_logits(model, n), alone(stock, IDS, n)) <= FLOAT64 for n in (LENGTHS, OTHER_LENGTHS))
 
-    found = {("attention", k): v for k, v in modeling_utils.AttentionInterface._global_mapping.items()}
-    found |= {("mask", k): v for k, v in masking_utils.AttentionMaskInterface._global_mapping.items()}
-    found["preprocess"] = masking_utils._preprocess_mask_arguments
-    found["eager"] = modeling_llama.eager_attention_forward
-    return found
+
+def _leaks(model, stock):
+    """With a mask stock transformers never looks at positions, whatever else is set."""
+    found = model(input_ids=IDS, position_ids=WHERE, attention_mask=torch.ones_like(IDS)).logits
+    return error(found, alone(stock, IDS, LENGTHS)) > LEAK
 
 
 def _state(model):
-    """Hooks, attributes and config fields of every module."""
-    modules = []
-    for module in model.modules():
-        plain = {k: v for k, v in vars(module).items() if not k.startswith(("_forward", "_parameters", "_buffers"))}
-        modules.append((list(module._forward_hooks), list(module._forward_pre_hooks), plain))
-    return modules, dict(model.config.to_dict()), model.config._attn_implementation
+    return attributes(model), installed_functions()
 
 
-def _same(before, after):
-    assert before.keys() == after.keys()
-    assert all(before[name] is after[name] for name in before)
+def _as_before(model, before):
+    return all(map(same, _state(model), before))
 
 
-@pytest.fixture(autouse=True)
-def no_models_of_earlier_tests():
-    gc.collect()  # a model that was enabled and dropped leaves its sites when it is collected
+class TestRestoring:
+    """Afterwards everything is the same object as before: hooks, functions, configs, checkpoint functions, marks."""
 
+    @pytest.fixture(params=["eager", "sdpa", "flex_attention"])
+    def model(self, request):
+        model = llama(request.param, torch.float32)
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.register_forward_pre_hook(_users_hook)
+        return model
 
-@pytest.fixture
-def model():
-    return tiny.build("llama", attn_implementation="sdpa")
-
-
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_disable_restores_everything_by_identity(implementation):
-    model = tiny.build("llama", attn_implementation=implementation)
-    model.gradient_checkpointing_enable()
-    registered, state = _registered(), _state(model)
-    handle = autopack.enable(model)
-    assert any(registered[name] is not value for name, value in _registered().items())
-    model.train()(**_row(model)).logits.sum().backward()
-    model.eval()
-    handle.remove()
-    model.zero_grad()
-    _same(registered, _registered())
-    assert _state(model) == state
-    assert not patching._installed
-
-
-def test_disable_restores_after_an_exception_in_the_middle_of_a_forward(model, monkeypatch):
-    registered = _registered()
-    autopack.enable(model)
-
-    def fail(*args, **kwargs):
-        raise RuntimeError("in the middle")
-
-    monkeypatch.setattr(model.model.layers[1].mlp, "forward", fail)
-    with pytest.raises(RuntimeError, match="in the middle"):
-        model(**_row(model))
-    monkeypatch.undo()
-    with pytest.raises(autopack.OutsideForward):  # the scope of the failed call is closed
-        model.model.layers[0].self_attn(torch.zeros(1, 3, 64), (torch.zeros(1, 3, 16), torch.zeros(1, 3, 16)))
-    autopack.disable(model)
-    _same(registered, _registered())
-
-
-def test_an_interrupt_leaves_no_layout_behind(model, monkeypatch):
-    autopack.enable(model)
-    row = _row(model)
-    expected = model(**row).logits
-
-    def interrupt(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(model.model.layers[1].mlp, "forward", interrupt)
-    other = torch.cat([torch.arange(20), torch.arange(13)])[None]
-    with pytest.raises(KeyboardInterrupt):
-        model(input_ids=row["input_ids"], position_ids=other)
-    monkeypatch.undo()
-    assert torch.equal(model(**row).logits, expected)
-    backbone = model.model(**row).last_hidden_state
-    assert torch.equal(model.lm_head(backbone), expected)
-
-
-def test_a_failed_enable_changes_nothing():
-    model = tiny.build("lfm2", attn_implementation="sdpa")
-    model.config.model_type = "an_unknown_type"
-    registered, state = _registered(), _state(model)
-    with pytest.raises(
-        autopack.UnsupportedModel, match=r"audited it, and it is not exact.*The model is left as it was"
-    ):
+    def test_enable_changes_what_disable_restores(self, model):
+        before = _state(model)
         autopack.enable(model)
-    _same(registered, _registered())
-    assert _state(model) == state
-    assert not autopack.is_enabled(model)
+        assert not _as_before(model, before)
+        assert MARK in vars(model.model.layers[0].self_attn)
+        autopack.disable(model)
+        assert _as_before(model, before)
+        autopack.disable(model)  # of a model that is not enabled: nothing to do
+        assert _as_before(model, before)
 
-
-def test_an_unknown_type_of_the_same_structure_is_audited_and_served(model):
-    model.config.model_type = "remote_code_llama"
-    handle = autopack.enable(model)
-    assert "audit of this very model" in repr(handle)
-    assert torch.equal(model(**_row(model)).logits, _alone(model, _row(model)))
-
-
-def test_enable_twice_returns_the_same_handle_and_refuses_another_backend(model):
-    handle = autopack.enable(model)
-    assert autopack.enable(model) is handle
-    with pytest.raises(ValueError, match=r"enabled with backend='auto'.*disable"):
-        autopack.enable(model, backend="eager")
-
-
-def test_handle_is_a_context_manager_and_says_what_was_done(model):
-    with autopack.enable(model) as handle:
+    def test_the_handle_and_the_context_restore_too(self, model):
+        before = _state(model)
+        handle = autopack.enable(model)
         assert autopack.is_enabled(model)
-        assert all(word in repr(handle) for word in ("LlamaForCausalLM (llama)", "enabled", "sdpa", "2 modules"))
-        assert "<table>" in handle._repr_html_()
-    assert not autopack.is_enabled(model)
-    assert "disabled" in repr(handle)
-    autopack.disable(model)  # a second time does nothing
+        handle.remove()
+        assert not autopack.is_enabled(model)
+        assert _as_before(model, before)
+        with pytest.raises(ZeroDivisionError), autopack.enable(model):
+            raise ZeroDivisionError
+        assert _as_before(model, before)
 
+    def test_calls_in_between_leave_nothing(self):
+        model = llama()
+        model.train().gradient_checkpointing_enable({"use_reentrant": True})
+        before = _state(model)
+        with autopack.enable(model):
+            _logits(model).sum().backward()
+            model.zero_grad(set_to_none=True)
+            model(input_ids=IDS)
+        assert _as_before(model, before)
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_another_model_in_the_process_is_bit_identical_before_during_and_after(implementation):
-    mine, other = (tiny.build("llama", attn_implementation=implementation, seed=s) for s in (0, 1))
-    calls = [_row(other), {"input_ids": _row(other)["input_ids"]}, {**_row(other), "use_cache": False}]
-    before = [other(**call).logits for call in calls]
-    autopack.enable(mine)
-    mine(**_row(mine))
-    during = [other(**call).logits for call in calls]
-    autopack.disable(mine)
-    after = [other(**call).logits for call in calls]
-    for b, d, a in zip(before, during, after, strict=True):
-        assert torch.equal(b, d)
-        assert torch.equal(b, a)
+    @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+    def test_after_an_error_in_the_middle_of_a_forward(self, kind):
+        model = llama()
+        before = _state(model)
 
+        def stop(*_):
+            raise kind
 
-def test_disabling_one_of_two_models_leaves_the_other_enabled():
-    one, two = (tiny.build("llama", attn_implementation="sdpa", seed=s) for s in (0, 1))
-    autopack.enable(one)
-    autopack.enable(two)
-    autopack.disable(one)
-    assert torch.equal(two(**_row(two)).logits, _alone(two, _row(two)))
-    assert not torch.equal(one(**_row(one)).logits, _alone(one, _row(one)))
+        autopack.enable(model)
+        hook = model.model.layers[1].register_forward_pre_hook(stop)
+        with pytest.raises(kind):
+            _logits(model)
+        hook.remove()
+        autopack.disable(model)
+        assert _as_before(model, before)
 
-
-def test_generate_gives_the_same_tokens(model):
-    ids = tiny.tokens(model.config, 2, 6)
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
-    call = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    before = model.generate(**call)
-    with autopack.enable(model):
-        assert torch.equal(model.generate(**call), before)
-
-
-def test_a_padded_batch_passes_untouched(model):
-    ids = tiny.tokens(model.config, 2, 8)
-    for mask in ([[1] * 8, [1] * 5 + [0] * 3], [[1] * 8, [0] * 3 + [1] * 5], [[1] * 8, [1, 1, 0, 0, 1, 1, 1, 1]]):
-        mask = torch.tensor(mask)
-        for positions in (None, (mask.cumsum(-1) - 1).clamp(min=0), torch.arange(8)[None]):
-            call = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-            before = model(**call).logits
+    def test_many_rounds_end_where_they_began(self, stock):
+        model = llama()
+        before = _state(model)
+        for _ in range(3):
             with autopack.enable(model):
-                assert torch.equal(model(**call).logits, before)
+                assert _is_exact(model, stock)
+            assert _leaks(model, stock)
+        assert _as_before(model, before)
+
+    def test_a_model_that_is_dropped_leaves_nothing_installed(self):
+        before = installed_functions()
+        autopack.enable(llama())
+        import gc
+
+        gc.collect()
+        assert same(installed_functions(), before)
+
+    def test_changing_the_implementation_is_followed_and_restored(self, stock):
+        model, before = llama("eager"), installed_functions()
+        with autopack.enable(model):
+            model.set_attn_implementation("sdpa")
+            assert _is_exact(model, stock)
+            model.set_attn_implementation("eager")
+            assert _is_exact(model, llama("eager"))
+        assert same(installed_functions(), before)
 
 
-def test_copies_stay_enabled_and_are_independent(model):
-    autopack.enable(model)
-    row = _row(model)
-    expected = model(**row).logits
+def _users_hook(module, args):
+    return None
+
+
+class LeakyLlama(LlamaForCausalLM):
+    """A remote-code model whose structure looks servable, but whose first layer also takes from the token before."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model.layers[0].mlp.register_forward_pre_hook(_mix_with_the_token_before)
+
+
+def _mix_with_the_token_before(module, args):
+    (states,) = args
+    return states + states.roll(1, dims=1) * (torch.arange(states.shape[1]) > 0)[:, None]
+
+
+def _leaky(model_type="llama"):
+    model = LeakyLlama(copy.deepcopy(llama().config))
+    model.load_state_dict(llama().state_dict())
+    model.config.model_type = model_type
+    return model.double().eval()
+
+
+class TestFailures:
+    """An enable that fails leaves everything as it was, and says what it wanted."""
+
+    @pytest.mark.parametrize(("model_type", "verify"), [("llama", "always"), ("made_up", "auto")])
+    def test_an_audit_that_finds_a_leak(self, model_type, verify):
+        model = _leaky(model_type)
+        before = _state(model)
+        with pytest.raises(UnsupportedModel, match="audited it, and it is not exact: in mode .* logits are off by"):
+            autopack.enable(model, verify=verify)
+        assert _as_before(model, before)
+        assert not autopack.is_enabled(model)
+
+    def test_a_structure_that_nobody_has_run_is_audited(self):
+        model = llama()
+        model.config.model_type = "made_up"
+        with autopack.enable(model) as handle:
+            assert "by an audit of this very model, worst relative error" in handle.verified
+
+    def test_what_is_trusted_is_not_audited(self):
+        with autopack.enable(_leaky("made_up"), verify="never") as handle:
+            assert "not asked for" in handle.verified
+
+    def test_a_function_of_transformers_that_has_changed(self, monkeypatch):
+        monkeypatch.setattr(masking_utils, "_preprocess_mask_arguments", lambda config, positions: None)
+        model = llama()
+        before = _state(model)
+        with pytest.raises((SiteDrift, ValueError), match="position_ids"):
+            autopack.enable(model)
+        assert _as_before(model, before)
+
+    def test_a_function_of_transformers_that_is_gone(self, monkeypatch):
+        from transformers.models.llama import modeling_llama
+
+        model = llama()
+        monkeypatch.setattr("autopack.structure.eager_functions", lambda m: [(modeling_llama.__name__, "eager_gone")])
+        before = _state(model)
+        with pytest.raises(SiteDrift, match="modeling_llama.eager_gone, and the installed transformers has none"):
+            autopack.enable(model)
+        assert _as_before(model, before)
+
+    def test_a_family_that_needs_more_than_there_is(self, monkeypatch):
+        from autopack.architectures import Family
+        from autopack.patching import Site
+
+        site = Site("transformers.models.llama.modeling_llama", "repeat_kv", lambda f, s: f, parameters=("no_such",))
+        family = Family("broken", frozenset({"llama"}), "test", sites=(site,))
+        monkeypatch.setattr("autopack.registry._registered", [family])
+        model = llama()
+        before = _state(model)
+        with pytest.raises(SiteDrift, match=r"repeat_kv to take no_such; the installed one lacks no_such"):
+            autopack.enable(model)
+        assert _as_before(model, before)
+
+    @pytest.mark.parametrize(
+        ("model_type", "message"),
+        [
+            ("lfm2", "short convolutions run across documents. Nothing was changed; train it on padded batches"),
+            ("mamba", "none of its modules calls an attention function"),
+            ("jamba", "state-space"),
+        ],
+    )
+    @pytest.mark.parametrize("verify", ["auto", "always", "never"])
+    def test_architectures_that_leak_elsewhere(self, model_type, message, verify):
+        model = tiny.build(model_type)
+        before = _state(model)
+        with pytest.raises(UnsupportedModel, match=message):
+            autopack.enable(model, verify=verify)
+        assert _as_before(model, before)
+
+    def test_encoder_decoders(self):
+        config = BartConfig(
+            vocab_size=64, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+            decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
+        )  # fmt: skip
+        with pytest.raises(UnsupportedModel, match=r"BartForConditionalGeneration \(model type 'bart'\) cannot be packed"):
+            autopack.enable(BartForConditionalGeneration(config))
+
+    @pytest.mark.parametrize("thing", [torch.nn.Linear(2, 2), "llama", None, LlamaForCausalLM])
+    def test_what_is_no_model_of_transformers(self, thing):
+        with pytest.raises(UnsupportedModel, match="autopack enables transformers models .* found "):
+            autopack.enable(thing)
+
+    def test_options_that_do_not_exist(self):
+        model = llama()
+        with pytest.raises(ValueError, match="backend must be one of auto, flash, varlen, flex, sdpa, eager; found 'x'"):
+            autopack.enable(model, backend="x")
+        with pytest.raises(ValueError, match="verify must be one of auto, always, never; found 'sometimes'"):
+            autopack.enable(model, verify="sometimes")
+
+    @pytest.mark.parametrize(
+        ("implementation", "backend", "way_out"),
+        [
+            ("sdpa", "eager", "Load the model with another attn_implementation"),
+            ("sdpa", "flash", "Load the model with a flash attention_implementation"),
+            ("flex_attention", "sdpa", "possible: flex"),
+            ("sdpa", "varlen", "backend='varlen' is not available here"),
+        ],
+    )
+    def test_a_backend_that_cannot_serve_the_model(self, implementation, backend, way_out):
+        if backend == "varlen" and torch.cuda.is_available():
+            pytest.skip("varlen is available here")
+        model = llama(implementation, torch.float32)
+        before = _state(model)
+        with pytest.raises(UnsupportedModel, match=way_out):
+            autopack.enable(model, backend=backend)
+        assert _as_before(model, before)
+
+
+class TestSeveralModels:
+    def test_a_second_enable_returns_the_same_handle(self):
+        model = llama()
+        with autopack.enable(model, backend="sdpa") as handle:
+            assert autopack.enable(model) is handle
+            assert autopack.enable(model, backend="sdpa") is handle
+            with pytest.raises(ValueError, match="enabled with backend='sdpa'; call autopack.disable"):
+                autopack.enable(model, backend="flex")
+            hooks = [h for h in model._forward_pre_hooks.values() if isinstance(h, EntryHook)]
+            assert len(hooks) == 1
+
+    def test_a_part_of_an_enabled_model_is_not_enabled_again(self):
+        model = llama()
+        with autopack.enable(model.model), pytest.raises(UnsupportedModel, match="a part of this model is enabled"):
+            autopack.enable(model)
+
+    @pytest.mark.parametrize("first", [0, 1])
+    def test_disabling_one_leaves_the_other_enabled(self, stock, first):
+        models = [llama(), llama()]
+        for model in models:
+            autopack.enable(model)
+        autopack.disable(models[first])
+        assert _leaks(models[first], stock)
+        assert _is_exact(models[1 - first], stock)
+        autopack.disable(models[1 - first])
+
+    @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+    def test_a_model_that_is_not_enabled_gives_the_same_bits_throughout(self, implementation):
+        enabled, other = llama(implementation, torch.float32), llama(implementation, torch.float32)
+        mask = torch.ones_like(IDS)
+        mask[:, -4:] = 0
+        calls = [{}, {"position_ids": WHERE}, {"position_ids": WHERE, "use_cache": False}, {"attention_mask": mask}]
+
+        def outputs():
+            return [other(input_ids=IDS, **call).logits for call in calls]
+
+        before = outputs()
+        with autopack.enable(enabled):
+            _logits(enabled)
+            during = outputs()
+        assert all(map(torch.equal, before, during))
+        assert all(map(torch.equal, before, outputs()))
+
+
+def _through_torch(model):
     buffer = io.BytesIO()
     torch.save(model, buffer)
     buffer.seek(0)
-    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(buffer, weights_only=False)]
-    for twin in copies:
-        assert autopack.is_enabled(twin)
-        assert torch.equal(twin(**row).logits, expected)
-    autopack.disable(model)
-    for twin in copies:
-        assert torch.equal(twin(**row).logits, expected)
-        autopack.disable(twin)
-        assert not torch.equal(twin(**row).logits, expected)
-    assert not patching._installed
+    return torch.load(buffer, weights_only=False)
 
 
-def test_a_saved_model_is_exact_in_another_process_and_a_checkpoint_knows_nothing_of_autopack(model, tmp_path):
-    autopack.enable(model)
-    row = _row(model)
-    torch.save(model, tmp_path / "model.pt")
-    torch.save((row, model(**row).logits, model(input_ids=row["input_ids"]).logits), tmp_path / "expected.pt")
-    model.save_pretrained(tmp_path / "checkpoint")
-    assert "autopack" not in (tmp_path / "checkpoint" / "config.json").read_text()
-    assert not [name for name in model.state_dict() if "autopack" in name]
-    script = textwrap.dedent(
-        """
-        import sys, torch
-        from transformers import AutoModelForCausalLM
-        row, packed, plain = torch.load("expected.pt")
-        stock = AutoModelForCausalLM.from_pretrained("checkpoint", attn_implementation="sdpa")
-        assert torch.equal(stock(input_ids=row["input_ids"]).logits, plain)
-        assert "autopack" not in sys.modules
-        model = torch.load("model.pt", weights_only=False)
-        assert torch.equal(model(**row).logits, packed)
-        """
-    )
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "torch.save": _through_torch,
+}
 
 
-def test_importing_autopack_imports_neither_torch_nor_transformers():
-    script = "import sys, autopack, json; autopack.__all__; print(json.dumps(sorted(sys.modules)))"
-    printed = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
-    assert not {"torch", "transformers", "numpy"} & set(json.loads(printed))
+class TestCopies:
+    @pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES.keys())
+    @pytest.mark.parametrize("disabled_first", ["original", "copy"])
+    def test_a_copy_is_enabled_on_its_own(self, stock, duplicate, disabled_first):
+        model = llama()
+        autopack.enable(model)
+        _logits(model)
+        other = duplicate(model)
+        assert autopack.is_enabled(other)
+        assert _is_exact(other, stock)
+        one, rest = (model, other) if disabled_first == "original" else (other, model)
+        autopack.disable(one)
+        assert _leaks(one, stock)
+        assert _is_exact(rest, stock)
+        autopack.disable(rest)
+        assert _leaks(rest, stock)
+
+    def test_a_copy_checkpoints_on_its_own(self, stock):
+        model = llama().train()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        autopack.enable(model)
+        _logits(model)
+        other = copy.deepcopy(model)
+        loss = _logits(other).square().sum()
+        autopack.disable(model)
+        assert not isinstance(model.model.layers[0]._gradient_checkpointing_func, BoundCheckpoint)
+        loss.backward()
+        alone(stock, IDS, LENGTHS).square().sum().backward()
+        assert gradient_error(gradients(other), gradients(stock)) <= FLOAT64
+        autopack.disable(other)
+
+    def test_a_copy_outlives_its_original(self, stock):
+        model = llama()
+        autopack.enable(model)
+        other = copy.deepcopy(model)
+        autopack.disable(model)
+        del model
+        with pytest.raises(autopack.OutsideForward):
+            other.forward(input_ids=IDS, position_ids=WHERE)
+        assert _is_exact(other, stock)
+        assert autopack.enable(other).model is other
+        autopack.disable(other)
+
+    def test_hooks_registered_after_loading_take_no_place_of_ours(self, stock, tmp_path):
+        """Hooks are numbered by process: a loaded number must not be given out again."""
+        model = llama()
+        for _ in range(3):
+            model.register_forward_pre_hook(_users_hook).remove()
+        autopack.enable(model)
+        torch.save(model, tmp_path / "model.pt")
+        torch.save((IDS, WHERE, alone(stock, IDS, LENGTHS)), tmp_path / "expected.pt")
+        autopack.disable(model)
+        code = (
+            "import sys, torch\n"
+            f"model = torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False)\n"
+            f"ids, where, expected = torch.load({str(tmp_path / 'expected.pt')!r})\n"
+            "import autopack\n"
+            "assert autopack.is_enabled(model)\n"
+            "for _ in range(60): model.register_forward_pre_hook(lambda module, args: None)\n"
+            f"assert (model(input_ids=ids, position_ids=where).logits - expected).abs().max() <= {FLOAT64}\n"
+            "autopack.disable(model)\n"
+            f"assert (model(input_ids=ids, position_ids=where).logits - expected).abs().max() > {LEAK}\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    def test_a_checkpoint_holds_nothing_of_autopack(self, tmp_path):
+        model, stock = llama(), llama()
+        with autopack.enable(model):
+            assert model.state_dict().keys() == stock.state_dict().keys()
+            model.save_pretrained(tmp_path / "enabled")
+            expected = model(input_ids=IDS).logits
+        stock.save_pretrained(tmp_path / "stock")
+        files = sorted(p.name for p in (tmp_path / "stock").iterdir())
+        assert sorted(p.name for p in (tmp_path / "enabled").iterdir()) == files
+        for name in files:
+            if name.endswith(".json"):
+                found, plain = (json.loads((tmp_path / d / name).read_text()) for d in ("enabled", "stock"))
+                assert found == plain
+        code = (
+            "import sys, torch\n"
+            "from transformers import AutoModelForCausalLM\n"
+            f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path / 'enabled')!r}, dtype=torch.float64)\n"
+            f"torch.save(model(torch.load({str(tmp_path / 'ids.pt')!r})).logits, {str(tmp_path / 'logits.pt')!r})\n"
+            "assert not [name for name in sys.modules if name.startswith('autopack')]\n"
+        )
+        torch.save(IDS, tmp_path / "ids.pt")
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert error(torch.load(tmp_path / "logits.pt"), expected) <= FLOAT64
 
 
-def test_every_public_name_resolves():
-    assert all(getattr(autopack, name) is not None for name in autopack.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'pakc'"):
-        autopack.pakc  # noqa: B018
+def test_the_handle_says_what_was_done():
+    model = llama()
+    handle = autopack.enable(model, backend="sdpa")
+    text = repr(handle)
+    for fact in ("LlamaForCausalLM (llama)", "enabled", "2 modules, attn_implementation=sdpa", "backend:   sdpa"):
+        assert fact in text
+    assert "<table><caption>autopack</caption>" in handle._repr_html_()
+    handle.remove()
+    assert "disabled" in repr(handle)
 
 
-def test_what_is_no_transformers_model_is_refused():
-    for thing in (torch.nn.Linear(2, 2), object(), None):
-        with pytest.raises(autopack.UnsupportedModel, match=r"enables transformers models.*found"):
-            autopack.enable(thing)
+def test_the_signature_of_forward_stays(stock):
+    import inspect
 
-
-def test_unknown_options_name_the_known_ones(model):
-    with pytest.raises(ValueError, match=r"backend must be one of auto, flash, varlen, flex, sdpa, eager; found 'xla'"):
-        autopack.enable(model, backend="xla")
-    with pytest.raises(ValueError, match=r"verify must be one of auto, always, never; found 'maybe'"):
-        autopack.enable(model, verify="maybe")
-
-
-def test_a_function_put_over_ours_stops_packed_rows_instead_of_leaking(model):
-    autopack.enable(model)
-    mapping = modeling_utils.AttentionInterface._global_mapping
-    ours = mapping["sdpa"]
-    mapping["sdpa"] = lambda *args, **kwargs: ours(*args, **kwargs)
-    try:
-        with pytest.raises(autopack.SiteDrift, match="somebody replaced"):
-            model(**_row(model))
-    finally:
-        mapping["sdpa"] = ours
-
-
-def test_two_threads_keep_their_layouts(model):
-    from concurrent.futures import ThreadPoolExecutor
-
-    autopack.enable(model)
-    ids = _row(model)["input_ids"]
-    layouts = [torch.cat([torch.arange(n) for n in ns])[None] for ns in ([7, 12, 5, 9], [20, 13], [1, 2, 30], [33])]
-    expected = [model(input_ids=ids, position_ids=p).logits for p in layouts]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda p: model(input_ids=ids, position_ids=p).logits, layouts * 10))
-    assert all(torch.equal(f, e) for f, e in zip(found, expected * 10, strict=True))
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_verification_works_where_gradients_are_off(model, mode):
-    with mode():
-        handle = autopack.enable(model, verify="always")
-    assert "audit of this very model" in repr(handle)
+    model = llama()
+    with autopack.enable(model):
+        assert inspect.signature(model.forward) == inspect.signature(stock.forward)
+        assert "forward" not in vars(model)
