@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from autopack.architectures import Family
 
 __all__ = ["Enabled"]
+
+_refreshing = threading.Lock()  # of the process and not of the model, for locks cannot be copied or pickled
 
 
 class Enabled:
@@ -69,7 +72,9 @@ class Enabled:
     def refresh(self) -> None:
         """Follow what may have changed since the last call: the implementation, checkpointing, the process."""
         if self._implementations != self.implementations():
-            self.acquire()
+            with _refreshing:
+                if self._implementations != self.implementations():  # another thread may have been first
+                    self.acquire()
         bind_checkpointing(self.checkpointed)
 
     def acquire(self) -> None:

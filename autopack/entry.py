@@ -84,8 +84,8 @@ def _enter(
     unnamed = len(args) - len(_parameters(cls)[0])
     if unnamed > 0:
         raise UnsupportedModel(
-            f"{type(module).__name__}.forward does not name the last {unnamed} of its {len(args)} positional arguments, "
-            f"so autopack cannot tell what they are. Pass them by name."
+            f"{type(module).__name__}.forward does not name the last {unnamed} of {len(args)} positional arguments, so "
+            f"autopack cannot tell what they are. Pass them by name."
         )
     packed = _packed_call(hook, module, arguments, layout)
     open_scope(Scope(enabled, layout, outer, hook.level, _wants_weights(module, arguments)))

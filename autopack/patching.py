@@ -60,6 +60,14 @@ class Site:
         else:
             wrapt.apply_patch(parent, attribute, function)
 
+    def _inherited(self) -> bool:
+        parent, attribute, _ = wrapt.resolve_path(import_module(self.module), self.path)
+        return self.key is None and attribute not in vars(parent)
+
+    def _delete(self) -> None:
+        parent, attribute, _ = wrapt.resolve_path(import_module(self.module), self.path)
+        delattr(parent, attribute)
+
     def _check(self, function: Callable[..., Any]) -> None:
         if not callable(function):
             raise SiteDrift(f"autopack expects a function at {self}; found {type(function).__name__}")
@@ -76,6 +84,7 @@ class Site:
 class _Installed:
     original: Callable[..., Any]
     replacement: Callable[..., Any]
+    inherited: bool
     users: int = 1
 
 
@@ -134,9 +143,10 @@ def _install_one(site: Site) -> None:
         return
     original = site.present()
     site._check(original)
+    inherited = site._inherited()
     replacement = site.adapter(original, site)
     site._set(replacement)
-    _installed[site] = _Installed(original, replacement)
+    _installed[site] = _Installed(original, replacement, inherited)
 
 
 def _leave(sites: Iterable[Site]) -> list[SiteDrift]:
@@ -152,7 +162,10 @@ def _leave(sites: Iterable[Site]) -> list[SiteDrift]:
         except SiteDrift as error:
             stuck.append(error)
         else:
-            site._set(entry.original)
+            if entry.inherited:
+                site._delete()
+            else:
+                site._set(entry.original)
     return stuck
 
 

@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,33 +32,44 @@ def keep_freed_memory() -> None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **MALLOC})
 
 
+@dataclass
+class Times:
+    """What one arm took, call by call, in seconds: by the clock, and of processor time over all threads."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    def run(self, function: Callable[[], Any]) -> None:
+        """Time one call."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        function()
+        self.wall.append(time.perf_counter() - wall)
+        self.cpu.append(time.process_time() - cpu)
+
+    def summary(self) -> dict[str, Any]:
+        """Minimum and median by the clock, the median of processor time, and all that they come from."""
+        return {
+            "min": min(self.wall),
+            "median": statistics.median(self.wall),
+            "cpu median": statistics.median(self.cpu),
+            **asdict(self),
+        }
+
+
 def interleave(
-    arms: dict[str, Callable[[], float]], rounds: int, report: Callable[[str], None] = print
-) -> dict[str, list[float]]:
-    """Run every arm once per round, beginning with another one in each round. An arm returns its own seconds."""
-    times: dict[str, list[float]] = {name: [] for name in arms}
+    arms: dict[str, Callable[[], Any]], rounds: int, report: Callable[[str], None] | None = print
+) -> dict[str, dict[str, Any]]:
+    """Run every arm once per round, beginning with another one in each round; returns the summary of each."""
+    times = {name: Times() for name in arms}
     names = list(arms)
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:
-            times[name].append(arms[name]())
-        done = ", ".join(f"{name} {times[name][-1]:.2f} s" for name in names)
-        report(f"round {number + 1} of {rounds}: {done}")
-    return times
-
-
-def timed(function: Callable[[], Any]) -> float:
-    """Seconds of one call."""
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
-
-
-def summary(times: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
-    """Minimum and median of each arm, in seconds, and all the times that they come from."""
-    return {
-        name: {"min": min(values), "median": statistics.median(values), "all": values} for name, values in times.items()
-    }
+            times[name].run(arms[name])
+        if report is not None:
+            done = ", ".join(f"{name} {times[name].wall[-1]:.2f} s" for name in names)
+            report(f"round {number + 1} of {rounds}: {done}")
+    return {name: found.summary() for name, found in times.items()}
 
 
 def origin() -> dict[str, Any]:

@@ -29,6 +29,7 @@ from benchmarks import interleave
 MEAN, SIGMA = 420, 1.0
 """Documents like those of FLAN_20k: lognormal in tokens, of this mean, with the spread that the paper calls large."""
 SHORTEST, LONGEST = 16, 2048
+STATISTICS = ("median", "min", "cpu median")
 
 
 def lengths(tokens: int, seed: int) -> list[int]:
@@ -141,8 +142,8 @@ def check(prepared: dict[str, tuple[Any, dict[str, Any]]]) -> dict[str, float]:
     return losses
 
 
-def step(model: Any, call: dict[str, Any], steps: int) -> Callable[[], float]:
-    """An arm: seconds per optimizer step."""
+def step(model: Any, call: dict[str, Any], steps: int) -> Callable[[], None]:
+    """An arm: so many optimizer steps."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
@@ -153,7 +154,7 @@ def step(model: Any, call: dict[str, Any], steps: int) -> Callable[[], float]:
             optimizer.step()
             optimizer.zero_grad()
 
-    return lambda: interleave.timed(run) / steps
+    return run
 
 
 def main() -> None:
@@ -180,7 +181,7 @@ def main() -> None:
     prepared = arms(options, documents)
     losses = check(prepared)
     runs = {name: step(model, call, options.steps) for name, (model, call) in prepared.items()}
-    times = interleave.summary(interleave.interleave(runs, options.rounds))
+    times = interleave.interleave(runs, options.rounds)
     settings = {name: value for name, value in vars(options).items() if name != "json"}
     result = {
         "benchmark": "training_step",
@@ -189,7 +190,7 @@ def main() -> None:
         "documents": documents,
         "losses": losses,
         "seconds": times,
-        "ratios": {key: ratios(times, key) for key in ("median", "min")},
+        "ratios": {key: ratios(times, key) for key in STATISTICS},
     }
     interleave.write(options.json, result, describe(result))
 
@@ -216,16 +217,18 @@ def describe(result: dict[str, Any]) -> str:
         f"{sum(documents)} tokens in {len(documents)} documents of {min(documents)} to {max(documents)}, "
         f"{settings['rounds']} interleaved rounds of {settings['steps']}",
         "",
-        f"{'arm':<12}{'min s':>9}{'median s':>10}{'tokens/s':>10}",
+        f"{'arm':<22}{'median s':>11}{'min s':>11}{'cpu s':>11}{'tokens/s':>11}",
         *(
-            f"{name:<12}{t['min']:>9.3f}{t['median']:>10.3f}{sum(documents) / t['median']:>10.0f}"
+            f"{name:<22}"
+            + "".join(f"{t[key]:>11.3f}" for key in STATISTICS)
+            + f"{sum(documents) * settings['steps'] / t['median']:>11.0f}"
             for name, t in times.items()
         ),
         "",
-        f"{'ratio':<22}{'of medians':>11}{'of minima':>11}",
+        f"{'ratio':<22}{'of medians':>11}{'of minima':>11}{'of cpu':>11}",
         *(
-            f"{name:<22}{value:>11.3f}{result['ratios']['min'][name]:>11.3f}"
-            for name, value in result["ratios"]["median"].items()
+            f"{name:<22}" + "".join(f"{result['ratios'][key][name]:>11.3f}" for key in STATISTICS)
+            for name in result["ratios"]["median"]
         ),
         "",
         "Goals: stock / autopack at least 2.5, autopack / by hand at most 1.1.",

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import json
-import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -15,7 +10,7 @@ from transformers import BartConfig, BartForConditionalGeneration, LlamaForCausa
 
 import autopack
 from autopack import SiteDrift, UnsupportedModel, tiny
-from autopack.delivery import MARK, BoundCheckpoint
+from autopack.delivery import MARK
 from autopack.entry import EntryHook
 from tests.conftest import (
     FLOAT64,
@@ -25,8 +20,6 @@ from tests.conftest import (
     alone,
     attributes,
     error,
-    gradient_error,
-    gradients,
     installed_functions,
     llama,
     positions,
@@ -200,7 +193,9 @@ class TestFailures:
         monkeypatch.setattr(masking_utils, "_preprocess_mask_arguments", lambda config, positions: None)
         model = llama()
         before = _state(model)
-        with pytest.raises((SiteDrift, ValueError), match="position_ids"):
+        with pytest.raises(
+            SiteDrift, match="_preprocess_mask_arguments to take config, position_ids; the inst"
+        ):
             autopack.enable(model)
         assert _as_before(model, before)
 
@@ -248,7 +243,9 @@ class TestFailures:
             vocab_size=64, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
             decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
         )  # fmt: skip
-        with pytest.raises(UnsupportedModel, match=r"BartForConditionalGeneration \(model type 'bart'\) cannot be packed"):
+        with pytest.raises(
+            UnsupportedModel, match=r"Generation \(model type 'bart'\) cannot be packed exactly"
+        ):
             autopack.enable(BartForConditionalGeneration(config))
 
     @pytest.mark.parametrize("thing", [torch.nn.Linear(2, 2), "llama", None, LlamaForCausalLM])
@@ -258,7 +255,9 @@ class TestFailures:
 
     def test_options_that_do_not_exist(self):
         model = llama()
-        with pytest.raises(ValueError, match="backend must be one of auto, flash, varlen, flex, sdpa, eager; found 'x'"):
+        with pytest.raises(
+            ValueError, match="one of auto, flash, varlen, flex, sdpa, eager; found 'x'"
+        ):
             autopack.enable(model, backend="x")
         with pytest.raises(ValueError, match="verify must be one of auto, always, never; found 'sometimes'"):
             autopack.enable(model, verify="sometimes")
@@ -324,112 +323,6 @@ class TestSeveralModels:
             during = outputs()
         assert all(map(torch.equal, before, during))
         assert all(map(torch.equal, before, outputs()))
-
-
-def _through_torch(model):
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
-
-
-COPIES = {
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
-    "torch.save": _through_torch,
-}
-
-
-class TestCopies:
-    @pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES.keys())
-    @pytest.mark.parametrize("disabled_first", ["original", "copy"])
-    def test_a_copy_is_enabled_on_its_own(self, stock, duplicate, disabled_first):
-        model = llama()
-        autopack.enable(model)
-        _logits(model)
-        other = duplicate(model)
-        assert autopack.is_enabled(other)
-        assert _is_exact(other, stock)
-        one, rest = (model, other) if disabled_first == "original" else (other, model)
-        autopack.disable(one)
-        assert _leaks(one, stock)
-        assert _is_exact(rest, stock)
-        autopack.disable(rest)
-        assert _leaks(rest, stock)
-
-    def test_a_copy_checkpoints_on_its_own(self, stock):
-        model = llama().train()
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        autopack.enable(model)
-        _logits(model)
-        other = copy.deepcopy(model)
-        loss = _logits(other).square().sum()
-        autopack.disable(model)
-        assert not isinstance(model.model.layers[0]._gradient_checkpointing_func, BoundCheckpoint)
-        loss.backward()
-        alone(stock, IDS, LENGTHS).square().sum().backward()
-        assert gradient_error(gradients(other), gradients(stock)) <= FLOAT64
-        autopack.disable(other)
-
-    def test_a_copy_outlives_its_original(self, stock):
-        model = llama()
-        autopack.enable(model)
-        other = copy.deepcopy(model)
-        autopack.disable(model)
-        del model
-        with pytest.raises(autopack.OutsideForward):
-            other.forward(input_ids=IDS, position_ids=WHERE)
-        assert _is_exact(other, stock)
-        assert autopack.enable(other).model is other
-        autopack.disable(other)
-
-    def test_hooks_registered_after_loading_take_no_place_of_ours(self, stock, tmp_path):
-        """Hooks are numbered by process: a loaded number must not be given out again."""
-        model = llama()
-        for _ in range(3):
-            model.register_forward_pre_hook(_users_hook).remove()
-        autopack.enable(model)
-        torch.save(model, tmp_path / "model.pt")
-        torch.save((IDS, WHERE, alone(stock, IDS, LENGTHS)), tmp_path / "expected.pt")
-        autopack.disable(model)
-        code = (
-            "import sys, torch\n"
-            f"model = torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False)\n"
-            f"ids, where, expected = torch.load({str(tmp_path / 'expected.pt')!r})\n"
-            "import autopack\n"
-            "assert autopack.is_enabled(model)\n"
-            "for _ in range(60): model.register_forward_pre_hook(lambda module, args: None)\n"
-            f"assert (model(input_ids=ids, position_ids=where).logits - expected).abs().max() <= {FLOAT64}\n"
-            "autopack.disable(model)\n"
-            f"assert (model(input_ids=ids, position_ids=where).logits - expected).abs().max() > {LEAK}\n"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-
-    def test_a_checkpoint_holds_nothing_of_autopack(self, tmp_path):
-        model, stock = llama(), llama()
-        with autopack.enable(model):
-            assert model.state_dict().keys() == stock.state_dict().keys()
-            model.save_pretrained(tmp_path / "enabled")
-            expected = model(input_ids=IDS).logits
-        stock.save_pretrained(tmp_path / "stock")
-        files = sorted(p.name for p in (tmp_path / "stock").iterdir())
-        assert sorted(p.name for p in (tmp_path / "enabled").iterdir()) == files
-        for name in files:
-            if name.endswith(".json"):
-                found, plain = (json.loads((tmp_path / d / name).read_text()) for d in ("enabled", "stock"))
-                assert found == plain
-        code = (
-            "import sys, torch\n"
-            "from transformers import AutoModelForCausalLM\n"
-            f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path / 'enabled')!r}, dtype=torch.float64)\n"
-            f"torch.save(model(torch.load({str(tmp_path / 'ids.pt')!r})).logits, {str(tmp_path / 'logits.pt')!r})\n"
-            "assert not [name for name in sys.modules if name.startswith('autopack')]\n"
-        )
-        torch.save(IDS, tmp_path / "ids.pt")
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert error(torch.load(tmp_path / "logits.pt"), expected) <= FLOAT64
 
 
 def test_the_handle_says_what_was_done():

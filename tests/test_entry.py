@@ -322,5 +322,5 @@ def test_heads_with_one_result_per_row_are_refused_on_packed_rows_only():
 
 def test_positional_arguments_beyond_those_named_are_refused(model):
     extra = [None] * 12
-    with pytest.raises(UnsupportedModel, match=r"does not name the last \d+ of its 15 positional arguments"):
+    with pytest.raises(UnsupportedModel, match=r"does not name the last \d+ of 15 positional arguments"):
         model(IDS, None, positions(LENGTHS), *extra)

@@ -1,0 +1,190 @@
+"""Copies of an enabled model by deepcopy, pickle and files: enabled by themselves; no autopack in checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import pickle
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+import autopack
+from autopack import patching
+from autopack.delivery import BoundCheckpoint
+from tests.conftest import (
+    FLOAT64,
+    LEAK,
+    LENGTHS,
+    OTHER_LENGTHS,
+    alone,
+    error,
+    gradient_error,
+    gradients,
+    llama,
+    positions,
+    token_ids,
+)
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+IDS = token_ids()
+WHERE = positions(LENGTHS)
+
+
+@pytest.fixture(scope="module")
+def stock():
+    return llama()
+
+
+def _logits(model, lengths=LENGTHS):
+    return model(input_ids=IDS, position_ids=positions(lengths)).logits
+
+
+def _is_exact(model, stock):
+    return all(error(_logits(model, n), alone(stock, IDS, n)) <= FLOAT64 for n in (LENGTHS, OTHER_LENGTHS))
+
+
+def _leaks(model, stock):
+    """With a mask stock transformers never looks at positions, whatever else is set."""
+    found = model(input_ids=IDS, position_ids=WHERE, attention_mask=torch.ones_like(IDS)).logits
+    return error(found, alone(stock, IDS, LENGTHS)) > LEAK
+
+
+def _users_hook(module, args):
+    return None
+
+
+def _through_torch(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "torch.save": _through_torch,
+}
+
+
+@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES.keys())
+@pytest.mark.parametrize("disabled_first", ["original", "copy"])
+def test_a_copy_is_enabled_on_its_own(stock, duplicate, disabled_first):
+    model = llama()
+    autopack.enable(model)
+    _logits(model)
+    other = duplicate(model)
+    assert autopack.is_enabled(other)
+    assert _is_exact(other, stock)
+    one, rest = (model, other) if disabled_first == "original" else (other, model)
+    autopack.disable(one)
+    assert _leaks(one, stock)
+    assert _is_exact(rest, stock)
+    autopack.disable(rest)
+    assert _leaks(rest, stock)
+
+
+def test_a_copy_checkpoints_on_its_own(stock):
+    model = llama().train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    autopack.enable(model)
+    _logits(model)
+    other = copy.deepcopy(model)
+    loss = _logits(other).square().sum()
+    autopack.disable(model)
+    assert not isinstance(model.model.layers[0]._gradient_checkpointing_func, BoundCheckpoint)
+    loss.backward()
+    alone(stock, IDS, LENGTHS).square().sum().backward()
+    assert gradient_error(gradients(other), gradients(stock)) <= FLOAT64
+    autopack.disable(other)
+
+
+def test_a_copy_outlives_its_original(stock):
+    model = llama()
+    autopack.enable(model)
+    other = copy.deepcopy(model)
+    autopack.disable(model)
+    del model
+    with pytest.raises(autopack.OutsideForward):
+        other.forward(input_ids=IDS, position_ids=WHERE)
+    assert _is_exact(other, stock)
+    assert autopack.enable(other).model is other
+    autopack.disable(other)
+
+
+def test_threads_that_make_the_first_call_of_a_copy_install_once(stock, monkeypatch):
+    model = llama()
+    autopack.enable(model)
+    other = copy.deepcopy(model)
+    autopack.disable(model)
+    install = patching.install
+
+    def install_slowly(sites):
+        held = install(sites)
+        time.sleep(0.05)  # the others come before the first has noted what it holds
+        return held
+
+    monkeypatch.setattr(patching, "install", install_slowly)
+    threads = [threading.Thread(target=other, kwargs={"input_ids": IDS}) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    autopack.disable(other)  # and the fixture sees that nothing is left
+    assert _leaks(other, stock)
+
+
+def test_hooks_registered_after_loading_take_no_place_of_ours(stock, tmp_path):
+    """Hooks are numbered by process: a loaded number must not be given out again."""
+    model = llama()
+    for _ in range(3):
+        model.register_forward_pre_hook(_users_hook).remove()
+    autopack.enable(model)
+    torch.save(model, tmp_path / "model.pt")
+    torch.save((IDS, WHERE, alone(stock, IDS, LENGTHS)), tmp_path / "expected.pt")
+    autopack.disable(model)
+    code = (
+        "import sys, torch\n"
+        f"model = torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False)\n"
+        f"ids, where, expected = torch.load({str(tmp_path / 'expected.pt')!r})\n"
+        "import autopack\n"
+        "assert autopack.is_enabled(model)\n"
+        "for _ in range(60): model.register_forward_pre_hook(lambda module, args: None)\n"
+        f"assert (model(input_ids=ids, position_ids=where).logits - expected).abs().max() <= {FLOAT64}\n"
+        "autopack.disable(model)\n"
+        f"assert (model(input_ids=ids, position_ids=where).logits - expected).abs().max() > {LEAK}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_checkpoint_holds_nothing_of_autopack(tmp_path):
+    model, stock = llama(), llama()
+    with autopack.enable(model):
+        assert model.state_dict().keys() == stock.state_dict().keys()
+        model.save_pretrained(tmp_path / "enabled")
+        expected = model(input_ids=IDS).logits
+    stock.save_pretrained(tmp_path / "stock")
+    files = sorted(p.name for p in (tmp_path / "stock").iterdir())
+    assert sorted(p.name for p in (tmp_path / "enabled").iterdir()) == files
+    for name in files:
+        if name.endswith(".json"):
+            found, plain = (json.loads((tmp_path / d / name).read_text()) for d in ("enabled", "stock"))
+            assert found == plain
+    code = (
+        "import sys, torch\n"
+        "from transformers import AutoModelForCausalLM\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path / 'enabled')!r}, dtype=torch.float64)\n"
+        f"torch.save(model(torch.load({str(tmp_path / 'ids.pt')!r})).logits, {str(tmp_path / 'logits.pt')!r})\n"
+        "assert not [name for name in sys.modules if name.startswith('autopack')]\n"
+    )
+    torch.save(IDS, tmp_path / "ids.pt")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert error(torch.load(tmp_path / "logits.pt"), expected) <= FLOAT64

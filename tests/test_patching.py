@@ -1,0 +1,200 @@
+"""Sites: found, checked, replaced by a plain function, counted, and put back by identity."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+
+import pytest
+
+from autopack import SiteDrift, patching
+from autopack.patching import Site, abandon, install, intact, uninstall
+
+
+class _Owner:
+    def method(self, value):
+        return value
+
+    table = {}  # noqa: RUF012
+
+
+class _Heir(_Owner):
+    pass
+
+
+@pytest.fixture
+def module():
+    """A module like one of transformers: a function, a class, and a mapping of functions."""
+    module = types.ModuleType("a_module_to_patch")
+    module.function = _function
+    module.Heir = type("Heir", (_Owner,), {})
+    module.mapping = {"sdpa": _function}
+    sys.modules[module.__name__] = module
+    before = set(patching._installed)
+    yield module
+    assert set(patching._installed) == before
+    del sys.modules[module.__name__]
+
+
+def _function(query, key, value=None):
+    return "original", query
+
+
+def _double(original, site):
+    def replacement(query, key, value=None):
+        return "replaced", original(query, key, value)
+
+    return replacement
+
+
+def _site(path="function", **options):
+    return Site("a_module_to_patch", path, options.pop("adapter", _double), **options)
+
+
+def test_a_function_is_replaced_by_a_plain_function_and_put_back(module):
+    sites = install([_site(parameters=("query", "key"))])
+    assert module.function(1, 2) == ("replaced", ("original", 1))
+    # torch.compile traces through wrapt's FunctionWrapper as if it were not there.
+    assert type(module.function) is types.FunctionType
+    uninstall(sites)
+    assert module.function is _function
+
+
+def test_a_value_of_a_mapping_is_replaced_and_put_back(module):
+    mapping = module.mapping
+    sites = install([_site("mapping", key="sdpa")])
+    assert mapping["sdpa"](1, 2)[0] == "replaced"
+    assert module.mapping is mapping
+    uninstall(sites)
+    assert mapping == {"sdpa": _function}
+    assert mapping["sdpa"] is _function
+
+
+def test_users_are_counted_and_the_last_one_restores(module):
+    first, second = install([_site()]), install([_site()])
+    replacement = module.function
+    uninstall(first)
+    assert module.function is replacement
+    uninstall(second)
+    assert module.function is _function
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_sites_leave_in_any_order(module, order):
+    held = [install([_site()]), install([_site("mapping", key="sdpa")])]
+    for which in order:
+        uninstall(held[which])
+    assert module.function is module.mapping["sdpa"] is _function
+
+
+@pytest.mark.parametrize(
+    ("site", "message"),
+    [
+        (_site("missing"), r"a function at a_module_to_patch\.missing, and the installed transformers has none"),
+        (_site("mapping", key="flash"), r"a_module_to_patch\.mapping\['flash'\]"),
+        (Site("no_such_module", "f", _double), r"no_such_module\.f"),
+        (_site("mapping"), r"expects a function at a_module_to_patch\.mapping; found dict"),
+        (_site(parameters=("query", "sinks", "mask")), r"lacks sinks, mask: \(query, key, value=None\)"),
+    ],
+    ids=["attribute", "key", "module", "kind", "parameters"],
+)
+def test_a_place_that_has_drifted_raises_and_earlier_sites_go_back(module, site, message):
+    with pytest.raises(SiteDrift, match=message):
+        install([_site("mapping", key="sdpa"), site])
+    assert module.mapping["sdpa"] is _function
+    assert module.function is _function
+
+
+def test_an_adapter_that_raises_leaves_everything(module):
+    def broken(original, site):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        install([_site(), _site("mapping", key="sdpa", adapter=broken)])
+    assert module.function is _function
+
+
+class TestNewcomers:
+    """Somebody replaces a function after autopack did: autopack says so and does not overwrite the newcomer."""
+
+    def test_leaving_keeps_the_newcomer_and_restores_the_rest(self, module):
+        sites = install([_site(), _site("mapping", key="sdpa")])
+        module.function = newcomer = lambda *a: None
+        with pytest.raises(SiteDrift, match=r"somebody replaced a_module_to_patch\.function after autopack did"):
+            uninstall(sites)
+        assert module.function is newcomer
+        assert module.mapping["sdpa"] is _function
+
+    def test_a_second_install_and_a_check_raise(self, module):
+        sites = install([_site()])
+        ours = module.function
+        intact(sites)
+        module.function = lambda *a: None
+        with pytest.raises(SiteDrift, match="will not overwrite the newcomer"):
+            intact(sites)
+        with pytest.raises(SiteDrift, match="Undo that replacement, then call this again"):
+            install([_site()])
+        module.function = ours
+        uninstall(sites)
+        assert module.function is _function
+
+
+def test_packed_calls_of_an_enabled_model_notice_a_newcomer(nothing_left_behind):
+    from transformers import AttentionInterface
+
+    import autopack
+    from tests.conftest import LENGTHS, llama, positions, token_ids
+
+    model, registered = llama(), AttentionInterface._global_mapping
+    with autopack.enable(model):
+        ours = registered["sdpa"]
+        AttentionInterface.register("sdpa", ours.autopack_original)
+        with pytest.raises(SiteDrift, match=r"somebody replaced .*AttentionInterface._global_mapping\['sdpa'\]"):
+            model(input_ids=token_ids(), position_ids=positions(LENGTHS))
+        model(input_ids=token_ids())  # an unpacked call does not need autopack's function
+        registered["sdpa"] = ours
+
+
+def test_abandoning_restores_at_once_or_when_the_running_call_ends(module):
+    sites = install([_site()])
+    abandon(sites)
+    assert module.function is _function
+    sites = install([_site()])
+
+    def collected_in_the_middle(original, site):
+        # The collector may run anywhere, here while `install` holds its lock.
+        abandon(sites)
+        assert module.function is not _function
+        return original
+
+    held = install([_site("mapping", key="sdpa", adapter=collected_in_the_middle)])
+    assert module.function is _function
+    uninstall(held)
+
+
+def test_threads_that_come_and_go_leave_the_original(module):
+    def come_and_go():
+        for _ in range(200):
+            uninstall(install([_site(), _site("mapping", key="sdpa")]))
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert module.function is module.mapping["sdpa"] is _function
+
+
+def test_a_site_says_where_it_is():
+    assert str(_site("mapping", key="sdpa")) == "a_module_to_patch.mapping['sdpa']"
+    assert str(_site()) == "a_module_to_patch.function"
+
+
+def test_an_inherited_method_is_deleted_again_and_not_copied_down(module):
+    sites = install([_site("Heir.method", adapter=lambda original, site: lambda self, value: ("replaced", value))])
+    assert module.Heir().method(1) == ("replaced", 1)
+    assert _Owner().method(1) == 1
+    uninstall(sites)
+    assert "method" not in vars(module.Heir)
+    assert module.Heir().method(1) == 1
