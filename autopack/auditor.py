@@ -208,6 +208,8 @@ def audit(
         raise ValueError(f"modes must be among {', '.join(MODES)}; found {', '.join(sorted(unknown))}")
     if len(lengths) < 2 or min(lengths) < 1:
         raise ValueError(f"lengths must name two or more documents of at least one token; found {lengths}")
+    if not training:
+        raise ValueError(f"training must name False, True or both; found {training}")
     if getattr(base.config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{type(base).__name__} is an encoder-decoder, which the auditor cannot run yet")
     results = []
@@ -339,9 +341,11 @@ def _loss_error(model: PreTrainedModel, case: _Case, call: _Call) -> float | Non
     skipped = int(shifts_labels(model))  # a loss that shifts never uses the first label of a document
     for row, first, end in call.spans:
         labels[row, first + skipped : end] = ids[row, first + skipped : end]
+    counts = [end - first - skipped for _, first, end in call.spans]
+    if not any(counts):
+        return None  # documents of one token predict nothing
     with torch.no_grad():
         found = model(input_ids=ids, labels=labels, **call.arguments).loss
-        counts = [end - first - skipped for _, first, end in call.spans]
         total = sum(_alone(model, case, call, i, labels=True).loss.double() * n for i, n in enumerate(counts) if n > 0)
     expected = float(total) / sum(counts)
     return abs(float(found) - expected) / abs(expected)

@@ -41,12 +41,13 @@ class ModeResult:
     @property
     def worst_influence(self) -> float:
         """Largest influence of one document on another."""
-        return float(np.nanmax(self.influence)) if np.isfinite(self.influence).any() else math.nan
+        return float(np.nanmax(self.influence)) if not np.isnan(self.influence).all() else math.nan
 
     @property
     def worst(self) -> float:
-        """Largest of the forward errors: packed against alone, and influence."""
-        return float(np.nanmax([self.error, self.worst_influence])) if self.failure is None else math.inf
+        """Largest of the forward errors: packed against alone, and influence; infinite where one is no number."""
+        worst = max(self.error, self.worst_influence)
+        return math.inf if self.failure is not None or math.isnan(self.error + self.worst_influence) else worst
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class LeakReport:
     @property
     def exact(self) -> bool:
         """Whether every call mode gave every document what it gets alone, within the rounding of the dtype."""
-        return all(self.is_exact(result) for result in self.results)
+        return bool(self.results) and all(self.is_exact(result) for result in self.results)
 
     def is_exact(self, result: ModeResult) -> bool:
         """Whether one call mode is within rounding, forward and backward."""
@@ -97,7 +98,10 @@ class LeakReport:
         if worst.failure is not None:
             return f"in mode '{worst.name}' the call raised {worst.failure}"
         if worst.worst <= self.tolerance and not self.is_exact(worst):
-            return f"in mode '{worst.name}' gradients are off by {worst.gradient:.1e} and the loss by {worst.loss:.1e}"
+            return (
+                f"in mode '{worst.name}' gradients are off by {_number(worst.gradient)} and the loss by "
+                f"{_number(worst.loss)}"
+            )
         return (
             f"in mode '{worst.name}' logits are off by {worst.error:.1e} of their standard deviation, and one document "
             f"changes another by {worst.worst_influence:.1e}"

@@ -18,6 +18,7 @@ import argparse
 import gc
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,9 @@ def main() -> None:
 
     torch.set_num_threads(options.threads)
     where = interleave.origin()
+    build(1, 64)  # transformers' own imports
+    imports = interleave.Times()
+    imports.run(lambda: import_module("autopack.api"))
     start = time.perf_counter()
     enables = measure_enables(30)
     found: dict[str, Any] = {}
@@ -143,6 +147,7 @@ def main() -> None:
         "benchmark": "overhead",
         "origin": where,
         "settings": {"rows": ROWS, "columns": COLUMNS, "models": MODELS, "rounds": options.rounds},
+        "import": imports.summary(),
         "enable": enables,
         "calls": found,
         "ratios": {
@@ -157,6 +162,8 @@ def describe(result: dict[str, Any]) -> str:
     """The result in a few lines."""
     lines = [
         interleave.heading(result["origin"]),
+        "",
+        f"Imports of autopack.enable, beside torch and transformers: {result['import']['median'] * 1000:.0f} ms",
         "",
         "enable() and disable(), milliseconds",
         f"{'model':<30}{'first':>9}{'median':>9}{'min':>9}{'disable':>9}",

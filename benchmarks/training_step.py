@@ -6,8 +6,8 @@
 
 The arms, each on a copy of the same Llama, with the same documents, labels and optimizer:
 
-* `stock`: sdpa, `use_cache=False`, restarting `position_ids`, no mask: the one call that transformers 5.23 gets right on
-  this model, by a dense mask over the whole row.
+* `stock`: sdpa, `use_cache=False`, restarting `position_ids`, no mask: the one call that transformers 5.23 gets right
+  on this model, by a dense mask over the whole row.
 * `by hand`: an attention function of this file that loops over the documents. What autopack is held against.
 * `autopack`: `autopack.enable(model)` and a plain call.
 * `padded` (with --padded): the documents as a right-padded batch.

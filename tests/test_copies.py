@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import autopack
-from autopack import patching
 from autopack.delivery import BoundCheckpoint
+from autopack.enabled import Enabled
 from tests.conftest import (
     FLOAT64,
     LEAK,
@@ -26,8 +26,10 @@ from tests.conftest import (
     error,
     gradient_error,
     gradients,
+    installed_functions,
     llama,
     positions,
+    same,
     token_ids,
 )
 
@@ -118,26 +120,26 @@ def test_a_copy_outlives_its_original(stock):
     autopack.disable(other)
 
 
-def test_threads_that_make_the_first_call_of_a_copy_install_once(stock, monkeypatch):
-    model = llama()
+def test_threads_that_make_the_first_call_of_a_copy_install_once(monkeypatch):
+    model, before = llama(), installed_functions()
     autopack.enable(model)
     other = copy.deepcopy(model)
     autopack.disable(model)
-    install = patching.install
+    release = Enabled.release
 
-    def install_slowly(sites):
-        held = install(sites)
-        time.sleep(0.05)  # the others come before the first has noted what it holds
-        return held
+    def release_slowly(enabled):
+        release(enabled)
+        time.sleep(0.02)  # the others come before the first has noted what it holds
 
-    monkeypatch.setattr(patching, "install", install_slowly)
+    monkeypatch.setattr(Enabled, "release", release_slowly)
     threads = [threading.Thread(target=other, kwargs={"input_ids": IDS}) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    autopack.disable(other)  # and the fixture sees that nothing is left
-    assert _leaks(other, stock)
+    handle = autopack.enable(other)
+    handle.remove()
+    assert same(installed_functions(), before)
 
 
 def test_hooks_registered_after_loading_take_no_place_of_ours(stock, tmp_path):

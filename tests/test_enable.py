@@ -193,9 +193,7 @@ class TestFailures:
         monkeypatch.setattr(masking_utils, "_preprocess_mask_arguments", lambda config, positions: None)
         model = llama()
         before = _state(model)
-        with pytest.raises(
-            SiteDrift, match="_preprocess_mask_arguments to take config, position_ids; the inst"
-        ):
+        with pytest.raises(SiteDrift, match="_preprocess_mask_arguments to take config, position_ids; the inst"):
             autopack.enable(model)
         assert _as_before(model, before)
 
@@ -243,9 +241,7 @@ class TestFailures:
             vocab_size=64, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
             decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
         )  # fmt: skip
-        with pytest.raises(
-            UnsupportedModel, match=r"Generation \(model type 'bart'\) cannot be packed exactly"
-        ):
+        with pytest.raises(UnsupportedModel, match=r"Generation \(model type 'bart'\) cannot be packed exactly"):
             autopack.enable(BartForConditionalGeneration(config))
 
     @pytest.mark.parametrize("thing", [torch.nn.Linear(2, 2), "llama", None, LlamaForCausalLM])
@@ -255,9 +251,7 @@ class TestFailures:
 
     def test_options_that_do_not_exist(self):
         model = llama()
-        with pytest.raises(
-            ValueError, match="one of auto, flash, varlen, flex, sdpa, eager; found 'x'"
-        ):
+        with pytest.raises(ValueError, match="one of auto, flash, varlen, flex, sdpa, eager; found 'x'"):
             autopack.enable(model, backend="x")
         with pytest.raises(ValueError, match="verify must be one of auto, always, never; found 'sometimes'"):
             autopack.enable(model, verify="sometimes")

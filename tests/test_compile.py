@@ -1,0 +1,255 @@
+"""torch.compile of an enabled model: one graph break, two graphs whatever the layouts, exact in both directions."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
+
+import autopack
+from autopack import tiny
+from autopack.attention.compiled import attend_compiled
+from autopack.layout import PackedLayout
+from autopack.upstream import Pattern
+from tests.conftest import (
+    FLOAT64,
+    LEAK,
+    alone,
+    error,
+    gradient_error,
+    gradients,
+    llama,
+    positions,
+    token_ids,
+    weights_like,
+)
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+COLUMNS = 24
+IDS = token_ids(1, COLUMNS)
+BATCHES = [(5, 19), (9, 4, 11), (1, 8, 8, 7), (3, 3, 6, 2, 10), (4, 4, 4, 4, 4, 4), (2, 9, 1, 1, 5, 2, 4)]
+"""Two to seven documents in a row of 24 tokens."""
+NOT_PACKED = (COLUMNS,)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def _small():
+    return llama(num_hidden_layers=1)
+
+
+def _run(model, lengths):
+    return model(input_ids=IDS, position_ids=positions(lengths)).logits
+
+
+def _errors(model, stock, batches=BATCHES):
+    return [error(_run(model, lengths), alone(stock, IDS, lengths)) for lengths in batches]
+
+
+def _breaks():
+    return sum(counters["graph_break"].values())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_two_graphs_and_one_break_serve_every_layout(backend):
+    model, stock = llama(), llama()
+    counter = CompileCounterWithBackend(backend)
+    compiled, graphs = torch.compile(model, backend=counter), []
+    with autopack.enable(model):
+        for lengths in BATCHES:
+            assert error(_run(compiled, lengths), alone(stock, IDS, lengths)) <= FLOAT64
+            graphs.append(counter.frame_count)
+    assert graphs[0] == 1
+    assert max(graphs) == graphs[1] <= 2
+    assert _breaks() <= 1
+
+
+def test_windows_are_exact_although_dynamo_cannot_read_their_mask():
+    model, stock = (tiny.build("mistral", attn_implementation="sdpa", dtype=torch.float64) for _ in range(2))
+    counter = CompileCounterWithBackend("eager")
+    with autopack.enable(model):
+        compiled, graphs = torch.compile(model, backend=counter), []
+        for lengths in BATCHES[:4]:
+            assert error(_run(compiled, lengths), alone(stock, IDS, lengths)) <= FLOAT64
+            graphs.append(counter.frame_count)
+    assert graphs[-1] == graphs[1]  # more graphs, but still none per layout
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointed"])
+def test_training_is_exact(checkpointing):
+    model, stock = llama().train(), llama()
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter)
+    with autopack.enable(model):
+        for one, other in zip(BATCHES[::2], BATCHES[1::2], strict=True):
+            packed, expected = [_run(compiled, n) for n in (one, other)], [alone(stock, IDS, n) for n in (one, other)]
+            sum((p * weights_like(p)).sum() for p in packed).backward()
+            sum((e * weights_like(e)).sum() for e in expected).backward()
+            assert gradient_error(gradients(model), gradients(stock)) <= FLOAT64
+    if not checkpointing:
+        assert counter.frame_count <= 2
+        assert _breaks() <= 1
+
+
+@pytest.mark.parametrize(
+    ("how", "another_enabled"), [("torch.compile", True), ("model.compile", False), ("layers", True)]
+)
+def test_enabling_and_disabling_after_compiling_are_followed(how, another_enabled):
+    model, stock, another = _small(), _small(), _small()
+    if another_enabled:
+        autopack.enable(another)
+    compiled = torch.compile(model, backend="eager") if how == "torch.compile" else model
+    for part in {"model.compile": [model], "layers": model.model.layers}.get(how, []):
+        part.compile(backend="eager")
+    few = BATCHES[1:2]
+    assert min(_errors(compiled, stock, few)) > LEAK  # the graphs of the stock model are there now
+    for _ in range(2):
+        with autopack.enable(model):
+            assert max(_errors(compiled, stock, few)) <= FLOAT64
+        assert min(_errors(compiled, stock, few)) > LEAK
+    if another_enabled:
+        autopack.disable(another)
+
+
+def test_unpacked_calls_of_a_compiled_model_are_those_of_the_stock_model():
+    model, stock = _small(), _small()
+    compiled = torch.compile(model, backend="aot_eager")
+    with autopack.enable(model):
+        for lengths in (NOT_PACKED, BATCHES[0], NOT_PACKED):
+            assert error(_run(compiled, lengths), alone(stock, IDS, lengths)) <= FLOAT64
+        assert compiled(input_ids=IDS).past_key_values is not None
+
+
+def test_compiled_layers_inside_an_eager_model_are_exact_and_few():
+    model, stock = llama(), llama()
+    counter = CompileCounterWithBackend("aot_eager")
+    for layer in model.model.layers:
+        layer.compile(backend=counter)
+    with autopack.enable(model):
+        assert max(_errors(model, stock)) <= FLOAT64
+    assert counter.frame_count <= 2 * len(model.model.layers)
+
+
+def test_a_compiled_copy_is_exact_on_its_own():
+    model, stock = _small(), _small()
+    autopack.enable(model)
+    other = copy.deepcopy(model)
+    autopack.disable(model)
+    assert max(_errors(torch.compile(other, backend="eager"), stock, BATCHES[:2])) <= FLOAT64
+    autopack.disable(other)
+
+
+class TestErrorsInCompiledCode:
+    """Inside compiled code torch runs no exit hooks after an error: what such a forward leaves is never used."""
+
+    @pytest.fixture
+    def failing(self):
+        """A backend whose graphs raise while the list holds an exception."""
+        raising: list[type[BaseException]] = []
+
+        def backend(graph, _):
+            def run(*inputs):
+                if raising:
+                    raise raising.pop()
+                return graph(*inputs)
+
+            return run
+
+        return backend, raising
+
+    @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+    def test_the_next_calls_have_their_own_layouts(self, failing, kind):
+        backend, raising = failing
+        model, stock = _small(), _small()
+        compiled = torch.compile(model, backend=backend)
+        with autopack.enable(model):
+            assert max(_errors(compiled, stock, BATCHES[:2])) <= FLOAT64
+            states = model.model(input_ids=IDS, position_ids=positions(BATCHES[1])).last_hidden_state
+            for call in ("compiled", "eager", "backbone"):
+                raising.append(kind)
+                with pytest.raises(kind):
+                    _run(compiled, BATCHES[0])
+                if call == "backbone":
+                    found = model.model(input_ids=IDS, position_ids=positions(BATCHES[1])).last_hidden_state
+                    assert torch.equal(found, states)
+                else:
+                    assert max(_errors(compiled if call == "compiled" else model, stock, BATCHES[1:3])) <= FLOAT64
+
+    def test_a_compiled_backbone_under_an_eager_top(self, failing):
+        backend, raising = failing
+        model, stock = _small(), _small()
+        model.model.compile(backend=backend)
+        with autopack.enable(model):
+            assert max(_errors(model, stock, BATCHES[:3])) <= FLOAT64
+            states = model.model(input_ids=IDS, position_ids=positions(BATCHES[1])).last_hidden_state
+            raising.append(KeyboardInterrupt)
+            with pytest.raises(KeyboardInterrupt):
+                _run(model, BATCHES[0])
+            found = model.model(input_ids=IDS, position_ids=positions(BATCHES[1])).last_hidden_state
+            assert error(found, states) <= FLOAT64
+            stop = model.lm_head.register_forward_pre_hook(_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                _run(model, BATCHES[0])
+            stop.remove()
+            found = model.model(input_ids=IDS, position_ids=positions(BATCHES[1])).last_hidden_state
+            assert error(found, states) <= FLOAT64
+
+
+def _interrupt(module, args):
+    raise KeyboardInterrupt
+
+
+PATTERNS = {
+    "causal": Pattern(causal=True),
+    "bidirectional": Pattern(causal=False),
+    "window": Pattern(causal=True, before=3),
+    "two-sided window": Pattern(causal=False, before=2, after=1),
+    "chunks": Pattern(causal=True, chunk=4),
+    "window in chunks": Pattern(causal=True, before=1, chunk=5),
+}
+
+
+@pytest.mark.parametrize("queries", [3, 512], ids=["in blocks", "whole"])
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS.keys())
+def test_the_operator_has_the_gradients_of_attention_written_out(pattern, queries, monkeypatch):
+    monkeypatch.setattr("autopack.attention.compiled._QUERIES", queries)
+    layout = PackedLayout.from_lengths([[5, 1, 9], [8, 7]])
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(2, heads, 15, size, generator=generator, dtype=torch.float64).requires_grad_()
+        for heads, size in ((4, 6), (2, 6), (2, 8))
+    )
+    found = attend_compiled(layout.cu_seqlens, query, key, value, pattern, 0.3)
+    expected = _dense(layout, query, key, value, pattern, 0.3)
+    assert error(found, expected) <= FLOAT64
+    weights = weights_like(expected)
+    grads = [torch.autograd.grad((o * weights).sum(), (query, key, value)) for o in (found, expected)]
+    assert gradient_error(list(grads[0]), list(grads[1])) <= FLOAT64
+
+
+def _dense(layout, query, key, value, pattern, scale):
+    number, offset = layout.seq_idx, layout.position_ids()
+    distance = offset[:, :, None] - offset[:, None, :]
+    seen = number[:, :, None] == number[:, None, :]
+    if pattern.causal:
+        seen &= distance >= 0
+    if pattern.before is not None:
+        seen &= distance <= pattern.before
+    if pattern.after is not None:
+        seen &= -distance <= pattern.after
+    if pattern.chunk is not None:
+        seen &= offset[:, :, None] // pattern.chunk == offset[:, None, :] // pattern.chunk
+    key, value = (t.repeat_interleave(2, dim=1) for t in (key, value))
+    scores = (query @ key.mT * scale).masked_fill(~seen[:, None], -torch.inf)
+    return (scores.softmax(-1) @ value).transpose(1, 2)

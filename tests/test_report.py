@@ -1,0 +1,143 @@
+"""The report of an audit, as numbers, text, HTML and picture."""
+
+from __future__ import annotations
+
+import html.parser
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from autopack.report import LeakReport, ModeResult
+
+NOTHING = np.array([[np.nan, 0.0], [0.0, np.nan]])
+LEAKING = np.array([[np.nan, 0.0], [0.7, np.nan]])
+EXACT = ModeResult("default", False, error=2e-6, influence=NOTHING, gradient=3e-6, loss=1e-7)
+UNMEASURED = ModeResult("two rows", True, error=1e-6, influence=NOTHING)
+LEAK = ModeResult("all-ones mask", True, error=0.9, influence=LEAKING, gradient=0.5, loss=0.01)
+RAISED = ModeResult("segment ids", False, failure="ValueError: <no> segments")
+
+
+def _report(*results, enabled=True):
+    return LeakReport("TinyModel (tiny)", "sdpa", enabled, "float32", (7, 12), 1e-4, 1e-3, 1e-3, list(results))
+
+
+def test_all_within_tolerance_is_exact():
+    report = _report(EXACT, UNMEASURED)
+    assert report.exact
+    assert report.worst == 2e-6
+    assert report.worst_gradient == 3e-6
+    assert "exact" in str(report).splitlines()[0]
+    assert "LEAK" not in str(report)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        LEAK,
+        RAISED,
+        ModeResult("default", False, error=2e-4, influence=NOTHING),
+        ModeResult("default", False, error=1e-6, influence=LEAKING),
+        ModeResult("default", False, error=1e-6, influence=NOTHING, gradient=2e-3),
+        ModeResult("default", False, error=1e-6, influence=NOTHING, loss=2e-3),
+        ModeResult("default", False, error=math.nan, influence=np.full((2, 2), np.nan)),
+        ModeResult("default", False, error=1e-6, influence=NOTHING, gradient=math.nan),
+        ModeResult("default", False, error=1e-6, influence=NOTHING, loss=math.nan),
+        ModeResult("default", False, error=math.nan, influence=NOTHING),
+        ModeResult("default", False, error=1e-6, influence=np.array([[np.nan, np.inf], [np.inf, np.nan]])),
+    ],
+    ids=["leak", "raised", "logits", "influence", "gradients", "loss", "all nan", "nan gradient", "nan loss",
+         "nan logits", "infinite influence"],
+)  # fmt: skip
+def test_one_bad_mode_is_enough(bad):
+    report = _report(EXACT, bad, UNMEASURED)
+    assert not report.exact
+    assert report.worst_result is bad
+    assert report.worst_case
+
+
+def test_an_audit_of_nothing_is_not_exact():
+    assert not _report().exact
+
+
+def test_the_worst_case_is_said_in_words():
+    assert _report(EXACT, LEAK).worst_case == (
+        "in mode 'all-ones mask, train' logits are off by 9.0e-01 of their standard deviation, and one document "
+        "changes another by 7.0e-01"
+    )
+    assert _report(EXACT, RAISED).worst_case == (
+        "in mode 'segment ids, eval' the call raised ValueError: <no> segments"
+    )
+    only_gradients = ModeResult("default", False, error=1e-6, influence=NOTHING, gradient=0.5)
+    assert "gradients are off by 5.0e-01" in _report(only_gradients).worst_case
+
+
+def test_influence_is_that_of_the_worst_mode_that_ran():
+    assert _report(EXACT, LEAK, RAISED).influence is LEAKING
+    assert np.isnan(_report(RAISED).influence).all()
+
+
+def test_text_has_a_line_per_mode_and_its_verdict():
+    text = str(_report(EXACT, UNMEASURED, LEAK, RAISED, enabled=False))
+    assert text.splitlines()[0] == "TinyModel (tiny), stock, not enabled, sdpa, float32: NOT EXACT"
+    lines = {line.split("  ")[0]: line for line in text.splitlines()}
+    assert lines["default"].endswith("exact")
+    assert lines["two rows"].endswith("exact")
+    assert lines["all-ones mask"].endswith("LEAK")
+    assert lines["segment ids"].endswith("raised")
+    assert "9.0e-01" in lines["all-ones mask"]
+    assert "Documents of 7, 12 tokens" in text
+    assert "raised: ValueError: <no> segments" in text
+    assert repr(_report(EXACT)) == str(_report(EXACT))
+    assert str(_report(LEAK)).splitlines()[0].endswith("LEAKS")
+
+
+class _Tags(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.seen, self.open = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_html_is_well_formed_escaped_and_needs_nothing_from_outside():
+    page = _report(EXACT, LEAK, RAISED).to_html()
+    tags = _Tags()
+    tags.feed(page)
+    assert tags.open == []
+    assert not {"script", "link", "img"} & set(tags.seen)
+    assert "http" not in page
+    assert "ValueError: &lt;no&gt; segments" in page
+    assert "7.0e-01" in page
+    assert _report(EXACT)._repr_html_() == _report(EXACT).to_html()
+
+
+@pytest.mark.parametrize("results", [(EXACT,), (LEAK, RAISED), (RAISED,)], ids=["exact", "leak", "raised"])
+def test_plot_draws_one_cell_per_pair_of_documents(results, tmp_path):
+    pytest.importorskip("matplotlib")
+    report = _report(*results)
+    figure = report.plot()
+    heat_map = figure.axes[0]
+    assert heat_map.images[0].get_array().shape == report.influence.shape
+    assert "TinyModel" in heat_map.get_title()
+    figure.savefig(tmp_path / "influence.png")
+    assert (tmp_path / "influence.png").stat().st_size > 1000
+
+
+def test_plot_draws_on_axes_that_are_given():
+    figure_module = pytest.importorskip("matplotlib.figure")
+    ax = figure_module.Figure().subplots()
+    assert _report(LEAK).plot(ax) is ax.figure
+    assert ax.images
+
+
+def test_plot_without_matplotlib_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.colors", None)
+    with pytest.raises(ImportError, match=r"pip install \"autopack\[plot\]\""):
+        _report(LEAK).plot()
