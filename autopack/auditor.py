@@ -339,8 +339,10 @@ def _loss_error(model: PreTrainedModel, case: _Case, call: _Call) -> float | Non
     ids = case.inputs(call)
     labels = torch.full_like(ids, -100)
     skipped = int(shifts_labels(model))  # a loss that shifts never uses the first label of a document
+    # Stock, the caller has to mask it, as every collator for packing does; enabled, that is left to autopack.
+    masked = 0 if api.is_enabled(model) else skipped
     for row, first, end in call.spans:
-        labels[row, first + skipped : end] = ids[row, first + skipped : end]
+        labels[row, first + masked : end] = ids[row, first + masked : end]
     counts = [end - first - skipped for _, first, end in call.spans]
     if not any(counts):
         return None  # documents of one token predict nothing

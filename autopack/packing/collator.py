@@ -27,7 +27,6 @@ DECLARATIONS = ("attention_mask", "position_ids", "seq_idx", "seq_lengths")
 PADDING = {"labels": IGNORED, "shift_labels": IGNORED, "special_tokens_mask": 1}
 TENSORS = ("pt", "np")
 
-# Positions start at `config.pad_token_id + 1` in these model types, and at a constant in those.
 # Heads whose loss compares a label with the logits of the same column: a first label is a real target there.
 UNSHIFTED_HEADS = ("ForMaskedLM", "ForTokenClassification", "ForPreTraining", "WithLMHeadModel")
 

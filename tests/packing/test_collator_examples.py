@@ -1,0 +1,205 @@
+"""What the collator reads in an example: masks, documents inside it, keys of any other name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from autopack.packing import PackingCollator
+from tests.packing.batches import ABC, CONTAINERS, refused
+
+# Padding inside the examples
+
+
+@pytest.mark.parametrize("kind", ["list", "numpy", "tensor", "row tensor"])
+@pytest.mark.parametrize("mask", [[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0]])
+def test_padding_tokens_are_removed_in_step(kind, mask):
+    made = CONTAINERS[kind]
+    example = {
+        "input_ids": made([1, 2, 3, 4, 5]),
+        "attention_mask": made(mask),
+        "labels": made([11, 12, 13, 14, 15]),
+        "token_type_ids": made([21, 22, 23, 24, 25]),
+    }
+    kept = [i for i, m in zip([1, 2, 3, 4, 5], mask, strict=True) if m]
+    batch = PackingCollator()([example, {"input_ids": [7], "labels": [8], "token_type_ids": [9]}])
+    assert "attention_mask" not in batch
+    assert batch["input_ids"].tolist() == [[*kept, 7]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0]]
+    assert batch["labels"].tolist() == [[-100, kept[1] + 10, kept[2] + 10, -100]]
+    assert batch["token_type_ids"].tolist() == [[*(k + 20 for k in kept), 9]]
+
+
+@pytest.mark.parametrize(
+    ("mask", "parts"),
+    [
+        ([0, 0, 0], ["one token or more"]),
+        ([1, 0, 1], ["token 1", "take such tokens out"]),
+        ([1, 1], ["shape (2,)", "3 tokens"]),
+        ([0.0, float("-inf"), 0.0], ["-inf"]),
+        ([[1, 0, 0], [1, 1, 0], [1, 1, 1]], ["shape (3, 3)"]),
+    ],
+)
+def test_refused_masks_name_the_example(mask, parts):
+    refused([ABC[0], {"input_ids": [1, 2, 3], "attention_mask": mask}], "example 1, 'attention_mask'", *parts)
+
+
+# Examples that are packed already
+
+PACKED = {
+    "position_ids": [0, 1, 2, 0, 1],
+    "seq_idx": [0, 0, 0, 1, 1],
+    "attention_mask": [1, 1, 1, 2, 2],
+    "seq_lengths": [3, 2],
+}
+
+
+@pytest.mark.parametrize("keys", [[k] for k in PACKED] + [list(PACKED)])
+def test_inner_documents_are_kept_apart(keys):
+    batch = PackingCollator(return_flash_kwargs=True)(
+        [{"input_ids": [1, 2, 3, 4, 5]} | {k: PACKED[k] for k in keys}, {"input_ids": [6, 7]}]
+    )
+    assert list(batch)[:3] == ["input_ids", "position_ids", "labels"]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 0, 1, 0, 1]]
+    assert batch["labels"].tolist() == [[-100, 2, 3, -100, 5, -100, 7]]
+    assert batch["cu_seq_lens_q"].tolist() == [0, 3, 5, 7]
+    assert not {"seq_idx", "attention_mask", "seq_lengths"} & batch.keys()
+
+
+@pytest.mark.parametrize(("first", "second"), [(k, o) for k in PACKED for o in PACKED if k < o])
+def test_declarations_that_disagree_are_refused(first, second):
+    other = {
+        "position_ids": [0, 1, 0, 1, 2],
+        "seq_idx": [3, 3, 4, 4, 4],
+        "attention_mask": [1, 1, 2, 2, 2],
+        "seq_lengths": [2, 3],
+    }
+    example = {"input_ids": [1, 2, 3, 4, 5], first: PACKED[first], second: other[second]}
+    refused([ABC[0], example], "example 1", first, second, "[0, 3]", "[0, 2]")
+
+
+def test_labels_per_document_of_packed_examples():
+    packed = {"input_ids": [1, 2, 3, 4, 5], "seq_lengths": [3, 2]}
+    batch = PackingCollator()([packed | {"labels": [7, 8]}, {"input_ids": [6, 7], "labels": 9}])
+    assert batch["labels"].tolist() == [7, 8, 9]
+    batch = PackingCollator()([packed | {"labels": [[0.5, 1.0], [1.5, 2.0]]}, {"input_ids": [6], "labels": [3.0, 4.0]}])
+    assert batch["labels"].tolist() == [[0.5, 1.0], [1.5, 2.0], [3.0, 4.0]]
+    refused([packed | {"label": 7}], "example 0, 'label'", "2 document(s)")
+
+
+def test_own_positions_are_kept():
+    batch = PackingCollator()([{"input_ids": [1, 2, 3, 4, 5], "position_ids": [5, 6, 7, 0, 1]}, {"input_ids": [6, 7]}])
+    assert batch["position_ids"].tolist() == [[5, 6, 7, 0, 1, 0, 1]]
+    assert batch["labels"].tolist() == [[-100, 2, 3, -100, 5, -100, 7]]
+
+
+@pytest.mark.parametrize(
+    ("positions", "parts"),
+    [
+        ([0, 1, 7], ["jump from 1 to 7", "drop_keys"]),
+        ([0, 1, -1], ["-1"]),
+        ([0.0, 1.0, 2.0], ["float32"]),
+        ([[0, 1, 2]] * 3, ["shape (3, 3)"]),
+        ([0, 1], ["shape (2,)", "3 tokens"]),
+    ],
+)
+def test_refused_positions(positions, parts):
+    refused([ABC[1], {"input_ids": [1, 2, 3], "position_ids": positions}], "example 1, 'position_ids'", *parts)
+
+
+def test_positions_that_run_on_into_the_next_document_are_refused():
+    message = refused([ABC[0], {"input_ids": [1, 2], "position_ids": [3, 4]}], "example 0, 'position_ids'", "drop_keys")
+    assert "end at 2" in message
+    message = refused(
+        [{"input_ids": [1, 2], "position_ids": [0, 1]}], "example 0", "end at 1", first_position=2, pad_to_multiple_of=4
+    )
+    assert "starts at 2" in message
+
+
+# Other keys
+
+
+def test_other_keys_per_token():
+    batch = PackingCollator(pad_to_multiple_of=4)(
+        [
+            {"input_ids": [1, 2], "weight": [0.5, 1.5], "box": [[1, 2], [3, 4]], "flag": np.array([True, False])},
+            {"input_ids": [3], "weight": [2], "box": [[5, 6]], "flag": np.array([True])},
+        ]
+    )
+    assert batch["weight"].tolist() == [[0.5, 1.5, 2.0, 0.0]]
+    assert batch["weight"].dtype == torch.float32
+    assert batch["box"].tolist() == [[[1, 2], [3, 4], [5, 6], [0, 0]]]
+    assert batch["flag"].tolist() == [[True, False, True, False]]
+    assert batch["flag"].dtype == torch.bool
+
+
+def test_padding_of_special_tokens_mask_and_shift_labels():
+    example = {"input_ids": [1, 2, 3], "special_tokens_mask": [1, 0, 0], "shift_labels": [2, 3, -100]}
+    batch = PackingCollator(pad_to_multiple_of=4)([example])
+    assert batch["special_tokens_mask"].tolist() == [[1, 0, 0, 1]]
+    assert batch["shift_labels"].tolist() == [[2, 3, -100, -100]]
+
+
+def test_text_is_left_out():
+    example = {
+        "input_ids": [1, 2],
+        "text": "a b",
+        "tokens": ["a", "b"],
+        "messages": [{"role": "user"}],
+        "meta": {"a": 1},
+    }
+    assert list(PackingCollator()([example])) == ["input_ids", "position_ids", "labels"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "part"),
+    [
+        ("pixel_values", np.zeros((3, 4, 4)), "(3, 4, 4)"),
+        ("idx", 7, "()"),
+        ("length", [2], "(1,)"),
+        ("cu_seq_lens_q", [0, 1, 2], "(3,)"),
+        ("word_ids", [None, 0], "object"),
+        ("spans", [[1], [2, 3]], "cannot be read as numbers"),
+        ("complex", np.zeros(2, complex), "complex128"),
+    ],
+)
+def test_what_is_not_per_token_is_refused_unless_dropped(key, value, part):
+    examples = [ABC[1], {"input_ids": [1, 2], key: value}]
+    refused(examples, f"example 1, {key!r}", part, "drop_keys")
+    assert list(PackingCollator(drop_keys=(key,))(examples)) == ["input_ids", "position_ids", "labels"]
+
+
+def test_keys_that_only_some_examples_have_are_refused():
+    one, two = {"input_ids": [1, 2]}, {"input_ids": [1, 2], "weight": [1.0, 1.0]}
+    refused([two, one], "example 1, 'weight'", "example 0 has it")
+    refused([one, two], "example 0, 'weight'", "example 1 has it")
+    wide = {"input_ids": [1], "weight": [[1.0, 2.0]]}
+    refused([two, wide], "example 1, 'weight'", "(2,)", "()")
+
+
+@pytest.mark.parametrize(
+    ("ids", "parts"),
+    [
+        ([], ["no tokens"]),
+        (torch.zeros(1, 0), ["no tokens"]),
+        ([1.0, 2.0], ["float32"]),
+        ([True, False][:0] or np.array([True]), ["bool"]),
+        ([1, -100], ["from -100"]),
+        ([[1, 2], [3, 4]], ["(2, 2)"]),
+        (5, ["shape ()"]),
+        ("a b", ["<U3"]),
+        ([1, 2**63], ["int too big"]),
+    ],
+)
+def test_refused_ids_name_the_example(ids, parts):
+    refused([ABC[0], {"input_ids": ids}], "example 1, 'input_ids'", *parts)
+
+
+def test_refused_batches():
+    refused([], "empty batch")
+    refused({"input_ids": [[1]]}, "found dict", "list of dicts")
+    refused(3, "found int")
+    refused([ABC[0], [1, 2]], "example 1", "found list")
+    refused([ABC[0], {"text": "a", "ids": [1]}], "example 1", "'input_ids'", "['ids', 'text']", "tokenize")
+    refused([{"input_ids": None}], "example 0", "'input_ids'")
