@@ -11,6 +11,7 @@ import torch
 import autopack
 from autopack import UnsupportedModel, tiny
 from autopack.auditor import MODES, TOLERANCE
+from autopack.entry import EntryHook
 from tests.conftest import LEAK, attributes, llama, same
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -68,6 +69,18 @@ def test_loss_across_boundaries_counts_as_a_leak(stock_report):
     by_name = {result.name: result for result in stock_report.results}
     assert by_name["use_cache=False, eval"].loss <= stock_report.loss_tolerance
     assert by_name["default, eval"].loss > stock_report.loss_tolerance
+
+
+def test_labels_of_first_tokens_are_left_to_an_enabled_model():
+    model = llama(dtype=torch.float32)
+    with autopack.enable(model):
+        entry = next(hook for hook in model._forward_pre_hooks.values() if isinstance(hook, EntryHook))
+        assert autopack.audit(model, modes=FEW).exact
+        entry.shifts_labels = False  # as if the labels at boundaries were nobody's business
+        report = autopack.audit(model, modes=FEW)
+    assert not report.exact
+    assert all(result.error <= report.tolerance for result in report.results)
+    assert all(result.loss > report.loss_tolerance for result in report.results)
 
 
 class LeakyInTraining(torch.nn.Module):
