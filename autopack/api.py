@@ -17,9 +17,10 @@ from autopack.attention import BACKENDS, availability
 from autopack.attention.choose import candidates
 from autopack.delivery import MARK
 from autopack.enabled import Enabled
-from autopack.entry import EntryHook, ExitHook
+from autopack.entry import EntryHook, ExitHook, PoolerHook
 from autopack.errors import UnsupportedModel
 from autopack.rotary import PerDocumentRotary, row_dependent_rotaries
+from autopack.unpadding import MODES
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -61,6 +62,7 @@ class Handle:
             ("family", enabled.family),
             ("attention", f"{len(enabled.attention)} modules, attn_implementation={implementations}"),
             ("backend", _describe_backend(self.model, enabled)),
+            ("padding", f"unpad={enabled.unpad!r}; {enabled.tally}" if enabled.unpad != "never" else "unpad='never'"),
             ("verified", self.verified),
         ]
 
@@ -111,8 +113,11 @@ def unwrap(model: Any) -> PreTrainedModel:
     )
 
 
-def enable(model: Any, *, backend: str = "auto", verify: str = "auto") -> Handle:
-    """Make packed rows exact for this model: every document gets what it would get alone, or the call raises.
+def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: str = "auto") -> Handle:
+    """Make packed rows exact for this model, and run its padded batches as packed rows.
+
+    Every document of a packed row gets what it would get alone, or the call raises. A padded batch of shape (rows,
+    columns), with a 0/1 `attention_mask`, gives what it gave before, in the shape that it gave before.
 
     Args:
         model: A transformers `PreTrainedModel`, plain or wrapped by PEFT (LoRA and the like), DDP, accelerate or
@@ -120,6 +125,9 @@ def enable(model: Any, *, backend: str = "auto", verify: str = "auto") -> Handle
             transformers get stand-ins that are inert for every other model.
         backend: What computes attention on packed rows: `auto`, `flash`, `varlen`, `flex`, `sdpa` or `eager`. `auto`
             chooses at each call from the model's `attn_implementation`, device, dtype and what the layer asks for.
+        unpad: `auto` runs a padded batch as one packed row and gives its outputs their shape back, zero at padding,
+            wherever that is the same and no cache is wanted; `always` does so in evaluation without labels too, and
+            where padding takes part in the loss, which it then does not; `never` leaves padded batches as they come.
         verify: `auto` audits a model whose architecture no released run has covered, on the spot, with a few dozen
             tokens; `always` audits any model; `never` trusts the structure that was found.
 
@@ -136,23 +144,27 @@ def enable(model: Any, *, backend: str = "auto", verify: str = "auto") -> Handle
     """
     if backend not in ("auto", *BACKENDS):
         raise ValueError(f"backend must be one of auto, {', '.join(BACKENDS)}; found {backend!r}")
+    if unpad not in MODES:
+        raise ValueError(f"unpad must be one of {', '.join(MODES)}; found {unpad!r}")
     if verify not in _VERIFY:
         raise ValueError(f"verify must be one of {', '.join(_VERIFY)}; found {verify!r}")
     base = unwrap(model)
     present = base.__dict__.get(_HANDLE)
     if present is not None:
-        if backend not in ("auto", present.enabled.backend):
-            raise ValueError(
-                f"the model is enabled with backend={present.enabled.backend!r}; call autopack.disable(model) before "
-                f"enabling it with backend={backend!r}"
-            )
+        for name, wanted in (("backend", backend), ("unpad", unpad)):
+            found = getattr(present.enabled, name)
+            if wanted not in ("auto", found):
+                raise ValueError(
+                    f"the model is enabled with {name}={found!r}; call autopack.disable(model) before enabling it with "
+                    f"{name}={wanted!r}"
+                )
         return present
     peft.check(base)
     owner = next((m.__dict__[MARK] for m in base.modules() if MARK in m.__dict__), None)
     if owner is not None:
         raise UnsupportedModel("a part of this model is enabled on its own; disable that part, then enable the whole")
     family = registry.family_for(base)
-    enabled = Enabled(base, family, backend)
+    enabled = Enabled(base, family, backend, unpad)
     _check_backend(base, enabled)
     with _all_or_nothing(base, enabled):
         _attach(base, enabled)
@@ -197,6 +209,9 @@ def _attach(model: PreTrainedModel, enabled: Enabled) -> None:
             module.register_forward_pre_hook(entry, with_kwargs=True),
             module.register_forward_hook(leave, always_call=True),
         ]
+        pooler = getattr(module, "pooler", None)
+        if isinstance(pooler, nn.Module):
+            enabled.hooks.append(pooler.register_forward_pre_hook(PoolerHook(enabled)))
     for rotary in row_dependent_rotaries(model):
         enabled.hooks.append(rotary.register_forward_hook(PerDocumentRotary(enabled), with_kwargs=True))
     peft.watch()
@@ -214,7 +229,7 @@ def _detach(model: PreTrainedModel, enabled: Enabled) -> None:
 
 def _remove_hooks(model: nn.Module) -> None:
     # By type and not by handle: a copied model has copies of the hooks, and no handles of its own.
-    ours = (EntryHook, ExitHook, PerDocumentRotary)
+    ours = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary)
     for module in model.modules():
         for hooks, extras in (
             (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),

@@ -15,19 +15,28 @@ from autopack.layout import PackedLayout
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FLASH_KWARGS", "LAYOUT_KWARGS", "Declared", "read"]
+__all__ = ["FLASH_KWARGS", "IGNORED_LABEL", "LAYOUT_KWARGS", "Declared", "read"]
 
 FLASH_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 LAYOUT_KWARGS = (*FLASH_KWARGS, "seq_idx")
 """Arguments that only declare documents: the entry takes them out of a packed call."""
+IGNORED_LABEL = -100
+"""The label that every loss of transformers leaves out."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What one call declares: `layout` is None for a call that packs nothing."""
+    """What one call declares: `layout` is None for a call that packs nothing.
+
+    `real` is set for a padded batch, one document per row: true at its tokens, (rows, columns) on the host.
+    `positions` are its position ids of the same shape, where the call gives any; `labelled_padding` says whether its
+    labels count padding into the loss.
+    """
 
     layout: PackedLayout | None
-    all_ones_mask: bool = False
+    real: np.ndarray | None = None
+    positions: np.ndarray | None = None
+    labelled_padding: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,6 @@ def read(arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.dev
 
     mask = host.get("attention_mask")
     real = np.ones(shape, dtype=bool) if mask is None else mask != 0
-    all_ones = mask is not None and bool((mask == 1).all())
     if mask is not None and (mask < 0).any():
         raise InvalidPacking(
             "attention_mask must hold 0 and 1, or segment ids with 0 for padding; found negative or fractional values. "
@@ -65,10 +73,13 @@ def read(arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.dev
     # Packed means that some row holds a second document; whatever else is declared, the call is an ordinary one.
     starts = next((d.starts for d in declarations if _holds_second_document(d.starts & real, real)), None)
     if starts is None:
-        return Declared(None, all_ones)
+        if real.all():
+            return Declared(None)
+        labelled = "labels" in host and bool((host["labels"][~real] != IGNORED_LABEL).any())
+        return Declared(None, real, host.get("position_ids"), labelled)
     layout = PackedLayout.from_starts(_with_padding(starts, real), device, host.get("position_ids"))
     _check_max_length(arguments, layout, real)
-    return Declared(layout, all_ones)
+    return Declared(layout)
 
 
 def _tensors(
@@ -98,6 +109,9 @@ def _tensors(
         if mask.is_floating_point():  # what is no whole number must not become one unseen
             mask = mask.where((mask == mask.round()) & mask.isfinite(), -1)
         yield "attention_mask", mask
+        labels = arguments.get("labels")
+        if isinstance(labels, torch.Tensor) and labels.shape == shape:
+            yield "labels", labels
     seq_idx = arguments.get("seq_idx")
     if seq_idx is not None:
         _check_tensor("seq_idx", seq_idx, device)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from autopack.enabled import Enabled
     from autopack.layout import PackedLayout
+    from autopack.padding import Padding
 
 __all__ = [
     "MARK",
@@ -54,11 +55,17 @@ class Scope:
         outer: Scope | None,
         level: int,
         want_weights: bool = False,
+        padding: Padding | None = None,
+        waits: bool = False,
     ):
         self.owner = owner
         self.layout = layout
         self.outer = outer
         self.want_weights = want_weights
+        self.padding = padding
+        """The padded batch that runs as this packed row, if one does; the exit restores its form."""
+        self.waits = waits
+        """Whether this is a padded batch that an entry further in may unpad."""
         self.level = level
         self.levels: tuple[int, ...] = (level,)
         """Levels of the entries that are being passed now, the outermost first."""
@@ -116,15 +123,20 @@ def open_scope(scope: Scope) -> None:
     _ambient.scope = scope
 
 
-def close_scope(owner: Enabled, level: int) -> None:
-    """Leave the entry of `level` of the current scope; leaving the first restores the scope that was current before."""
+def close_scope(owner: Enabled, level: int) -> Scope | None:
+    """Leave the entry of `level` of the current scope; leaving the first restores the scope that was current before.
+
+    Returns the scope if it was closed.
+    """
     scope = _ambient.scope
     if scope is None or scope.owner is not owner or scope.levels[-1:] != (level,):
-        return  # an entry that raised has opened nothing
+        return None  # an entry that raised has opened nothing
     scope.levels = scope.levels[:-1]
-    if not scope.levels:
-        scope.frame = None
-        _ambient.scope = scope.outer
+    if scope.levels:
+        return None
+    scope.frame = None
+    _ambient.scope = scope.outer
+    return scope
 
 
 def site_scope(module: nn.Module) -> Scope | None:

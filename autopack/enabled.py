@@ -13,6 +13,7 @@ from autopack.delivery import MARK, bind_checkpointing, unbind_checkpointing
 from autopack.errors import UnsupportedModel
 from autopack.patching import Site
 from autopack.positions import first_position
+from autopack.unpadding import Tally
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -30,10 +31,13 @@ class Enabled:
     A copy, or a model loaded in another process, installs its sites at its first call.
     """
 
-    def __init__(self, model: PreTrainedModel, family: Family, backend: str):
+    def __init__(self, model: PreTrainedModel, family: Family, backend: str, unpad: str):
         self.family = family.name
         self.model_type: str = model.config.model_type
+        self.covered = self.model_type in family.model_types
         self.backend = backend
+        self.unpad = unpad
+        self.tally = Tally()
         self.first_position = first_position(model.config)
         self.adjustments: dict[str, Callable[..., Any]] = dict(family.adjustments)
         self.family_sites = family.sites

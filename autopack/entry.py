@@ -1,7 +1,8 @@
 """The entry and exit of an enabled model: forward hooks that find the documents of a call and open its scope.
 
 Hooks on the instance survive deepcopy, pickle, accelerate, DDP and PEFT, and leave the signature of `forward` as it is.
-A call that packs nothing goes through untouched.
+A packed call is normalised; a padded batch becomes a packed row and the exit restores its form; any other call goes
+through untouched.
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
-from autopack import declarations, structure
+from autopack import declarations, structure, unpadding
 from autopack.delivery import Scope, close_scope, current, open_scope
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
+from autopack.outputs import restore
+from autopack.padding import Padding
 
 if TYPE_CHECKING:
     from autopack.enabled import Enabled
+    from autopack.declarations import Declared
     from autopack.layout import PackedLayout
 
-__all__ = ["EntryHook", "ExitHook"]
+__all__ = ["EntryHook", "ExitHook", "PoolerHook"]
 
 _ROW_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction", "ForQuestionAnswering")
 
@@ -36,27 +41,50 @@ class EntryHook:
         self.level = level
         self.shifts_labels = structure.shifts_labels(model)
         self.row_head = next((head for head in _ROW_HEADS if type(model).__name__.endswith(head)), None)
+        cls: Any = type(model)
+        names, takes_others = _parameters(cls)
+        self.takes_positions = "position_ids" in names or takes_others
+        self.has_row_head = not self.shifts_labels and "labels" in names
 
     def __call__(
         self, module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         scope = current()
         # Going deeper for the first time is all that compiled code may take for granted: see `current`.
-        if scope is not None and scope.owner is self.enabled and scope.deepest < self.level:
+        if scope is not None and scope.owner is self.enabled and scope.deepest < self.level and not scope.waits:
             scope.enter(self.level)  # the backbone, called by its own top: all is done
             return None
         return _enter(self, module, args, kwargs)
 
 
 class ExitHook:
-    """Forward hook of an enabled model and of its backbone: closes what the entry opened, also after an error."""
+    """Forward hook of an enabled model and of its backbone: closes what the entry opened, also after an error.
+
+    The output of a padded batch that ran as a packed row gets the form of the batch back.
+    """
 
     def __init__(self, enabled: Enabled, level: int):
         self.enabled = enabled
         self.level = level
 
-    def __call__(self, module: PreTrainedModel, args: tuple[Any, ...], output: Any) -> None:
-        close_scope(self.enabled, self.level)
+    def __call__(self, module: PreTrainedModel, args: tuple[Any, ...], output: Any) -> Any:
+        scope = close_scope(self.enabled, self.level)
+        if scope is None or scope.padding is None or output is None:
+            return None
+        return restore(output, scope.padding)
+
+
+class PoolerHook:
+    """Forward pre-hook of a backbone's pooler, which reads the first token of every row: it needs the batch's rows."""
+
+    def __init__(self, enabled: Enabled):
+        self.enabled = enabled
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        scope = current()
+        if scope is None or scope.owner is not self.enabled or scope.padding is None or not args:
+            return None
+        return scope.padding.restore(args[0]), *args[1:]
 
 
 # Reading the declarations needs values on the host; traced, it would break the graph at every read.
@@ -65,18 +93,21 @@ def _enter(
     hook: EntryHook, module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     enabled, outer = hook.enabled, current()
-    if outer is not None and outer.owner is enabled and outer.level < hook.level:
+    inside = outer is not None and outer.owner is enabled and outer.level < hook.level
+    if outer is not None and inside and not outer.waits:
         outer.enter(hook.level)  # the backbone, called by its own top once more
         return None
-    _refuse_bypassed_top(enabled, hook.level)
-    enabled.refresh()
+    if not inside:
+        _refuse_bypassed_top(enabled, hook.level)
+        enabled.refresh()
     arguments = _by_name(type(module), args, kwargs)
-    layout = None
+    declared = declarations.Declared(None)
     inputs = _inputs(arguments)
     if inputs is not None:
         declared = declarations.read(arguments, (inputs.shape[0], inputs.shape[1]), inputs.device)
-        layout = declared.layout
-    if layout is None:
+        if declared.real is not None and enabled.unpad != "never":
+            return _enter_padded(hook, module, arguments, declared, Padding(declared.real, inputs.device), outer, inside)
+    if declared.layout is None:
         open_scope(Scope(enabled, None, outer, hook.level))
         return None
     enabled.check_sites()
@@ -87,9 +118,43 @@ def _enter(
             f"{type(module).__name__}.forward does not name the last {unnamed} of {len(args)} positional arguments, so "
             f"autopack cannot tell what they are. Pass them by name."
         )
-    packed = _packed_call(hook, module, arguments, layout)
-    open_scope(Scope(enabled, layout, outer, hook.level, _wants_weights(module, arguments)))
+    packed = _packed_call(hook, module, arguments, declared.layout)
+    open_scope(Scope(enabled, declared.layout, outer, hook.level, _wants_weights(module, arguments)))
     return (), packed
+
+
+def _enter_padded(
+    hook: EntryHook,
+    module: PreTrainedModel,
+    arguments: dict[str, Any],
+    declared: Declared,
+    padding: Padding,
+    outer: Scope | None,
+    inside: bool,
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Enter with a padded batch: as a packed row, or as it came, perhaps for an entry further in to pack.
+
+    `inside` says that an entry further out has passed it on.
+    """
+    enabled = hook.enabled
+    reason = None
+    if not inside:
+        weights = _wants_weights(module, arguments)
+        reason = unpadding.obstacle(enabled, padding, declared, arguments, module.training, weights)
+    waits = reason is None
+    reason = reason or unpadding.obstacle_here(enabled, padding, arguments, hook.takes_positions, hook.has_row_head)
+    if reason is not None:
+        waits = waits and hook.level + 1 < len(enabled.entries)
+        if not waits:
+            enabled.tally.left[reason] += 1
+        open_scope(Scope(enabled, None, outer, hook.level, waits=waits))
+        return None
+    enabled.check_sites()
+    enabled.tally.count(padding)
+    call = unpadding.gather(padding, arguments, module.config, hook.shifts_labels)
+    layout = padding.layout(declared.positions)
+    open_scope(Scope(enabled, layout, outer, hook.level, padding=padding))
+    return (), _without_what_packing_drops(module, call)
 
 
 def _refuse_bypassed_top(enabled: Enabled, level: int) -> None:
@@ -145,22 +210,27 @@ def _packed_call(
 ) -> dict[str, Any]:
     """The arguments of a packed call as the model should see them."""
     _refuse_what_cannot_be_packed(hook, module, arguments, layout)
-    cls: Any = type(module)
-    names, takes_others = _parameters(cls)
-    call = {name: value for name, value in arguments.items() if name not in declarations.LAYOUT_KWARGS}
-    for name in ("attention_mask", "past_key_values", "past_key_value", "cache_position"):
-        if call.get(name) is not None:
-            call[name] = None
-    if "use_cache" in names or (takes_others and getattr(module.config, "use_cache", False)):
-        call["use_cache"] = False
+    call = _without_what_packing_drops(module, arguments)
     if call.get("position_ids") is None:
-        if "position_ids" not in names and not takes_others:
+        if not hook.takes_positions:
             raise UnsupportedModel(
                 f"{type(module).__name__}.forward takes no position_ids, so positions cannot restart at each document"
             )
         call["position_ids"] = layout.position_ids(hook.enabled.first_position)
     if hook.shifts_labels:
         _mask_boundary_labels(call, layout)
+    return call
+
+
+def _without_what_packing_drops(module: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
+    cls: Any = type(module)
+    names, takes_others = _parameters(cls)
+    call = {name: value for name, value in arguments.items() if name not in declarations.LAYOUT_KWARGS}
+    for name in unpadding.DROPPED:
+        if call.get(name) is not None:
+            call[name] = None
+    if "use_cache" in names or (takes_others and getattr(module.config, "use_cache", False)):
+        call["use_cache"] = False
     return call
 
 
@@ -173,7 +243,7 @@ def _refuse_what_cannot_be_packed(
             "(autopack turns the config's default off for packed calls), or run the documents one per row."
         )
     cache_given = next(
-        (arguments[n] for n in ("past_key_values", "past_key_value") if arguments.get(n) is not None), None
+        (arguments[n] for n in unpadding.CACHES if arguments.get(n) is not None), None
     )
     if cache_given is not None and _cached_tokens(cache_given):
         raise InvalidPacking(

@@ -1,10 +1,13 @@
-"""Where the positions of a document start: 0, except for models that reserve the first positions for padding."""
+"""The positions that models give their tokens: in a document alone, and in a padded batch."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["AFTER_PAD_TOKEN", "AT_CONSTANT", "first_position"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["AFTER_PAD_TOKEN", "AT_CONSTANT", "FROM_MASK", "first_position", "in_padded_batch"]
 
 AFTER_PAD_TOKEN = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"}
 AFTER_PAD_TOKEN |= {"esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "xmod"}
@@ -12,6 +15,8 @@ AFTER_PAD_TOKEN |= {f"{name}_text_model" for name in ("altclip", "bridgetower", 
 """Model types whose documents start at `pad_token_id + 1`."""
 AT_CONSTANT = {"mpnet": 2, "mra": 2, "nystromformer": 2, "yoso": 2}
 """Model types whose documents start at a position of their own, whatever the padding token is."""
+FROM_MASK = {"biogpt", "opt"}
+"""Model types that count positions along the attention mask, and so skip padding."""
 
 
 def first_position(config: Any) -> int:
@@ -26,3 +31,21 @@ def first_position(config: Any) -> int:
     if not isinstance(pad_token_id, int):
         raise ValueError(f"{model_type}: wanted config.pad_token_id, found {pad_token_id}; pass first_position")
     return pad_token_id + 1
+
+
+def in_padded_batch(config: Any, mask: torch.Tensor, input_ids: torch.Tensor | None) -> torch.Tensor:
+    """The positions that a model gives a padded batch when it is told none: int64 (rows, columns).
+
+    Most take the number of the column, whatever the mask (rows, columns) says.
+    """
+    import torch
+
+    columns = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
+    model_type = getattr(config, "model_type", "")
+    if model_type in FROM_MASK:
+        return mask.long().cumsum(1) - 1
+    start = first_position(config)
+    if model_type in AFTER_PAD_TOKEN and input_ids is not None:
+        counted = input_ids.ne(start - 1).long()
+        return counted.cumsum(1) * counted + start - 1
+    return columns + start

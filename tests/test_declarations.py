@@ -213,8 +213,10 @@ def test_a_left_padded_batch_as_generate_makes_it_is_not_packed(fill):
 
 
 def test_all_ones_are_told_from_padding():
-    assert read({"attention_mask": torch.ones(1, 6)}, (1, 6), CPU).all_ones_mask
-    assert not read({"attention_mask": _tensor([1, 1, 1, 1, 1, 0])}, (1, 6), CPU).all_ones_mask
+    assert read({"attention_mask": torch.ones(1, 6)}, (1, 6), CPU).real is None
+    mask = _tensor([1, 1, 1, 1, 1, 0])
+    for given in (mask, mask.bool(), mask.float()):
+        assert read({"attention_mask": given}, (1, 6), CPU).real.tolist() == [[True] * 5 + [False]]
 
 
 INVALID = {

@@ -1,0 +1,195 @@
+"""Transparent unpadding: which padded batches run as one packed row, at which of the model's entries, and with what.
+
+A causal language model is unpadded at the top, so that head and loss see real tokens only; any other head gets the
+padded form that it always got, from a backbone that ran on the packed row. What cannot be told to give the same is left
+as it came: a padded batch is an ordinary call, and exact without autopack.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autopack import positions
+from autopack.declarations import IGNORED_LABEL, LAYOUT_KWARGS, Declared
+from autopack.padding import Padding
+
+if TYPE_CHECKING:
+    from autopack.enabled import Enabled
+
+__all__ = ["CACHES", "DROPPED", "MODES", "Tally", "gather", "obstacle", "obstacle_here"]
+
+MODES = ("auto", "always", "never")
+CACHES = ("past_key_values", "past_key_value")
+DROPPED = ("attention_mask", "cache_position", *CACHES)
+"""Arguments that a packed row has no use for: the entry passes None."""
+_LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")
+
+
+@dataclass
+class Tally:
+    """What became of the padded batches of one enabled model."""
+
+    batches: int = 0
+    """Padded batches that ran as a packed row."""
+    tokens: int = 0
+    """Real tokens in them."""
+    padding: int = 0
+    """Padding tokens in them, which were not computed."""
+    left: Counter[str] = field(default_factory=Counter)
+    """Padded batches that were left as they came, by reason."""
+
+    def count(self, padding: Padding) -> None:
+        """Count a batch that runs as a packed row."""
+        self.batches += 1
+        self.tokens += padding.tokens
+        self.padding += padding.real.size - padding.tokens
+
+    def __str__(self) -> str:
+        parts = []
+        if self.batches:
+            total = self.tokens + self.padding
+            parts.append(
+                f"{_batches(self.batches)} packed inside; {self.padding:,} of {total:,} tokens were padding and were not "
+                f"computed ({self.padding / total:.1%})"
+            )
+        parts += [f"{_batches(count)} left as they came: {reason}" for reason, count in self.left.most_common()]
+        return "; ".join(parts) or "no padded batch yet"
+
+
+def _batches(count: int) -> str:
+    return f"{count:,} padded batch{'es' if count != 1 else ''}"
+
+
+def obstacle(
+    enabled: Enabled, padding: Padding, declared: Declared, arguments: dict[str, Any], training: bool, weights: bool
+) -> str | None:
+    """Why a padded batch has to stay as it came, whatever entry could unpad it; None where nothing speaks against it.
+
+    `weights` says whether attention weights are asked for.
+    """
+    always = enabled.unpad == "always"
+    if arguments.get("use_cache") or any(_filled(arguments.get(name)) for name in CACHES):
+        return "a cache is wanted"
+    if _generating():
+        return "generation"
+    if not (always or training or arguments.get("labels") is not None) and _returns_cache(enabled, arguments):
+        return "evaluation without labels may want the cache (use_cache=False or unpad='always' would unpad it)"
+    if weights:
+        return "attention weights are wanted"
+    if arguments.get("encoder_hidden_states") is not None:
+        return "it attends to encoder states"
+    if not padding.real.any(axis=1).all():
+        return "a row holds nothing but padding"
+    if not always and declared.labelled_padding:
+        return f"padding is labelled and counts in the loss (labels are not {IGNORED_LABEL} there)"
+    if not always and any(arguments.get(name) is not None for name in ("start_positions", "end_positions")):
+        return "the loss compares all columns of a row, padding included"
+    if enabled.adjustments and not padding.on_the_right:
+        return f"{enabled.model_type} counts columns by itself, and the padding is not on the right"
+    if padding.has_holes and any(_looks_less_far_than(config, padding.columns) for config in enabled.configs):
+        return "padding lies between tokens, and attention windows count it"
+    return None
+
+
+def obstacle_here(
+    enabled: Enabled, padding: Padding, arguments: dict[str, Any], takes_positions: bool, has_row_head: bool
+) -> str | None:
+    """Why one entry cannot unpad, although one further in may; None where nothing speaks against it."""
+    if has_row_head:
+        return "the head takes the padded form"
+    if any(not _is_zero(arguments.get(name)) for name in _LAST_LOGITS):
+        return "the last logits of every row are asked for"
+    if not takes_positions:
+        return "the forward takes no position_ids"
+    if arguments.get("position_ids") is None:
+        if any(_has_sections(config) for config in enabled.configs):
+            return "the model makes the positions of its sections by itself"
+        if not padding.on_the_right and not enabled.covered:
+            return f"how {enabled.model_type} counts positions after padding is not known; pass position_ids"
+    foreign = next((name for name, value in arguments.items() if not _has_a_place(name, value, padding)), None)
+    return f"{foreign} has no place in a packed row" if foreign is not None else None
+
+
+def gather(padding: Padding, arguments: dict[str, Any], config: Any, shifts_labels: bool) -> dict[str, Any]:
+    """The arguments of the packed row: what belongs to tokens is gathered, and positions are those of the batch.
+
+    With `shifts_labels`, a token that no real token comes right before gets the label -100: its prediction would have
+    been made at padding.
+    """
+    call = {
+        name: _gather(name, value, padding) if _is_per_token(name, value, padding) else value
+        for name, value in arguments.items()
+    }
+    if call.get("position_ids") is None:
+        mask = torch.from_numpy(padding.real).to(padding.device)
+        call["position_ids"] = padding.gather(positions.in_padded_batch(config, mask, arguments.get("input_ids")))
+    if shifts_labels and call.get("labels") is not None:
+        at = torch.from_numpy(padding.unpredicted).to(call["labels"].device)
+        call["labels"] = call["labels"].index_fill(1, at, IGNORED_LABEL)
+    return call
+
+
+def _gather(name: str, value: torch.Tensor, padding: Padding) -> torch.Tensor:
+    if name != "position_ids":
+        return padding.gather(value)
+    value = value.expand(*value.shape[:-2], padding.rows, padding.columns)
+    return padding.gather(value) if value.dim() == 2 else torch.stack([padding.gather(part) for part in value])
+
+
+def _generating() -> bool:
+    if torch.is_grad_enabled():
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") != "transformers.generation.utils":
+        frame = frame.f_back
+    return frame is not None
+
+
+def _filled(cache: Any) -> bool:
+    return int(cache.get_seq_length()) > 0 if hasattr(cache, "get_seq_length") else bool(cache)
+
+
+def _returns_cache(enabled: Enabled, arguments: dict[str, Any]) -> bool:
+    wanted = arguments.get("use_cache")
+    if wanted is None:
+        wanted = any(getattr(config, "use_cache", False) for config in enabled.configs)
+    return bool(wanted) and any(getattr(module, "is_causal", True) for module in enabled.attention)
+
+
+def _looks_less_far_than(config: Any, columns: int) -> bool:
+    return any(
+        isinstance(value, int) and 0 < value < columns and re.search("window|chunk|local_attention", name)
+        for name, value in vars(config).items()
+    )
+
+
+def _has_sections(config: Any) -> bool:
+    return any("mrope" in str(getattr(config, name, None)) for name in ("rope_scaling", "rope_parameters"))
+
+
+def _is_zero(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and value == 0)
+
+
+def _has_a_place(name: str, value: Any, padding: Padding) -> bool:
+    if name in (*DROPPED, *LAYOUT_KWARGS) or _is_per_token(name, value, padding):
+        return True
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return not any(isinstance(part, torch.Tensor | tuple | list | dict) for part in parts)
+
+
+def _is_per_token(name: str, value: Any, padding: Padding) -> bool:
+    if not isinstance(value, torch.Tensor) or name in (*DROPPED, *LAYOUT_KWARGS):
+        return False
+    if name == "position_ids":
+        return value.dim() in (2, 3) and tuple(value.shape[-2:]) in (padding.shape, (1, padding.columns))
+    return tuple(value.shape[:2]) == padding.shape
