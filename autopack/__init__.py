@@ -12,13 +12,14 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "AutopackError": "autopack.errors",
-    "Handle": "autopack.api",
+    "Handle": "autopack.handle",
     "InvalidPacking": "autopack.errors",
     "LeakReport": "autopack.report",
     "OutsideForward": "autopack.errors",
     "PackedLayout": "autopack.layout",
     "PackingCollator": "autopack.packing",
     "SiteDrift": "autopack.errors",
+    "TrainerHandle": "autopack.handle",
     "UnsupportedModel": "autopack.errors",
     "audit": "autopack.auditor",
     "disable": "autopack.api",
@@ -42,9 +43,10 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from autopack.api import Handle, disable, enable, is_enabled
+    from autopack.api import disable, enable, is_enabled
     from autopack.auditor import audit
     from autopack.errors import AutopackError, InvalidPacking, OutsideForward, SiteDrift, UnsupportedModel
+    from autopack.handle import Handle, TrainerHandle
     from autopack.layout import PackedLayout
     from autopack.packing import PackingCollator
     from autopack.registry import families, register

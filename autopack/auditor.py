@@ -24,6 +24,7 @@ from autopack.positions import first_position
 from autopack.report import LeakReport, ModeResult
 from autopack.rotary import reset_frequencies, row_dependent_rotaries
 from autopack.structure import shifts_labels
+from autopack.wrapping import unwrap
 
 __all__ = ["MODES", "TOLERANCE", "audit"]
 
@@ -202,7 +203,7 @@ def audit(
         A report: `.exact`, `.worst` (relative to the standard deviation of the logits alone), a table per
         call mode, the influence of each document on each other, as text, HTML and picture.
     """
-    base = api.unwrap(model)
+    base = unwrap(model)
     unknown = set(modes or ()) - set(MODES)
     if unknown:
         raise ValueError(f"modes must be among {', '.join(MODES)}; found {', '.join(sorted(unknown))}")

@@ -12,7 +12,7 @@ from autopack.attention.site import adapt_attention, adapt_mask, adapt_preproces
 from autopack.delivery import MARK, bind_checkpointing, unbind_checkpointing
 from autopack.errors import UnsupportedModel
 from autopack.patching import Site
-from autopack.positions import first_position
+from autopack.positions import first_position, known_in_padded_batch
 from autopack.unpadding import Tally
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ class Enabled:
     def __init__(self, model: PreTrainedModel, family: Family, backend: str, unpad: str):
         self.family = family.name
         self.model_type: str = model.config.model_type
-        self.covered = self.model_type in family.model_types
         self.backend = backend
         self.unpad = unpad
         self.tally = Tally()
@@ -45,6 +44,9 @@ class Enabled:
         self.attention = structure.attention_modules(model)
         self.checkpointed = structure.checkpointed_modules(model)
         self.configs: list[PretrainedConfig] = structure.configs_of([*self.entries, *self.attention])
+        self.knows_padded_positions = self.model_type in family.model_types and known_in_padded_batch(
+            self.model_type, structure.adds_up_mask(self.entries, self.configs)
+        )
         self.hooks: list[Any] = []
         self.active = False
         self._implementations: tuple[str, ...] | None = None

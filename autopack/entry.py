@@ -23,8 +23,8 @@ from autopack.outputs import restore
 from autopack.padding import Padding
 
 if TYPE_CHECKING:
-    from autopack.enabled import Enabled
     from autopack.declarations import Declared
+    from autopack.enabled import Enabled
     from autopack.layout import PackedLayout
 
 __all__ = ["EntryHook", "ExitHook", "PoolerHook"]
@@ -42,9 +42,9 @@ class EntryHook:
         self.shifts_labels = structure.shifts_labels(model)
         self.row_head = next((head for head in _ROW_HEADS if type(model).__name__.endswith(head)), None)
         cls: Any = type(model)
-        names, takes_others = _parameters(cls)
-        self.takes_positions = "position_ids" in names or takes_others
-        self.has_row_head = not self.shifts_labels and "labels" in names
+        self.names, takes_others = _parameters(cls)
+        self.takes_positions = "position_ids" in self.names or takes_others
+        self.has_other_head = "labels" in self.names and not self.shifts_labels
 
     def __call__(
         self, module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -105,14 +105,14 @@ def _enter(
     inputs = _inputs(arguments)
     if inputs is not None:
         declared = declarations.read(arguments, (inputs.shape[0], inputs.shape[1]), inputs.device)
-        if declared.real is not None and enabled.unpad != "never":
-            return _enter_padded(hook, module, arguments, declared, Padding(declared.real, inputs.device), outer, inside)
+        if declared.real is not None and enabled.unpad != "never" and len(args) <= len(hook.names):
+            padding = Padding(declared.real, inputs.device)
+            return _enter_padded(hook, module, arguments, declared, padding, outer, inside)
     if declared.layout is None:
         open_scope(Scope(enabled, None, outer, hook.level))
         return None
     enabled.check_sites()
-    cls: Any = type(module)
-    unnamed = len(args) - len(_parameters(cls)[0])
+    unnamed = len(args) - len(hook.names)
     if unnamed > 0:
         raise UnsupportedModel(
             f"{type(module).__name__}.forward does not name the last {unnamed} of {len(args)} positional arguments, so "
@@ -142,7 +142,7 @@ def _enter_padded(
         weights = _wants_weights(module, arguments)
         reason = unpadding.obstacle(enabled, padding, declared, arguments, module.training, weights)
     waits = reason is None
-    reason = reason or unpadding.obstacle_here(enabled, padding, arguments, hook.takes_positions, hook.has_row_head)
+    reason = reason or unpadding.obstacle_here(enabled, padding, module, arguments, hook)
     if reason is not None:
         waits = waits and hook.level + 1 < len(enabled.entries)
         if not waits:
@@ -242,9 +242,7 @@ def _refuse_what_cannot_be_packed(
             "use_cache=True was given with packed rows, but a cache cannot tell documents apart. Leave use_cache out "
             "(autopack turns the config's default off for packed calls), or run the documents one per row."
         )
-    cache_given = next(
-        (arguments[n] for n in unpadding.CACHES if arguments.get(n) is not None), None
-    )
+    cache_given = next((arguments[n] for n in unpadding.CACHES if arguments.get(n) is not None), None)
     if cache_given is not None and _cached_tokens(cache_given):
         raise InvalidPacking(
             f"past_key_values holds {_cached_tokens(cache_given)} tokens, and packed rows cannot continue a cache. "

@@ -56,8 +56,8 @@ def _restorer(name: str | None, value: Any, padding: Padding) -> Callable[[Any],
     if value.dim() == 2 and value.shape[0] == padding.tokens:
         return padding.restore_flat  # router logits
     raise UnsupportedModel(
-        f"the model was given a padded batch of shape ({padding.rows}, {padding.columns}), which autopack ran as one row "
-        f"of {padding.tokens} tokens, and {name or 'an output'} of shape {tuple(value.shape)} cannot be brought back "
+        f"autopack ran a padded batch of shape {padding.shape} as one row of {padding.tokens} tokens, and "
+        f"{name or 'an output'} of shape {tuple(value.shape)} cannot be brought back "
         f"into the form of the batch. Use autopack.enable(model, unpad='never')."
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["AFTER_PAD_TOKEN", "AT_CONSTANT", "FROM_MASK", "first_position", "in_padded_batch"]
+__all__ = ["AFTER_PAD_TOKEN", "AT_CONSTANT", "first_position", "in_padded_batch", "known_in_padded_batch"]
 
 AFTER_PAD_TOKEN = {"camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"}
 AFTER_PAD_TOKEN |= {"esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "xmod"}
@@ -15,8 +15,10 @@ AFTER_PAD_TOKEN |= {f"{name}_text_model" for name in ("altclip", "bridgetower", 
 """Model types whose documents start at `pad_token_id + 1`."""
 AT_CONSTANT = {"mpnet": 2, "mra": 2, "nystromformer": 2, "yoso": 2}
 """Model types whose documents start at a position of their own, whatever the padding token is."""
-FROM_MASK = {"biogpt", "opt"}
+_FROM_MASK = {"opt"}
 """Model types that count positions along the attention mask, and so skip padding."""
+_CHANGED = {"biogpt"}
+"""Model types that counted along the mask in some releases and take the column in others."""
 
 
 def first_position(config: Any) -> int:
@@ -33,6 +35,14 @@ def first_position(config: Any) -> int:
     return pad_token_id + 1
 
 
+def known_in_padded_batch(model_type: str, counts_along_mask: bool) -> bool:
+    """Whether `in_padded_batch` says what a covered model does where padding is not on the right.
+
+    `counts_along_mask` says whether the model's code adds up a mask, as most releases of most models do not.
+    """
+    return model_type in _FROM_MASK or not (counts_along_mask or model_type in _CHANGED)
+
+
 def in_padded_batch(config: Any, mask: torch.Tensor, input_ids: torch.Tensor | None) -> torch.Tensor:
     """The positions that a model gives a padded batch when it is told none: int64 (rows, columns).
 
@@ -42,7 +52,7 @@ def in_padded_batch(config: Any, mask: torch.Tensor, input_ids: torch.Tensor | N
 
     columns = torch.arange(mask.shape[1], device=mask.device).expand(mask.shape)
     model_type = getattr(config, "model_type", "")
-    if model_type in FROM_MASK:
+    if model_type in _FROM_MASK:
         return mask.long().cumsum(1) - 1
     start = first_position(config)
     if model_type in AFTER_PAD_TOKEN and input_ids is not None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 __all__ = [
+    "adds_up_mask",
     "attention_modules",
     "checkpointed_modules",
     "configs_of",
@@ -83,6 +84,16 @@ def shifts_labels(model: PreTrainedModel) -> bool:
     if names & {"CrossEntropyLoss", "cross_entropy"}:
         return any("shift" in variable for variable in variables)
     return "labels" in variables and type(model).__name__ in upstream.causal_lm_class_names()
+
+
+def adds_up_mask(entries: list[PreTrainedModel], configs: list[PretrainedConfig]) -> bool:
+    """Whether the models' own code adds up a mask to number tokens, or their rotary positions have sections."""
+    summed = any("cumsum" in _names(inspect.unwrap(type(entry).forward).__code__) for entry in entries)
+    return summed or any(
+        "mrope" in str(getattr(config, name, None))
+        for config in configs
+        for name in ("rope_scaling", "rope_parameters")
+    )
 
 
 def checkpointed_modules(model: nn.Module) -> list[nn.Module]:

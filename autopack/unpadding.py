@@ -21,7 +21,10 @@ from autopack.declarations import IGNORED_LABEL, LAYOUT_KWARGS, Declared
 from autopack.padding import Padding
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from autopack.enabled import Enabled
+    from autopack.entry import EntryHook
 
 __all__ = ["CACHES", "DROPPED", "MODES", "Tally", "gather", "obstacle", "obstacle_here"]
 
@@ -29,6 +32,11 @@ MODES = ("auto", "always", "never")
 CACHES = ("past_key_values", "past_key_value")
 DROPPED = ("attention_mask", "cache_position", *CACHES)
 """Arguments that a packed row has no use for: the entry passes None."""
+_PASSED_ON = {"labels", "num_items_in_batch", "position_ids", "return_dict", "shift_labels", "use_cache"}
+_PASSED_ON |= {"output_attentions", "output_hidden_states", "output_router_logits", *DROPPED, *LAYOUT_KWARGS}
+"""Arguments that forwards take by `**kwargs` and that mean what they mean everywhere."""
+_TRANSPARENT = {"accelerate", "deepspeed", "liger_kernel", "peft", "torch", "transformers"}
+"""Packages whose replacement of a model's forward takes and gives what the forward did."""
 _LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")
 
 
@@ -56,8 +64,8 @@ class Tally:
         if self.batches:
             total = self.tokens + self.padding
             parts.append(
-                f"{_batches(self.batches)} packed inside; {self.padding:,} of {total:,} tokens were padding and were not "
-                f"computed ({self.padding / total:.1%})"
+                f"{_batches(self.batches)} packed inside; {self.padding:,} of {total:,} tokens were padding and were "
+                f"not computed ({self.padding / total:.1%})"
             )
         parts += [f"{_batches(count)} left as they came: {reason}" for reason, count in self.left.most_common()]
         return "; ".join(parts) or "no padded batch yet"
@@ -99,22 +107,42 @@ def obstacle(
 
 
 def obstacle_here(
-    enabled: Enabled, padding: Padding, arguments: dict[str, Any], takes_positions: bool, has_row_head: bool
+    enabled: Enabled, padding: Padding, module: PreTrainedModel, arguments: dict[str, Any], entry: EntryHook
 ) -> str | None:
     """Why one entry cannot unpad, although one further in may; None where nothing speaks against it."""
-    if has_row_head:
+    if entry.has_other_head:
         return "the head takes the padded form"
+    foreign = _replaced_by(module)
+    if foreign is not None:
+        return f"{foreign} has replaced the forward"
+    for name, value in arguments.items():
+        if name not in entry.names and name not in _PASSED_ON and value is not None and value is not False:
+            return f"{name} is no argument of the model's own forward"
+        if not _has_a_place(name, value, padding):
+            return f"{name} has no place in a packed row"
     if any(not _is_zero(arguments.get(name)) for name in _LAST_LOGITS):
         return "the last logits of every row are asked for"
-    if not takes_positions:
+    if not entry.takes_positions:
         return "the forward takes no position_ids"
-    if arguments.get("position_ids") is None:
-        if any(_has_sections(config) for config in enabled.configs):
-            return "the model makes the positions of its sections by itself"
-        if not padding.on_the_right and not enabled.covered:
-            return f"how {enabled.model_type} counts positions after padding is not known; pass position_ids"
-    foreign = next((name for name, value in arguments.items() if not _has_a_place(name, value, padding)), None)
-    return f"{foreign} has no place in a packed row" if foreign is not None else None
+    if arguments.get("position_ids") is None and not (padding.on_the_right or enabled.knows_padded_positions):
+        return f"how {enabled.model_type} counts positions after padding is not known; pass position_ids"
+    return None
+
+
+def _replaced_by(module: PreTrainedModel) -> str | None:
+    """The package that has put a forward of its own on this instance, unless it is known to be transparent."""
+    forward: Any = module.__dict__.get("forward")
+    while forward is not None:
+        inner = getattr(forward, "__func__", None) or getattr(forward, "func", None)
+        if inner is None:
+            break
+        forward = inner
+    if forward is None:
+        return None
+    # Not __module__, which functools.wraps copies from the function that is replaced.
+    name = getattr(forward, "__globals__", {}).get("__name__", type(forward).__module__)
+    package = str(name).partition(".")[0]
+    return None if package in _TRANSPARENT else str(name)
 
 
 def gather(padding: Padding, arguments: dict[str, Any], config: Any, shifts_labels: bool) -> dict[str, Any]:
@@ -168,10 +196,6 @@ def _looks_less_far_than(config: Any, columns: int) -> bool:
         isinstance(value, int) and 0 < value < columns and re.search("window|chunk|local_attention", name)
         for name, value in vars(config).items()
     )
-
-
-def _has_sections(config: Any) -> bool:
-    return any("mrope" in str(getattr(config, name, None)) for name in ("rope_scaling", "rope_parameters"))
 
 
 def _is_zero(value: Any) -> bool:

@@ -121,7 +121,7 @@ def measure_enables(rounds: int) -> dict[str, dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--rounds", type=int, default=12, help="rounds of the medium model; small ones run four times as many")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds of the medium model; small ones: 4 x")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
     options = parser.parse_args()

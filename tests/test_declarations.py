@@ -215,8 +215,8 @@ def test_a_left_padded_batch_as_generate_makes_it_is_not_packed(fill):
 def test_all_ones_are_told_from_padding():
     assert read({"attention_mask": torch.ones(1, 6)}, (1, 6), CPU).real is None
     mask = _tensor([1, 1, 1, 1, 1, 0])
-    for given in (mask, mask.bool(), mask.float()):
-        assert read({"attention_mask": given}, (1, 6), CPU).real.tolist() == [[True] * 5 + [False]]
+    for form in (mask, mask.bool(), mask.float()):
+        assert read({"attention_mask": form}, (1, 6), CPU).real.tolist() == [[True] * 5 + [False]]
 
 
 INVALID = {

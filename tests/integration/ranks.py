@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autopack
 from autopack import tiny
+from autopack.wrapping import unwrap
 from tests.integration.documents import documents, packed, run_alone, targets
 
 try:
@@ -154,7 +155,7 @@ def _error_of_gradients(model: Any, texts: list[torch.Tensor], rows: list[dict[s
 
 def _reference(model: Any, texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Gradients of a plain model with the same parameters, all documents alone."""
-    base = autopack.api.unwrap(model)
+    base = unwrap(model)
     reference = tiny.build(base.config.model_type, attn_implementation="sdpa").train()
     if hasattr(base, "peft_config"):
         reference = _lora(reference).module

@@ -1,0 +1,64 @@
+"""Put hooks and marks on a model, and take them off again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from autopack import peft
+from autopack.entry import EntryHook, ExitHook, PoolerHook
+from autopack.rotary import PerDocumentRotary, row_dependent_rotaries
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from autopack.enabled import Enabled
+
+__all__ = ["HANDLE", "attach", "detach"]
+
+HANDLE = "_autopack_handle"
+"""Name of the attribute by which an enabled model knows its handle."""
+
+
+def attach(model: PreTrainedModel, enabled: Enabled) -> None:
+    """Install the sites that the model needs, mark its attention modules and hook its entries."""
+    enabled.acquire()
+    enabled.mark()
+    for level, module in enumerate(enabled.entries):
+        entry, leave = EntryHook(enabled, level), ExitHook(enabled, level)
+        enabled.hooks += [
+            module.register_forward_pre_hook(entry, with_kwargs=True),
+            module.register_forward_hook(leave, always_call=True),
+        ]
+        pooler = getattr(module, "pooler", None)
+        if isinstance(pooler, nn.Module):
+            enabled.hooks.append(pooler.register_forward_pre_hook(PoolerHook(enabled)))
+    for rotary in row_dependent_rotaries(model):
+        enabled.hooks.append(rotary.register_forward_hook(PerDocumentRotary(enabled), with_kwargs=True))
+    peft.watch()
+    enabled.active = True
+
+
+def detach(model: PreTrainedModel, enabled: Enabled) -> None:
+    """Take back all that `attach` and calls since have put on the model; safe after a part of it."""
+    enabled.active = False
+    _remove_hooks(model)
+    enabled.unmark()
+    enabled.unbind()
+    model.__dict__.pop(HANDLE, None)
+    enabled.release()
+
+
+def _remove_hooks(model: nn.Module) -> None:
+    # By type and not by handle: a copied model has copies of the hooks, and no handles of its own.
+    ours = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary)
+    for module in model.modules():
+        for hooks, extras in (
+            (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
+            (module._forward_hooks, (module._forward_hooks_with_kwargs, module._forward_hooks_always_called)),
+        ):
+            for number in [n for n, hook in hooks.items() if isinstance(hook, ours)]:
+                del hooks[number]
+                for extra in extras:
+                    extra.pop(number, None)
