@@ -42,6 +42,7 @@ class Enabled:
         self.family_sites = family.sites
         self.entries = structure.entries(model)
         self.attention = structure.attention_modules(model)
+        self.causal = any(getattr(module, "is_causal", True) for module in self.attention)
         self.checkpointed = structure.checkpointed_modules(model)
         self.configs: list[PretrainedConfig] = structure.configs_of([*self.entries, *self.attention])
         self.knows_padded_positions = self.model_type in family.model_types and known_in_padded_batch(

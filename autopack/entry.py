@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EntryHook", "ExitHook", "PoolerHook"]
 
+_TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "LMHeadModel")
 _ROW_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction", "ForQuestionAnswering")
 
 
@@ -45,6 +46,9 @@ class EntryHook:
         self.names, takes_others = _parameters(cls)
         self.takes_positions = "position_ids" in self.names or takes_others
         self.has_other_head = "labels" in self.names and not self.shifts_labels
+        self.reads_one_token_per_row = getattr(enabled.entries[-1], "pooler", None) is not None or (
+            self.has_other_head and not type(model).__name__.endswith(_TOKEN_HEADS)
+        )
 
     def __call__(
         self, module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -140,7 +144,7 @@ def _enter_padded(
     reason = None
     if not inside:
         weights = _wants_weights(module, arguments)
-        reason = unpadding.obstacle(enabled, padding, declared, arguments, module.training, weights)
+        reason = unpadding.obstacle(enabled, padding, declared, module, arguments, hook, weights)
     waits = reason is None
     reason = reason or unpadding.obstacle_here(enabled, padding, module, arguments, hook)
     if reason is not None:

@@ -76,13 +76,19 @@ def _batches(count: int) -> str:
 
 
 def obstacle(
-    enabled: Enabled, padding: Padding, declared: Declared, arguments: dict[str, Any], training: bool, weights: bool
+    enabled: Enabled,
+    padding: Padding,
+    declared: Declared,
+    module: PreTrainedModel,
+    arguments: dict[str, Any],
+    entry: EntryHook,
+    weights: bool,
 ) -> str | None:
     """Why a padded batch has to stay as it came, whatever entry could unpad it; None where nothing speaks against it.
 
     `weights` says whether attention weights are asked for.
     """
-    always = enabled.unpad == "always"
+    always, training = enabled.unpad == "always", module.training
     if arguments.get("use_cache") or any(_filled(arguments.get(name)) for name in CACHES):
         return "a cache is wanted"
     if _generating():
@@ -99,6 +105,8 @@ def obstacle(
         return f"padding is labelled and counts in the loss (labels are not {IGNORED_LABEL} there)"
     if not always and any(arguments.get(name) is not None for name in ("start_positions", "end_positions")):
         return "the loss compares all columns of a row, padding included"
+    if entry.reads_one_token_per_row and _reads_padding(enabled, padding, module.config, arguments.get("input_ids")):
+        return "the token that the head reads is padding in some row"
     if enabled.adjustments and not padding.on_the_right:
         return f"{enabled.model_type} counts columns by itself, and the padding is not on the right"
     if padding.has_holes and any(_looks_less_far_than(config, padding.columns) for config in enabled.configs):
@@ -180,6 +188,18 @@ def _generating() -> bool:
     return frame is not None
 
 
+def _reads_padding(enabled: Enabled, padding: Padding, config: Any, input_ids: torch.Tensor | None) -> bool:
+    """Whether a head or pooler would read padding: the first column of an encoder, the last token of a decoder."""
+    if not enabled.causal:
+        return not padding.real[:, 0].all()
+    pad_token_id = config.get_text_config().pad_token_id
+    if input_ids is None or pad_token_id is None:
+        return not padding.real[:, -1].all()
+    columns = torch.arange(padding.columns, device=input_ids.device)
+    last = (columns * (input_ids != pad_token_id)).argmax(1)
+    return not padding.real[range(padding.rows), last.cpu().numpy()].all()
+
+
 def _filled(cache: Any) -> bool:
     return int(cache.get_seq_length()) > 0 if hasattr(cache, "get_seq_length") else bool(cache)
 
@@ -188,7 +208,7 @@ def _returns_cache(enabled: Enabled, arguments: dict[str, Any]) -> bool:
     wanted = arguments.get("use_cache")
     if wanted is None:
         wanted = any(getattr(config, "use_cache", False) for config in enabled.configs)
-    return bool(wanted) and any(getattr(module, "is_causal", True) for module in enabled.attention)
+    return bool(wanted) and enabled.causal
 
 
 def _looks_less_far_than(config: Any, columns: int) -> bool:

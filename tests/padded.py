@@ -1,0 +1,123 @@
+"""Padded batches for tests, tiny models with any head, and what stock and enabled runs of them must agree on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from autopack import tiny
+from autopack.tiny.weights import randomize
+
+LENGTHS = (24, 5, 11, 1)
+"""Documents of a padded batch of 24 columns: one fills its row, one is a single token."""
+HEADS = {
+    "causal LM": "AutoModelForCausalLM",
+    "sequence classification": "AutoModelForSequenceClassification",
+    "token classification": "AutoModelForTokenClassification",
+    "question answering": "AutoModelForQuestionAnswering",
+    "masked LM": "AutoModelForMaskedLM",
+    "backbone": "AutoModel",
+}
+PADDING = 0
+FLOAT32 = 1e-4
+"""Largest error in float32, of the logits' standard deviation, and relative for losses: rounding leaves about 1e-6."""
+GRADIENT = 1e-3
+"""The same for gradients of single parameters, in which sums over all tokens cancel."""
+
+
+def mask_of(lengths: Sequence[int], side: str = "right", columns: int | None = None) -> torch.Tensor:
+    """The attention mask of a batch padded on a side, or with holes between the tokens."""
+    columns = columns or max(lengths)
+    mask = torch.zeros(len(lengths), columns, dtype=torch.long)
+    for row, length in zip(mask, lengths, strict=True):
+        if side == "holes":
+            row[torch.randperm(columns, generator=torch.Generator().manual_seed(length))[:length]] = 1
+        else:
+            row[slice(length) if side == "right" else slice(columns - length, None)] = 1
+    return mask
+
+
+def batch(task: str, mask: torch.Tensor, seed: int = 0, classes: int = 3) -> dict[str, torch.Tensor]:
+    """A padded batch with labels for a task. What padding would predict is not labelled."""
+    rows, columns = mask.shape
+    ids = tiny.tokens(None, rows, columns, seed=seed).masked_fill(mask == 0, PADDING)
+    found = {"input_ids": ids, "attention_mask": mask}
+    generator = torch.Generator().manual_seed(seed)
+    if task in ("causal LM", "masked LM"):
+        found["labels"] = ids.masked_fill(unpredicted(mask) if task == "causal LM" else mask == 0, -100)
+    elif task == "sequence classification":
+        found["labels"] = torch.randint(classes, (rows,), generator=generator)
+    elif task == "token classification":
+        found["labels"] = torch.randint(classes, (rows, columns), generator=generator).masked_fill(mask == 0, -100)
+    elif task == "question answering":
+        found["start_positions"] = mask.argmax(1)
+        found["end_positions"] = columns - 1 - mask.flip(1).argmax(1)
+    return found
+
+
+def unpredicted(mask: torch.Tensor) -> torch.Tensor:
+    """True at padding, and at tokens that come right after padding or first in their row."""
+    before = torch.nn.functional.pad(mask, (1, 0))[:, :-1]
+    return (mask == 0) | (before == 0)
+
+
+def build(model_type: str, task: str = "causal LM", attn_implementation: str | None = None, **config: Any) -> Any:
+    """A tiny model of any head, in train mode and without dropout, which would draw other numbers in each layout."""
+    tiny_config = tiny.config(model_type, **config)
+    tiny_config.pad_token_id = PADDING
+    if task not in ("causal LM", "backbone") and hasattr(tiny_config, "is_decoder"):
+        tiny_config.is_decoder = False
+    implementation = attn_implementation or ("eager" if model_type == "gemma2" else "sdpa")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        kind = getattr(transformers, HEADS[task])
+        if task.endswith("classification"):
+            tiny_config.num_labels = 3
+        model = kind.from_config(tiny_config, attn_implementation=implementation)
+    randomize(model, 0)
+    return without_dropout(model).train()
+
+
+def without_dropout(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with all dropout probabilities at zero."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in list(vars(module).items()):
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+    return model
+
+
+def twins(model: PreTrainedModel) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """The model and a copy of it."""
+    return model, copy.deepcopy(model)
+
+
+def loss_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative difference of two losses."""
+    return abs(found.item() - expected.item()) / abs(expected.item())
+
+
+def logit_error(found: torch.Tensor, expected: torch.Tensor, mask: torch.Tensor) -> float:
+    """Largest difference at real tokens, or in whole rows, of the standard deviation of what is expected."""
+    if found.shape[:2] == mask.shape:
+        found, expected = found[mask.bool()], expected[mask.bool()]
+    return ((found - expected).abs().max() / expected.std()).item()
+
+
+def gradient_error(found: PreTrainedModel, expected: PreTrainedModel) -> float:
+    """Largest difference of a parameter's gradient, relative to the gradient of all parameters of its size.
+
+    Some gradients are zero but for rounding (that of a key's bias), and have no scale of their own.
+    """
+    pairs = [(p.grad, q.grad) for p, q in zip(found.parameters(), expected.parameters(), strict=True)]
+    assert all((p is None) == (q is None) for p, q in pairs)
+    pairs = [(p, q) for p, q in pairs if q is not None]
+    least = 1e-2 * max(q.abs().max().item() for _, q in pairs)
+    return max((p - q).abs().max().item() / max(q.abs().max().item(), least) for p, q in pairs)
