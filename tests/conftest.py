@@ -138,3 +138,14 @@ def nothing_left_behind() -> Iterator[None]:
     gc.collect()
     assert set(patching._installed) == sites
     assert same(installed_functions(), before)
+
+
+@pytest.fixture
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[PreTrainedModel, PreTrainedModel]]:
+    """A stock model and an enabled one with the same parameters; the arguments are those of `padded.build`."""
+    import autopack
+    from tests.padded import build, twins
+
+    stock, model = twins(build(*request.param))
+    with autopack.enable(model):
+        yield stock, model

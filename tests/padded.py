@@ -10,6 +10,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+import autopack
 from autopack import tiny
 from autopack.tiny.weights import randomize
 
@@ -121,3 +122,13 @@ def gradient_error(found: PreTrainedModel, expected: PreTrainedModel) -> float:
     pairs = [(p, q) for p, q in pairs if q is not None]
     least = 1e-2 * max(q.abs().max().item() for _, q in pairs)
     return max((p - q).abs().max().item() / max(q.abs().max().item(), least) for p, q in pairs)
+
+
+def handle_of(model: PreTrainedModel) -> autopack.Handle:
+    """The handle of an enabled model."""
+    return model.__dict__["_autopack_handle"]
+
+
+def tally_of(model: PreTrainedModel) -> Any:
+    """What became of the padded batches of an enabled model."""
+    return handle_of(model).enabled.tally

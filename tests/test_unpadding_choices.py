@@ -1,0 +1,263 @@
+"""Which padded batches are unpadded, at which entry, and which are left bit for bit as they came."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import autopack
+from tests.padded import (
+    FLOAT32,
+    GRADIENT,
+    LENGTHS,
+    batch,
+    build,
+    gradient_error,
+    handle_of,
+    logit_error,
+    loss_error,
+    mask_of,
+    tally_of,
+    twins,
+    unpredicted,
+)
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+llamas = pytest.mark.parametrize("pair", [("llama",)], indirect=True, ids=["llama"])
+
+
+class TestLeftAsItCame:
+    def _unchanged(self, stock, model, inputs, reason, **options):
+        """The call gives bit for bit what stock gives, and the handle says why."""
+        expected, found = stock(**inputs, **options), model(**inputs, **options)
+        assert torch.equal(found[0], expected[0])
+        assert reason in repr(handle_of(model)), repr(handle_of(model))
+        assert tally_of(model).batches == 0
+        return found
+
+    @llamas
+    def test_where_a_cache_is_wanted(self, pair):
+        inputs = batch("causal LM", mask_of(LENGTHS))
+        found = self._unchanged(*pair, inputs, "a cache is wanted", use_cache=True)
+        assert found.past_key_values.get_seq_length() == 24
+
+    @llamas
+    def test_where_a_cache_is_filled(self, pair):
+        model = pair[1]
+        mask = mask_of(LENGTHS, "left")
+        ids = batch("causal LM", mask)["input_ids"]
+        with torch.no_grad():
+            caches = []
+            for which in pair:
+                cache = DynamicCache(config=which.config)
+                which(input_ids=ids[:, :12], attention_mask=mask[:, :12], past_key_values=cache, use_cache=True)
+                call = {"input_ids": ids[:, 12:], "attention_mask": mask, "past_key_values": cache}
+                caches.append(which(**call, use_cache=True).logits)
+        assert torch.equal(*caches)
+        assert tally_of(model).batches == 0
+
+    @llamas
+    def test_in_evaluation_without_labels(self, pair):
+        stock, model = (which.eval() for which in pair)
+        inputs = batch("causal LM", mask_of(LENGTHS))
+        labels = inputs.pop("labels")
+        found = self._unchanged(stock, model, inputs, "may want the cache")
+        assert found.past_key_values is not None
+        model(**inputs, use_cache=False)
+        model(**inputs, labels=labels)
+        assert tally_of(model).batches == 2
+
+    def test_in_evaluation_without_labels_always_unpads(self):
+        stock, model = twins(build("llama").eval())
+        inputs = batch("causal LM", mask_of(LENGTHS))
+        inputs.pop("labels")
+        with autopack.enable(model, unpad="always"):
+            assert logit_error(model(**inputs).logits, stock(**inputs).logits, inputs["attention_mask"]) < FLOAT32
+            assert tally_of(model).batches == 1
+
+    @pytest.mark.parametrize("pair", [("bert", "sequence classification")], indirect=True)
+    def test_an_encoder_has_no_cache_to_want(self, pair):
+        stock, model = (which.eval() for which in pair)
+        inputs = batch("sequence classification", mask_of(LENGTHS))
+        inputs.pop("labels")
+        assert logit_error(model(**inputs).logits, stock(**inputs).logits, inputs["attention_mask"]) < FLOAT32
+        assert tally_of(model).batches == 1
+
+    @pytest.mark.parametrize("pair", [("llama", "causal LM", "eager")], indirect=True)
+    def test_where_attention_weights_are_wanted(self, pair):
+        inputs = batch("causal LM", mask_of(LENGTHS))
+        found = self._unchanged(*pair, inputs, "attention weights are wanted", output_attentions=True)
+        assert found.attentions[0].shape[-2:] == (24, 24)
+
+    @llamas
+    def test_where_padding_is_labelled(self, pair):
+        """Labels that are a copy of the tokens: stock learns to predict padding, so padding has to be computed."""
+        inputs = batch("causal LM", mask_of(LENGTHS))
+        inputs["labels"] = inputs["input_ids"].clone()
+        self._unchanged(*pair, inputs, "padding is labelled")
+
+    def test_labelled_padding_is_dropped_where_that_is_asked_for(self):
+        stock, model = twins(build("llama"))
+        inputs = batch("causal LM", mask_of(LENGTHS))
+        expected = stock(**inputs).loss
+        inputs["labels"] = inputs["input_ids"].clone()
+        with autopack.enable(model, unpad="always"):
+            assert loss_error(model(**inputs).loss, expected) < FLOAT32
+
+    @pytest.mark.parametrize("pair", [("bert", "question answering"), ("llama", "question answering")], indirect=True)
+    def test_question_answering_which_compares_padding_too(self, pair):
+        inputs = batch("question answering", mask_of(LENGTHS))
+        self._unchanged(*pair, inputs, "compares all columns")
+
+    @pytest.mark.parametrize("model_type", ["bert", "llama"])
+    def test_logits_of_question_answering_can_be_unpadded(self, model_type):
+        stock, model = twins(build(model_type, "question answering"))
+        inputs = batch("question answering", mask_of(LENGTHS))
+        with autopack.enable(model, unpad="always"):
+            expected, found = stock(**inputs), model(**inputs)
+            for name in ("start_logits", "end_logits"):
+                assert logit_error(found[name], expected[name], inputs["attention_mask"]) < FLOAT32
+            assert tally_of(model).batches == 1
+
+    @pytest.mark.parametrize("pair", [(m, "sequence classification") for m in ("bert", "roberta")], indirect=True)
+    def test_left_padding_where_the_head_reads_the_first_column(self, pair):
+        self._unchanged(*pair, batch("sequence classification", mask_of(LENGTHS, "left")), "the head reads is padding")
+
+    def test_right_padding_where_the_head_reads_the_last_column(self):
+        """Without a padding token, a decoder's head takes the last column."""
+        stock, model = twins(build("llama", "sequence classification"))
+        stock.config.pad_token_id = model.config.pad_token_id = None
+        with autopack.enable(model):
+            inputs = batch("sequence classification", mask_of((5,), columns=9))
+            self._unchanged(stock, model, inputs, "the head reads is padding")
+
+    @pytest.mark.parametrize("pair", [("llama", "sequence classification")], indirect=True)
+    def test_padding_that_the_head_takes_for_a_token(self, pair):
+        inputs = batch("sequence classification", mask_of(LENGTHS))
+        inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, 7)
+        self._unchanged(*pair, inputs, "the head reads is padding")
+
+    @llamas
+    def test_a_row_of_padding_alone(self, pair):
+        mask = mask_of((5, 3, 4))
+        mask[1] = 0
+        inputs = batch("causal LM", mask)
+        self._unchanged(*pair, inputs, "nothing but padding")
+
+    @pytest.mark.parametrize("pair", [("mistral",)], indirect=True)
+    def test_holes_that_windows_count(self, pair):
+        self._unchanged(*pair, batch("causal LM", mask_of(LENGTHS, "holes")), "windows count it")
+
+    @llamas
+    def test_a_batch_without_padding(self, pair):
+        stock, model = pair
+        inputs = batch("causal LM", torch.ones(3, 8, dtype=torch.long))
+        assert torch.equal(model(**inputs).logits, stock(**inputs).logits)
+        assert str(tally_of(model)) == "no padded batch yet"
+
+    def test_where_that_is_asked_for(self):
+        stock, model = twins(build("llama"))
+        inputs = batch("causal LM", mask_of(LENGTHS))
+        with autopack.enable(model, unpad="never") as handle:
+            assert torch.equal(model(**inputs).logits, stock(**inputs).logits)
+            assert "unpad='never'" in repr(handle)
+
+    @llamas
+    @pytest.mark.parametrize("use_cache", [True, False])
+    def test_generation(self, pair, use_cache):
+        stock, model = (which.eval() for which in pair)
+        mask = mask_of((8, 4, 7), "left")
+        inputs = batch("causal LM", mask)
+        inputs.pop("labels")
+        options = {"max_new_tokens": 4, "do_sample": False, "use_cache": use_cache, "eos_token_id": None}
+        assert torch.equal(model.generate(**inputs, **options), stock.generate(**inputs, **options))
+        assert tally_of(model).batches == 0
+
+    @llamas
+    def test_other_models_are_not_touched(self, pair):
+        stock, _ = pair
+        inputs = batch("causal LM", mask_of(LENGTHS))
+        before = copy.deepcopy(stock)(**inputs).logits
+        assert torch.equal(stock(**inputs).logits, before)
+
+
+class TestFurtherIn:
+    """What the top cannot unpad, its backbone may."""
+
+    @llamas
+    def test_last_logits(self, pair):
+        stock, model = pair
+        inputs = batch("causal LM", mask_of(LENGTHS, "left"))
+        inputs.pop("labels")
+        expected, found = (which(**inputs, logits_to_keep=3).logits for which in pair)
+        assert found.shape == (4, 3, stock.config.vocab_size)
+        assert logit_error(found[:, -1], expected[:, -1], inputs["attention_mask"]) < FLOAT32
+        assert tally_of(model).batches == 1
+
+    @llamas
+    def test_a_forward_that_other_code_has_put_there(self, pair):
+        """It may return what has no place in the batch; here, log-probabilities of all tokens but the first."""
+        stock, model = pair
+        inputs = batch("causal LM", mask_of(LENGTHS))
+        labels = inputs["labels"][:, 1:].clamp(min=0)
+        found = []
+        for which in pair:
+
+            def forward(*args, which=which, shifted=None, **kwargs):
+                hidden = which.model(*args, **kwargs).last_hidden_state[:, :-1]
+                return which.lm_head(hidden).log_softmax(-1).gather(2, shifted[..., None])[..., 0]
+
+            which.forward = forward
+            call = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+            found.append(which(**call, shifted=labels))
+            found[-1].masked_fill(unpredicted(inputs["attention_mask"])[:, 1:], 0).sum().backward()
+            del which.forward
+        expected, found = found
+        assert found.shape == expected.shape == (4, 23)
+        assert tally_of(model).batches == 1
+        assert gradient_error(model, stock) < GRADIENT
+
+    @llamas
+    def test_the_backbone_called_by_itself(self, pair):
+        model = pair[1]
+        mask = mask_of(LENGTHS)
+        ids = batch("causal LM", mask)["input_ids"]
+        expected, found = (which.model(input_ids=ids, attention_mask=mask)[0] for which in pair)
+        assert logit_error(found, expected, mask) < FLOAT32
+        assert tally_of(model).batches == 1
+
+    def test_a_backbone_with_a_pooler(self):
+        stock, model = twins(build("bert", "backbone"))
+        mask = mask_of(LENGTHS)
+        ids = batch("masked LM", mask)["input_ids"]
+        with autopack.enable(model):
+            for options in ({}, {"return_dict": False}):
+                expected, found = (which(input_ids=ids, attention_mask=mask, **options) for which in (stock, model))
+                assert logit_error(found[0], expected[0], mask) < FLOAT32
+                assert found[1].shape == expected[1].shape
+                assert (found[1] - expected[1]).abs().max() < FLOAT32
+            assert tally_of(model).batches == 2
+
+
+def test_a_second_enable_may_not_ask_for_something_else():
+    model = build("llama")
+    with autopack.enable(model, unpad="never"):
+        assert autopack.enable(model) is handle_of(model)
+        with pytest.raises(ValueError, match="enabled with unpad='never'"):
+            autopack.enable(model, unpad="always")
+    with pytest.raises(ValueError, match="unpad must be one of auto, always, never; found 'yes'"):
+        autopack.enable(model, unpad="yes")
+
+
+def test_a_mask_of_any_dtype():
+    stock, model = twins(build("llama"))
+    inputs = batch("causal LM", mask_of(LENGTHS))
+    expected = stock(**inputs).loss
+    with autopack.enable(model):
+        for dtype in (torch.bool, torch.int32, torch.float32):
+            given_mask = inputs["attention_mask"].to(dtype)
+            assert loss_error(model(**{**inputs, "attention_mask": given_mask}).loss, expected) < FLOAT32
+        assert tally_of(model).batches == 3
