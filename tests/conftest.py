@@ -18,6 +18,8 @@ torch.set_num_threads(1)
 # Machines that run tests are shared: an example that waits for a core is no failure.
 hypothesis.settings.register_profile("autopack", deadline=None)
 hypothesis.settings.load_profile("autopack")
+# Fixtures collect garbage to see what is left behind; what torch and transformers hold need not be searched each time.
+gc.freeze()
 
 LENGTHS = (7, 12, 5, 9)
 """One row of documents, as in the auditor."""

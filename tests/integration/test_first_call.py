@@ -1,0 +1,221 @@
+"""When a model is enabled under `autopack run`: its first call in training, and no other."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import autopack
+from autopack import tiny
+from autopack.entry import EntryHook
+from autopack.integrations import first_call, launcher
+from autopack.integrations.first_call import FirstCall
+from autopack.integrations.settings import Settings
+from tests.conftest import FLOAT32, error
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> launcher.Session:
+    """Autopack as `autopack run` starts it, but for models that are made here by `waiting` only."""
+    found = launcher.Session(Settings.read({}), started=True)
+    monkeypatch.setattr(launcher, "session", found)
+    return found
+
+
+def waiting(model_type: str = "llama", **options: Any) -> Any:
+    """A model in training that waits as all models do that are made under `autopack run`."""
+    model = tiny.build(model_type, attn_implementation="sdpa", **options).train()
+    for part in reversed(list(model.modules())):
+        if hasattr(part, "get_input_embeddings"):
+            first_call._wait(part)
+    return model
+
+
+def batch(rows: int = 2, columns: int = 9) -> dict[str, torch.Tensor]:
+    ids = tiny.tokens(None, rows, columns, seed=0)
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def hooks(model: nn.Module) -> list[FirstCall]:
+    return [
+        hook for part in model.modules() for hook in part._forward_pre_hooks.values() if isinstance(hook, FirstCall)
+    ]
+
+
+def packed(model: Any) -> int:
+    """How many padded batches of an enabled model ran as packed rows."""
+    return model._autopack_handle.enabled.tally.batches
+
+
+def report(session: launcher.Session, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    capsys.readouterr()
+    session.report()
+    return capsys.readouterr().err.splitlines()
+
+
+def test_the_first_call_in_training_is_packed_once_and_no_hook_is_left(session):
+    model, stock = waiting(), tiny.build("llama", attn_implementation="sdpa").train()
+    assert len(hooks(model)) == 2
+    found, expected = model(**batch()), stock(**batch())
+    assert torch.allclose(found.loss, expected.loss, rtol=FLOAT32)
+    assert error(found.logits[0], expected.logits[0]) < FLOAT32
+    assert packed(model) == 1
+    assert hooks(model) == []
+    assert not any(part._forward_pre_hooks_with_kwargs.keys() - part._forward_pre_hooks for part in model.modules())
+    model(**batch())
+    assert packed(model) == 2
+
+
+def test_calls_in_evaluation_and_without_gradients_wait(session):
+    model = waiting()
+    with torch.no_grad():
+        model(**batch())
+    model.eval()(**batch())
+    assert not autopack.is_enabled(model)
+    assert len(hooks(model)) == 2
+    model.train()(**batch())
+    assert packed(model) == 1
+
+
+def test_a_part_in_training_of_a_model_in_evaluation_waits(session, capsys):
+    model = waiting().eval()
+    model.model.train()
+    model(**batch())
+    assert not autopack.is_enabled(model.model)
+    model.train()(**batch())
+    assert autopack.is_enabled(model)
+    assert len(report(session, capsys)) == 1
+
+
+def test_a_backbone_called_on_its_own_enables_the_whole_model(session):
+    model = waiting()
+    arguments = batch()
+    labels = arguments.pop("labels")
+    model.model(**arguments)
+    assert packed(model) == 1
+    model(**arguments, labels=labels)
+    assert packed(model) == 2
+
+
+def test_a_model_whose_forward_is_called_directly_stays_as_it_is_until_it_is_called(session, capsys):
+    model = waiting()
+    model.forward(**batch())
+    assert not autopack.is_enabled(model)
+    (outcome,) = map(str, session._outcomes)
+    assert outcome.endswith("left as it is: its forward is called directly, and not the model itself")
+    model(**batch())
+    assert packed(model) == 1
+    assert "enabled; 1 padded batch packed inside" in report(session, capsys)[0]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_wait_on_their_own(session, copied):
+    model = waiting()
+    other = copied(model)
+    other(**batch())
+    assert autopack.is_enabled(other)
+    assert not autopack.is_enabled(model)
+    model(**batch())
+    assert packed(model) == packed(other) == 1
+
+
+def test_a_copy_in_a_process_without_autopack_run_is_as_it_was(session, monkeypatch):
+    model = waiting()
+    monkeypatch.setattr(launcher, "session", None)
+    model(**batch())
+    assert not autopack.is_enabled(model)
+
+
+def test_hooks_that_were_put_on_later_see_the_batch_as_it_came(session):
+    model, seen = waiting(), []
+    model.register_forward_pre_hook(lambda _, args, kwargs: seen.append(kwargs["input_ids"].shape), with_kwargs=True)
+    for _ in range(3):
+        model(**batch())
+    assert seen == [(2, 9)] * 3
+    assert packed(model) == 2
+
+
+def test_a_model_that_the_script_enabled_is_its_own(session, capsys):
+    model = waiting()
+    handle = autopack.enable(model, unpad="never")
+    model(**batch())
+    assert model._autopack_handle is handle
+    assert hooks(model) == []
+    assert sum(isinstance(hook, EntryHook) for hook in model._forward_pre_hooks.values()) == 1
+    assert report(session, capsys) == [
+        "autopack: LlamaForCausalLM (llama) enabled by the script; padded batches stay as they come"
+    ]
+
+
+def test_a_replica_of_data_parallel_is_left_alone(session, capsys):
+    model = waiting()
+    model._is_replica = True
+    model(**batch())
+    assert not autopack.is_enabled(model)
+    assert hooks(model) == []
+    assert "torch.nn.DataParallel" in capsys.readouterr().err
+
+
+def test_an_error_of_any_kind_leaves_the_model_as_it_is_and_is_raised_with_strict(session, monkeypatch, capsys):
+    def fail(*_: Any, **__: Any) -> Any:
+        raise KeyError("some\nbug")
+
+    monkeypatch.setattr("autopack.api.enable", fail)
+    model = waiting()
+    for _ in range(2):
+        model(**batch())
+    assert capsys.readouterr().err == (
+        "autopack: warning: LlamaForCausalLM (llama) left as it is: KeyError: 'some\\nbug'\n"
+    )
+    session.settings = session.settings._replace(strict=True)
+    with pytest.raises(KeyError):
+        waiting()(**batch())
+
+
+def test_nothing_keeps_a_model_alive(session, capsys):
+    model = waiting()
+    model(**batch())
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert "enabled; 1 padded batch" in report(session, capsys)[0]
+
+
+def test_the_report_is_of_this_process_and_quiet_on_demand(session, monkeypatch, capsys):
+    assert report(session, capsys) == ["autopack: no transformers model was called in training in this process"]
+    waiting()(**batch())
+    monkeypatch.setenv("RANK", "3")
+    assert report(session, capsys)[0].startswith("autopack: rank 3: LlamaForCausalLM (llama) enabled")
+    session.settings = session.settings._replace(quiet=True)
+    waiting()(**batch())
+    assert report(session, capsys) == []
+
+
+def test_a_compiled_model(session):
+    model = waiting()
+    compiled = torch.compile(model, backend="eager")
+    expected = tiny.build("llama", attn_implementation="sdpa").train()(**batch()).loss
+    for _ in range(2):
+        assert torch.allclose(compiled(**batch()).loss, expected, rtol=FLOAT32)
+    assert packed(model) == 2
+    torch._dynamo.reset()
+
+
+def test_a_waiting_model_is_one_graph_in_evaluation(session):
+    model = waiting().eval()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        assert compiled(input_ids=batch()["input_ids"], use_cache=False).logits.shape[:2] == (2, 9)
+    torch._dynamo.reset()

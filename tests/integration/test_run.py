@@ -1,0 +1,402 @@
+"""`autopack run`: scripts that do not know autopack, in processes of their own."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from autopack import api, attention, cli, unpadding
+from autopack.commands import run as command
+from autopack.integrations import settings
+from tests.conftest import FLOAT32
+
+RUN = ("-m", "autopack", "run")
+NOT_INHERITED = ("PYTHONPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+DATA = """
+import json, os, sys, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+torch.set_num_threads(1)
+config = LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+                     num_key_value_heads=2, pad_token_id=0, eos_token_id=None)
+generator = torch.Generator().manual_seed(1)
+texts = [torch.randint(1, 97, (int(n),), generator=generator) for n in torch.randint(3, 40, (16,), generator=generator)]
+seen = {"batches": 0, "padding": 0, "columns": 0}
+def collate(rows):
+    ids = torch.nn.utils.rnn.pad_sequence([row["input_ids"] for row in rows], batch_first=True)
+    mask = (ids != 0).long()
+    seen["batches"] += 1; seen["padding"] += int((mask == 0).sum()); seen["columns"] += mask.numel()
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+def make():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config)
+rows = [{"input_ids": text} for text in texts]
+batches = [rows[i:i + 4] for i in range(0, 16, 4)]
+def tell(**what):
+    print(json.dumps({"rank": os.environ.get("RANK", ""), **seen, **what}), flush=True)
+"""
+LOOP = """
+from data import *
+model, reference = make(), make()
+with torch.no_grad():
+    model.eval().generate(texts[0][None], max_new_tokens=2)
+    model(**collate(batches[0])), reference.eval()(**collate(batches[0]))
+for name in seen: seen[name] = 0
+optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-3)
+losses = []
+for batch in map(collate, batches):
+    loss = model(**batch).loss
+    with torch.no_grad(): reference(**batch)
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+    losses.append(loss.item())
+    if len(losses) == 1: first = "_autopack_handle" in vars(model)
+import inspect
+tell(losses=losses, first=first, reference=[n for n, m in reference.named_modules() if "_autopack" in vars(m)],
+     argv=sys.argv, path=sys.path, file=__file__, name=__name__, site="sitecustomize" in sys.modules,
+     signature=str(inspect.signature(LlamaForCausalLM.__init__)))
+"""
+TRAINER = """
+from data import *
+import tempfile
+from transformers import Trainer, TrainingArguments
+with tempfile.TemporaryDirectory() as directory:
+    arguments = TrainingArguments(directory, num_train_epochs=1, per_device_train_batch_size=2, logging_steps=1,
+        learning_rate=1e-3, use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no",
+        dataloader_pin_memory=False, ddp_find_unused_parameters=False)
+    trainer = Trainer(make(), arguments, train_dataset=rows, eval_dataset=rows[:4], data_collator=collate)
+    trainer.evaluate()
+    for name in seen: seen[name] = 0
+    trainer.train()
+tell(losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+"""
+UNSUPPORTED = """
+from data import *
+from transformers import T5Config, T5ForConditionalGeneration
+torch.manual_seed(0)
+model = T5ForConditionalGeneration(T5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
+                                            decoder_start_token_id=0)).train()
+tell(losses=[model(**collate(batch)).loss.item() for batch in batches])
+"""
+PARENT = """
+import subprocess, sys
+subprocess.run([sys.executable, "loop.py"], check=True)
+"""
+FORKED = """
+from data import *
+import torch.multiprocessing
+def work(rank):
+    make().train()(**collate(batches[0])).loss.backward()
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(work, nprocs=1, start_method="fork")
+"""
+PEFT = """
+from data import *
+import peft
+targets = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj"]}
+losses = []
+for adapter in (peft.AdaLoraConfig(init_r=4, total_step=10, **targets),
+                peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)):
+    model = peft.get_peft_model(make(), adapter).train()
+    torch.manual_seed(0)
+    losses += [model(**collate(batches[0])).loss.item() for _ in range(2)]
+tell(losses=losses)
+"""
+VIEW = """
+import json, os, subprocess, sys
+def view():
+    return {"argv": sys.argv, "path": sys.path, "name": __name__, "file": __file__, "flags": list(sys.flags),
+            "site": getattr(sys.modules.get("sitecustomize"), "__file__", None), "mine": getattr(sys, "mine", None)}
+child = "import json, os; print(json.dumps({n: os.environ.get(n) for n in ('PYTHONPATH', 'AUTOPACK_RUN')}))"
+print(json.dumps([view(), {n: os.environ.get(n) for n in ("PYTHONPATH", "AUTOPACK_RUN")},
+      json.loads(subprocess.run([sys.executable, "-c", child], capture_output=True).stdout)]))
+"""
+CRASH = """
+import sys
+def fail():
+    raise RuntimeError("the script's own")
+sys.exit(int(sys.argv[1])) if len(sys.argv) > 1 else fail()
+"""
+SCRIPTS = {"data": DATA, "loop": LOOP, "trainer": TRAINER, "unsupported": UNSUPPORTED, "parent": PARENT}
+SCRIPTS |= {"forked": FORKED, "peft_script": PEFT, "view": VIEW, "crash": CRASH}
+
+
+class Result(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return [line for line in self.err.splitlines() if line.startswith("autopack")]
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        found = [json.loads(line) for line in self.out.splitlines() if line.startswith('{"rank"')]
+        return sorted(found, key=lambda what: what["rank"])
+
+
+@functools.cache
+def directory() -> Path:
+    path = Path(tempfile.mkdtemp())
+    for name, text in SCRIPTS.items():
+        (path / f"{name}.py").write_text(text, encoding="utf-8")
+    return path
+
+
+@functools.cache
+def start(*arguments: str, **variables: str) -> Result:
+    """Run a command of this Python in the directory of the scripts; the same command runs once."""
+    kept = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED and not k.startswith("AUTOPACK_")}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=directory(),
+        env={**kept, "OMP_NUM_THREADS": "1", **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tidy() -> Iterator[None]:
+    yield
+    shutil.rmtree(directory())
+    directory.cache_clear()
+
+
+def line_of(what: dict[str, Any]) -> str:
+    rank = f"rank {what['rank']}: " if what["rank"] else ""
+    share = f"{what['padding']:,} of {what['columns']:,} tokens were padding and were not computed"
+    return (
+        f"autopack: {rank}LlamaForCausalLM (llama) enabled; {what['batches']} padded batches packed inside; {share} "
+        f"({what['padding'] / what['columns']:.1%})"
+    )
+
+
+def same_losses(found: Result, expected: Result) -> bool:
+    pairs = list(zip(found.told, expected.told, strict=True))
+    return bool(pairs) and all(a["losses"] == pytest.approx(b["losses"], rel=FLOAT32) for a, b in pairs)
+
+
+def test_a_loop_has_its_losses_and_the_line_counts_the_padding_of_every_batch():
+    stock, packed = start("loop.py", "--backend", "x"), start(*RUN, "loop.py", "--backend", "x")
+    assert (stock.status, packed.status) == (0, 0), stock.err + packed.err
+    assert same_losses(packed, stock)
+    assert packed.told[0]["padding"] > 0
+    assert packed.lines == [line_of(packed.told[0])]
+
+
+def test_a_model_is_enabled_by_its_first_call_in_training_and_a_reference_never():
+    told = start(*RUN, "loop.py", "--backend", "x").told[0]
+    assert told["first"] is True
+    assert told["reference"] == []
+
+
+def test_the_script_sees_what_it_sees_under_python():
+    stock, packed = (start(*how, "loop.py", "--backend", "x").told[0] for how in ((), RUN))
+    for name in ("argv", "path", "file", "name", "site", "signature"):
+        assert packed[name] == stock[name]
+    assert packed["argv"] == ["loop.py", "--backend", "x"]
+
+
+def test_a_trainer_has_its_losses():
+    stock, packed = start("trainer.py"), start(*RUN, "trainer.py")
+    assert same_losses(packed, stock), stock.err + packed.err
+    assert packed.lines == [line_of(packed.told[0])]
+
+
+def free_port() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
+def test_processes_of_torchrun_are_reached_and_say_their_rank():
+    options = ("--nproc-per-node", "2", "--master-port", free_port(), "trainer.py")
+    stock = start("-m", "torch.distributed.run", *options)
+    assert stock.status == 0, stock.err
+    ways = [("-m", "torch.distributed.run")]
+    if shutil.which("torchrun") is not None:
+        ways = [("torchrun",), *ways]
+    for way in ways:
+        packed = start(*RUN, *way, *options)
+        assert packed.status == 0, packed.err
+        assert same_losses(packed, stock)
+        assert [what["rank"] for what in packed.told] == ["0", "1"]
+        assert sorted(packed.lines) == [line_of(what) for what in packed.told]
+
+
+@pytest.mark.skipif(shutil.which("accelerate") is None, reason="no accelerate on PATH")
+def test_accelerate_launch():
+    options = ("--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "trainer.py")
+    packed = start(*RUN, "accelerate", "launch", "--dynamo_backend", "no", *options)
+    assert packed.lines == [line_of(packed.told[0])], packed.err
+
+
+def test_processes_that_the_script_starts():
+    reached, kept_out = start(*RUN, "parent.py"), start(*RUN, "--no-subprocesses", "parent.py")
+    nothing = "autopack: no transformers model was called in training in this process"
+    assert reached.lines == [line_of(reached.told[0]), nothing]
+    assert kept_out.lines == [nothing]
+    assert same_losses(kept_out, reached)
+
+
+def test_a_forked_process_reports_although_it_leaves_past_atexit():
+    lines = start(*RUN, "forked.py").lines
+    assert sum("LlamaForCausalLM (llama) enabled; 1 padded batch packed inside" in line for line in lines) == 1
+
+
+def test_a_model_that_cannot_be_enabled_runs_as_it_would_have_unless_strict():
+    stock, packed = start("unsupported.py"), start(*RUN, "unsupported.py")
+    assert packed.told == stock.told
+    warning, line = packed.lines
+    assert warning.startswith("autopack: warning: T5ForConditionalGeneration (t5) left as it is: ")
+    assert warning.replace("warning: ", "", 1) == line
+    strict = start(*RUN, "--strict", "unsupported.py")
+    assert (strict.status, strict.told, strict.lines) == (1, [], ["autopack.errors.UnsupportedModel: " + reason(line)])
+
+
+def reason(line: str) -> str:
+    return line.partition("left as it is: ")[2]
+
+
+def test_peft_that_calls_forward_past_the_hooks_and_prompts():
+    pytest.importorskip("peft")
+    stock, packed = start("peft_script.py"), start(*RUN, "peft_script.py")
+    assert same_losses(packed, stock), stock.err + packed.err
+    warning, enabled, left = packed.lines
+    assert "enabled; 2 padded batches packed inside" in enabled
+    assert "PROMPT_TUNING" in warning
+    assert reason(warning) == reason(left)
+
+
+@pytest.mark.parametrize(("arguments", "status"), [([], 1), (["7"], 7)])
+def test_a_script_that_fails_has_its_own_traceback_and_status(arguments, status):
+    stock, packed = start("crash.py", *arguments), start(*RUN, "crash.py", *arguments)
+    assert packed.status == stock.status == status
+    assert re.sub("^autopack: no transformers model.*\n", "", packed.err, flags=re.M) == stock.err
+    assert (packed.err == stock.err) == (status == 1)  # a traceback has the last word
+
+
+@pytest.mark.parametrize("target", [["view.py"], ["-m", "view"]])
+@pytest.mark.parametrize("path", [None, "", "{0}", os.pathsep.join(("{0}", "elsewhere", ""))])
+def test_path_and_sitecustomize_are_those_of_python(tmp_path, target, path):
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.mine = __name__\n")
+    given = {} if path is None else {"PYTHONPATH": path.format(tmp_path)}
+    arguments = [*target, "--", "-m", "--strict", "--help"]
+    stock = json.loads(start(*arguments, **given).out)
+    for options in ([], ["--no-subprocesses"]):
+        view, here, child = json.loads(start(*RUN, *options, *arguments, **given).out)
+        assert view == stock[0]
+        assert view["mine"] == ("sitecustomize" if path else None)
+        if options:
+            assert (here["PYTHONPATH"] or None) == (child["PYTHONPATH"] or None) == (given.get("PYTHONPATH") or None)
+            assert here["AUTOPACK_RUN"] is child["AUTOPACK_RUN"] is None
+        else:
+            rest = [os.pathsep + given["PYTHONPATH"]] if path else [""]
+            assert here == child == {"PYTHONPATH": settings.DIRECTORY + rest[0], "AUTOPACK_RUN": "1"}
+
+
+def test_a_sitecustomize_that_fails_is_reported_by_python(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("raise RuntimeError('mine')\n")
+    stock, packed = (start(*how, "crash.py", "7", PYTHONPATH=str(tmp_path)) for how in ((), RUN))
+    assert "RuntimeError: mine" in stock.err
+    # Once more for the command itself, which is a Python process too.
+    assert packed.err.removesuffix(start(*RUN, "crash.py", "7").err) == stock.err * 2
+
+
+def test_interpreter_flags_are_kept():
+    view, _, _ = json.loads(start("-W", "ignore", "-O", "-X", "utf8", *RUN, "view.py").out)
+    assert view["flags"] == json.loads(start("-W", "ignore", "-O", "-X", "utf8", "view.py").out)[0]["flags"]
+
+
+def test_an_interpreter_that_cannot_import_autopack_runs_the_script_and_says_so_once(tmp_path):
+    (tmp_path / "autopack.py").write_text("from __future__ import what_is_yet_to_come\n")
+    reached = {settings.RUN: "1", "PYTHONPATH": settings.with_directory(str(tmp_path))}
+    assert start("crash.py", "7", **reached) == (7, "", "")
+    named = f"import os, sys; os.environ['{settings.STARTED}'] = str(os.getpid())\n"
+    done = start("-c", named + "os.execv(sys.executable, [sys.executable, 'crash.py', '7'])", **reached)
+    assert done.status == 7
+    assert done.err == (
+        f"autopack: not started, {sys.executable} cannot import it: "
+        "future feature what_is_yet_to_come is not defined (autopack.py, line 1)\n"
+    )
+
+
+def variables(*arguments: str, **given: str) -> settings.Settings:
+    """The settings that a script would find, for options and for variables of the caller."""
+    parser = ArgumentParser()
+    command.add_arguments(parser)
+    with pytest.MonkeyPatch.context() as patch:
+        for option in settings.OPTIONS:
+            patch.delenv(option.variable, raising=False)
+        for name, value in given.items():
+            patch.setenv(name, value)
+        return settings.Settings.read(command._environment(parser.parse_args([*arguments, "script.py"]), False))
+
+
+def test_options_and_variables_agree_and_options_win():
+    for option in settings.OPTIONS:
+        assert getattr(variables(), option.name) == option.default
+        for value in option.choices or (True, False):
+            text = option.write(value)
+            flags = [f"--{option.name}", text] if option.choices else [f"--{'' if value else 'no-'}{option.name}"]
+            assert getattr(variables(*flags), option.name) == value
+            assert variables(*flags) == variables(**{option.variable: text.upper()})
+            for other in option.choices or ("on", "off"):
+                assert getattr(variables(*flags, **{option.variable: other}), option.name) == value
+
+
+def test_the_table_of_options_has_the_values_that_enable_takes():
+    choices = {option.name: option.choices for option in settings.OPTIONS}
+    assert choices["backend"] == ("auto", *attention.BACKENDS)
+    assert choices["unpad"] == unpadding.MODES
+    assert choices["verify"] == api._VERIFY
+
+
+def test_a_setting_reaches_the_model_by_variable_and_by_option():
+    by_variable = start(*RUN, "loop.py", AUTOPACK_UNPAD="never")
+    by_option = start(*RUN, "--unpad", "never", "--no-quiet", "loop.py", AUTOPACK_QUIET="1")
+    assert by_variable.lines == by_option.lines
+    assert by_variable.lines == ["autopack: LlamaForCausalLM (llama) enabled; padded batches stay as they come"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "said"),
+    [
+        (["no/such.py"], {}, "there is no file no/such.py"),
+        (["no_such"], {}, "a module is run with -m no_such"),
+        (["."], {}, "is a directory without a __main__.py"),
+        (["--no-subprocesses", "-m", "torch.distributed.run"], {}, "--no-subprocesses leaves those out"),
+        (["view.py"], {"AUTOPACK_BACKEND": "fast"}, "AUTOPACK_BACKEND must be one of auto, flash"),
+        (["view.py"], {"AUTOPACK_STRICT": "maybe"}, "AUTOPACK_STRICT must be one of 1, true"),
+    ],
+)
+def test_what_cannot_be_run_exits_with_2(arguments, given, said, monkeypatch, capsys):
+    monkeypatch.chdir(directory())
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(["run", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_interpreter_that_would_not_start_autopack_is_refused():
+    done = start("-I", *RUN, "view.py")
+    assert (done.status, done.out) == (2, "")
+    assert "this Python runs with -I and would not read PYTHONPATH" in done.err
