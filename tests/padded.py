@@ -68,7 +68,7 @@ def unpredicted(mask: torch.Tensor) -> torch.Tensor:
 
 
 def build(model_type: str, task: str = "causal LM", attn_implementation: str | None = None, **config: Any) -> Any:
-    """A tiny model of any head, in train mode and without dropout, which would draw other numbers in each layout."""
+    """A tiny model of any head, in train mode; tiny configurations have no dropout."""
     tiny_config = tiny.config(model_type, **config)
     tiny_config.pad_token_id = PADDING
     if task not in ("causal LM", "backbone") and hasattr(tiny_config, "is_decoder"):
@@ -81,18 +81,7 @@ def build(model_type: str, task: str = "causal LM", attn_implementation: str | N
             tiny_config.num_labels = 3
         model = kind.from_config(tiny_config, attn_implementation=implementation)
     randomize(model, 0)
-    return without_dropout(model).train()
-
-
-def without_dropout(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with all dropout probabilities at zero."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        for name, value in list(vars(module).items()):
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
-    return model
+    return model.train()
 
 
 def twins(model: PreTrainedModel) -> tuple[PreTrainedModel, PreTrainedModel]:

@@ -1,4 +1,4 @@
-"""The examples: they run, with the line and without it to the same losses, and the notebook is kept with its outputs."""
+"""The examples: they run, with the line and without it to the same losses; the notebook is kept with its outputs."""
 
 from __future__ import annotations
 

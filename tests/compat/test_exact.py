@@ -76,6 +76,16 @@ def packed(parts: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.cat(list(parts), dim=1), "position_ids": torch.cat(positions, dim=1)}
 
 
+def padded(model: torch.nn.Module, lengths: Sequence[int], side: str) -> dict[str, torch.Tensor]:
+    """A padded batch, one document per row, with labels where a real token predicts a real token."""
+    mask = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    for row, length in zip(mask, lengths, strict=True):
+        row[slice(length) if side == "right" else slice(len(row) - length, None)] = 1
+    ids = autopack.tiny.tokens(model.config, *mask.shape, seed=5).masked_fill(mask == 0, 0)
+    predicted = F.pad(mask[:, :-1], (1, 0)) * mask
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(predicted == 0, -100)}
+
+
 def loss_sum(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """The summed next-token loss of one document."""
     return F.cross_entropy(logits[0, :-1].float(), tokens[0, 1:], reduction="sum")
@@ -132,6 +142,35 @@ def test_gradients(
     worst = max(errors, key=lambda name: errors[name])
     record_property("worst", errors[worst])
     assert errors[worst] <= TOLERANCE, f"{worst}: the gradient is off by {errors[worst]:.1e} of its norm"
+
+
+@every_cell
+def test_padded(
+    stock: torch.nn.Module, enabled: torch.nn.Module, record_property: Callable[[str, object], None]
+) -> None:
+    """A padded batch, unpadded inside, gives the logits, loss and gradients of the padded run."""
+    errors = []
+    for side in ("right", "left"):
+        inputs = padded(stock, LAYOUTS[0], side)
+        real = inputs["attention_mask"].bool()
+        outputs, grads = [], []
+        for model in (stock, enabled):
+            model.train()
+            model.zero_grad()
+            outputs.append(model(**inputs))
+            outputs[-1].loss.backward()
+            grads.append(gradients(model))
+        wanted, found = outputs
+        found_logits, wanted_logits = found.logits.detach(), wanted.logits.detach()[real]
+        errors.append(float((found_logits[real] - wanted_logits).abs().max() / wanted_logits.std()))
+        errors.append(float(((found.loss - wanted.loss).abs() / wanted.loss).detach()))
+        assert not found_logits[~real].any()
+        largest = max(float(gradient.norm()) for gradient in grads[0].values())
+        errors += [float((grads[1][name] - gradient).norm()) / largest for name, gradient in grads[0].items()]
+    record_property("worst", max(errors))
+    assert max(errors) <= TOLERANCE
+    tally = autopack.enable(enabled).enabled.tally
+    assert (tally.batches, tally.left) == (2, {}), str(tally)
 
 
 @every_cell

@@ -348,7 +348,7 @@ def variables(*arguments: str, **given: str) -> settings.Settings:
             patch.delenv(option.variable, raising=False)
         for name, value in given.items():
             patch.setenv(name, value)
-        return settings.Settings.read(command._environment(parser.parse_args([*arguments, "script.py"]), False))
+        return settings.Settings.read(command._environment(parser.parse_args([*arguments, "script.py"]), ""))
 
 
 def test_options_and_variables_agree_and_options_win():
@@ -380,6 +380,8 @@ def test_a_setting_reaches_the_model_by_variable_and_by_option():
 @pytest.mark.parametrize(
     ("arguments", "given", "said"),
     [
+        ([], {}, "there is nothing to run"),
+        (["--strict"], {}, "there is nothing to run"),
         (["no/such.py"], {}, "there is no file no/such.py"),
         (["no_such"], {}, "a module is run with -m no_such"),
         (["."], {}, "is a directory without a __main__.py"),

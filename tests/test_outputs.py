@@ -1,0 +1,156 @@
+"""Outputs of unpadded calls: padded again when they are read, and only then."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOutputWithPast
+
+import autopack
+from autopack.outputs import restore
+from autopack.padding import Padding
+from tests.padded import LENGTHS, batch, build, mask_of, twins
+
+REAL = np.array([[1, 1, 0], [1, 1, 1]], bool)
+PADDING = Padding(REAL, torch.device("cpu"))
+TOKENS, VOCABULARY = 5, 4
+
+
+def output(**more) -> CausalLMOutputWithPast:
+    row = torch.randn(1, TOKENS, VOCABULARY, requires_grad=True)
+    hidden = (row * 2, row * 3)
+    return restore(CausalLMOutputWithPast(loss=row.sum(), logits=row * 1, hidden_states=hidden, **more), PADDING)
+
+
+READERS = {
+    "attribute": lambda o: (o.logits, o.hidden_states),
+    "key": lambda o: (o["logits"], o["hidden_states"]),
+    "index": lambda o: (o[1], o[2]),
+    "slice": lambda o: o[1:],
+    "tuple": lambda o: o.to_tuple()[1:],
+    "get": lambda o: (o.get("logits"), o.get("hidden_states")),
+    "items": lambda o: [dict(o.items())[k] for k in ("logits", "hidden_states")],
+    "values": lambda o: list(o.values())[1:],
+    "unpacked": lambda o: [{**o}[k] for k in ("logits", "hidden_states")],
+    "dict": lambda o: [dict(o)[k] for k in ("logits", "hidden_states")],
+    "copy": lambda o: (copy.copy(o).logits, copy.copy(o).hidden_states),
+    "getattr after values": lambda o: (list(o.values()) and o.logits, o.hidden_states),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=list(READERS))
+def test_every_way_of_reading_gives_the_batch(read):
+    logits, hidden = read(output())
+    assert type(logits) is torch.Tensor
+    assert logits.shape == (2, 3, VOCABULARY)
+    assert isinstance(hidden, tuple)
+    assert [h.shape for h in hidden] == [(2, 3, VOCABULARY)] * 2
+    assert logits.requires_grad
+    assert not logits[~torch.from_numpy(REAL)].any()
+
+
+def test_it_is_an_instance_of_its_class_and_becomes_a_plain_one():
+    found = output()
+    assert isinstance(found, CausalLMOutputWithPast)
+    assert list(found) == ["loss", "logits", "hidden_states"]
+    assert len(found) == 3
+    assert "logits" in found
+    assert found.get("attentions") is None
+    assert found["loss"] is found.loss is found[0]
+    assert found.logits is found.logits
+    assert found.hidden_states is found["hidden_states"]
+    assert type(found) is CausalLMOutputWithPast
+    with pytest.raises(KeyError):
+        output()["attentions"]
+
+
+def test_trees_and_pickles_hold_plain_tensors():
+    leaves, spec = pytree.tree_flatten(output())
+    assert [leaf.shape for leaf in leaves[1:]] == [(2, 3, VOCABULARY)] * 3
+    assert pytree.tree_unflatten(leaves, spec).logits is leaves[1]
+    with torch.no_grad():
+        row = torch.randn(1, TOKENS, VOCABULARY)
+        found = pickle.loads(pickle.dumps(restore(CausalLMOutputWithPast(logits=row), PADDING)))
+    assert type(found) is CausalLMOutputWithPast
+    assert torch.equal(found.logits, PADDING.restore(row))
+    assert "logits=" in repr(output())
+
+
+def test_what_is_first_read_without_gradients_has_them_all_the_same():
+    """Metrics are read under no_grad, before a loss is made of the same logits."""
+    found = output()
+    with torch.no_grad():
+        found.logits.argmax(-1)
+    assert found.logits.requires_grad
+    found = output()
+    with torch.inference_mode():
+        assert found.logits.requires_grad
+    assert not found.logits.is_inference()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_a_forward_without_gradients_gives_has_none(mode):
+    with mode():
+        found = output()
+    assert not found.logits.requires_grad
+
+
+def test_other_outputs():
+    row = torch.randn(1, TOKENS, VOCABULARY)
+    router = torch.randn(TOKENS, 7)
+    pooled = torch.randn(2, VOCABULARY)
+    assert torch.equal(restore(row, PADDING), PADDING.restore(row))
+    hidden, again = restore((row, pooled), PADDING)
+    assert hidden.shape == (2, 3, VOCABULARY)
+    assert again is pooled
+    found = restore({"x": row, "router_logits": (router, router), "none": None, "loss": torch.tensor(1.0)}, PADDING)
+    assert [r.shape for r in found["router_logits"]] == [(6, 7)] * 2
+    assert found["none"] is None
+    found = restore(BaseModelOutputWithPooling(last_hidden_state=row, pooler_output=pooled), PADDING)
+    assert found.pooler_output is pooled
+
+
+def test_an_output_that_has_no_place_in_the_batch_is_an_error():
+    with pytest.raises(autopack.UnsupportedModel, match=r"shape \(2, 3\) as one row of 5 tokens, and odd of shape"):
+        restore({"odd": torch.zeros(1, 3, 9)}, PADDING)
+
+
+class _Logits(TorchDispatchMode):
+    """The largest number of tokens in any tensor over the vocabulary that is made."""
+
+    def __init__(self, vocabulary, hidden):
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.hidden = hidden
+        self.tokens = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.shape[-1:] == (self.vocabulary,):
+                if self.hidden not in tensor.shape:  # a weight
+                    self.tokens = max(self.tokens, tensor.numel() // self.vocabulary)
+        return result
+
+
+def test_logits_that_nobody_reads_are_never_made_for_padding():
+    stock, model = twins(build("llama", vocab_size=512))
+    inputs = batch("causal LM", mask_of(LENGTHS))
+    sizes = {}
+    for name, which, read in (("stock", stock, False), ("unread", model, False), ("read", model, True)):
+        if which is model:
+            autopack.enable(model)
+        with _Logits(512, stock.config.hidden_size) as made:
+            outputs = which(**inputs)
+            if read:
+                outputs.logits.sum()
+            outputs.loss.backward()
+        sizes[name] = made.tokens
+    autopack.disable(model)
+    assert sizes == {"stock": len(LENGTHS) * max(LENGTHS), "unread": sum(LENGTHS), "read": len(LENGTHS) * max(LENGTHS)}
