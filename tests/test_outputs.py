@@ -133,9 +133,9 @@ class _Logits(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         for tensor in pytree.tree_leaves(result):
-            if isinstance(tensor, torch.Tensor) and tensor.shape[-1:] == (self.vocabulary,):
-                if self.hidden not in tensor.shape:  # a weight
-                    self.tokens = max(self.tokens, tensor.numel() // self.vocabulary)
+            shape = tensor.shape if isinstance(tensor, torch.Tensor) else ()
+            if shape[-1:] == (self.vocabulary,) and self.hidden not in shape:  # and no weight
+                self.tokens = max(self.tokens, shape.numel() // self.vocabulary)
         return result
 
 
