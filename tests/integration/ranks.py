@@ -179,23 +179,50 @@ def _plain(name: str) -> str:
     return name.removeprefix("module.")
 
 
-def _packed_beside_unpacked(rank: int) -> float:
+def _packed_beside_padded(rank: int) -> float:
     """One rank's batch is packed, the other's is an ordinary padded one."""
     model = _ddp(_llama())
     autopack.enable(model)
     texts = documents(model.module.config, LENGTHS)
-    if rank == 0:
-        return _error_of_gradients(model, texts, [packed(texts[SHARES[0]])])
-    width = max(text.shape[1] for text in texts[SHARES[1]])
-    batch = {
+    batch = _padded(texts[SHARES[1]]) if rank else packed(texts[SHARES[0]])
+    return _error_of_gradients(model, texts, [batch])
+
+
+def _padded(texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    width = max(text.shape[1] for text in texts)
+    return {
         name: torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1]), value=pad) for t in tensors])
         for name, tensors, pad in (
-            ("input_ids", texts[SHARES[1]], 0),
-            ("attention_mask", [torch.ones_like(text) for text in texts[SHARES[1]]], 0),
-            ("labels", texts[SHARES[1]], -100),
+            ("input_ids", texts, 0),
+            ("attention_mask", [torch.ones_like(text) for text in texts], 0),
+            ("labels", texts, -100),
         )
     }
-    return _error_of_gradients(model, texts, [batch])
+
+
+def _unpadded(wrap: Wrap, order: str, read: bool) -> Wrap:
+    """Padded batches on both ranks; with `read`, the loss is made of the logits, and the model's own is not used."""
+
+    def run_case(rank: int) -> float:
+        model = _llama()
+        if order == "before":
+            autopack.enable(model)
+        wrapped = wrap(model)
+        handle = autopack.enable(wrapped)
+        texts = documents(model.config, LENGTHS)
+        batch = _padded(texts[SHARES[rank]])
+        if read:
+            labels = batch.pop("labels")
+            logits = wrapped(**batch, use_cache=False).logits[:, :-1].flatten(0, 1)
+            loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
+            (WORLD * loss / targets(texts)).backward()
+            batch = None
+        assert handle.enabled.tally.batches == int(read)
+        error = _error_of_gradients(wrapped, texts, [batch] if batch else [])
+        assert handle.enabled.tally.batches == 1
+        return error
+
+    return run_case
 
 
 def _accumulated(rank: int) -> float:
@@ -223,10 +250,16 @@ CASES: dict[str, Wrap] = {
     "accelerate, enabled after": _case(_accelerate, "after"),
     "LoRA in DDP, enabled before": _case(_lora, "before"),
     "LoRA in DDP, enabled after": _case(_lora, "after"),
-    "packed beside unpacked": _packed_beside_unpacked,
+    "packed beside padded": _packed_beside_padded,
     "accumulated": _accumulated,
     "torch's checkpoint wrapper, enabled before": _case(_checkpointed_by_torch, "before"),
     "torch's checkpoint wrapper, enabled after": _case(_checkpointed_by_torch, "after"),
+}
+CASES |= {
+    f"padded, {name}, enabled {order}{', logits read' * read}": _unpadded(wrap, order, read)
+    for name, wrap in {"DDP": _ddp, "FSDP1": _fsdp1, **({"fully_shard": _fsdp} if fully_shard else {})}.items()
+    for order in ("before", "after")
+    for read in (False, True)
 }
 if fully_shard:
     CASES["fully_shard, enabled never"] = _case(_fsdp, "never")
