@@ -1,0 +1,123 @@
+"""What `enable` finds: models inside modules of the user's, and the models of trainers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import autopack
+from autopack import tiny
+from tests.conftest import attributes, llama, same
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+
+class Holder(nn.Module):
+    """A module of the user's, as a Lightning module is one."""
+
+    def __init__(self, **models: nn.Module):
+        super().__init__()
+        self.layers = nn.ModuleDict(models)
+
+
+def trainer(tmp_path, **more):
+    pytest.importorskip("accelerate")
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), report_to=[], use_cpu=True)
+    found = transformers.Trainer(model=llama(), args=arguments)
+    for name, value in more.items():
+        setattr(found, name, value)
+    return found
+
+
+def test_the_one_model_of_a_module_is_found_however_deep():
+    model = llama()
+    holder = Holder(inner=Holder(wrapped=nn.Sequential(model)), other=nn.Linear(2, 2))
+    with autopack.enable(holder) as handle:
+        assert handle.model is model
+        assert autopack.is_enabled(holder)
+        assert autopack.is_enabled(model)
+        assert autopack.enable(model) is handle
+    assert not autopack.is_enabled(holder)
+
+
+def test_one_model_held_twice_is_one():
+    model = llama()
+    with autopack.enable(Holder(one=model, other=nn.Sequential(model))) as handle:
+        assert handle.model is model
+
+
+def test_a_module_of_several_models_is_refused_and_names_them():
+    holder = Holder(one=llama(), other=tiny.build("gpt2"))
+    with pytest.raises(autopack.UnsupportedModel, match=r"2 transformers models \(LlamaForCausalLM, GPT2LMHeadModel\)"):
+        autopack.enable(holder)
+
+
+@pytest.mark.parametrize("subject", [nn.Linear(2, 2), object(), None, "meta-llama/Llama-3.2-1B"])
+def test_what_holds_no_model_is_refused(subject):
+    with pytest.raises(autopack.UnsupportedModel, match="and transformers Trainers; found"):
+        autopack.enable(subject)
+
+
+def test_all_models_of_a_trainer_are_enabled_and_disabled(tmp_path):
+    policy = trainer(tmp_path, ref_model=Holder(inside=llama()), reward_funcs=[len, tiny.build("gpt2")])
+    models = [policy.model, policy.ref_model.layers["inside"], policy.reward_funcs[1]]
+    handle = autopack.enable(policy, unpad="always")
+    assert list(handle.handles) == ["model", "ref_model", "reward_funcs[1]"]
+    assert [h.model for h in handle.handles.values()] == models
+    assert all(h.enabled.unpad == "always" for h in handle.handles.values())
+    assert autopack.is_enabled(policy)
+    assert "TrainerHandle(Trainer" in repr(handle)
+    assert "ref_model: autopack.Handle(" in repr(handle)
+    assert handle._repr_html_().count("LlamaForCausalLM") == 2
+    again = autopack.enable(policy)
+    assert list(again.handles.values()) == list(handle.handles.values())
+    autopack.disable(policy)
+    assert not any(map(autopack.is_enabled, models))
+    with autopack.enable(policy):
+        assert all(map(autopack.is_enabled, models))
+    assert not any(map(autopack.is_enabled, models))
+
+
+def test_a_reference_model_that_cannot_be_enabled_is_refused_and_nothing_is_changed(tmp_path):
+    """It sees the same batches as the policy: one of the two enabled would be a silent difference."""
+    policy = trainer(tmp_path, ref_model=tiny.build("mamba"))
+    before = attributes(policy.model)
+    with pytest.raises(autopack.UnsupportedModel, match="MambaForCausalLM"):
+        autopack.enable(policy)
+    assert same(attributes(policy.model), before)
+
+
+def test_what_was_enabled_before_stays_so_when_a_trainer_is_refused(tmp_path):
+    policy = trainer(tmp_path, ref_model=tiny.build("mamba"))
+    with autopack.enable(policy.model):
+        with pytest.raises(autopack.UnsupportedModel):
+            autopack.enable(policy)
+        assert autopack.is_enabled(policy.model)
+
+
+def test_a_reward_model_that_cannot_be_enabled_is_left_alone_and_named(tmp_path):
+    policy = trainer(tmp_path, reward_funcs=[tiny.build("mamba")])
+    with autopack.enable(policy) as handle:
+        assert list(handle.handles) == ["model"]
+        assert "MambaForCausalLM" in handle.left_alone["reward_funcs[0]"]
+        assert "reward_funcs[0]: left alone, MambaForCausalLM" in repr(handle)
+
+
+def test_a_trainer_that_makes_its_model_later_is_refused_with_the_way_out(tmp_path):
+    policy = trainer(tmp_path, model_init=llama)
+    with pytest.raises(autopack.UnsupportedModel, match="in your model_init"):
+        autopack.enable(policy)
+
+
+def test_a_trainer_of_something_else_is_refused(tmp_path):
+    policy = trainer(tmp_path, model=nn.Linear(2, 2))
+    with pytest.raises(autopack.UnsupportedModel, match="holds no transformers model in its attribute 'model'"):
+        autopack.enable(policy)
+
+
+def test_the_model_inside_compile_is_found():
+    model = llama()
+    with autopack.enable(torch.compile(model)) as handle:
+        assert handle.model is model
