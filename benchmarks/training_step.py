@@ -19,49 +19,22 @@ from __future__ import annotations
 
 import argparse
 import copy
-import random
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from benchmarks import interleave
+from benchmarks import interleave, workload
 
-MEAN, SIGMA = 420, 1.0
-"""Documents like those of FLAN_20k: lognormal in tokens, of this mean, with the spread that the paper calls large."""
-SHORTEST, LONGEST = 16, 2048
 STATISTICS = ("median", "min", "cpu median")
 
 
-def lengths(tokens: int, seed: int) -> list[int]:
+def documents_of(tokens: int, seed: int) -> list[int]:
     """Lengths of documents that fill a row of `tokens`; the last one is cut to fit."""
-    import math
-
-    generator = random.Random(seed)
+    drawn = workload.lengths(seed)
     found: list[int] = []
     while (left := tokens - sum(found)) > 0:
-        drawn = round(generator.lognormvariate(math.log(MEAN) - SIGMA**2 / 2, SIGMA))
-        found.append(min(max(drawn, SHORTEST), LONGEST, left))
-    if found[-1] < SHORTEST and len(found) > 1:  # no document shorter than the shortest
+        found.append(min(next(drawn), left))
+    if found[-1] < workload.SHORTEST and len(found) > 1:  # no document shorter than the shortest
         found[-2:] = [found[-2] + found[-1]]
     return found
-
-
-def build(options: argparse.Namespace) -> Any:
-    """A random Llama in the proportions of the released ones."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        num_hidden_layers=options.layers,
-        hidden_size=options.hidden,
-        intermediate_size=options.hidden * 43 // 16,
-        num_attention_heads=options.heads,
-        num_key_value_heads=options.heads,
-        vocab_size=options.vocabulary,
-        max_position_embeddings=options.tokens,
-    )
-    torch.manual_seed(options.seed)
-    return LlamaForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32).train()
 
 
 def by_hand(
@@ -91,13 +64,12 @@ def arms(options: argparse.Namespace, documents: list[int]) -> dict[str, tuple[A
     import autopack
 
     register_by_hand()
-    generator = torch.Generator().manual_seed(options.seed)
-    ids = torch.randint(options.vocabulary, (1, sum(documents)), generator=generator)
+    ids = workload.tokens(sum(documents), options)
     positions = torch.cat([torch.arange(length) for length in documents])[None]
     labels = ids.masked_fill(positions == 0, -100)
     row = {"input_ids": ids, "position_ids": positions, "labels": labels}
 
-    stock = build(options)
+    stock = workload.build(options, options.tokens)
     hand, enabled = copy.deepcopy(stock), copy.deepcopy(stock)
     hand.set_attn_implementation("by_hand")
     autopack.enable(enabled)
@@ -107,69 +79,15 @@ def arms(options: argparse.Namespace, documents: list[int]) -> dict[str, tuple[A
         "autopack": (enabled, row),
     }
     if options.padded:
-        found["padded"] = (copy.deepcopy(stock), _padded(ids, labels, documents))
+        found["padded"] = (copy.deepcopy(stock), workload.padded(ids, labels, documents))
     return found
-
-
-def _padded(ids: Any, labels: Any, documents: list[int]) -> dict[str, Any]:
-    from torch.nn.utils.rnn import pad_sequence
-
-    def pad(row: Any, value: int) -> Any:
-        return pad_sequence(list(row[0].split(documents)), batch_first=True, padding_value=value)
-
-    columns = {"input_ids": pad(ids, 0), "attention_mask": pad(ids.new_ones(ids.shape), 0), "labels": pad(labels, -100)}
-    return {**columns, "use_cache": False}
-
-
-def check(prepared: dict[str, tuple[Any, dict[str, Any]]]) -> dict[str, float]:
-    """The loss of every arm; raises where losses or gradients differ."""
-    import torch
-
-    losses, wanted = {}, None
-    for name, (model, call) in prepared.items():
-        loss = model(**call).loss
-        loss.backward()
-        gradients = [p.grad for p in model.parameters()]
-        losses[name] = loss.item()
-        if wanted is None:
-            wanted = loss.item(), [g.clone() for g in gradients]
-        # Two orders of float32 sums over thousands of tokens; a leak changes the loss in the third digit.
-        torch.testing.assert_close(losses[name], wanted[0], rtol=1e-5, atol=0, msg=f"loss of {name}: {losses}")
-        for found, gradient in zip(gradients, wanted[1], strict=True):
-            error = ((found - gradient).norm() / gradient.norm()).item()
-            assert error < 1e-3, f"gradients of {name} differ by {error:.1e}"
-        model.zero_grad()
-    return losses
-
-
-def step(model: Any, call: dict[str, Any], steps: int) -> Callable[[], None]:
-    """An arm: so many optimizer steps."""
-    import torch
-
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-
-    def run() -> None:
-        for _ in range(steps):
-            model(**call).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return run
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--hidden", type=int, default=512)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--vocabulary", type=int, default=8192)
-    parser.add_argument("--steps", type=int, default=1, help="steps of each arm per round")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--padded", action="store_true", help="time the padded batch too")
-    parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
+    workload.add_arguments(parser, rounds=5)
     options = parser.parse_args()
     interleave.keep_freed_memory()
 
@@ -177,18 +95,18 @@ def main() -> None:
 
     torch.set_num_threads(options.threads)
     where = interleave.origin()
-    documents = lengths(options.tokens, options.seed)
+    documents = documents_of(options.tokens, options.seed)
     prepared = arms(options, documents)
-    losses = check(prepared)
-    runs = {name: step(model, call, options.steps) for name, (model, call) in prepared.items()}
+    losses, gradient_error = workload.check(prepared)
+    runs = {name: workload.step(model, call, options.steps) for name, (model, call) in prepared.items()}
     times = interleave.interleave(runs, options.rounds)
-    settings = {name: value for name, value in vars(options).items() if name != "json"}
     result = {
         "benchmark": "training_step",
         "origin": where,
-        "settings": settings,
+        "settings": workload.settings(options),
         "documents": documents,
         "losses": losses,
+        "largest gradient error": gradient_error,
         "seconds": times,
         "ratios": {key: ratios(times, key) for key in STATISTICS},
     }

@@ -23,115 +23,10 @@ from autopack import api, attention, cli, unpadding
 from autopack.commands import run as command
 from autopack.integrations import settings
 from tests.conftest import FLOAT32
+from tests.integration.scripts import SCRIPTS
 
 RUN = ("-m", "autopack", "run")
 NOT_INHERITED = ("PYTHONPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE")
-
-DATA = """
-import json, os, sys, torch
-from transformers import LlamaConfig, LlamaForCausalLM
-torch.set_num_threads(1)
-config = LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-                     num_key_value_heads=2, pad_token_id=0, eos_token_id=None)
-generator = torch.Generator().manual_seed(1)
-texts = [torch.randint(1, 97, (int(n),), generator=generator) for n in torch.randint(3, 40, (16,), generator=generator)]
-seen = {"batches": 0, "padding": 0, "columns": 0}
-def collate(rows):
-    ids = torch.nn.utils.rnn.pad_sequence([row["input_ids"] for row in rows], batch_first=True)
-    mask = (ids != 0).long()
-    seen["batches"] += 1; seen["padding"] += int((mask == 0).sum()); seen["columns"] += mask.numel()
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
-def make():
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config)
-rows = [{"input_ids": text} for text in texts]
-batches = [rows[i:i + 4] for i in range(0, 16, 4)]
-def tell(**what):
-    print(json.dumps({"rank": os.environ.get("RANK", ""), **seen, **what}), flush=True)
-"""
-LOOP = """
-from data import *
-model, reference = make(), make()
-with torch.no_grad():
-    model.eval().generate(texts[0][None], max_new_tokens=2)
-    model(**collate(batches[0])), reference.eval()(**collate(batches[0]))
-for name in seen: seen[name] = 0
-optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-3)
-losses = []
-for batch in map(collate, batches):
-    loss = model(**batch).loss
-    with torch.no_grad(): reference(**batch)
-    loss.backward(); optimizer.step(); optimizer.zero_grad()
-    losses.append(loss.item())
-    if len(losses) == 1: first = "_autopack_handle" in vars(model)
-import inspect
-tell(losses=losses, first=first, reference=[n for n, m in reference.named_modules() if "_autopack" in vars(m)],
-     argv=sys.argv, path=sys.path, file=__file__, name=__name__, site="sitecustomize" in sys.modules,
-     signature=str(inspect.signature(LlamaForCausalLM.__init__)))
-"""
-TRAINER = """
-from data import *
-import tempfile
-from transformers import Trainer, TrainingArguments
-with tempfile.TemporaryDirectory() as directory:
-    arguments = TrainingArguments(directory, num_train_epochs=1, per_device_train_batch_size=2, logging_steps=1,
-        learning_rate=1e-3, use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no",
-        dataloader_pin_memory=False, ddp_find_unused_parameters=False)
-    trainer = Trainer(make(), arguments, train_dataset=rows, eval_dataset=rows[:4], data_collator=collate)
-    trainer.evaluate()
-    for name in seen: seen[name] = 0
-    trainer.train()
-tell(losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
-"""
-UNSUPPORTED = """
-from data import *
-from transformers import T5Config, T5ForConditionalGeneration
-torch.manual_seed(0)
-model = T5ForConditionalGeneration(T5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
-                                            decoder_start_token_id=0)).train()
-tell(losses=[model(**collate(batch)).loss.item() for batch in batches])
-"""
-PARENT = """
-import subprocess, sys
-subprocess.run([sys.executable, "loop.py"], check=True)
-"""
-FORKED = """
-from data import *
-import torch.multiprocessing
-def work(rank):
-    make().train()(**collate(batches[0])).loss.backward()
-if __name__ == "__main__":
-    torch.multiprocessing.start_processes(work, nprocs=1, start_method="fork")
-"""
-PEFT = """
-from data import *
-import peft
-targets = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj"]}
-losses = []
-for adapter in (peft.AdaLoraConfig(init_r=4, total_step=10, **targets),
-                peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)):
-    model = peft.get_peft_model(make(), adapter).train()
-    torch.manual_seed(0)
-    losses += [model(**collate(batches[0])).loss.item() for _ in range(2)]
-tell(losses=losses)
-"""
-VIEW = """
-import json, os, subprocess, sys
-def view():
-    return {"argv": sys.argv, "path": sys.path, "name": __name__, "file": __file__, "flags": list(sys.flags),
-            "site": getattr(sys.modules.get("sitecustomize"), "__file__", None), "mine": getattr(sys, "mine", None)}
-child = "import json, os; print(json.dumps({n: os.environ.get(n) for n in ('PYTHONPATH', 'AUTOPACK_RUN')}))"
-print(json.dumps([view(), {n: os.environ.get(n) for n in ("PYTHONPATH", "AUTOPACK_RUN")},
-      json.loads(subprocess.run([sys.executable, "-c", child], capture_output=True).stdout)]))
-"""
-CRASH = """
-import sys
-def fail():
-    raise RuntimeError("the script's own")
-sys.exit(int(sys.argv[1])) if len(sys.argv) > 1 else fail()
-"""
-SCRIPTS = {"data": DATA, "loop": LOOP, "trainer": TRAINER, "unsupported": UNSUPPORTED, "parent": PARENT}
-SCRIPTS |= {"forked": FORKED, "peft_script": PEFT, "view": VIEW, "crash": CRASH}
 
 
 class Result(NamedTuple):
@@ -339,6 +234,12 @@ def test_an_interpreter_that_cannot_import_autopack_runs_the_script_and_says_so_
     )
 
 
+def test_a_process_that_does_not_ask_for_transformers_imports_next_to_nothing():
+    done = start("-c", "import sys; print(*sys.modules)", **{settings.RUN: "1", "PYTHONPATH": settings.DIRECTORY})
+    assert "autopack.integrations.launcher" in done.out.split()
+    assert not {"torch", "transformers", "wrapt", "numpy", "asyncio"} & set(done.out.split())
+
+
 def variables(*arguments: str, **given: str) -> settings.Settings:
     """The settings that a script would find, for options and for variables of the caller."""
     parser = ArgumentParser()
@@ -370,11 +271,9 @@ def test_the_table_of_options_has_the_values_that_enable_takes():
     assert choices["verify"] == api._VERIFY
 
 
-def test_a_setting_reaches_the_model_by_variable_and_by_option():
-    by_variable = start(*RUN, "loop.py", AUTOPACK_UNPAD="never")
-    by_option = start(*RUN, "--unpad", "never", "--no-quiet", "loop.py", AUTOPACK_QUIET="1")
-    assert by_variable.lines == by_option.lines
-    assert by_variable.lines == ["autopack: LlamaForCausalLM (llama) enabled; padded batches stay as they come"]
+def test_a_variable_reaches_the_model_and_an_option_overrides_one():
+    found = start(*RUN, "--no-quiet", "loop.py", AUTOPACK_UNPAD="never", AUTOPACK_QUIET="1")
+    assert found.lines == ["autopack: LlamaForCausalLM (llama) enabled; padded batches stay as they come"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,148 @@
+"""``autopack run``: run a script that does not know autopack, with every model enabled that it trains."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from autopack.errors import AutopackError
+from autopack.integrations import settings
+
+USAGE = """autopack run [options] SCRIPT.py ARGS...
+       autopack run [options] -m MODULE ARGS...
+       autopack run [options] torchrun ARGS...   (or any other program)"""
+_LAUNCHERS = {"accelerate", "deepspeed", "torch", "torchrun"}
+"""Programs and packages that train only in processes that they start."""
+
+
+class CannotRun(AutopackError):
+    """There is nothing to run under that name, or autopack could not be started in it."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``autopack run``; all that comes after the script is the script's."""
+    parser.usage = USAGE
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = (
+        "Run a Python script or program as it is. Every transformers model that it trains is enabled by itself when\n"
+        "it is first called in training: padded batches run without their padding, and packed rows are exact. That\n"
+        "holds in processes that it starts too, so torchrun, python -m torch.distributed.run and accelerate launch\n"
+        "work. A model that cannot be served runs as it would have. At exit, stderr gets a line for every model."
+    )
+    parser.epilog = (
+        "Options stand before the script; each can be given as an environment variable instead (AUTOPACK_BACKEND,\n"
+        "AUTOPACK_STRICT=1 ...), which the option overrides. The exit status is that of the script, and 2 where it\n"
+        "could not be started.\n\n"
+        "  autopack run train.py --epochs 3\n"
+        "  autopack run --strict torchrun --nproc-per-node 2 train.py"
+    )
+    for option in settings.OPTIONS:
+        described: dict[str, Any] = {"default": None}
+        default = option.default
+        if option.choices:
+            described["choices"] = option.choices
+        else:
+            described["action"] = argparse.BooleanOptionalAction
+            default = "yes" if default else "no"
+        parser.add_argument(f"--{option.name}", help=f"{option.help} (default: {default})", **described)
+    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`")
+    # One argument and not two, for argparse would take a `--` that follows the script away.
+    parser.add_argument(
+        "command_line",
+        metavar="SCRIPT ARGS",
+        nargs=argparse.REMAINDER,
+        help="a file, a module with -m, or a program on PATH; what follows it is its own",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Become the script. Returns only where the system cannot replace a process, with the script's exit status."""
+    script, *arguments = args.command_line[args.command_line[:1] == ["--"] :] or [""]
+    if not script:
+        raise CannotRun("there is nothing to run; name a script, a program, or -m MODULE")
+    command, launches = _command(script, args.is_module)
+    environment = _environment(args, script if launches else "")
+    command += arguments
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.name != "posix":
+        return subprocess.call(command, env=environment)
+    # The process keeps its id, by which the script is told from processes that it starts.
+    environment[settings.STARTED] = "" if launches else str(os.getpid())
+    try:
+        os.execve(command[0], command, environment)
+    except OSError as error:
+        raise CannotRun(f"cannot start {command[0]}: {error.strerror}") from error
+
+
+def _command(script: str, is_module: bool) -> tuple[list[str], bool]:
+    """What to start, and whether it only launches the processes that train."""
+    if is_module:
+        return [*_interpreter(), "-m", script], script.partition(".")[0] in _LAUNCHERS
+    path = Path(script)
+    launches = path.name in _LAUNCHERS
+    if _runs_by_itself(path):
+        return [str(path.absolute())], launches
+    if path.is_file() or (path / "__main__.py").is_file():
+        return [*_interpreter(), script], False
+    program = shutil.which(script)
+    if program is not None:
+        return [program], launches
+    if path.is_dir():
+        raise CannotRun(f"{script} is a directory without a __main__.py; name a script, a program, or -m MODULE")
+    raise CannotRun(
+        f"there is no file {script}, and no program of that name on PATH"
+        + (f"; a module is run with -m {script}" if all(part.isidentifier() for part in script.split(".")) else "")
+    )
+
+
+def _runs_by_itself(path: Path) -> bool:
+    """Whether this is a program and no Python script: a shell script that calls torchrun, or an interpreter."""
+    if path.suffix.startswith(".py") or not path.is_file() or not os.access(path, os.X_OK):
+        return False
+    with path.open("rb") as file:
+        start = file.read(64)
+    return start.startswith(b"#!") or b"\0" in start
+
+
+def _interpreter() -> list[str]:
+    if not sys.executable:
+        raise CannotRun("this Python does not know its own executable (sys.executable is empty)")
+    flags = [
+        name
+        for name, is_set in (
+            ("-I", sys.flags.isolated),
+            ("-E", sys.flags.ignore_environment and not sys.flags.isolated),
+            ("-S", sys.flags.no_site),
+        )
+        if is_set
+    ]
+    if flags:
+        raise CannotRun(
+            f"this Python runs with {' '.join(flags)} and would not read PYTHONPATH or import sitecustomize, by which "
+            f"autopack starts in the script; run it without, as in `python -m autopack run ...`"
+        )
+    return [sys.executable, *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]
+
+
+def _environment(args: argparse.Namespace, launcher: str) -> dict[str, str]:
+    environment = dict(os.environ)
+    for option in settings.OPTIONS:
+        value = getattr(args, option.name)
+        if value is not None:
+            environment[option.variable] = option.write(value)
+    told = settings.Settings.read(environment)
+    if launcher and not told.subprocesses:
+        raise CannotRun(f"{launcher} trains in processes that it starts, and --no-subprocesses leaves those out")
+    if os.pathsep in settings.DIRECTORY:
+        raise CannotRun(
+            f"PYTHONPATH cannot hold {settings.DIRECTORY}, where autopack is: there is a {os.pathsep} in it"
+        )
+    environment["PYTHONPATH"] = settings.with_directory(os.environ.get("PYTHONPATH"))
+    environment[settings.RUN] = "1"
+    return environment

@@ -1,0 +1,1 @@
+"""Ways into programs that do not call autopack themselves."""

@@ -1,0 +1,115 @@
+"""What ``autopack run`` can be told, as options and as environment variables, and the variables that carry it.
+
+Read in every process that the command reaches, so nothing here imports torch or transformers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from autopack.errors import AutopackError
+
+__all__ = ["DIRECTORY", "OPTIONS", "RUN", "STARTED", "BadSetting", "Option", "Settings", "with_directory", "without"]
+
+RUN = "AUTOPACK_RUN"
+"""Set to 1 in every process that autopack is to start in."""
+STARTED = "AUTOPACK_STARTED"
+"""The id of the process that `autopack run` turned into the script; that process takes the variable away."""
+DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
+"""The entry of PYTHONPATH that starts autopack."""
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+class BadSetting(AutopackError):
+    """An environment variable holds what its option would not take."""
+
+
+class Option(NamedTuple):
+    """An option of `autopack run` and its variable; without choices it is a switch."""
+
+    name: str
+    default: Any
+    help: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def variable(self) -> str:
+        """Name of the environment variable."""
+        return f"AUTOPACK_{self.name.upper()}"
+
+    def read(self, environment: Mapping[str, str]) -> Any:
+        """The value in the environment; the default where the variable is unset or empty."""
+        text = environment.get(self.variable, "").strip()
+        if not text:
+            return self.default
+        value: Any = text.lower()
+        if value in self.choices:
+            return value
+        if not self.choices and value in (*_TRUE, *_FALSE):
+            return value in _TRUE
+        wanted = self.choices or (*_TRUE, *_FALSE)
+        raise BadSetting(f"{self.variable} must be one of {', '.join(wanted)}; found {text!r}")
+
+    def write(self, value: Any) -> str:
+        """The text that stands for a value in the environment."""
+        return str(value) if self.choices else str(int(value))
+
+
+class Settings(NamedTuple):
+    """How models are enabled under `autopack run`."""
+
+    backend: str
+    unpad: str
+    verify: str
+    strict: bool
+    quiet: bool
+    subprocesses: bool
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Settings:
+        """The settings of an environment; raises `BadSetting`."""
+        return cls(**{option.name: option.read(environment) for option in OPTIONS})
+
+
+OPTIONS = (
+    Option(
+        "backend",
+        "auto",
+        "what computes attention on packed rows",
+        ("auto", "flash", "varlen", "flex", "sdpa", "eager"),
+    ),
+    Option(
+        "unpad",
+        "auto",
+        "which padded batches run as packed rows inside: those where it gives the same, more of them, or none",
+        ("auto", "always", "never"),
+    ),
+    Option(
+        "verify",
+        "auto",
+        "audit a model before it is enabled: one whose architecture no released run has covered, any, or none",
+        ("auto", "always", "never"),
+    ),
+    Option("strict", False, "fail at the first model that cannot be enabled; without it, such a model runs as it is"),
+    Option("quiet", False, "print nothing at exit; a model that cannot be enabled is still named"),
+    Option("subprocesses", True, "enable models in processes that the script starts too"),
+)
+"""Every setting, once: the command line and the reading of the environment are derived from it."""
+
+
+def without(path: str | None) -> str | None:
+    """A PYTHONPATH as it was before `with_directory`."""
+    if path is None:
+        return None
+    entries = [entry for entry in path.split(os.pathsep) if entry != DIRECTORY]
+    return os.pathsep.join(entries) if entries else None
+
+
+def with_directory(path: str | None) -> str:
+    """A PYTHONPATH that starts autopack in every process that has it."""
+    rest = without(path)
+    # A separator with nothing after it would put the current directory on the path.
+    return DIRECTORY + os.pathsep + rest if rest else DIRECTORY
