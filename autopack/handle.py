@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from autopack.enabled import Enabled
+    from autopack.unpadding import Tally
 
 __all__ = ["Handle", "TrainerHandle"]
 
@@ -61,6 +62,11 @@ class Handle(_Removable):
         order = [name for name in BACKENDS if name in names and (on_cuda or name not in ("varlen", "flex"))]
         return "auto: " + " or ".join(name for name in order if usable[name][0] or name in ("flash", "flex"))
 
+    @property
+    def tally(self) -> Tally:
+        """What became of padded batches: how many ran as packed rows, tokens and padding in them, and what was left."""
+        return self.enabled.tally
+
     def _facts(self) -> list[tuple[str, str]]:
         enabled = self.enabled
         implementations = ", ".join(enabled.implementations())
@@ -70,13 +76,15 @@ class Handle(_Removable):
             ("family", enabled.family),
             ("attention", f"{len(enabled.attention)} modules, attn_implementation={implementations}"),
             ("backend", self.backend),
-            ("padding", f"unpad={enabled.unpad!r}" + ("" if enabled.unpad == "never" else f"; {enabled.tally}")),
+            ("padding", f"unpad={enabled.unpad!r}" + ("" if enabled.unpad == "never" else f"; {self.tally}")),
             ("verified", self.verified),
         ]
 
     def __repr__(self) -> str:
-        facts = self._facts()
-        return "autopack.Handle(\n" + "".join(f"  {name + ':':<11}{value}\n" for name, value in facts) + ")"
+        return "autopack.Handle(\n" + self._lines("  ") + ")"
+
+    def _lines(self, indent: str) -> str:
+        return "".join(f"{indent}{name + ':':<11}{value}\n" for name, value in self._facts())
 
     def _repr_html_(self) -> str:
         return f"<table><caption>autopack</caption>{_rows(self._facts())}</table>"
@@ -99,9 +107,9 @@ class TrainerHandle(_Removable):
             handle.remove()
 
     def __repr__(self) -> str:
-        parts = [f"{name}: {handle!r}" for name, handle in self.handles.items()]
-        parts += [f"{name}: left alone, {reason}" for name, reason in self.left_alone.items()]
-        return f"autopack.TrainerHandle({self.trainer}\n" + "\n".join(parts) + "\n)"
+        parts = [f"  {name}\n{handle._lines('    ')}" for name, handle in self.handles.items()]
+        parts += [f"  {name}\n    left alone: {reason}\n" for name, reason in self.left_alone.items()]
+        return f"autopack.TrainerHandle(of {self.trainer}\n" + "".join(parts) + ")"
 
     def _repr_html_(self) -> str:
         rows = "".join(

@@ -197,7 +197,8 @@ class LeakReport:
         ax.set_yticks(numbers - 1, numbers)
         ax.set_xlabel("document that was changed")
         ax.set_ylabel("document that was watched")
-        ax.set_title(f"{self.model}\n{'enabled' if self.enabled else 'stock'}: worst influence {_number(self.worst)}")
+        largest = math.nan if np.isnan(self.influence).all() else float(np.nanmax(self.influence))
+        ax.set_title(f"{self.model}\n{'enabled' if self.enabled else 'stock'}: largest influence {_number(largest)}")
         for (i, j), value in np.ndenumerate(self.influence):
             if not np.isnan(value):
                 colour = "white" if value > 1e-3 else "black"

@@ -68,7 +68,7 @@ def unpredicted(mask: torch.Tensor) -> torch.Tensor:
 
 
 def build(model_type: str, task: str = "causal LM", attn_implementation: str | None = None, **config: Any) -> Any:
-    """A tiny model of any head, in train mode; tiny configurations have no dropout."""
+    """A tiny model of any head, in train mode and without dropout."""
     tiny_config = tiny.config(model_type, **config)
     tiny_config.pad_token_id = PADDING
     if task not in ("causal LM", "backbone") and hasattr(tiny_config, "is_decoder"):
@@ -81,6 +81,9 @@ def build(model_type: str, task: str = "causal LM", attn_implementation: str | N
             tiny_config.num_labels = 3
         model = kind.from_config(tiny_config, attn_implementation=implementation)
     randomize(model, 0)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0  # heads have some of their own, which would draw other numbers in each run
     return model.train()
 
 
@@ -120,4 +123,4 @@ def handle_of(model: PreTrainedModel) -> autopack.Handle:
 
 def tally_of(model: PreTrainedModel) -> Any:
     """What became of the padded batches of an enabled model."""
-    return handle_of(model).enabled.tally
+    return handle_of(model).tally

@@ -68,8 +68,8 @@ def test_all_models_of_a_trainer_are_enabled_and_disabled(tmp_path):
     assert [h.model for h in handle.handles.values()] == models
     assert all(h.enabled.unpad == "always" for h in handle.handles.values())
     assert autopack.is_enabled(policy)
-    assert "TrainerHandle(Trainer" in repr(handle)
-    assert "ref_model: autopack.Handle(" in repr(handle)
+    assert "TrainerHandle(of Trainer\n  model\n    model:     LlamaForCausalLM (llama)\n" in repr(handle)
+    assert "\n  ref_model\n    model:" in repr(handle)
     assert handle._repr_html_().count("LlamaForCausalLM") == 2
     again = autopack.enable(policy)
     assert list(again.handles.values()) == list(handle.handles.values())
@@ -102,7 +102,7 @@ def test_a_reward_model_that_cannot_be_enabled_is_left_alone_and_named(tmp_path)
     with autopack.enable(policy) as handle:
         assert list(handle.handles) == ["model"]
         assert "MambaForCausalLM" in handle.left_alone["reward_funcs[0]"]
-        assert "reward_funcs[0]: left alone, MambaForCausalLM" in repr(handle)
+        assert "  reward_funcs[0]\n    left alone: MambaForCausalLM" in repr(handle)
 
 
 def test_a_trainer_that_makes_its_model_later_is_refused_with_the_way_out(tmp_path):

@@ -169,7 +169,7 @@ def test_padded(
         errors += [float((grads[1][name] - gradient).norm()) / largest for name, gradient in grads[0].items()]
     record_property("worst", max(errors))
     assert max(errors) <= TOLERANCE
-    tally = autopack.enable(enabled).enabled.tally
+    tally = autopack.enable(enabled).tally
     assert (tally.batches, tally.left) == (2, {}), str(tally)
 
 

@@ -217,9 +217,9 @@ def _unpadded(wrap: Wrap, order: str, read: bool) -> Wrap:
             loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
             (WORLD * loss / targets(texts)).backward()
             batch = None
-        assert handle.enabled.tally.batches == int(read)
+        assert handle.tally.batches == int(read)
         error = _error_of_gradients(wrapped, texts, [batch] if batch else [])
-        assert handle.enabled.tally.batches == 1
+        assert handle.tally.batches == 1
         return error
 
     return run_case

@@ -55,7 +55,7 @@ def hooks(model: nn.Module) -> list[FirstCall]:
 
 def packed(model: Any) -> int:
     """How many padded batches of an enabled model ran as packed rows."""
-    return model._autopack_handle.enabled.tally.batches
+    return model._autopack_handle.tally.batches
 
 
 def report(session: launcher.Session, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -99,7 +99,7 @@ def compare(make: Any, names: tuple[str, ...] = ("model",), steps: int = STEPS) 
 
 
 def avoided(handle: Any, name: str = "model") -> int:
-    return handle.handles[name].enabled.tally.padding
+    return handle.handles[name].tally.padding
 
 
 class TestTrainer:
@@ -372,4 +372,4 @@ def test_lightning(texts, tokenizer):
         trainer.fit(module, torch.utils.data.DataLoader(examples, 8, collate_fn=TestTrainer._collate))
         results.append(module.seen)
     assert results[1] == pytest.approx(results[0], rel=DIGITS)
-    assert handle.enabled.tally.batches == 8
+    assert handle.tally.batches == 8
