@@ -23,7 +23,7 @@ rows = [{"input_ids": text} for text in texts]
 batches = [rows[i:i + 4] for i in range(0, 16, 4)]
 def tell(**what):
     # In one piece: torchrun's processes are unbuffered and share one stdout.
-    sys.stdout.write(json.dumps({"rank": os.environ.get("RANK", ""), **seen, **what}) + "\n")
+    sys.stdout.write(json.dumps({"rank": os.environ.get("RANK", ""), **seen, **what}) + "\\n")
     sys.stdout.flush()
 """
 LOOP = """
