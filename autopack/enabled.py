@@ -34,6 +34,7 @@ class Enabled:
     def __init__(self, model: PreTrainedModel, family: Family, backend: str, unpad: str):
         self.family = family.name
         self.model_type: str = model.config.model_type
+        self.is_dense = self.model_type in family.dense_types
         self.backend = backend
         self.unpad = unpad
         self.tally = Tally()

@@ -109,6 +109,8 @@ def obstacle(
         return "the token that the head reads is padding in some row"
     if enabled.adjustments and not padding.on_the_right:
         return f"{enabled.model_type} counts columns by itself, and the padding is not on the right"
+    if enabled.is_dense and padding.tokens**2 > padding.rows * padding.columns**2:
+        return f"{enabled.model_type} scores all pairs of a row, and one row of all documents would have more of them"
     if padding.has_holes and any(_looks_less_far_than(config, padding.columns) for config in enabled.configs):
         return "padding lies between tokens, and attention windows count it"
     return None

@@ -107,7 +107,11 @@ class TestLeftAsItCame:
         with autopack.enable(model, unpad="always"):
             assert loss_error(model(**inputs).loss, expected) < FLOAT32
 
-    @pytest.mark.parametrize("pair", [("bert", "question answering"), ("llama", "question answering")], indirect=True)
+    @pytest.mark.parametrize(
+        "pair",
+        [(m, "question answering") for m in ("bert", "llama", "gemma2", "qwen3_moe", "gpt2", "opt")],
+        indirect=True,
+    )
     def test_question_answering_which_compares_padding_too(self, pair):
         inputs = batch("question answering", mask_of(LENGTHS))
         self._unchanged(*pair, inputs, "compares all columns")
@@ -150,6 +154,14 @@ class TestLeftAsItCame:
     @pytest.mark.parametrize("pair", [("mistral",)], indirect=True)
     def test_holes_that_windows_count(self, pair):
         self._unchanged(*pair, batch("causal LM", mask_of(LENGTHS, "holes")), "windows count it")
+
+    @pytest.mark.parametrize("pair", [("doge",)], indirect=True)
+    def test_little_padding_where_a_row_costs_its_square(self, pair):
+        stock, model = pair
+        self._unchanged(*pair, batch("causal LM", mask_of((20, 24, 24, 22))), "scores all pairs")
+        inputs = batch("causal LM", mask_of(LENGTHS))
+        assert logit_error(model(**inputs).logits, stock(**inputs).logits, inputs["attention_mask"]) < FLOAT32
+        assert tally_of(model).batches == 1
 
     @llamas
     def test_a_batch_without_padding(self, pair):

@@ -52,6 +52,7 @@ def _refusal(config: Any) -> str | None:
 FAMILY = Family(
     name="doge",
     model_types=frozenset({"doge"}),
+    dense_types=frozenset({"doge"}),
     path="attention site, document by document; keys chosen per document",
     refusal=_refusal,
     sites=(

@@ -257,7 +257,12 @@ CASES: dict[str, Wrap] = {
 }
 CASES |= {
     f"padded, {name}, enabled {order}{', logits read' * read}": _unpadded(wrap, order, read)
-    for name, wrap in {"DDP": _ddp, "FSDP1": _fsdp1, **({"fully_shard": _fsdp} if fully_shard else {})}.items()
+    for name, wrap in {
+        "DDP": _ddp,
+        "FSDP1": _fsdp1,
+        "accelerate": _accelerate,
+        **({"fully_shard": _fsdp} if fully_shard else {}),
+    }.items()
     for order in ("before", "after")
     for read in (False, True)
 }
