@@ -11,6 +11,7 @@ from autopack import patching, structure, upstream
 from autopack.attention.site import adapt_attention, adapt_mask, adapt_preprocessing
 from autopack.delivery import MARK, bind_checkpointing, unbind_checkpointing
 from autopack.errors import UnsupportedModel
+from autopack.mixers import adapt_mixer
 from autopack.patching import Site
 from autopack.positions import first_position, known_in_padded_batch
 from autopack.unpadding import Tally
@@ -43,6 +44,8 @@ class Enabled:
         self.family_sites = family.sites
         self.entries = structure.entries(model)
         self.attention = structure.attention_modules(model)
+        self.mixers = structure.mixers(model, family.mixers)
+        self.uses_positions = bool(self.attention)
         self.causal = any(getattr(module, "is_causal", True) for module in self.attention)
         self.checkpointed = structure.checkpointed_modules(model)
         self.configs: list[PretrainedConfig] = structure.configs_of([*self.entries, *self.attention])
@@ -68,13 +71,13 @@ class Enabled:
         return tuple(sorted(found))
 
     def mark(self) -> None:
-        """Let every attention module know whose it is."""
-        for module in self.attention:
+        """Let every attention module and mixer know whose it is."""
+        for module in (*self.attention, *self.mixers):
             module.__dict__[MARK] = self
 
     def unmark(self) -> None:
         """Take the marks back."""
-        for module in self.attention:
+        for module in (*self.attention, *self.mixers):
             module.__dict__.pop(MARK, None)
 
     def refresh(self) -> None:
@@ -113,6 +116,7 @@ class Enabled:
     def _needed_sites(self, implementations: Iterable[str]) -> list[Site]:
         # The eager functions stand in for sdpa where attention weights are asked for, so they are always needed.
         sites = list(self.family_sites)
+        sites += [Site(module, path, adapt_mixer) for module, path in structure.forwards_of(self.mixers)]
         sites += [
             Site(module, name, adapt_attention, parameters=("module", "query", "key", "value", "attention_mask"))
             for module, name in structure.eager_functions(self.attention)

@@ -155,10 +155,10 @@ def _enter_padded(
         return None
     enabled.check_sites()
     enabled.tally.count(padding)
-    call = unpadding.gather(padding, arguments, module.config, hook.shifts_labels)
+    call = unpadding.gather(enabled, padding, arguments, module.config, hook.shifts_labels)
     layout = padding.layout(declared.positions)
     open_scope(Scope(enabled, layout, outer, hook.level, padding=padding))
-    return (), _without_what_packing_drops(module, call)
+    return (), _without_what_packing_drops(hook, module, call)
 
 
 def _refuse_bypassed_top(enabled: Enabled, level: int) -> None:
@@ -214,8 +214,8 @@ def _packed_call(
 ) -> dict[str, Any]:
     """The arguments of a packed call as the model should see them."""
     _refuse_what_cannot_be_packed(hook, module, arguments, layout)
-    call = _without_what_packing_drops(module, arguments)
-    if call.get("position_ids") is None:
+    call = _without_what_packing_drops(hook, module, arguments)
+    if hook.enabled.uses_positions and call.get("position_ids") is None:
         if not hook.takes_positions:
             raise UnsupportedModel(
                 f"{type(module).__name__}.forward takes no position_ids, so positions cannot restart at each document"
@@ -226,10 +226,12 @@ def _packed_call(
     return call
 
 
-def _without_what_packing_drops(module: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
+def _without_what_packing_drops(hook: EntryHook, module: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
     cls: Any = type(module)
     names, takes_others = _parameters(cls)
     call = {name: value for name, value in arguments.items() if name not in declarations.LAYOUT_KWARGS}
+    if not hook.enabled.uses_positions:
+        call.pop("position_ids", None)
     for name in unpadding.DROPPED:
         if call.get(name) is not None:
             call[name] = None

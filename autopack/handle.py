@@ -75,6 +75,7 @@ class Handle(_Removable):
             ("state", "enabled" if enabled.active else "disabled"),
             ("family", enabled.family),
             ("attention", f"{len(enabled.attention)} modules, attn_implementation={implementations}"),
+            *([("mixers", f"{len(enabled.mixers)} modules")] if enabled.mixers else []),
             ("backend", self.backend),
             ("padding", f"unpad={enabled.unpad!r}" + ("" if enabled.unpad == "never" else f"; {self.tally}")),
             ("verified", self.verified),

@@ -47,7 +47,7 @@ def register(family: Family) -> None:
 def family_for(model: PreTrainedModel) -> Family:
     """The family that serves a model. Raises `UnsupportedModel` where none can."""
     from autopack.architectures import attention
-    from autopack.structure import attention_modules
+    from autopack.structure import attention_modules, mixers
 
     config = model.config
     family = next((f for f in families() if config.model_type in f.model_types), None)
@@ -58,7 +58,7 @@ def family_for(model: PreTrainedModel) -> Family:
         reason = family.refusal(config)
     if reason is None and getattr(config, "is_encoder_decoder", False):
         reason = "it is an encoder-decoder, and packed encoder and decoder rows are not supported yet"
-    if reason is None and not attention_modules(model):
+    if reason is None and not attention_modules(model) and not (family and mixers(model, family.mixers)):
         reason = (
             "none of its modules calls an attention function of transformers' AttentionInterface, so autopack has no "
             "place to keep documents apart"

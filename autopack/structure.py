@@ -23,6 +23,8 @@ __all__ = [
     "configs_of",
     "eager_functions",
     "entries",
+    "forwards_of",
+    "mixers",
     "modules_with_own_function",
     "shifts_labels",
 ]
@@ -41,6 +43,18 @@ def attention_modules(root: nn.Module) -> list[nn.Module]:
     Sub-models that take neither tokens nor embeddings (vision and audio towers) are left out: they pack by themselves.
     """
     return [module for module in _text_modules(root) if _dispatches(_class(module))]
+
+
+def mixers(root: nn.Module, names: frozenset[str]) -> list[nn.Module]:
+    """The modules under `root` of classes of these names."""
+    # By the names of the bases too: FSDP puts modules into a class of its own that derives from theirs.
+    return [module for module in _text_modules(root) if any(cls.__name__ in names for cls in type(module).__mro__)]
+
+
+def forwards_of(modules: list[nn.Module]) -> list[tuple[str, str]]:
+    """Module and path of each forward that these modules run."""
+    classes = {next(cls for cls in type(module).__mro__ if "forward" in vars(cls)) for module in modules}
+    return sorted((cls.__module__, f"{cls.__qualname__}.forward") for cls in classes)
 
 
 def entries(model: PreTrainedModel) -> list[PreTrainedModel]:

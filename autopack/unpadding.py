@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["CACHES", "DROPPED", "MODES", "Tally", "gather", "obstacle", "obstacle_here"]
 
 MODES = ("auto", "always", "never")
-CACHES = ("past_key_values", "past_key_value")
+CACHES = ("past_key_values", "past_key_value", "cache_params", "state")
 DROPPED = ("attention_mask", "cache_position", *CACHES)
 """Arguments that a packed row has no use for: the entry passes None."""
 _PASSED_ON = {"labels", "num_items_in_batch", "position_ids", "return_dict", "shift_labels", "use_cache"}
@@ -109,6 +109,8 @@ def obstacle(
         return "the token that the head reads is padding in some row"
     if enabled.adjustments and not padding.on_the_right:
         return f"{enabled.model_type} counts columns by itself, and the padding is not on the right"
+    if enabled.mixers and padding.has_holes:
+        return "padding lies between tokens, and state is carried over it"
     if enabled.is_dense and padding.tokens**2 > padding.rows * padding.columns**2:
         return f"{enabled.model_type} scores all pairs of a row, and one row of all documents would have more of them"
     if padding.has_holes and any(_looks_less_far_than(config, padding.columns) for config in enabled.configs):
@@ -132,6 +134,8 @@ def obstacle_here(
             return f"{name} has no place in a packed row"
     if any(not _is_zero(arguments.get(name)) for name in _LAST_LOGITS):
         return "the last logits of every row are asked for"
+    if not enabled.uses_positions:
+        return None
     if not entry.takes_positions:
         return "the forward takes no position_ids"
     if arguments.get("position_ids") is None and not (padding.on_the_right or enabled.knows_padded_positions):
@@ -155,7 +159,9 @@ def _replaced_by(module: PreTrainedModel) -> str | None:
     return None if package in _TRANSPARENT else str(name)
 
 
-def gather(padding: Padding, arguments: dict[str, Any], config: Any, shifts_labels: bool) -> dict[str, Any]:
+def gather(
+    enabled: Enabled, padding: Padding, arguments: dict[str, Any], config: Any, shifts_labels: bool
+) -> dict[str, Any]:
     """The arguments of the packed row: what belongs to tokens is gathered, and positions are those of the batch.
 
     With `shifts_labels`, a token that no real token comes right before gets the label -100: its prediction would have
@@ -165,9 +171,13 @@ def gather(padding: Padding, arguments: dict[str, Any], config: Any, shifts_labe
         name: _gather(name, value, padding) if _is_per_token(name, value, padding) else value
         for name, value in arguments.items()
     }
-    if call.get("position_ids") is None:
+    if enabled.uses_positions and call.get("position_ids") is None:
         mask = torch.from_numpy(padding.real).to(padding.device)
-        call["position_ids"] = padding.gather(positions.in_padded_batch(config, mask, arguments.get("input_ids")))
+        if enabled.mixers:  # a recurrence starts with its document, wherever the batch has it
+            found = mask.long().cumsum(1) - 1
+        else:
+            found = positions.in_padded_batch(config, mask, arguments.get("input_ids"))
+        call["position_ids"] = padding.gather(found)
     if shifts_labels and call.get("labels") is not None:
         at = torch.from_numpy(padding.unpredicted).to(call["labels"].device)
         call["labels"] = call["labels"].index_fill(1, at, IGNORED_LABEL)

@@ -9,16 +9,7 @@ from autopack.architectures import Family
 __all__ = ["FAMILY"]
 
 _REASONS = {
-    "its state-space (Mamba) layers carry state and convolution taps from one document into the next": (
-        "bamba falcon_h1 granitemoehybrid jamba nemotron_h zamba zamba2"
-    ),
-    "its delta-rule (linear attention) layers carry state and convolution taps from one document into the next": (
-        "bailing_hybrid kimi_linear olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp "
-        "qwen4_exp_text"
-    ),
-    "its lightning attention layers carry state from one document into the next": "minimax",
-    "its recurrent (RG-LRU) blocks convolve across documents": "recurrent_gemma",
-    "its short convolutions run across documents": "inkling_text inkling2_text lfm2 lfm2_moe lfm3 zaya",
+    "its short convolutions run across documents": "inkling2_text qwen4_exp qwen4_exp_text zaya",
     "it computes positions itself and ignores position_ids, so they cannot restart at each document": (
         "bart bigbird_pegasus blenderbot blenderbot-small marian mbart musicgen_decoder musicgen_melody_decoder "
         "pegasus plbart"

@@ -1,0 +1,15 @@
+"""Hybrids of attention and RG-LRU blocks.
+
+Upstream resets the recurrence where a position is 0, but its convolution reaches into the document before.
+"""
+
+from autopack.architectures import Family
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family(
+    name="rg_lru",
+    model_types=frozenset({"recurrent_gemma"}),
+    path="recurrent block on documents as rows; attention document by document",
+    mixers=frozenset({"RecurrentGemmaRecurrentBlock"}),
+)

@@ -1,0 +1,12 @@
+"""xLSTM, whose matrix memory goes on from one document into the next."""
+
+from autopack.architectures import Family
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family(
+    name="xlstm",
+    model_types=frozenset({"xlstm"}),
+    path="memory cell on documents as rows",
+    mixers=frozenset({"xLSTMLayer"}),
+)

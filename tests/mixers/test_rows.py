@@ -1,0 +1,120 @@
+"""Mixers on documents as rows: what each document gets alone, at every length that could go wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autopack
+from autopack import structure, tiny
+from autopack.layout import PackedLayout
+from autopack.mixers.rows import GROWTH, buckets, run_per_document_row
+from tests.conftest import FLOAT32, FLOAT64, LEAK, error, gradient_error, gradients, positions, spans, weights_like
+
+CONVOLUTION, CHUNK = 4, 8
+"""Width of the convolutions and length of the chunks in tiny models."""
+LENGTHS = (1, CONVOLUTION - 1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 130, 1, 40)
+KINDS = {
+    "mamba": "MambaMixer",
+    "mamba2": "Mamba2Mixer",
+    "jamba": "JambaMambaMixer",
+    "qwen3_next": "Qwen3NextGatedDeltaNet",
+    "kimi_linear": "KimiLinearDeltaAttention",
+    "lfm2": "Lfm2ShortConv",
+    "minimax": "MiniMaxLightningAttention",
+    "recurrent_gemma": "RecurrentGemmaRecurrentBlock",
+    "rwkv": "RwkvSelfAttention",
+    "xlstm": "xLSTMLayer",
+}
+
+
+def alone(model, ids, lengths):
+    return torch.cat([model(input_ids=ids[:, a:b], use_cache=False).logits for a, b in spans(lengths)], dim=1)
+
+
+@pytest.mark.parametrize("model_type", KINDS)
+def test_every_length_gives_logits_and_gradients_of_the_document_alone(model_type):
+    model = tiny.build(model_type).train()
+    ids = tiny.tokens(model.config, 1, sum(LENGTHS))
+    with torch.random.fork_rng():
+        expected = alone(model, ids, LENGTHS)
+    weights = weights_like(expected)
+    (expected * weights).sum().backward()
+    wanted = gradients(model)
+    leak = error(model(input_ids=ids, position_ids=positions(LENGTHS), use_cache=False).logits, expected)
+    assert leak > LEAK, "stock has become exact"
+    with autopack.enable(model):
+        found = model(input_ids=ids, position_ids=positions(LENGTHS)).logits
+        assert error(found, expected) < FLOAT32
+        (found * weights).sum().backward()
+        assert gradient_error(gradients(model), wanted) < 10 * FLOAT32
+
+
+@pytest.mark.parametrize("model_type", ["lfm2", "rwkv", "mamba"])
+def test_float64(model_type):
+    model = tiny.build(model_type, dtype=torch.float64)
+    ids = tiny.tokens(model.config, 1, sum(LENGTHS))
+    expected = alone(model, ids, LENGTHS)
+    with autopack.enable(model):
+        found = model(input_ids=ids, position_ids=positions(LENGTHS)).logits
+    assert error(found, expected) < (FLOAT64 if model_type == "lfm2" else 1e-6)  # the others scan in float32 upstream
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("model_type", ["bamba", "qwen3_next", "lfm2"])
+def test_two_forwards_before_one_backward_with_checkpointing(model_type, reentrant):
+    model = tiny.build(model_type).train()
+    layouts = ((7, 12, 5), (3, 20, 1))
+    calls = [(tiny.tokens(model.config, 1, 24, seed=i), lengths) for i, lengths in enumerate(layouts)]
+    weights = weights_like(alone(model, *calls[0]))
+    sum((alone(model, *call) * weights).sum() for call in calls).backward()
+    wanted = gradients(model)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.enable_input_require_grads()
+    with autopack.enable(model):
+        logits = [model(input_ids=ids, position_ids=positions(lengths)).logits for ids, lengths in calls]
+        sum((x * weights).sum() for x in logits).backward()
+    assert gradient_error(gradients(model), wanted) < 10 * FLOAT32
+
+
+def test_a_mixer_reached_past_the_entry_is_refused():
+    model = tiny.build("bamba")
+    (mixer, *_) = structure.mixers(model, frozenset({"BambaMixer"}))
+    with autopack.enable(model), pytest.raises(autopack.OutsideForward):
+        mixer(torch.zeros(1, 3, model.config.hidden_size))
+
+
+def test_other_models_and_disabled_ones_are_not_touched():
+    model, other = tiny.build("bamba"), tiny.build("bamba")
+    ids = tiny.tokens(model.config, 1, 20)
+    before = other(input_ids=ids).logits
+    original = type(structure.mixers(model, frozenset({"BambaMixer"}))[0]).forward
+    with autopack.enable(model):
+        assert torch.equal(other(input_ids=ids).logits, before)
+        assert torch.equal(model(input_ids=ids).logits, before)
+    assert type(structure.mixers(model, frozenset({"BambaMixer"}))[0]).forward is original
+
+
+lengths = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=8), min_size=1, max_size=3)
+
+
+@settings(max_examples=60)
+@given(lengths)
+def test_any_causal_mixer_gets_every_document_once_and_from_its_start(rows):
+    width = max(map(sum, rows))
+    rows = [[*row, *([width - sum(row)] if sum(row) < width else [])] for row in rows]
+    layout = PackedLayout.from_lengths(rows)
+    hidden = torch.randn(len(rows), width, 2, dtype=torch.float64)
+
+    def mix(x, spread):
+        return x.cumsum(1) + spread(hidden)
+
+    found = run_per_document_row(mix, layout, hidden)
+    for row, start, end in layout.spans:
+        part = hidden[row, start:end]
+        assert torch.allclose(found[row, start:end], part.cumsum(0) + part, atol=1e-12)
+    groups = [[layout.lengths[i] for i in group] for group in buckets(layout)]
+    assert sorted(n for group in groups for n in group) == sorted(layout.lengths)
+    assert all(max(group) <= GROWTH * min(group) for group in groups)
