@@ -223,9 +223,9 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("model_type", "message"),
         [
-            ("lfm2", "short convolutions run across documents. Nothing was changed; train it on padded batches"),
-            ("mamba", "none of its modules calls an attention function"),
-            ("jamba", "state-space"),
+            ("zaya", "short convolutions run across documents. Nothing was changed; train it on padded batches"),
+            ("bloom", "none of its modules calls an attention function"),
+            ("blt", "byte patches"),
         ],
     )
     @pytest.mark.parametrize("verify", ["auto", "always", "never"])
