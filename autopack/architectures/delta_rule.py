@@ -1,6 +1,6 @@
 """Hybrids of attention and gated delta rules (linear attention).
 
-Their convolution and the state of the rule go on from one document into the next.
+Their convolution and the state of the rule go on from one document into the next, and so do Qwen4's n-grams.
 """
 
 from autopack.architectures import Family
@@ -19,6 +19,8 @@ FAMILY = Family(
             "qwen3_5_moe_text",
             "qwen3_5_text",
             "qwen3_next",
+            "qwen4_exp",
+            "qwen4_exp_text",
         }
     ),
     path="delta rule on documents as rows; attention document by document",
@@ -30,6 +32,8 @@ FAMILY = Family(
             "Qwen3NextGatedDeltaNet",
             "Qwen3_5GatedDeltaNet",
             "Qwen3_5MoeGatedDeltaNet",
+            "Qwen4ExpTextGatedDeltaNet",
+            "Qwen4ExpTextPLELayer",
         }
     ),
 )

@@ -9,7 +9,6 @@ from autopack.architectures import Family
 __all__ = ["FAMILY"]
 
 _REASONS = {
-    "its short convolutions run across documents": "inkling2_text qwen4_exp qwen4_exp_text zaya",
     "it computes positions itself and ignores position_ids, so they cannot restart at each document": (
         "bart bigbird_pegasus blenderbot blenderbot-small marian mbart musicgen_decoder musicgen_melody_decoder "
         "pegasus plbart"

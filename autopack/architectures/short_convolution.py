@@ -6,7 +6,17 @@ __all__ = ["FAMILY"]
 
 FAMILY = Family(
     name="short_convolution",
-    model_types=frozenset({"inkling_text", "lfm2", "lfm2_moe", "lfm3"}),
+    model_types=frozenset({"inkling2_text", "inkling_text", "lfm2", "lfm2_moe", "lfm3", "zaya"}),
     path="convolution on documents as rows; attention document by document",
-    mixers=frozenset({"InklingShortConvolution", "Lfm2MoeShortConv", "Lfm2ShortConv", "Lfm3ShortConv"}),
+    mixers=frozenset(
+        {
+            "Inkling2DynamicShortConvolution",
+            "Inkling2ShortConvolution",
+            "InklingShortConvolution",
+            "Lfm2MoeShortConv",
+            "Lfm2ShortConv",
+            "Lfm3ShortConv",
+            "ZayaCCAProjection",
+        }
+    ),
 )

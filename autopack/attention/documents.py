@@ -86,6 +86,9 @@ def _slice_option(option: Any, layout: PackedLayout, row: int, first: int, end: 
     if option.dim() == 4 and option.shape[-2:] == (columns, columns):
         batch = slice(row, row + 1) if option.shape[0] == layout.rows > 1 else slice(None)
         return option[batch, :, first:end, first:end]
+    if option.dim() == 4 and option.shape[2] == columns != option.shape[1]:  # of each head and query: sinks, gates
+        batch = slice(row, row + 1) if option.shape[0] == layout.rows > 1 else slice(None)
+        return option[batch, :, first:end]
     if option.shape[1] == columns and option.shape[0] in (1, layout.rows):
         batch = slice(row, row + 1) if option.shape[0] > 1 else slice(None)
         return option[batch, first:end]

@@ -41,29 +41,49 @@ def run_per_document_row(
     """Run a causal mixer on the documents of packed rows.
 
     `run` takes hidden states (documents, tokens, ...) and a function that brings other tensors of shape (rows, columns,
-    ...) into that form; it returns hidden states of that form, alone or first in a tuple.
+    ...) into that form. What it returns in that form, alone or in a tuple, comes back as (rows, columns, ...); anything
+    else in a tuple is that of the last bucket.
     """
-    flat = hidden.reshape(layout.rows * layout.columns, *hidden.shape[2:])
-    pieces, places, rest = [], [], None
+    outputs: list[tuple[Any, ...]] = []
+    places = []
+    alone = False
     for documents in buckets(layout):
         starts, lengths = layout.bounds[documents], np.diff(layout.bounds)[documents]
         columns = np.arange(lengths.max())
         # Padding repeats the last token: it is finite, and what is made of it is dropped.
         index = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
         real = np.flatnonzero((columns < lengths[:, None]).reshape(-1))
-        where = torch.from_numpy(index).to(hidden.device)
+        where, kept = (torch.from_numpy(places).to(hidden.device) for places in (index, real))
 
         def spread(tensor: torch.Tensor, where: torch.Tensor = where) -> torch.Tensor:
             return tensor.reshape(layout.rows * layout.columns, *tensor.shape[2:])[where]
 
-        output = run(flat[where], spread)
-        first, rest = (output[0], output[1:]) if isinstance(output, tuple) else (output, None)
-        kept = first.reshape(-1, *first.shape[2:])
-        if len(real) < len(kept):
-            kept = kept.index_select(0, torch.from_numpy(real).to(hidden.device))
-        pieces.append(kept)
+        output = run(spread(hidden), spread)
+        alone = not isinstance(output, tuple)
+        parts = (output,) if alone else output
+        outputs.append(tuple(_without_padding(part, index.shape, kept) for part in parts))
         places.append(index.reshape(-1)[real])
     back = torch.from_numpy(np.argsort(np.concatenate(places), kind="stable")).to(hidden.device)
-    whole = torch.cat(pieces).index_select(0, back)
-    whole = whole.reshape(layout.rows, layout.columns, *whole.shape[1:])
-    return whole if rest is None else (whole, *rest)
+    whole = tuple(_together(parts, layout, back) for parts in zip(*outputs, strict=True))
+    return whole[0] if alone else whole
+
+
+class _Tokens:
+    """The part of an output that holds something for every token: (tokens, ...)."""
+
+    def __init__(self, values: torch.Tensor):
+        self.values = values
+
+
+def _without_padding(part: Any, shape: tuple[int, ...], kept: torch.Tensor) -> Any:
+    if not isinstance(part, torch.Tensor) or tuple(part.shape[:2]) != shape:
+        return part
+    flat = part.reshape(-1, *part.shape[2:])
+    return _Tokens(flat if len(kept) == len(flat) else flat.index_select(0, kept))
+
+
+def _together(parts: tuple[Any, ...], layout: PackedLayout, back: torch.Tensor) -> Any:
+    if not isinstance(parts[0], _Tokens):
+        return parts[-1]
+    whole = torch.cat([part.values for part in parts]).index_select(0, back)
+    return whole.reshape(layout.rows, layout.columns, *whole.shape[1:])
