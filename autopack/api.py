@@ -93,7 +93,7 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
     _check_backend(base, enabled)
     with _all_or_nothing(base, enabled):
         attach(base, enabled)
-        verified = _verify(base, enabled, family.model_types, verify)
+        verified = _verify(base, enabled, registry.is_covered(family, enabled.model_type), verify)
         handle = Handle(base, enabled, verified)
         base.__dict__[HANDLE] = handle
     logger.info(
@@ -134,10 +134,10 @@ def _all_or_nothing(model: PreTrainedModel, enabled: Enabled) -> Iterator[None]:
         raise
 
 
-def _verify(model: PreTrainedModel, enabled: Enabled, known: frozenset[str], verify: str) -> str:
+def _verify(model: PreTrainedModel, enabled: Enabled, covered: bool, verify: str) -> str:
     if verify == "never":
         return "not asked for (verify='never')"
-    if verify == "auto" and enabled.model_type in known:
+    if verify == "auto" and covered:
         return f"by the released leak test of {enabled.model_type}"
     from autopack.auditor import audit
 

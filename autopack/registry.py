@@ -14,7 +14,7 @@ from autopack.errors import UnsupportedModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["families", "family_for", "register"]
+__all__ = ["families", "family_for", "is_covered", "register"]
 
 _registered: list[Family] = []
 
@@ -69,6 +69,13 @@ def family_for(model: PreTrainedModel) -> Family:
             f"was changed; train it on padded batches, one document per row."
         )
     return family if family is not None else attention.FAMILY
+
+
+def is_covered(family: Family, model_type: str) -> bool:
+    """Whether a run of the leak test has covered this type; mixers have been run on recent releases alone."""
+    from autopack import upstream
+
+    return model_type in family.model_types and not (family.mixers and upstream.VERSION < upstream.MIXERS_COVERED_FROM)
 
 
 def describe() -> list[dict[str, Any]]:

@@ -118,3 +118,15 @@ def test_any_causal_mixer_gets_every_document_once_and_from_its_start(rows):
     groups = [[layout.lengths[i] for i in group] for group in buckets(layout)]
     assert sorted(n for group in groups for n in group) == sorted(layout.lengths)
     assert all(max(group) <= GROWTH * min(group) for group in groups)
+
+
+def test_before_the_release_that_was_covered_a_model_is_audited(monkeypatch):
+    from packaging.version import Version
+
+    from autopack import upstream
+
+    with autopack.enable(tiny.build("lfm2")) as handle:
+        assert handle.verified == "by the released leak test of lfm2"
+    monkeypatch.setattr(upstream, "VERSION", Version("4.57.6"))
+    with autopack.enable(tiny.build("lfm2")) as handle:
+        assert handle.verified.startswith("by an audit of this very model")
