@@ -40,7 +40,9 @@ class Result(NamedTuple):
 
     @property
     def told(self) -> list[dict[str, Any]]:
-        found = [json.loads(line) for line in self.out.splitlines() if line.startswith('{"rank"')]
+        # Anywhere, and not line by line: processes of torchrun share stdout, and write text and newline one by one.
+        starts = [match.start() for match in re.finditer(re.escape('{"rank"'), self.out)]
+        found = [json.JSONDecoder().raw_decode(self.out, start)[0] for start in starts]
         return sorted(found, key=lambda what: what["rank"])
 
 
