@@ -93,7 +93,7 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
     _check_backend(base, enabled)
     with _all_or_nothing(base, enabled):
         attach(base, enabled)
-        verified = _verify(base, enabled, registry.is_covered(family, enabled.model_type), verify)
+        verified = _verify(base, enabled, registry.is_covered(family, base), verify)
         handle = Handle(base, enabled, verified)
         base.__dict__[HANDLE] = handle
     logger.info(

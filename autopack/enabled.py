@@ -106,8 +106,19 @@ class Enabled:
             patching.uninstall(sites)
 
     def check_sites(self) -> None:
-        """Raise `SiteDrift` where somebody has covered one of this model's sites."""
+        """Raise `SiteDrift` where somebody has covered one of this model's sites, `UnsupportedModel` where a mixer."""
         patching.intact(self._sites)
+        covered = self.covered_mixer()
+        if covered is not None:
+            raise UnsupportedModel(
+                f"{covered} has a forward of its own on the instance (accelerate puts one there with a device_map or "
+                f"offloading), which goes past autopack's. Load the model without device_map, or train it on padded "
+                f"batches, one document per row."
+            )
+
+    def covered_mixer(self) -> str | None:
+        """The class of a mixer whose instance has a forward of its own, past the one that keeps documents apart."""
+        return next((type(mixer).__name__ for mixer in self.mixers if "forward" in mixer.__dict__), None)
 
     def unbind(self) -> None:
         """Put the checkpoint functions back."""

@@ -71,11 +71,20 @@ def family_for(model: PreTrainedModel) -> Family:
     return family if family is not None else attention.FAMILY
 
 
-def is_covered(family: Family, model_type: str) -> bool:
-    """Whether a run of the leak test has covered this type; mixers have been run on recent releases alone."""
-    from autopack import upstream
+def is_covered(family: Family, model: PreTrainedModel) -> bool:
+    """Whether a run of the leak test has covered this model: its type, in the code that transformers has for it.
 
-    return model_type in family.model_types and not (family.mixers and upstream.VERSION < upstream.MIXERS_COVERED_FROM)
+    Remote code may go by the type of another implementation. Mixers have been run on recent releases alone.
+    """
+    from autopack import structure, upstream
+
+    mixers = structure.mixers(model, family.mixers)
+    mixing = [*structure.entries(model), *structure.attention_modules(model), *mixers]
+    if any(not module.startswith("transformers.models.") for module, _ in structure.forwards_of(mixing)):
+        return False
+    if family.mixers and not (mixers and upstream.VERSION >= upstream.MIXERS_COVERED_FROM):
+        return False
+    return model.config.model_type in family.model_types
 
 
 def describe() -> list[dict[str, Any]]:

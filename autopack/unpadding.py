@@ -109,6 +109,9 @@ def obstacle(
         return "the token that the head reads is padding in some row"
     if enabled.adjustments and not padding.on_the_right:
         return f"{enabled.model_type} counts columns by itself, and the padding is not on the right"
+    covered = enabled.covered_mixer()
+    if covered is not None:
+        return f"{covered} has a forward of its own on the instance"
     if enabled.mixers and padding.has_holes:
         return "padding lies between tokens, and state is carried over it"
     if enabled.is_dense and padding.tokens**2 > padding.rows * padding.columns**2:

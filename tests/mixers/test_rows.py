@@ -130,3 +130,42 @@ def test_before_the_release_that_was_covered_a_model_is_audited(monkeypatch):
     monkeypatch.setattr(upstream, "VERSION", Version("4.57.6"))
     with autopack.enable(tiny.build("lfm2")) as handle:
         assert handle.verified.startswith("by an audit of this very model")
+
+
+CONVOLUTIONS = frozenset({"Lfm2ShortConv"})
+
+
+def test_a_forward_on_the_instance_goes_past_the_mixer_and_is_refused():
+    """accelerate's device hooks keep the forward that they found, and call that."""
+    hooks = pytest.importorskip("accelerate.hooks")
+    model = tiny.build("lfm2")
+    ids = tiny.tokens(model.config, 2, 12)
+    mask = torch.ones_like(ids)
+    mask[0, 5:] = 0
+    expected = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    for mixer in structure.mixers(model, CONVOLUTIONS):
+        hooks.add_hook_to_module(mixer, hooks.AlignDevicesHook("cpu"))
+    with autopack.enable(model) as handle:
+        with pytest.raises(autopack.UnsupportedModel, match="Lfm2ShortConv has a forward of its own"):
+            model(input_ids=ids, position_ids=positions((5, 7), (6, 6)))
+        found = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        assert torch.equal(found, expected)
+        assert "forward of its own" in str(handle.tally)
+
+
+@pytest.mark.parametrize("name", ["Lfm2ShortConv", "OtherConv"])
+def test_code_from_elsewhere_is_audited_whatever_type_it_goes_by(name, monkeypatch):
+    """Remote code with a covered model_type: served after an audit, refused where its mixers have other names."""
+    model = tiny.build("lfm2")
+    for mixer in structure.mixers(model, CONVOLUTIONS):
+        own = {k: v for k, v in vars(type(mixer)).items() if k not in ("__dict__", "__weakref__")}
+        cls = type(name, (torch.nn.Module,), {**own, "__module__": __name__})
+        cls.__qualname__ = name
+        monkeypatch.setitem(globals(), name, cls)
+        mixer.__class__ = cls
+    if name == "OtherConv":
+        with pytest.raises(autopack.UnsupportedModel, match="audited it, and it is not exact"):
+            autopack.enable(model)
+    else:
+        with autopack.enable(model) as handle:
+            assert handle.verified.startswith("by an audit of this very model")
