@@ -80,7 +80,7 @@ def is_covered(family: Family, model: PreTrainedModel) -> bool:
 
     mixers = structure.mixers(model, family.mixers)
     mixing = [*structure.entries(model), *structure.attention_modules(model), *mixers]
-    if any(not module.startswith("transformers.models.") for module, _ in structure.forwards_of(mixing)):
+    if any(not module.startswith("transformers.") for module, _ in structure.forwards_of(mixing)):
         return False
     if family.mixers and not (mixers and upstream.VERSION >= upstream.MIXERS_COVERED_FROM):
         return False
