@@ -17,9 +17,11 @@ from autopack.positions import first_position, known_in_padded_batch
 from autopack.unpadding import Tally
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
     from autopack.architectures import Family
+    from autopack.mixers import Way
 
 __all__ = ["Enabled"]
 
@@ -44,6 +46,7 @@ class Enabled:
         self.family_sites = family.sites
         self.entries = structure.entries(model)
         self.attention = structure.attention_modules(model)
+        self.ways = dict(family.mixers)
         self.mixers = structure.mixers(model, family.mixers)
         self.uses_positions = bool(self.attention)
         self.causal = any(getattr(module, "is_causal", True) for module in self.attention)
@@ -120,6 +123,10 @@ class Enabled:
         """The class of a mixer whose instance has a forward of its own, past the one that keeps documents apart."""
         return next((type(mixer).__name__ for mixer in self.mixers if "forward" in mixer.__dict__), None)
 
+    def way_of(self, mixer: torch.nn.Module) -> Way:
+        """How a mixer of this model is kept within documents."""
+        return next(self.ways[cls.__name__] for cls in type(mixer).__mro__ if cls.__name__ in self.ways)
+
     def unbind(self) -> None:
         """Put the checkpoint functions back."""
         unbind_checkpointing(self.checkpointed)
@@ -128,6 +135,8 @@ class Enabled:
         # The eager functions stand in for sdpa where attention weights are asked for, so they are always needed.
         sites = list(self.family_sites)
         sites += [Site(module, path, adapt_mixer) for module, path in structure.forwards_of(self.mixers)]
+        homes = {(self.way_of(mixer), structure.defining_class(mixer).__module__) for mixer in self.mixers}
+        sites += {site: None for way, module in homes for site in way.sites(module)}
         sites += [
             Site(module, name, adapt_attention, parameters=("module", "query", "key", "value", "attention_mask"))
             for module, name in structure.eager_functions(self.attention)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["PackedLayout"]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +46,7 @@ class PackedLayout:
         if self.columns and not np.isin(np.arange(0, bounds[-1], self.columns), bounds).all():
             raise ValueError(f"a document spans two rows of {self.columns} tokens; found bounds {bounds}")
         # Built here rather than on first use: inside a compiled graph it must be a tensor that already exists.
-        object.__setattr__(self, "cu_seqlens", self._upload(bounds.astype(np.int32)))
+        object.__setattr__(self, "cu_seqlens", self.upload(bounds.astype(np.int32)))
 
     @classmethod
     def from_lengths(cls, lengths: list[list[int]], device: torch.device | str = "cpu") -> PackedLayout:
@@ -67,7 +70,8 @@ class PackedLayout:
         first = None if positions is None else positions.reshape(-1)[bounds[:-1]]
         return cls(rows, columns, bounds, device, first)
 
-    def _upload(self, array: np.ndarray) -> torch.Tensor:
+    def upload(self, array: np.ndarray) -> torch.Tensor:
+        """A host array as a tensor on the layout's device."""
         import torch
 
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
@@ -98,13 +102,13 @@ class PackedLayout:
     @cached_property
     def start_columns(self) -> torch.Tensor:
         """`starts` as a tensor on the layout's device."""
-        return self._upload(self.starts)
+        return self.upload(self.starts)
 
     @cached_property
     def seq_idx(self) -> torch.Tensor:
         """Number of its document within the flattened rows, for every token: int32 (rows, columns)."""
         numbers = np.repeat(np.arange(len(self.bounds) - 1, dtype=np.int32), np.diff(self.bounds))
-        return self._upload(numbers.reshape(self.rows, self.columns))
+        return self.upload(numbers.reshape(self.rows, self.columns))
 
     @cached_property
     def uniform_length(self) -> int | None:
@@ -114,28 +118,34 @@ class PackedLayout:
     def position_ids(self, first_position: int = 0) -> torch.Tensor:
         """Positions that restart at `first_position` in every document: int64 (rows, columns)."""
         columns = np.arange(self.columns, dtype=np.int64)[None, :]
-        return self._upload(columns - self.starts + first_position)
+        return self.upload(columns - self.starts + first_position)
 
     def in_chunks(self, size: int) -> PackedLayout:
         """Cut every document into chunks of `size` tokens, counted from its own start (chunked attention)."""
-        chunks = self._chunks
-        if size not in chunks:
+
+        def build() -> PackedLayout:
             pieces = [np.arange(a, b, size) for a, b in zip(self.bounds[:-1], self.bounds[1:], strict=True)]
-            chunks[size] = PackedLayout(
-                self.rows, self.columns, np.append(np.concatenate(pieces), self.bounds[-1]), self.device
-            )
-        return chunks[size]
+            bounds = np.append(np.concatenate(pieces), self.bounds[-1])
+            return PackedLayout(self.rows, self.columns, bounds, self.device)
+
+        return self.derived(("chunks", size), build)
+
+    def derived(self, key: Any, build: Callable[[], _T]) -> _T:
+        """What `build` makes of this layout, made once: all layers of a forward share one layout."""
+        if key not in self._derived:
+            self._derived[key] = build()
+        return self._derived[key]
 
     @cached_property
-    def _chunks(self) -> dict[int, PackedLayout]:
+    def _derived(self) -> dict[Any, Any]:
         return {}
 
     def to(self, device: torch.device) -> PackedLayout:
         """The same layout with its tensors on `device` (pipeline stages of one model may lie on several)."""
-        return (
-            self
-            if device == self.device
-            else PackedLayout(self.rows, self.columns, self.bounds, device, self.first_positions)
+        if device == self.device:
+            return self
+        return self.derived(
+            device, lambda: PackedLayout(self.rows, self.columns, self.bounds, device, self.first_positions)
         )
 
     def __repr__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ __all__ = [
     "attention_modules",
     "checkpointed_modules",
     "configs_of",
+    "defining_class",
     "eager_functions",
     "entries",
     "forwards_of",
@@ -45,7 +46,7 @@ def attention_modules(root: nn.Module) -> list[nn.Module]:
     return [module for module in _text_modules(root) if _dispatches(_class(module))]
 
 
-def mixers(root: nn.Module, names: frozenset[str]) -> list[nn.Module]:
+def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:
     """The modules under `root` of classes of these names."""
     # By the names of the bases too: FSDP puts modules into a class of its own that derives from theirs.
     return [module for module in _text_modules(root) if any(cls.__name__ in names for cls in type(module).__mro__)]
@@ -53,8 +54,13 @@ def mixers(root: nn.Module, names: frozenset[str]) -> list[nn.Module]:
 
 def forwards_of(modules: list[nn.Module]) -> list[tuple[str, str]]:
     """Module and path of each forward that these modules run."""
-    classes = {next(cls for cls in type(module).__mro__ if "forward" in vars(cls)) for module in modules}
+    classes = {defining_class(module) for module in modules}
     return sorted((cls.__module__, f"{cls.__qualname__}.forward") for cls in classes)
+
+
+def defining_class(module: nn.Module) -> Any:
+    """The class whose forward a module runs."""
+    return next(cls for cls in type(module).__mro__ if "forward" in vars(cls))
 
 
 def entries(model: PreTrainedModel) -> list[PreTrainedModel]:

@@ -32,6 +32,7 @@ __all__ = [
     "describe_mask",
     "has_mask_interface",
     "is_flash",
+    "kernel_parameters",
     "known_parts",
     "mask_function",
     "mask_mapping",
@@ -230,3 +231,26 @@ def with_length(arguments: Mapping[str, Any], length: int) -> dict[str, Any]:
     if "q_offset" in alone:
         alone["q_offset"] = 0
     return alone
+
+
+# --- 5.23: convolutions and scans are functions that stand for CUDA kernels
+
+
+def kernel_parameters(operation: Any) -> frozenset[str]:
+    """Names of the arguments that the kernel behind such a function takes; none where it is computed by torch.
+
+    transformers drops arguments that the kernel does not take, without a word.
+    """
+    import torch
+
+    # The package `kernels` makes modules of these functions, and may set another forward.
+    function = operation.forward if isinstance(operation, torch.nn.Module) else operation
+    chosen = inspect.getclosurevars(inspect.unwrap(function, stop=_chooses_kernel)).nonlocals
+    own = not chosen and function.__module__.startswith("transformers.models.")
+    if own or chosen.get("is_new_implementation") is False:
+        return frozenset()
+    return frozenset(inspect.signature(chosen.get("implementation", function)).parameters)
+
+
+def _chooses_kernel(function: Any) -> bool:
+    return "is_new_implementation" in getattr(getattr(function, "__code__", None), "co_freevars", ())

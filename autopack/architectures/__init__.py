@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autopack.patching import Site
+
+if TYPE_CHECKING:
+    from autopack.mixers import Way
 
 __all__ = ["Family"]
 
@@ -23,7 +26,8 @@ class Family:
     is audited when it is enabled. `adjustments` map the class name of an attention module to a function that takes
     (module, layout, query, key, value, options) and returns the last four as a document alone would have them.
     `sites` are further functions of transformers to stand at while a model of the family is enabled.
-    `mixers` are class names of modules that mix tokens by recurrence or convolution; they start anew at every document.
+    `mixers` map the class name of a module that mixes tokens by recurrence or convolution to the way in which it starts
+    anew at every document.
     `dense_types` score every pair of tokens of a row in code of their own: a row costs the square of its length.
     `refusal` says why a config cannot be served, or None; `refused_types` are model types that cannot be served at all,
     with the reason.
@@ -34,7 +38,7 @@ class Family:
     path: str
     adjustments: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     sites: tuple[Site, ...] = ()
-    mixers: frozenset[str] = frozenset()
+    mixers: Mapping[str, Way] = field(default_factory=dict)
     dense_types: frozenset[str] = frozenset()
     refusal: Callable[[Any], str | None] = _serves_every_config
     refused_types: Mapping[str, str] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """Hybrids of attention and lightning attention, which carries a sum over all tokens before."""
 
 from autopack.architectures import Family
+from autopack.mixers import ROWS
 
 __all__ = ["FAMILY"]
 
@@ -8,5 +9,5 @@ FAMILY = Family(
     name="lightning",
     model_types=frozenset({"minimax"}),
     path="lightning attention on documents as rows; attention document by document",
-    mixers=frozenset({"MiniMaxLightningAttention"}),
+    mixers={"MiniMaxLightningAttention": ROWS},
 )

@@ -4,6 +4,7 @@ Upstream resets the recurrence where a position is 0, but its convolution reache
 """
 
 from autopack.architectures import Family
+from autopack.mixers import ROWS
 
 __all__ = ["FAMILY"]
 
@@ -11,5 +12,5 @@ FAMILY = Family(
     name="rg_lru",
     model_types=frozenset({"recurrent_gemma"}),
     path="recurrent block on documents as rows; attention document by document",
-    mixers=frozenset({"RecurrentGemmaRecurrentBlock"}),
+    mixers={"RecurrentGemmaRecurrentBlock": ROWS},
 )

@@ -1,12 +1,20 @@
 """RWKV: its time mixing is a recurrence, and both halves of a block look at the token before."""
 
+from typing import Any
+
 from autopack.architectures import Family
+from autopack.mixers import ROWS, LookingBack
 
 __all__ = ["FAMILY"]
+
+
+def _to_the_token_before(mixer: Any) -> int:
+    return 1
+
 
 FAMILY = Family(
     name="rwkv",
     model_types=frozenset({"rwkv"}),
-    path="time mixing and channel mixing on documents as rows",
-    mixers=frozenset({"RwkvFeedForward", "RwkvSelfAttention"}),
+    path="time mixing on documents as rows; channel mixing again at the start of each",
+    mixers={"RwkvFeedForward": LookingBack(_to_the_token_before), "RwkvSelfAttention": ROWS},
 )

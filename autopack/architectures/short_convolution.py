@@ -1,22 +1,39 @@
 """Hybrids of attention and short convolutions, whose taps reach into the document before."""
 
+from typing import Any
+
 from autopack.architectures import Family
+from autopack.mixers import AtOperations, LookingBack
 
 __all__ = ["FAMILY"]
+
+
+def _by_its_taps(mixer: Any) -> int | None:
+    width = getattr(mixer, "conv_kernel_size", None)  # releases before 5.23 have other names
+    return None if width is None else width - 1
+
+
+def _by_convolutions_or_delayed_value(mixer: Any) -> int | None:
+    taps = getattr(mixer, "conv_kernel_size", None)  # of both convolutions, the present token not counted
+    return None if taps is None else max(taps, 1)
+
 
 FAMILY = Family(
     name="short_convolution",
     model_types=frozenset({"inkling2_text", "inkling_text", "lfm2", "lfm2_moe", "lfm3", "zaya"}),
-    path="convolution on documents as rows; attention document by document",
-    mixers=frozenset(
-        {
-            "Inkling2DynamicShortConvolution",
+    path="convolution again at the start of each document; attention document by document",
+    mixers=dict.fromkeys(
+        [
             "Inkling2ShortConvolution",
             "InklingShortConvolution",
             "Lfm2MoeShortConv",
             "Lfm2ShortConv",
             "Lfm3ShortConv",
-            "ZayaCCAProjection",
-        }
-    ),
+        ],
+        AtOperations(("causal_conv1d_fn",)),
+    )
+    | {
+        "Inkling2DynamicShortConvolution": LookingBack(_by_its_taps),
+        "ZayaCCAProjection": LookingBack(_by_convolutions_or_delayed_value),
+    },
 )

@@ -5,8 +5,14 @@ only in CUDA kernels that take `seq_idx`.
 """
 
 from autopack.architectures import Family
+from autopack.mixers import AtOperations
 
 __all__ = ["FAMILY"]
+
+_SELECTIVE_SCAN = AtOperations(("causal_conv1d_fn", "mamba_selective_scan"), fused="mamba_inner_fn")
+_STATE_SPACE_DUALITY = AtOperations(
+    ("causal_conv1d_fn", "mamba2_chunk_scan"), fused="mamba2_split_conv1d_scan_combined"
+)
 
 FAMILY = Family(
     name="state_space",
@@ -24,19 +30,17 @@ FAMILY = Family(
             "zamba2",
         }
     ),
-    path="state-space mixer on documents as rows; attention document by document",
-    mixers=frozenset(
-        {
+    path="convolution and scan by documents; attention document by document",
+    mixers=dict.fromkeys(["FalconMambaMixer", "JambaMambaMixer", "MambaMixer", "ZambaMambaMixer"], _SELECTIVE_SCAN)
+    | dict.fromkeys(
+        [
             "BambaMixer",
-            "FalconMambaMixer",
-            "MambaMixer",
-            "Mamba2Mixer",
             "FalconH1Mixer",
             "GraniteMoeHybridMambaLayer",
-            "JambaMambaMixer",
+            "Mamba2Mixer",
             "NemotronHMamba2Mixer",
-            "ZambaMambaMixer",
             "Zamba2MambaMixer",
-        }
+        ],
+        _STATE_SPACE_DUALITY,
     ),
 )

@@ -1,6 +1,7 @@
 """xLSTM, whose matrix memory goes on from one document into the next."""
 
 from autopack.architectures import Family
+from autopack.mixers import ROWS
 
 __all__ = ["FAMILY"]
 
@@ -8,5 +9,5 @@ FAMILY = Family(
     name="xlstm",
     model_types=frozenset({"xlstm"}),
     path="memory cell on documents as rows",
-    mixers=frozenset({"xLSTMLayer"}),
+    mixers={"xLSTMLayer": ROWS},
 )

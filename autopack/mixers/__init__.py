@@ -1,6 +1,6 @@
 """Token mixers other than attention, made to start anew at every document."""
 
-from autopack.mixers.rows import run_per_document_row
 from autopack.mixers.site import adapt_mixer
+from autopack.mixers.ways import ROWS, AtOperations, LookingBack, Way
 
-__all__ = ["adapt_mixer", "run_per_document_row"]
+__all__ = ["ROWS", "AtOperations", "LookingBack", "Way", "adapt_mixer"]

@@ -7,6 +7,7 @@ be known of the mixer. Scans in Python take as many steps as the longest documen
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,51 @@ import torch
 
 from autopack.layout import PackedLayout
 
-__all__ = ["buckets", "run_per_document_row"]
+__all__ = ["Run", "Spread", "buckets", "piece", "run_per_document_row"]
 
 GROWTH = 1.5
 """Largest ratio of lengths in one bucket: padding costs at most a third, and few buckets are needed."""
+
+Spread = Callable[[torch.Tensor], torch.Tensor]
+"""Brings a tensor (rows, columns, ...) into the form (documents, tokens, ...) that a mixer is run in."""
+Run = Callable[[Spread], Any]
+"""Runs a mixer in that form."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Some documents, or their first tokens, as right-padded rows."""
+
+    where: torch.Tensor
+    """Token of the flattened rows that stands at each place: int64 (documents, tokens)."""
+    kept: torch.Tensor | None
+    """Places of the flattened piece that are not padding, in order; None where all are kept."""
+    tokens: np.ndarray
+    """Token of the flattened rows at each place that is kept."""
+
+    def spread(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.reshape(-1, *tensor.shape[2:])[self.where]
+
+    def real(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tokens of an output (documents, tokens, ...) without padding: (tokens, ...)."""
+        flat = tensor.reshape(-1, *tensor.shape[2:])
+        return flat if self.kept is None else flat.index_select(0, self.kept)
+
+    def holds(self, part: Any) -> bool:
+        """Whether a part of an output has a value for every token."""
+        return isinstance(part, torch.Tensor) and part.shape[:2] == self.where.shape
+
+
+def piece(layout: PackedLayout, documents: np.ndarray, longest: int | None = None) -> _Piece:
+    """These documents, or the first `longest` tokens of each, as rows."""
+    starts, lengths = layout.bounds[documents], np.diff(layout.bounds)[documents]
+    lengths = lengths if longest is None else np.minimum(lengths, longest)
+    columns = np.arange(lengths.max())
+    # Padding repeats the last token: it is finite, and what is made of it is dropped.
+    where = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
+    real = np.flatnonzero((columns < lengths[:, None]).reshape(-1))
+    kept = None if len(real) == where.size else layout.upload(real)
+    return _Piece(layout.upload(where), kept, where.reshape(-1)[real])
 
 
 def buckets(layout: PackedLayout) -> list[np.ndarray]:
@@ -33,57 +75,27 @@ def buckets(layout: PackedLayout) -> list[np.ndarray]:
     return found
 
 
-def run_per_document_row(
-    run: Callable[[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]], Any],
-    layout: PackedLayout,
-    hidden: torch.Tensor,
-) -> Any:
+def _pieces(layout: PackedLayout) -> tuple[list[_Piece], torch.Tensor]:
+    pieces = [piece(layout, documents) for documents in buckets(layout)]
+    back = np.argsort(np.concatenate([piece.tokens for piece in pieces]), kind="stable")
+    return pieces, layout.upload(back)
+
+
+def run_per_document_row(run: Run, layout: PackedLayout) -> Any:
     """Run a causal mixer on the documents of packed rows.
 
-    `run` takes hidden states (documents, tokens, ...) and a function that brings other tensors of shape (rows, columns,
-    ...) into that form. What it returns in that form, alone or in a tuple, comes back as (rows, columns, ...); anything
-    else in a tuple is that of the last bucket.
+    What `run` returns in the form (documents, tokens, ...), alone or in a tuple, comes back as (rows, columns, ...);
+    anything else in a tuple is that of the last bucket.
     """
-    outputs: list[tuple[Any, ...]] = []
-    places = []
-    alone = False
-    for documents in buckets(layout):
-        starts, lengths = layout.bounds[documents], np.diff(layout.bounds)[documents]
-        columns = np.arange(lengths.max())
-        # Padding repeats the last token: it is finite, and what is made of it is dropped.
-        index = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
-        real = np.flatnonzero((columns < lengths[:, None]).reshape(-1))
-        where, kept = (torch.from_numpy(places).to(hidden.device) for places in (index, real))
-
-        def spread(tensor: torch.Tensor, where: torch.Tensor = where) -> torch.Tensor:
-            return tensor.reshape(layout.rows * layout.columns, *tensor.shape[2:])[where]
-
-        output = run(spread(hidden), spread)
-        alone = not isinstance(output, tuple)
-        parts = (output,) if alone else output
-        outputs.append(tuple(_without_padding(part, index.shape, kept) for part in parts))
-        places.append(index.reshape(-1)[real])
-    back = torch.from_numpy(np.argsort(np.concatenate(places), kind="stable")).to(hidden.device)
-    whole = tuple(_together(parts, layout, back) for parts in zip(*outputs, strict=True))
-    return whole[0] if alone else whole
+    pieces, back = layout.derived("documents as rows", lambda: _pieces(layout))
+    outputs = [run(piece.spread) for piece in pieces]
+    if not isinstance(outputs[0], tuple):
+        return _together(pieces, outputs, layout, back)
+    return tuple(_together(pieces, parts, layout, back) for parts in zip(*outputs, strict=True))
 
 
-class _Tokens:
-    """The part of an output that holds something for every token: (tokens, ...)."""
-
-    def __init__(self, values: torch.Tensor):
-        self.values = values
-
-
-def _without_padding(part: Any, shape: tuple[int, ...], kept: torch.Tensor) -> Any:
-    if not isinstance(part, torch.Tensor) or tuple(part.shape[:2]) != shape:
-        return part
-    flat = part.reshape(-1, *part.shape[2:])
-    return _Tokens(flat if len(kept) == len(flat) else flat.index_select(0, kept))
-
-
-def _together(parts: tuple[Any, ...], layout: PackedLayout, back: torch.Tensor) -> Any:
-    if not isinstance(parts[0], _Tokens):
+def _together(pieces: list[_Piece], parts: Any, layout: PackedLayout, back: torch.Tensor) -> Any:
+    if not all(piece.holds(part) for piece, part in zip(pieces, parts, strict=True)):
         return parts[-1]
-    whole = torch.cat([part.values for part in parts]).index_select(0, back)
+    whole = torch.cat([piece.real(part) for piece, part in zip(pieces, parts, strict=True)]).index_select(0, back)
     return whole.reshape(layout.rows, layout.columns, *whole.shape[1:])

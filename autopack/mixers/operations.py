@@ -1,0 +1,216 @@
+"""The way for mixers that look back only in functions of transformers that a CUDA kernel may stand for.
+
+The mixer is run on the rows as they are, and its convolution and scan keep documents apart: a kernel that takes the
+bounds of documents gets them; everything else runs on heads or on documents as rows, whatever computes it. So the
+projections, most of a mixer's work, see one row, and no kernel is trusted with documents that it is not told of.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.activations import ACT2FN
+
+from autopack import upstream
+from autopack.errors import UnsupportedModel
+from autopack.mixers.convolution import causal_convolution
+from autopack.mixers.heads import run_and_redo_heads
+from autopack.mixers.rows import Spread, run_per_document_row
+from autopack.mixers.selective_scan import selective_scan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from autopack.layout import PackedLayout
+    from autopack.patching import Site
+
+__all__ = ["OPERATIONS", "adapt_operation", "keeping_documents_apart"]
+
+
+@dataclass
+class _Mixing:
+    """One packed forward of one mixer."""
+
+    layout: PackedLayout
+    arrived: set[str] = field(default_factory=set)
+    """Operations that have been called in it."""
+
+
+class _Ambient(threading.local):
+    mixing: _Mixing | None = None
+
+
+_ambient = _Ambient()
+
+
+@contextmanager
+def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
+    """Let operations follow a layout; gives the set of those that were called, filled as they are."""
+    before, _ambient.mixing = _ambient.mixing, _Mixing(layout)
+    try:
+        yield _ambient.mixing.arrived
+    finally:
+        _ambient.mixing = before
+
+
+def adapt_operation(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    """A convolution, scan or fused kernel that follows the documents of the mixer that calls it."""
+    operation = OPERATIONS[site.path]
+
+    @functools.wraps(original)
+    def autopack_operation(*args: Any, **kwargs: Any) -> Any:
+        mixing = _ambient.mixing
+        if mixing is None:
+            return original(*args, **kwargs)
+        result = operation(original, mixing.layout, args, kwargs)
+        if result is not None:
+            mixing.arrived.add(site.path)
+        return result
+
+    autopack_operation.autopack_original = original  # type: ignore[attr-defined]
+    return autopack_operation
+
+
+def _convolution(
+    original: Callable[..., Any], layout: PackedLayout, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """causal_conv1d_fn(x (rows, channels, tokens), weight (channels, width), ...)"""
+    given = {**dict(zip(("hidden_states", "weight", "bias", "activation"), args, strict=False)), **kwargs}
+    hidden, weight, activation = given["hidden_states"], given["weight"], given.get("activation")
+    _check(hidden.transpose(1, 2), layout, "causal_conv1d_fn")
+    if not upstream.kernel_parameters(original):
+        act = None if activation is None else ACT2FN[activation]
+        return causal_convolution(layout, hidden, weight, given.get("bias"), act)
+    rest = {name: value for name, value in kwargs.items() if name not in ("hidden_states", "seq_idx")}
+    if _takes(original, "seq_idx"):
+        if hidden.stride(1) != 1:  # with seq_idx, the kernel wants channels last
+            hidden = hidden.transpose(1, 2).contiguous().transpose(1, 2)
+        return original(hidden, *args[1:], **rest, seq_idx=layout.seq_idx)
+
+    def run(spread: Spread) -> Any:
+        return original(spread(hidden.transpose(1, 2)).transpose(1, 2), *args[1:], **rest).transpose(1, 2)
+
+    return run_and_redo_heads(run, layout, weight.shape[-1] - 1).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """A scan over tokens: which of its arguments have tokens, on which axis, and how a kernel is told of documents."""
+
+    name: str
+    positional: tuple[int, ...]
+    named: tuple[str, ...]
+    axis: int
+    bounds: str | None
+    chunk: Callable[[int], int] | None = None
+    """The fastest chunk in torch, by the length of the longest document: any chunk gives the same."""
+
+    def check(self, layout: PackedLayout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise `UnsupportedModel` where an argument has not the tokens of this layout."""
+        given = [args[i] for i in self.positional if i < len(args)]
+        given += [kwargs[name] for name in self.named if kwargs.get(name) is not None]
+        for value in given:
+            _check(value.movedim(self.axis, 1), layout, self.name)
+
+    def __call__(
+        self, original: Callable[..., Any], layout: PackedLayout, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        self.check(layout, args, kwargs)
+        if self.chunk is not None and not upstream.kernel_parameters(original):
+            kwargs = {**kwargs, "chunk_size": min(kwargs.get("chunk_size", 64), self.chunk(layout.max_seqlen))}
+
+        def call(spread: Spread, **more: Any) -> Any:
+            def change(value: torch.Tensor) -> torch.Tensor:
+                return spread(value.movedim(self.axis, 1)).movedim(1, self.axis)
+
+            positional = [change(value) if i in self.positional else value for i, value in enumerate(args)]
+            named = {
+                name: change(value) if name in self.named and value is not None else value
+                for name, value in kwargs.items()
+            }
+            output = original(*positional, **{**named, **more})
+            return _each(output, lambda part: part.movedim(self.axis, 1))
+
+        if self.bounds is None or not _takes(original, self.bounds):
+            found = run_per_document_row(call, layout)
+        elif self.bounds == "seq_idx":
+            found = call(lambda tensor: tensor, seq_idx=layout.seq_idx)
+        else:
+            cu_seqlens = layout.derived("int64 bounds", layout.cu_seqlens.long)
+            flat = call(lambda tensor: tensor.reshape(1, -1, *tensor.shape[2:]), cu_seqlens=cu_seqlens)
+            found = _each(flat, lambda part: part.reshape(layout.rows, layout.columns, *part.shape[2:]))
+        return _each(found, lambda part: part.movedim(1, self.axis))
+
+
+def _near_square_root(longest: int) -> int:
+    """Work grows with the length of a chunk, and with the square of the number of chunks."""
+    return int(max(64, 2 ** math.ceil(math.log2(longest) / 2)))
+
+
+def _each(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Change the output of a scan; a final state, which packed rows have none of, stays as it is."""
+    return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+
+
+_SELECTIVE_SCAN = _Scan("mamba_selective_scan", (0, 1, 3, 4), ("z",), -1, None)
+_OWN_OPTIONS = set(inspect.signature(selective_scan).parameters) - {"layout"}
+
+
+def _selective_scan(
+    original: Callable[..., Any], layout: PackedLayout, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """selective_scan_fn(u, dt, A, B, C, ...), whose kernel knows of no documents."""
+    given = {name: value for name, value in kwargs.items() if value is not None and value is not False}
+    own = given.keys() - {"use_associative_scan"} <= _OWN_OPTIONS  # an associative scan is for compiled models
+    if upstream.kernel_parameters(original) or len(args) != 5 or not own:
+        return _SELECTIVE_SCAN(original, layout, args, kwargs)
+    _SELECTIVE_SCAN.check(layout, args, kwargs)
+    given.pop("use_associative_scan", None)
+    return selective_scan(layout, *args, **given)
+
+
+@dataclass(frozen=True)
+class _Fused:
+    """A kernel for a whole mixer, which need not be used: where it gives None, the mixer goes step by step."""
+
+    bounds: str | None
+
+    def __call__(
+        self, original: Callable[..., Any], layout: PackedLayout, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if self.bounds is None or not _takes(original, self.bounds):
+            return None
+        return original(*args, **{**kwargs, self.bounds: layout.seq_idx})
+
+
+_DELTA_RULE = ((0, 1, 2), ("query", "key", "value", "g", "beta"), 1, "cu_seqlens")
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "causal_conv1d_fn": _convolution,
+    "mamba2_split_conv1d_scan_combined": _Fused("seq_idx"),
+    "mamba2_chunk_scan": _Scan("mamba2_chunk_scan", (0, 1, 3, 4), ("z",), 1, "seq_idx", _near_square_root),
+    "mamba_inner_fn": _Fused(None),
+    "mamba_selective_scan": _selective_scan,
+    "torch_chunk_gated_delta_rule": _Scan("torch_chunk_gated_delta_rule", *_DELTA_RULE),
+    "chunk_kimi_delta_attention": _Scan("chunk_kimi_delta_attention", *_DELTA_RULE, lambda longest: 32),
+}
+"""By the name that transformers' modeling files give them."""
+
+
+def _takes(operation: Callable[..., Any], name: str) -> bool:
+    return name in upstream.kernel_parameters(operation)
+
+
+def _check(tensor: torch.Tensor, layout: PackedLayout, name: str) -> None:
+    if tuple(tensor.shape[:2]) != (layout.rows, layout.columns):
+        raise UnsupportedModel(
+            f"{name} got a tensor of {tuple(tensor.shape[:2])} rows and tokens inside a packed forward of "
+            f"{layout.rows} rows of {layout.columns} tokens"
+        )

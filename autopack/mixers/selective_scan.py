@@ -1,0 +1,114 @@
+"""The selective scan of Mamba (arXiv 2312.00752, algorithm 2) over the documents of packed rows, in torch alone.
+
+Tokens are ordered as recurrent networks order packed sequences: the first of every document, then the second of every
+document that has one, and so on, longer documents first. A step then takes all documents that still run, without
+padding, and there are as many steps as the longest document has tokens. The backward pass is the same recurrence
+backwards, where a graph of single steps would add up gradients of the whole row at each of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import silu, softplus
+
+from autopack.layout import PackedLayout
+
+__all__ = ["linear_recurrence", "selective_scan"]
+
+
+@dataclass(frozen=True)
+class _Steps:
+    order: torch.Tensor
+    """Tokens of the flattened rows in the order of the steps."""
+    back: torch.Tensor
+    """The inverse of `order`."""
+    bounds: list[int]
+    """Where each step begins in `order`, and its length at the end. Steps never get longer."""
+
+
+def _steps(layout: PackedLayout) -> _Steps:
+    lengths = np.diff(layout.bounds)
+    rank = np.empty(len(lengths), dtype=np.int64)
+    rank[np.argsort(-lengths, kind="stable")] = np.arange(len(lengths))
+    offsets = np.arange(layout.bounds[-1]) - np.repeat(layout.bounds[:-1], lengths)
+    order = np.lexsort((np.repeat(rank, lengths), offsets))
+    bounds = [0, *np.cumsum(np.bincount(offsets)).tolist()]
+    return _Steps(layout.upload(order), layout.upload(np.argsort(order, kind="stable")), bounds)
+
+
+class _LinearRecurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, decay: torch.Tensor, inputs: torch.Tensor, bounds: list[int]) -> torch.Tensor:
+        states = inputs.clone()
+        for i in range(len(bounds) - 2):
+            start, middle, end = bounds[i : i + 3]
+            before = states[start : start + end - middle]
+            states[middle:end].addcmul_(decay[middle:end], before)
+        ctx.save_for_backward(decay, states)
+        ctx.bounds = bounds
+        return states
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        decay, states = ctx.saved_tensors
+        bounds = ctx.bounds
+        gradient = gradient.clone()
+        for_decay = torch.zeros_like(decay)
+        for i in range(len(bounds) - 3, -1, -1):
+            start, middle, end = bounds[i : i + 3]
+            before = slice(start, start + end - middle)
+            gradient[before].addcmul_(decay[middle:end], gradient[middle:end])
+            torch.mul(gradient[middle:end], states[before], out=for_decay[middle:end])
+        return for_decay, gradient, None
+
+
+def linear_recurrence(decay: torch.Tensor, inputs: torch.Tensor, bounds: list[int]) -> torch.Tensor:
+    """h_t = decay_t * h_(t-1) + inputs_t from h = 0, on float tensors (tokens, ...) in the order of steps.
+
+    `bounds` says where each step begins and the last ends; the first entries of a step go on from those of the step
+    before. Once differentiable.
+    """
+    return _LinearRecurrence.apply(decay, inputs, bounds)
+
+
+def selective_scan(
+    layout: PackedLayout,
+    hidden: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+) -> torch.Tensor:
+    """What transformers' own selective scan in torch gives on each document alone: (rows, channels, tokens).
+
+    `hidden`, `dt` and `z` are (rows, channels, tokens), `B` and `C` (rows, states, tokens), `A` (channels, states), `D`
+    and `delta_bias` (channels,). States are float32, the output has the dtype of `hidden`.
+    """
+    steps = layout.derived("steps", lambda: _steps(layout))
+
+    def ordered(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.transpose(1, 2).flatten(0, 1).index_select(0, steps.order)
+
+    tokens, dt, B, C = (ordered(tensor) for tensor in (hidden, dt, B, C))
+    if delta_bias is not None:
+        dt = dt + delta_bias.to(dt.dtype)
+    if delta_softplus:
+        dt = softplus(dt)
+    decay = torch.exp(A * dt[:, :, None])
+    inputs = dt[:, :, None] * B[:, None, :].float() * tokens[:, :, None].float()
+    states = linear_recurrence(decay, inputs.to(decay.dtype), steps.bounds)
+    output = torch.matmul(states.to(hidden.dtype), C[:, :, None])[:, :, 0].index_select(0, steps.back)
+    output = output.unflatten(0, (layout.rows, layout.columns)).transpose(1, 2)
+    if D is not None:
+        output = output + hidden * D[None, :, None]
+    return output if z is None else output * silu(z)
