@@ -11,7 +11,7 @@ from autopack import patching, structure, upstream
 from autopack.attention.site import adapt_attention, adapt_mask, adapt_preprocessing
 from autopack.delivery import MARK, bind_checkpointing, unbind_checkpointing
 from autopack.errors import UnsupportedModel
-from autopack.mixers import adapt_mixer
+from autopack.mixers import adapt_mixer, hooked
 from autopack.patching import Site
 from autopack.positions import first_position, known_in_padded_batch
 from autopack.unpadding import Tally
@@ -90,6 +90,7 @@ class Enabled:
                 if self._implementations != self.implementations():  # another thread may have been first
                     self.acquire()
         bind_checkpointing(self.checkpointed)
+        hooked.reroute(self.mixers)
 
     def acquire(self) -> None:
         """Install the sites for the present implementations, in place of those held before."""
@@ -114,22 +115,22 @@ class Enabled:
         covered = self.covered_mixer()
         if covered is not None:
             raise UnsupportedModel(
-                f"{covered} has a forward of its own on the instance (accelerate puts one there with a device_map or "
-                f"offloading), which goes past autopack's. Load the model without device_map, or train it on padded "
-                f"batches, one document per row."
+                f"{covered} has a forward of its own on the instance, which goes past autopack's. Take it away, or "
+                f"train the model on padded batches, one document per row."
             )
 
     def covered_mixer(self) -> str | None:
         """The class of a mixer whose instance has a forward of its own, past the one that keeps documents apart."""
-        return next((type(mixer).__name__ for mixer in self.mixers if "forward" in mixer.__dict__), None)
+        return next((type(mixer).__name__ for mixer in self.mixers if hooked.goes_past_its_class(mixer)), None)
 
     def way_of(self, mixer: torch.nn.Module) -> Way:
         """How a mixer of this model is kept within documents."""
         return next(self.ways[cls.__name__] for cls in type(mixer).__mro__ if cls.__name__ in self.ways)
 
     def unbind(self) -> None:
-        """Put the checkpoint functions back."""
+        """Put the checkpoint functions and what hooks have kept back."""
         unbind_checkpointing(self.checkpointed)
+        hooked.put_back(self.mixers)
 
     def _needed_sites(self, implementations: Iterable[str]) -> list[Site]:
         # The eager functions stand in for sdpa where attention weights are asked for, so they are always needed.

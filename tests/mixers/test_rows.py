@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,19 @@ import autopack
 from autopack import structure, tiny
 from autopack.layout import PackedLayout
 from autopack.mixers.rows import GROWTH, buckets, run_per_document_row
-from tests.conftest import FLOAT32, FLOAT64, LEAK, error, gradient_error, gradients, positions, spans, weights_like
+from tests.conftest import (
+    FLOAT32,
+    FLOAT64,
+    LEAK,
+    attributes,
+    error,
+    gradient_error,
+    gradients,
+    positions,
+    same,
+    spans,
+    weights_like,
+)
 
 CONVOLUTION, CHUNK = 4, 8
 """Width of the convolutions and length of the chunks in tiny models."""
@@ -136,21 +150,52 @@ CONVOLUTIONS = frozenset({"Lfm2ShortConv"})
 
 
 def test_a_forward_on_the_instance_goes_past_the_mixer_and_is_refused():
-    """accelerate's device hooks keep the forward that they found, and call that."""
-    hooks = pytest.importorskip("accelerate.hooks")
     model = tiny.build("lfm2")
     ids = tiny.tokens(model.config, 2, 12)
     mask = torch.ones_like(ids)
     mask[0, 5:] = 0
     expected = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     for mixer in structure.mixers(model, CONVOLUTIONS):
-        hooks.add_hook_to_module(mixer, hooks.AlignDevicesHook("cpu"))
+        mixer.forward = functools.partial(type(mixer).forward, mixer)
     with autopack.enable(model) as handle:
         with pytest.raises(autopack.UnsupportedModel, match="Lfm2ShortConv has a forward of its own"):
             model(input_ids=ids, position_ids=positions((5, 7), (6, 6)))
         found = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         assert torch.equal(found, expected)
         assert "forward of its own" in str(handle.tally)
+
+
+@pytest.mark.parametrize("when", ["before enable", "while enabled", "before enable, gone while enabled"])
+@pytest.mark.parametrize("model_type", ["lfm2", "mamba2", "minimax"])
+def test_under_the_hooks_of_accelerate_documents_stay_apart(model_type, when):
+    """They keep the forward that they found, and call that past the class."""
+    hooks = pytest.importorskip("accelerate.hooks")
+    model = tiny.build(model_type)
+    ids = tiny.tokens(model.config, 1, 12)
+    expected = torch.cat([model(input_ids=part, use_cache=False).logits for part in ids.split([5, 7], dim=1)], dim=1)
+
+    def hook():
+        for module in model.modules():
+            if not list(module.children()) or type(module).__name__ in KINDS.values():
+                hooks.add_hook_to_module(module, hooks.AlignDevicesHook("cpu", io_same_device=True))
+
+    def error_now(**options):
+        return error(model(input_ids=ids, position_ids=positions((5, 7)), **options).logits, expected)
+
+    if when.startswith("before"):
+        hook()
+    before = attributes(model)
+    handle = autopack.enable(model)
+    if when == "while enabled":
+        hook()
+    assert error_now() < FLOAT32
+    if when.endswith("gone while enabled"):
+        hooks.remove_hook_from_submodules(model)
+        assert error_now() < FLOAT32
+    handle.remove()
+    if when == "before enable":
+        assert same(attributes(model), before)
+    assert error_now(use_cache=False) > LEAK
 
 
 @pytest.mark.parametrize("name", ["Lfm2ShortConv", "OtherConv"])

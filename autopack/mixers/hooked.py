@@ -1,0 +1,56 @@
+"""Mixers whose instances have a forward of their own, as accelerate's hooks for several devices and offloading give.
+
+The hook keeps the forward that it found in `_old_forward` and calls that, past the class, where autopack stands.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+from torch import nn
+
+__all__ = ["goes_past_its_class", "put_back", "reroute"]
+
+_KEPT = ("_old_forward", "forward")
+
+
+class _ByClass:
+    """A kept forward that goes by the class of its module, as a call of the module itself would."""
+
+    def __init__(self, kept: MethodType):
+        self.kept = kept
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module: Any = self.kept.__self__
+        return type(module).forward(module, *args, **kwargs)
+
+
+def reroute(modules: list[nn.Module]) -> None:
+    """Let the hooks of these modules call what stands at their classes."""
+    for module in modules:
+        kept = module.__dict__.get("_old_forward")
+        own: Any = type(module).forward
+        if isinstance(kept, MethodType) and kept.__func__ is getattr(own, "autopack_original", None):
+            module.__dict__["_old_forward"] = _ByClass(kept)
+
+
+def put_back(modules: list[nn.Module]) -> None:
+    """Give every module what `reroute` took from it."""
+    for module in modules:
+        for name in _KEPT:
+            found = module.__dict__.get(name)
+            if isinstance(found, _ByClass):
+                module.__dict__[name] = found.kept
+
+
+def goes_past_its_class(module: nn.Module) -> bool:
+    """Whether a call of the module does not come by the forward of its class."""
+    first = module.__dict__.get("forward")
+    if first is None or isinstance(first, _ByClass):
+        return False
+    kept = module.__dict__.get("_old_forward")
+    own: Any = type(module).forward
+    by_class = isinstance(kept, _ByClass) or (isinstance(kept, MethodType) and kept.__func__ is own)
+    # Whose hook it is can be told by what it left; another's forward may do anything.
+    return not (by_class and hasattr(module, "_hf_hook"))
