@@ -17,6 +17,7 @@ from autopack.errors import AutopackError
 COMMANDS = {
     "demo": ("autopack.demo.command", "train a small model offline: padded batches against packed rows"),
     "doctor": ("autopack.doctor", "say what is installed, what autopack would use, and what is broken"),
+    "families": ("autopack.commands.families", "list the architectures that are served, how, and what was measured"),
     "audit": ("autopack.commands.audit", "measure whether documents in a packed row change each other in a model"),
     "run": ("autopack.commands.run", "run a script as it is, with every model enabled that it trains"),
 }

@@ -6,7 +6,7 @@ import pkgutil
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autopack.architectures import Family
 from autopack.errors import UnsupportedModel
@@ -85,8 +85,3 @@ def is_covered(family: Family, model: PreTrainedModel) -> bool:
     if family.mixers and not (mixers and upstream.VERSION >= upstream.MIXERS_COVERED_FROM):
         return False
     return model.config.model_type in family.model_types
-
-
-def describe() -> list[dict[str, Any]]:
-    """The families as plain data, for listings."""
-    return [{"name": f.name, "model_types": sorted(f.model_types), "path": f.path} for f in families()]

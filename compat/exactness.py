@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 import autopack
 from autopack import registry, tiny, upstream
+from autopack.commands.families import MEASURED
 from autopack.errors import AutopackError
 from compat.standins import flash_standin, flex_standin, set_implementation
 
@@ -179,6 +180,27 @@ def _counts(results: dict[str, dict[str, dict[str, Any]]]) -> str:
     return f"{len(results)} types: {exact} exact, {refused} refused or not buildable, {leaks} leaking."
 
 
+def _measured(results: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    """What `autopack families` shows; composite types stand under the name of their text part too."""
+    import transformers
+
+    types: dict[str, Any] = {}
+    for model_type, cells in results.items():
+        exact = {b: cell for b, cell in cells.items() if cell["status"] == "exact"}
+        if exact and not _leaks(cells):
+            entry = {"errors": {b: float(f"{cell['worst']:.0e}") for b, cell in exact.items()}}
+            types.update(dict.fromkeys((model_type, *(cell["config"] for cell in exact.values())), entry))
+        else:
+            types.setdefault(model_type, {"refused": next((c["reason"] for c in cells.values() if "reason" in c), "")})
+    versions = {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "device": "CPU",
+        "dtype": "float32",
+    }
+    return {"with": versions, "types": dict(sorted(types.items()))}
+
+
 def _record(results: dict[str, dict[str, dict[str, Any]]], merge: bool) -> None:
     RESULTS.mkdir(exist_ok=True)
     data = RESULTS / "exactness.json"
@@ -186,6 +208,7 @@ def _record(results: dict[str, dict[str, dict[str, Any]]], merge: bool) -> None:
         results = dict(sorted({**json.loads(data.read_text()), **results}.items()))
     data.write_text(json.dumps(results, indent=1) + "\n")
     (RESULTS / "exactness.md").write_text(_markdown(results, _counts(results)))
+    MEASURED.write_text(json.dumps(_measured(results)) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ class Family:
     `sites` are further functions of transformers to stand at while a model of the family is enabled.
     `mixers` map the class name of a module that mixes tokens by recurrence or convolution to the way in which it starts
     anew at every document.
+    `attends` says whether any of its types has attention.
     `dense_types` score every pair of tokens of a row in code of their own: a row costs the square of its length.
     `refusal` says why a config cannot be served, or None; `refused_types` are model types that cannot be served at all,
     with the reason.
@@ -39,6 +40,7 @@ class Family:
     adjustments: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     sites: tuple[Site, ...] = ()
     mixers: Mapping[str, Way] = field(default_factory=dict)
+    attends: bool = True
     dense_types: frozenset[str] = frozenset()
     refusal: Callable[[Any], str | None] = _serves_every_config
     refused_types: Mapping[str, str] = field(default_factory=dict)

@@ -16,5 +16,6 @@ FAMILY = Family(
     name="rwkv",
     model_types=frozenset({"rwkv"}),
     path="time mixing on documents as rows; channel mixing again at the start of each",
+    attends=False,
     mixers={"RwkvFeedForward": LookingBack(_to_the_token_before), "RwkvSelfAttention": ROWS},
 )

@@ -21,7 +21,7 @@ def _by_convolutions_or_delayed_value(mixer: Any) -> int | None:
 FAMILY = Family(
     name="short_convolution",
     model_types=frozenset({"inkling2_text", "inkling_text", "lfm2", "lfm2_moe", "lfm3", "zaya"}),
-    path="convolution again at the start of each document; attention document by document",
+    path="taps masked at the start of each document; attention document by document",
     mixers=dict.fromkeys(
         [
             "Inkling2ShortConvolution",

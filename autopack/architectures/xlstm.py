@@ -9,5 +9,6 @@ FAMILY = Family(
     name="xlstm",
     model_types=frozenset({"xlstm"}),
     path="memory cell on documents as rows",
+    attends=False,
     mixers={"xLSTMLayer": ROWS},
 )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from autopack.layout import PackedLayout
     from autopack.patching import Site
 
-__all__ = ["OPERATIONS", "adapt_operation", "keeping_documents_apart"]
+__all__ = ["OPERATIONS", "PATHS", "adapt_operation", "keeping_documents_apart"]
 
 
 @dataclass
@@ -202,6 +202,16 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "chunk_kimi_delta_attention": _Scan("chunk_kimi_delta_attention", *_DELTA_RULE, lambda longest: 32),
 }
 """By the name that transformers' modeling files give them."""
+
+
+PATHS = {
+    "causal_conv1d_fn": ("taps masked at starts", "causal_conv1d told by seq_idx"),
+    "mamba2_chunk_scan": ("scan on documents as rows", "mamba_ssm told by seq_idx"),
+    "mamba_selective_scan": ("scan of all documents in step", "mamba_ssm on documents as rows"),
+    "torch_chunk_gated_delta_rule": ("scan on documents as rows", "fla told by cu_seqlens"),
+    "chunk_kimi_delta_attention": ("scan on documents as rows", "fla told by cu_seqlens"),
+}
+"""For each operation, what computes it in torch, and what with a kernel."""
 
 
 def _takes(operation: Callable[..., Any], name: str) -> bool:

@@ -13,7 +13,7 @@ from autopack import structure
 from autopack.errors import UnsupportedModel
 from autopack.layout import PackedLayout
 from autopack.mixers.heads import run_and_redo_heads
-from autopack.mixers.operations import adapt_operation, keeping_documents_apart
+from autopack.mixers.operations import PATHS, adapt_operation, keeping_documents_apart
 from autopack.mixers.rows import Run, run_per_document_row
 from autopack.patching import Site
 
@@ -29,6 +29,9 @@ class Way(Protocol):
     def sites(self, module: str) -> list[Site]:
         """Functions to stand at, besides the mixer's forward, in the Python module that defines it."""
 
+    def paths(self) -> dict[str, str]:
+        """What computes it: by device, or "any"."""
+
     def __str__(self) -> str: ...
 
 
@@ -41,6 +44,9 @@ class Rows:
 
     def sites(self, module: str) -> list[Site]:
         return []
+
+    def paths(self) -> dict[str, str]:
+        return {"any": "the mixer itself, on documents as right-padded rows, bucketed by length"}
 
     def __str__(self) -> str:
         return "documents as rows"
@@ -61,6 +67,9 @@ class LookingBack:
 
     def sites(self, module: str) -> list[Site]:
         return []
+
+    def paths(self) -> dict[str, str]:
+        return {"any": "the mixer itself, on whole rows, and again on the first tokens of each document"}
 
     def __str__(self) -> str:
         return "first tokens of documents run again"
@@ -92,6 +101,10 @@ class AtOperations:
             return []  # releases before 5.23 have their kernels in other places
         names = [*self.operations, *([self.fused] if self.fused and hasattr(found, self.fused) else [])]
         return [Site(module, name, adapt_operation) for name in names]
+
+    def paths(self) -> dict[str, str]:
+        in_torch, in_kernels = zip(*(PATHS[name] for name in self.operations), strict=True)
+        return {"CPU": ", ".join(in_torch), "CUDA": ", ".join(in_kernels) + " where installed, else as on CPU"}
 
     def __str__(self) -> str:
         return f"at {' and '.join(self.operations)}"

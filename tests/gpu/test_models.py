@@ -55,15 +55,15 @@ def test_packed_equals_alone(backend, implementation, model_type, dtype):
         model = _model(model_type, implementation, dtype)
         autopack.enable(model, backend=backend, verify="never")
         # Routers of mixture models flip on half-precision ties, alone as packed, so those are held to influence only.
-        report = autopack.audit(model, lengths=LENGTHS, gradients=not _routes(model))
+        report = autopack.audit(model, lengths=LENGTHS, gradients=not routes(model))
     print(f"{backend} {model_type} {dtype}: worst {report.worst:.1e}, gradient {report.worst_gradient:.1e}")
-    if _routes(model):
+    if routes(model):
         assert all(result.failure is None and result.worst_influence <= report.tolerance for result in report.results)
     else:
         assert report.exact, str(report)
 
 
-def _routes(model: torch.nn.Module) -> bool:
+def routes(model: torch.nn.Module) -> bool:
     return any("expert" in name for name, _ in model.named_modules())
 
 

@@ -10,26 +10,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopack
-from autopack import structure, tiny
+from autopack import registry, structure, tiny
 from autopack.layout import PackedLayout
 from autopack.mixers.rows import GROWTH, buckets, run_per_document_row
 from tests.conftest import (
     FLOAT32,
     FLOAT64,
     LEAK,
+    alone,
     attributes,
     error,
     gradient_error,
     gradients,
     positions,
     same,
-    spans,
     weights_like,
 )
 
 CONVOLUTION, CHUNK = 4, 8
 """Width of the convolutions and length of the chunks in tiny models."""
 LENGTHS = (1, CONVOLUTION - 1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 130, 1, 40)
+OTHERS = (64, 1, 2, 100, 34)
+TYPES = sorted(t for family in registry.families() if family.mixers for t in family.model_types)
 KINDS = {
     "mamba": "MambaMixer",
     "mamba2": "Mamba2Mixer",
@@ -44,23 +46,18 @@ KINDS = {
 }
 
 
-def alone(model, ids, lengths):
-    return torch.cat([model(input_ids=ids[:, a:b], use_cache=False).logits for a, b in spans(lengths)], dim=1)
-
-
-@pytest.mark.parametrize("model_type", KINDS)
+@pytest.mark.parametrize("model_type", TYPES)
 def test_every_length_gives_logits_and_gradients_of_the_document_alone(model_type):
     model = tiny.build(model_type).train()
-    ids = tiny.tokens(model.config, 1, sum(LENGTHS))
-    with torch.random.fork_rng():
-        expected = alone(model, ids, LENGTHS)
+    ids = tiny.tokens(model.config, 2, sum(LENGTHS))
+    expected = alone(model, ids, LENGTHS, OTHERS)
     weights = weights_like(expected)
     (expected * weights).sum().backward()
     wanted = gradients(model)
-    leak = error(model(input_ids=ids, position_ids=positions(LENGTHS), use_cache=False).logits, expected)
+    leak = error(model(input_ids=ids, position_ids=positions(LENGTHS, OTHERS), use_cache=False).logits, expected)
     assert leak > LEAK, "stock has become exact"
     with autopack.enable(model):
-        found = model(input_ids=ids, position_ids=positions(LENGTHS)).logits
+        found = model(input_ids=ids, position_ids=positions(LENGTHS, OTHERS)).logits
         assert error(found, expected) < FLOAT32
         (found * weights).sum().backward()
         assert gradient_error(gradients(model), wanted) < 10 * FLOAT32

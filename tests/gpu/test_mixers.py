@@ -1,0 +1,59 @@
+"""Recurrent and convolutional models on CUDA, in half precision: with the kernels that are installed, and without.
+
+They need a CUDA device; those with kernels also `causal-conv1d`, `mamba-ssm` and `flash-linear-attention`
+(`pip install causal-conv1d mamba-ssm flash-linear-attention --no-build-isolation`), each test only what it names.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+
+import autopack
+from autopack import tiny, upstream
+from tests.gpu.test_models import routes
+
+LENGTHS = (7, 130, 1, 62)
+KERNELS = {
+    "mamba": ("causal_conv1d", "mamba_ssm"),
+    "falcon_mamba": ("causal_conv1d", "mamba_ssm"),
+    "mamba2": ("causal_conv1d", "mamba_ssm"),
+    "bamba": ("causal_conv1d", "mamba_ssm"),
+    "nemotron_h": ("causal_conv1d", "mamba_ssm"),
+    "qwen3_next": ("causal_conv1d", "fla"),
+    "olmo_hybrid": ("causal_conv1d", "fla"),
+    "kimi_linear": ("causal_conv1d", "fla"),
+    "lfm2": ("causal_conv1d",),
+}
+OPERATIONS = ("causal_conv1d_fn", "mamba2_chunk_scan", "mamba_selective_scan", "torch_chunk_gated_delta_rule",
+              "chunk_kimi_delta_attention")  # fmt: skip
+WITHOUT = ("recurrent_gemma", "rwkv", "xlstm", "minimax", "zaya", "lfm3")
+
+
+def _check(model_type: str, dtype: torch.dtype) -> None:
+    model = tiny.build(model_type, dtype=dtype, device="cuda")
+    autopack.enable(model, verify="never")
+    report = autopack.audit(model, lengths=LENGTHS, gradients=not routes(model))
+    print(f"{model_type} {dtype}: worst {report.worst:.1e}, gradient {report.worst_gradient:.1e}")
+    if routes(model):
+        assert all(result.failure is None and result.worst_influence <= report.tolerance for result in report.results)
+    else:
+        assert report.exact, str(report)
+
+
+@pytest.mark.parametrize("model_type", [*KERNELS, *WITHOUT])
+def test_packed_equals_alone_with_what_is_installed(model_type, dtype):
+    _check(model_type, dtype)
+
+
+@pytest.mark.parametrize("model_type", KERNELS)
+def test_packed_equals_alone_with_real_kernels(model_type, dtype):
+    for package in KERNELS[model_type]:
+        pytest.importorskip(package, reason=f"needs the package {package}")
+    modeling = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    found = {name: getattr(modeling, name) for name in OPERATIONS if hasattr(modeling, name)}
+    in_torch = [name for name, operation in found.items() if not upstream.kernel_parameters(operation)]
+    assert not in_torch, f"{in_torch} did not find their kernels although the packages are installed"
+    _check(model_type, dtype)
