@@ -32,7 +32,7 @@ def attach(model: PreTrainedModel, enabled: Enabled) -> None:
             module.register_forward_hook(leave, always_call=True),
         ]
         pooler = getattr(module, "pooler", None)
-        if isinstance(pooler, nn.Module):
+        if isinstance(pooler, nn.Module) and not isinstance(pooler, nn.Linear):
             enabled.hooks.append(pooler.register_forward_pre_hook(PoolerHook(enabled)))
     for rotary in row_dependent_rotaries(model):
         enabled.hooks.append(rotary.register_forward_hook(PerDocumentRotary(enabled), with_kwargs=True))

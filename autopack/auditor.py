@@ -164,8 +164,10 @@ class _Case:
 
 def _vocabulary(model: PreTrainedModel) -> int:
     """Tokens that can both be read and be predicted."""
-    embeddings = [model.get_input_embeddings(), model.get_output_embeddings()]
-    sizes = [len(e.weight) for e in embeddings if isinstance(getattr(e, "weight", None), torch.Tensor)]
+    sizes: list[int] = []
+    for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
+        each = list(embedding) if isinstance(embedding, nn.ModuleList) else [embedding]  # one per codebook
+        sizes += [len(e.weight) for e in each if isinstance(getattr(e, "weight", None), torch.Tensor)]  # type: ignore[arg-type]
     if not sizes:
         raise UnsupportedModel(
             f"{type(model).__name__} has no single token embedding, so the auditor has no tokens for it"
@@ -269,8 +271,14 @@ def _alone(model: PreTrainedModel, case: _Case, call: _Call, number: int, labels
     for rotary in row_dependent_rotaries(model):
         reset_frequencies(rotary, _rotary_call(model, rotary, case.device))
     if labels:
-        return model(input_ids=document, labels=document, use_cache=False, **arguments)
+        return model(input_ids=document, labels=_as_labels(model, document), use_cache=False, **arguments)
     return _logits(model(input_ids=document, use_cache=False, **arguments))[0]
+
+
+def _as_labels(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
+    """Models of audio codes have one label per codebook: (rows, columns, codebooks)."""
+    codebooks = model.get_input_embeddings()
+    return tokens[..., None].expand(-1, -1, len(codebooks)) if isinstance(codebooks, nn.ModuleList) else tokens
 
 
 def _rotary_call(model: PreTrainedModel, rotary: nn.Module, device: torch.device) -> dict[str, Any]:
@@ -348,7 +356,10 @@ def _loss_error(model: PreTrainedModel, case: _Case, call: _Call) -> float | Non
     if not any(counts):
         return None  # documents of one token predict nothing
     with torch.no_grad():
-        found = model(input_ids=ids, labels=labels, **call.arguments).loss
+        try:
+            found = model(input_ids=ids, labels=_as_labels(model, labels), **call.arguments).loss
+        except UnsupportedModel:
+            return None  # logits are computed without labels, and with them the call is refused
         total = sum(_alone(model, case, call, i, labels=True).loss.double() * n for i, n in enumerate(counts) if n > 0)
     expected = float(total) / sum(counts)
     return abs(float(found) - expected) / abs(expected)

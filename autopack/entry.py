@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack import declarations, structure, unpadding
+from autopack import declarations, structure, unpadding, upstream
 from autopack.delivery import Scope, close_scope, current, open_scope
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.outputs import restore
@@ -47,7 +47,9 @@ class EntryHook:
         self.takes_positions = "position_ids" in self.names or takes_others
         self.has_other_head = "labels" in self.names and not self.shifts_labels
         self.reads_one_token_per_row = getattr(enabled.entries[-1], "pooler", None) is not None or (
-            self.has_other_head and not type(model).__name__.endswith(_TOKEN_HEADS)
+            self.has_other_head
+            and not type(model).__name__.endswith(_TOKEN_HEADS)
+            and type(model).__name__ not in upstream.causal_lm_class_names()
         )
 
     def __call__(
@@ -261,6 +263,12 @@ def _refuse_what_cannot_be_packed(
             f"attention_mask must have the shape of the batch, ({layout.rows}, {layout.columns}), on packed rows; "
             f"found {found}. Masks within documents are made by the model; leave a mask prepared by hand out."
         )
+    for name, reason in hook.enabled.refused_arguments.items():
+        if arguments.get(name) is not None:
+            raise UnsupportedModel(
+                f"{name} was given to {type(module).__name__} with packed rows: {reason}. Leave it out, or run the "
+                f"documents one per row."
+            )
     if arguments.get("encoder_hidden_states") is not None:
         raise UnsupportedModel(
             "encoder_hidden_states were given with packed rows: cross-attention would let every document see the "

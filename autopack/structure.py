@@ -25,12 +25,14 @@ __all__ = [
     "eager_functions",
     "entries",
     "forwards_of",
+    "is_causal",
     "mixers",
     "modules_with_own_function",
     "shifts_labels",
 ]
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+_CROSS_ENTROPY = {"CrossEntropyLoss", "cross_entropy"}
 
 
 def _class(module: nn.Module) -> Any:
@@ -95,14 +97,19 @@ def shifts_labels(model: PreTrainedModel) -> bool:
 
     Decided by what the loss does: several decoders (whisper, trocr, bart) compare within one column.
     """
-    forward = inspect.unwrap(type(model).forward)
-    names, variables = _names(forward.__code__), forward.__code__.co_varnames
+
+    def code(module: nn.Module) -> CodeType:
+        return inspect.unwrap(_class(module).forward).__code__
+
+    names, variables = _names(code(model)), code(model).co_varnames
     if "loss_function" in names:
         loss = getattr(model.loss_function, "__name__", "")
         is_causal_lm = type(model).__name__ in upstream.causal_lm_class_names()
         return loss == "ForCausalLMLoss" or (is_causal_lm and not loss.startswith("For"))
-    if names & {"CrossEntropyLoss", "cross_entropy"}:
+    if names & _CROSS_ENTROPY:
         return any("shift" in variable for variable in variables)
+    if any(_names(code(part)) & _CROSS_ENTROPY for part in model.children() if not isinstance(part, PreTrainedModel)):
+        return False  # a head that is given labels compares them with what it is given beside them
     return "labels" in variables and type(model).__name__ in upstream.causal_lm_class_names()
 
 
@@ -114,6 +121,13 @@ def adds_up_mask(entries: list[PreTrainedModel], configs: list[PretrainedConfig]
         for config in configs
         for name in ("rope_scaling", "rope_parameters")
     )
+
+
+def is_causal(module: nn.Module, config: PretrainedConfig) -> bool:
+    """Whether an attention module lets tokens see later ones never, as it or the model's config says."""
+    # Several decoders say is_causal=False and bring a causal mask.
+    told = [getattr(module, name) for name in ("is_causal", "is_decoder") if hasattr(module, name)]
+    return any(told) if told else bool(getattr(config, "causal", True))
 
 
 def checkpointed_modules(model: nn.Module) -> list[nn.Module]:

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from autopack import positions
 from autopack.declarations import IGNORED_LABEL, LAYOUT_KWARGS, Declared
@@ -107,12 +108,15 @@ def obstacle(
         return "the loss compares all columns of a row, padding included"
     if entry.reads_one_token_per_row and _reads_padding(enabled, padding, module.config, arguments.get("input_ids")):
         return "the token that the head reads is padding in some row"
-    if enabled.adjustments and not padding.on_the_right:
+    given = next((name for name in enabled.refused_arguments if arguments.get(name) is not None), None)
+    if given is not None:
+        return f"{given} was given, and {enabled.refused_arguments[given]}"
+    if enabled.counts_columns and not padding.on_the_right:
         return f"{enabled.model_type} counts columns by itself, and the padding is not on the right"
     covered = enabled.covered_mixer()
     if covered is not None:
         return f"{covered} has a forward of its own on the instance"
-    if enabled.mixers and padding.has_holes:
+    if enabled.recurs and padding.has_holes:
         return "padding lies between tokens, and state is carried over it"
     if enabled.is_dense and padding.tokens**2 > padding.rows * padding.columns**2:
         return f"{enabled.model_type} scores all pairs of a row, and one row of all documents would have more of them"
@@ -127,6 +131,8 @@ def obstacle_here(
     """Why one entry cannot unpad, although one further in may; None where nothing speaks against it."""
     if entry.has_other_head:
         return "the head takes the padded form"
+    if isinstance(getattr(module, "pooler", None), nn.Linear):
+        return "the pooler is handed one token of every row"
     foreign = _replaced_by(module)
     if foreign is not None:
         return f"{foreign} has replaced the forward"
@@ -176,7 +182,7 @@ def gather(
     }
     if enabled.uses_positions and call.get("position_ids") is None:
         mask = torch.from_numpy(padding.real).to(padding.device)
-        if enabled.mixers:  # a recurrence starts with its document, wherever the batch has it
+        if enabled.recurs:  # a recurrence starts with its document, wherever the batch has it
             found = mask.long().cumsum(1) - 1
         else:
             found = positions.in_padded_batch(config, mask, arguments.get("input_ids"))

@@ -10,6 +10,9 @@ import autopack
 from autopack import registry, tiny
 from tests.padded import FLOAT32, LENGTHS, batch, logit_error, loss_error, mask_of
 
+WITHOUT_LABELS = {"git"}
+"""Types whose loss stock transformers cannot compute on text alone."""
+
 
 def _types() -> list[str]:
     served = frozenset().union(*(family.model_types for family in registry.families()))
@@ -34,17 +37,19 @@ def test_logits_and_loss_of_every_type(model_type):
     for side in ("right", "left", "holes"):
         mask = mask_of(LENGTHS, side)
         inputs = batch("causal LM", mask)
+        if model_type in WITHOUT_LABELS:
+            del inputs["labels"]
         with torch.no_grad():
             expected = model(**inputs, use_cache=False)
             with autopack.enable(model) as handle:
                 found = model(**inputs, use_cache=False)
                 tally = handle.tally
-            if handle.enabled.mixers and side == "left":
+            if handle.enabled.recurs and side == "left":
                 # Stock carries a state from padding into the document; what the document gets alone is right.
                 assert logit_error(found.logits, alone(model, inputs["input_ids"], mask), mask) < FLOAT32
             else:
                 assert logit_error(found.logits, expected.logits, mask) < FLOAT32
-                assert loss_error(found.loss, expected.loss) < FLOAT32
+                assert expected.loss is None or loss_error(found.loss, expected.loss) < FLOAT32
         if side == "right":
             assert (tally.batches, tally.left) == (1, {})
         elif not tally.batches:

@@ -29,7 +29,10 @@ class Family:
     `mixers` map the class name of a module that mixes tokens by recurrence or convolution to the way in which it starts
     anew at every document.
     `attends` says whether any of its types has attention.
+    `positions` says whether its models with attention take position_ids; where they do not, what counts columns is
+    among the mixers.
     `dense_types` score every pair of tokens of a row in code of their own: a row costs the square of its length.
+    `refused_arguments` are those that no call may bring with packed rows, with the reason.
     `refusal` says why a config cannot be served, or None; `refused_types` are model types that cannot be served at all,
     with the reason.
     """
@@ -41,6 +44,8 @@ class Family:
     sites: tuple[Site, ...] = ()
     mixers: Mapping[str, Way] = field(default_factory=dict)
     attends: bool = True
+    positions: bool = True
     dense_types: frozenset[str] = frozenset()
+    refused_arguments: Mapping[str, str] = field(default_factory=dict)
     refusal: Callable[[Any], str | None] = _serves_every_config
     refused_types: Mapping[str, str] = field(default_factory=dict)

@@ -9,10 +9,6 @@ from autopack.architectures import Family
 __all__ = ["FAMILY"]
 
 _REASONS = {
-    "it computes positions itself and ignores position_ids, so they cannot restart at each document": (
-        "bart bigbird_pegasus blenderbot blenderbot-small marian mbart musicgen_decoder musicgen_melody_decoder "
-        "pegasus plbart"
-    ),
     "its byte patches and n-gram embeddings run across documents": "blt",
     "its key-value compressors pool windows counted from the start of the row": "deepseek_v4",
     "its indexer selects blocks of keys counted from the start of the row": "minimax_m3_vl_text",

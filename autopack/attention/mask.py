@@ -120,6 +120,10 @@ class DocumentMask:
             return self
         return self.over_rows[index]
 
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """The dense mask over whole rows, converted: what model code wants that computes with its mask."""
+        return self.over_rows.to(*args, **kwargs)
+
     def made_by(self, function: Callable[..., Any]) -> DocumentMask:
         """The same rule for another backend's mask function."""
         if function is self.function:

@@ -65,7 +65,7 @@ def adapt_operation(original: Callable[..., Any], site: Site) -> Callable[..., A
     """A convolution, scan or fused kernel that follows the documents of the mixer that calls it."""
     operation = OPERATIONS[site.path]
 
-    @functools.wraps(original)
+    @functools.wraps(original, updated=())
     def autopack_operation(*args: Any, **kwargs: Any) -> Any:
         mixing = _ambient.mixing
         if mixing is None:

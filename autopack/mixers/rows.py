@@ -15,7 +15,7 @@ import torch
 
 from autopack.layout import PackedLayout
 
-__all__ = ["Run", "Spread", "buckets", "piece", "run_per_document_row"]
+__all__ = ["Piece", "Run", "Spread", "buckets", "equally_long", "piece", "pieces", "run_per_document_row", "together"]
 
 GROWTH = 1.5
 """Largest ratio of lengths in one bucket: padding costs at most a third, and few buckets are needed."""
@@ -27,7 +27,7 @@ Run = Callable[[Spread], Any]
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
     """Some documents, or their first tokens, as right-padded rows."""
 
     where: torch.Tensor
@@ -40,6 +40,24 @@ class _Piece:
     def spread(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.reshape(-1, *tensor.shape[2:])[self.where]
 
+    def square(self, mask: torch.Tensor) -> torch.Tensor:
+        """Of a mask or bias (rows or 1, ..., columns or 1, columns), what belongs to each document, without padding.
+
+        The result is (documents, ..., tokens or 1, tokens).
+        """
+        columns = mask.shape[-1]
+        row, column = self.where // columns, self.where % columns
+        if mask.shape[0] == 1:
+            row = torch.zeros_like(row)
+        parts = mask[row[:, 0]]
+        between = (1,) * (mask.dim() - 3)
+        keys = column.reshape(len(column), *between, 1, -1)
+        parts = parts.gather(-1, keys.expand(*parts.shape[:-1], -1))
+        if mask.shape[-2] == 1:
+            return parts
+        queries = column.reshape(len(column), *between, -1, 1)
+        return parts.gather(-2, queries.expand(*parts.shape[:-2], -1, parts.shape[-1]))
+
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tokens of an output (documents, tokens, ...) without padding: (tokens, ...)."""
         flat = tensor.reshape(-1, *tensor.shape[2:])
@@ -50,7 +68,7 @@ class _Piece:
         return isinstance(part, torch.Tensor) and part.shape[:2] == self.where.shape
 
 
-def piece(layout: PackedLayout, documents: np.ndarray, longest: int | None = None) -> _Piece:
+def piece(layout: PackedLayout, documents: np.ndarray, longest: int | None = None) -> Piece:
     """These documents, or the first `longest` tokens of each, as rows."""
     starts, lengths = layout.bounds[documents], np.diff(layout.bounds)[documents]
     lengths = lengths if longest is None else np.minimum(lengths, longest)
@@ -59,7 +77,7 @@ def piece(layout: PackedLayout, documents: np.ndarray, longest: int | None = Non
     where = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
     real = np.flatnonzero((columns < lengths[:, None]).reshape(-1))
     kept = None if len(real) == where.size else layout.upload(real)
-    return _Piece(layout.upload(where), kept, where.reshape(-1)[real])
+    return Piece(layout.upload(where), kept, where.reshape(-1)[real])
 
 
 def buckets(layout: PackedLayout) -> list[np.ndarray]:
@@ -75,10 +93,25 @@ def buckets(layout: PackedLayout) -> list[np.ndarray]:
     return found
 
 
-def _pieces(layout: PackedLayout) -> tuple[list[_Piece], torch.Tensor]:
-    pieces = [piece(layout, documents) for documents in buckets(layout)]
-    back = np.argsort(np.concatenate([piece.tokens for piece in pieces]), kind="stable")
-    return pieces, layout.upload(back)
+def equally_long(layout: PackedLayout) -> list[np.ndarray]:
+    """Numbers of the documents of each length, the shortest first: groups that need no padding."""
+    lengths = np.asarray(layout.lengths)
+    return [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
+
+
+def pieces(
+    layout: PackedLayout, grouping: Callable[[PackedLayout], list[np.ndarray]] = buckets
+) -> tuple[list[Piece], torch.Tensor]:
+    """All documents in pieces, and the places of the tokens of the flattened rows in what the pieces keep."""
+    return layout.derived(("pieces", grouping), lambda: _pieces(layout, grouping))
+
+
+def _pieces(
+    layout: PackedLayout, grouping: Callable[[PackedLayout], list[np.ndarray]]
+) -> tuple[list[Piece], torch.Tensor]:
+    found = [piece(layout, documents) for documents in grouping(layout)]
+    back = np.argsort(np.concatenate([piece.tokens for piece in found]), kind="stable")
+    return found, layout.upload(back)
 
 
 def run_per_document_row(run: Run, layout: PackedLayout) -> Any:
@@ -87,14 +120,18 @@ def run_per_document_row(run: Run, layout: PackedLayout) -> Any:
     What `run` returns in the form (documents, tokens, ...), alone or in a tuple, comes back as (rows, columns, ...);
     anything else in a tuple is that of the last bucket.
     """
-    pieces, back = layout.derived("documents as rows", lambda: _pieces(layout))
-    outputs = [run(piece.spread) for piece in pieces]
-    if not isinstance(outputs[0], tuple):
-        return _together(pieces, outputs, layout, back)
-    return tuple(_together(pieces, parts, layout, back) for parts in zip(*outputs, strict=True))
+    found, back = pieces(layout)
+    return together(layout, found, back, [run(piece.spread) for piece in found])
 
 
-def _together(pieces: list[_Piece], parts: Any, layout: PackedLayout, back: torch.Tensor) -> Any:
+def together(layout: PackedLayout, pieces: list[Piece], back: torch.Tensor, outputs: list[Any]) -> Any:
+    """What a mixer gave for all pieces, in the form of packed rows; the last one's where it is not by tokens."""
+    if isinstance(outputs[0], (tuple, list)):
+        return type(outputs[0])(_together(layout, pieces, back, parts) for parts in zip(*outputs, strict=True))
+    return _together(layout, pieces, back, outputs)
+
+
+def _together(layout: PackedLayout, pieces: list[Piece], back: torch.Tensor, parts: Any) -> Any:
     if not all(piece.holds(part) for piece, part in zip(pieces, parts, strict=True)):
         return parts[-1]
     whole = torch.cat([piece.real(part) for piece, part in zip(pieces, parts, strict=True)]).index_select(0, back)

@@ -1,10 +1,11 @@
-"""The replacement that stands at the forward of a recurrent or convolutional mixer while a model is enabled."""
+"""The replacement that stands at the forward of a module that a family keeps within documents in a way of its own."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,17 +16,17 @@ from autopack.layout import PackedLayout
 from autopack.mixers.rows import Spread
 from autopack.patching import Site
 
-__all__ = ["adapt_mixer"]
+__all__ = ["MixerCall", "adapt_mixer"]
 
-_PER_CALL = ("cache_params", "past_key_values", "attention_mask", "conv_mask", "state")
+_PER_CALL = ("cache_params", "past_key_values", "layer_past", "cache", "attention_mask", "conv_mask", "state")
 """Arguments that a document alone does not have: caches, states and padding masks."""
 
 
 def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """A mixer's forward that lets every document of a packed row start from an empty state."""
+    """A module's forward that gives every document of a packed row what it gets alone."""
     names = list(inspect.signature(original).parameters)[1:]
 
-    @functools.wraps(original)
+    @functools.wraps(original, updated=())
     def autopack_mixer(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         scope = site_scope(self)
         if scope is None or scope.layout is None:
@@ -45,24 +46,47 @@ def _mix(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    call = {**dict(zip(names, args, strict=False)), **kwargs}
-    layout, hidden = scope.layout, call[names[0]]
-    assert layout is not None
-    if tuple(hidden.shape[:2]) != (layout.rows, layout.columns):
-        raise UnsupportedModel(
-            f"{type(mixer).__name__} got hidden states of shape {tuple(hidden.shape)} inside a packed forward of "
-            f"{layout.rows} rows of {layout.columns} tokens"
-        )
-    layout = layout.to(hidden.device)
-    alone = {name: None if name in _PER_CALL else value for name, value in call.items()}
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
     if "use_cache" in names:
-        alone["use_cache"] = False
+        arguments["use_cache"] = False
+    assert scope.layout is not None
+    first = arguments[names[0]]
+    layout = scope.layout.to(first.device) if isinstance(first, torch.Tensor) else scope.layout
+    return scope.owner.way_of(mixer).run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights))
 
-    def run(spread: Spread) -> Any:
-        own = {name: _spread(value, layout, spread) for name, value in alone.items()}
-        return original(mixer, own.pop(names[0]), **own)
 
-    return scope.owner.way_of(mixer).run(run, layout, mixer)
+@dataclass(frozen=True)
+class MixerCall:
+    """One call of a module inside a packed forward."""
+
+    original: Callable[..., Any]
+    mixer: torch.nn.Module
+    first: str
+    """Name of the first parameter, which holds the tokens."""
+    arguments: dict[str, Any]
+    layout: PackedLayout
+    want_weights: bool
+    """Whether the caller asked for attention weights."""
+
+    def by_documents(self, spread: Spread) -> Any:
+        """Run the module's own forward on tokens in another form, without caches and masks."""
+        return self.changed(
+            lambda name, value: None if name in _PER_CALL else _spread(value, self.layout, spread),
+        )
+
+    def changed(self, change: Callable[[str, Any], Any]) -> Any:
+        """Run the module's own forward with other arguments."""
+        given = {name: change(name, value) for name, value in self.arguments.items()}
+        return self.original(self.mixer, given.pop(self.first), **given)
+
+    def check(self) -> None:
+        """Raise `UnsupportedModel` where the first argument does not hold the tokens of the layout."""
+        shape = tuple(self.arguments[self.first].shape)
+        if shape[:2] != (self.layout.rows, self.layout.columns):
+            raise UnsupportedModel(
+                f"{type(self.mixer).__name__} got tokens of shape {shape} inside a packed forward of "
+                f"{self.layout.rows} rows of {self.layout.columns} tokens"
+            )
 
 
 def _spread(value: Any, layout: PackedLayout, spread: Spread) -> Any:

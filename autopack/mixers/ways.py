@@ -5,45 +5,56 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from torch import nn
 
 from autopack import structure
 from autopack.errors import UnsupportedModel
-from autopack.layout import PackedLayout
+from autopack.mixers.attention import attend_alone
 from autopack.mixers.heads import run_and_redo_heads
 from autopack.mixers.operations import PATHS, adapt_operation, keeping_documents_apart
-from autopack.mixers.rows import Run, run_per_document_row
+from autopack.mixers.positions import positions_of_documents
+from autopack.mixers.rows import run_per_document_row
+from autopack.mixers.site import MixerCall
 from autopack.patching import Site
 
-__all__ = ["ROWS", "AtOperations", "LookingBack", "Rows", "Way"]
+__all__ = ["ALONE", "RESTARTING", "ROWS", "Alone", "AtOperations", "LookingBack", "Restarting", "Rows", "Way"]
 
 
-class Way(Protocol):
-    """How mixers of one class are run on packed rows."""
+class Way:
+    """How modules of one class are run on packed rows."""
 
-    def run(self, run: Run, layout: PackedLayout, mixer: nn.Module) -> Any:
-        """Run one mixer; `run` runs its own forward on its arguments in the form that it is told."""
+    attends: ClassVar[bool] = False
+    """Whether it is attention, which has positions."""
+    recurs: ClassVar[bool] = True
+    """Whether what it gives a token depends on padding before it, which no mask takes out."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts columns, those of padding too."""
+        return False
+
+    def run(self, call: MixerCall) -> Any:
+        """Run one module on packed rows."""
+        raise NotImplementedError
 
     def sites(self, module: str) -> list[Site]:
-        """Functions to stand at, besides the mixer's forward, in the Python module that defines it."""
+        """Functions to stand at, besides the module's forward, in the Python module that defines it."""
+        return []
 
     def paths(self) -> dict[str, str]:
         """What computes it: by device, or "any"."""
-
-    def __str__(self) -> str: ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(Way):
     """Documents as right-padded rows of a batch: right for every causal mixer."""
 
-    def run(self, run: Run, layout: PackedLayout, mixer: nn.Module) -> Any:
-        return run_per_document_row(run, layout)
-
-    def sites(self, module: str) -> list[Site]:
-        return []
+    def run(self, call: MixerCall) -> Any:
+        call.check()
+        return run_per_document_row(call.by_documents, call.layout)
 
     def paths(self) -> dict[str, str]:
         return {"any": "the mixer itself, on documents as right-padded rows, bucketed by length"}
@@ -56,17 +67,17 @@ ROWS = Rows()
 
 
 @dataclass(frozen=True)
-class LookingBack:
+class LookingBack(Way):
     """For mixers that look back a fixed number of tokens, which `reach` reads off a mixer (None where it cannot)."""
 
     reach: Callable[[nn.Module], int | None]
 
-    def run(self, run: Run, layout: PackedLayout, mixer: nn.Module) -> Any:
-        reach = self.reach(mixer)
-        return run_per_document_row(run, layout) if reach is None else run_and_redo_heads(run, layout, reach)
-
-    def sites(self, module: str) -> list[Site]:
-        return []
+    def run(self, call: MixerCall) -> Any:
+        reach = self.reach(call.mixer)
+        if reach is None:
+            return ROWS.run(call)
+        call.check()
+        return run_and_redo_heads(call.by_documents, call.layout, reach)
 
     def paths(self) -> dict[str, str]:
         return {"any": "the mixer itself, on whole rows, and again on the first tokens of each document"}
@@ -76,22 +87,23 @@ class LookingBack:
 
 
 @dataclass(frozen=True)
-class AtOperations:
+class AtOperations(Way):
     """For mixers that look back in `operations` alone; where `fused` answers, it has done the work of all of them."""
 
     operations: tuple[str, ...]
     fused: str | None = None
 
-    def run(self, run: Run, layout: PackedLayout, mixer: nn.Module) -> Any:
-        if not self.sites(structure.defining_class(mixer).__module__):
-            return run_per_document_row(run, layout)
-        with keeping_documents_apart(layout) as arrived:
-            output = run(lambda tensor: tensor)
+    def run(self, call: MixerCall) -> Any:
+        if not self.sites(structure.defining_class(call.mixer).__module__):
+            return ROWS.run(call)
+        call.check()
+        with keeping_documents_apart(call.layout) as arrived:
+            output = call.by_documents(lambda tensor: tensor)
         missed = set(self.operations) - arrived
         if missed and self.fused not in arrived:
             raise UnsupportedModel(
-                f"{type(mixer).__name__} was run without {', '.join(sorted(missed))}, where autopack keeps documents "
-                f"apart, so they may have been mixed. Train it on padded batches, one document per row."
+                f"{type(call.mixer).__name__} was run without {', '.join(sorted(missed))}, where autopack keeps "
+                f"documents apart, so they may have been mixed. Train it on padded batches, one document per row."
             )
         return output
 
@@ -108,3 +120,53 @@ class AtOperations:
 
     def __str__(self) -> str:
         return f"at {' and '.join(self.operations)}"
+
+
+@dataclass(frozen=True)
+class Alone(Way):
+    """For attention in a model's own code: documents of one length as a batch, with masks and biases cut out.
+
+    `beginnings` and `per_head` are those of `attend_alone`; `by_columns` says that padding changes its positions.
+    """
+
+    beginnings: tuple[tuple[str, int], ...] = ()
+    per_head: tuple[str, ...] = ()
+    by_columns: bool = False
+    attends: ClassVar[bool] = True
+    recurs: ClassVar[bool] = False
+
+    @property
+    def counts(self) -> bool:
+        return self.by_columns
+
+    def run(self, call: MixerCall) -> Any:
+        return attend_alone(call, self.beginnings, self.per_head)
+
+    def paths(self) -> dict[str, str]:
+        return {"any": "the model's own attention, documents of one length as a batch"}
+
+    def __str__(self) -> str:
+        return "documents alone"
+
+
+@dataclass(frozen=True)
+class Restarting(Way):
+    """For embeddings of positions that count columns: those of the first columns, for every document."""
+
+    recurs: ClassVar[bool] = False
+
+    @property
+    def counts(self) -> bool:
+        return True
+
+    def run(self, call: MixerCall) -> Any:
+        return positions_of_documents(call)
+
+    def paths(self) -> dict[str, str]:
+        return {"any": "the embedding itself for the longest document, looked up for every token"}
+
+    def __str__(self) -> str:
+        return "positions restarted"
+
+
+ALONE, RESTARTING = Alone(), Restarting()

@@ -32,7 +32,8 @@ CONVOLUTION, CHUNK = 4, 8
 """Width of the convolutions and length of the chunks in tiny models."""
 LENGTHS = (1, CONVOLUTION - 1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 130, 1, 40)
 OTHERS = (64, 1, 2, 100, 34)
-TYPES = sorted(t for family in registry.families() if family.mixers for t in family.model_types)
+FAMILIES = {"delta_rule", "lightning", "rg_lru", "rwkv", "short_convolution", "state_space", "xlstm"}
+TYPES = sorted(t for family in registry.families() if family.name in FAMILIES for t in family.model_types)
 KINDS = {
     "mamba": "MambaMixer",
     "mamba2": "Mamba2Mixer",

@@ -1,0 +1,14 @@
+"""Decoders whose attention adds a bias by distance (ALiBi, arXiv 2108.12409), in code of their own."""
+
+from autopack.architectures import Family
+from autopack.mixers import Alone
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family(
+    name="alibi",
+    model_types=frozenset({"bloom", "mpt"}),
+    path="the model's own attention, documents alone; biases restart",
+    positions=False,
+    mixers={"BloomAttention": Alone(per_head=("alibi",)), "MptAttention": Alone(by_columns=True)},
+)

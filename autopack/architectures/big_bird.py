@@ -1,0 +1,26 @@
+"""BigBird with full attention. Which blocks its sparse attention sees, and whether it is sparse, depends on the row."""
+
+from typing import Any
+
+from autopack.architectures import Family
+from autopack.mixers import ALONE
+
+__all__ = ["FAMILY"]
+
+
+def _refusal(config: Any) -> str | None:
+    if getattr(config, "attention_type", None) == "block_sparse":
+        return (
+            "its block-sparse attention takes blocks of the row, and becomes full attention for good where a row is "
+            "short; load it with attention_type='original_full'"
+        )
+    return None
+
+
+FAMILY = Family(
+    name="big_bird",
+    model_types=frozenset({"big_bird"}),
+    path="the model's own attention, documents alone",
+    mixers={"BigBirdSelfAttention": ALONE},
+    refusal=_refusal,
+)

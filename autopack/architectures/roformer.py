@@ -1,0 +1,14 @@
+"""RoFormer, which rotates by columns: its table of rotations begins anew with every document."""
+
+from autopack.architectures import Family
+from autopack.mixers import Alone
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family(
+    name="roformer",
+    model_types=frozenset({"roformer"}),
+    path="the model's own attention, documents alone; rotations restart",
+    positions=False,
+    mixers={"RoFormerSelfAttention": Alone(beginnings=(("sinusoidal_pos", 2),), by_columns=True)},
+)

@@ -1,0 +1,91 @@
+"""Attention that a model computes in code of its own, past transformers' interface: every document on its own.
+
+Documents of one length share a batch, so nothing is padded: whatever the code does with masks, biases and positions,
+it does to what a document alone would bring.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autopack.attention.mask import DocumentMask
+from autopack.mixers.rows import Piece, equally_long, pieces, together
+from autopack.mixers.site import MixerCall, _spread
+
+__all__ = ["attend_alone"]
+
+_CACHES = ("past_key_values", "layer_past", "cache", "mems")
+_MASKS = ("attention_mask", "mask", "attn_mask")
+
+
+def attend_alone(call: MixerCall, beginnings: tuple[tuple[str, int], ...], per_head: tuple[str, ...]) -> Any:
+    """Run an attention module on the documents of packed rows, as if each were alone.
+
+    Masks are cut out of those of the rows. `beginnings` names arguments with an axis of columns whose beginning is what
+    a document alone has there (tables of positions). `per_head` names biases (rows x heads, 1, columns) of this kind.
+    """
+    call.check()
+    layout = call.layout
+    found, back = pieces(layout, equally_long)
+
+    def change(name: str, value: Any, piece: Piece) -> Any:
+        documents, length = piece.where.shape
+        axis = dict(beginnings).get(name)
+        if name in _CACHES:
+            return None
+        if isinstance(value, DocumentMask):
+            return _described(value, piece)
+        if not isinstance(value, torch.Tensor):
+            return _spread(value, layout, piece.spread)
+        if name in per_head:
+            heads = value.shape[0] // layout.rows
+            return value[:heads, :, :length].repeat(documents, 1, 1)
+        if axis is not None:
+            return value.narrow(axis, 0, min(length, value.shape[axis]))
+        if name in _MASKS:
+            return _of_documents(value, piece)
+        return _spread(value, layout, piece.spread)
+
+    outputs = [
+        call.changed(lambda name, value, piece=piece: change(name, value, piece))  # type: ignore[misc]
+        for piece in found
+    ]
+    whole = together(layout, found, back, outputs)
+    if not call.want_weights or not isinstance(whole, (tuple, list)):
+        return whole
+    weights = [_weights(call, found, parts) for parts in zip(*outputs, strict=True)]
+    return type(whole)(part if own is None else own for part, own in zip(whole, weights, strict=True))
+
+
+def _of_documents(mask: torch.Tensor, piece: Piece) -> torch.Tensor:
+    return piece.square(mask) if mask.dim() > 2 else piece.spread(mask)
+
+
+def _described(mask: DocumentMask, piece: Piece) -> torch.Tensor | None:
+    columns = mask.layout.columns
+    first = piece.where[:, 0].tolist() if mask.absolute else [0]
+    documents, length = piece.where.shape
+    masks = [mask.for_document(start // columns, start % columns, start % columns + length) for start in first]
+    made = [each for each in masks if each is not None]
+    return torch.cat(made).expand(documents, -1, -1, -1) if made else None
+
+
+def _weights(call: MixerCall, found: list[Piece], parts: Any) -> torch.Tensor | None:
+    """Attention weights of all documents, (rows, heads, columns, columns), 0 between documents."""
+    if not all(_are_weights(part, piece) for part, piece in zip(parts, found, strict=True)):
+        return None
+    rows, columns = call.layout.rows, call.layout.columns
+    whole = parts[0].new_zeros(rows, parts[0].shape[1], columns, columns)
+    for part, piece in zip(parts, found, strict=True):
+        row, column = piece.where // columns, piece.where % columns
+        for document, weights in enumerate(part):
+            first, last = int(column[document, 0]), int(column[document, -1]) + 1
+            whole[int(row[document, 0]), :, first:last, first:last] = weights
+    return whole
+
+
+def _are_weights(part: Any, piece: Piece) -> bool:
+    documents, length = piece.where.shape
+    return isinstance(part, torch.Tensor) and part.dim() == 4 and part.shape[::2] == (documents, length)
