@@ -96,6 +96,13 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
         verified = _verify(base, enabled, registry.is_covered(family, base), verify)
         handle = Handle(base, enabled, verified)
         base.__dict__[HANDLE] = handle
+    if enabled.one_by_one is not None:
+        logger.warning(
+            "autopack runs %s on one document after another, those of one length as a batch: %s. It is exact, and no "
+            "faster than batches of documents of like lengths.",
+            type(base).__name__,
+            enabled.one_by_one,
+        )
     logger.info(
         "autopack enabled %s (%s): %s attention modules, %s, verified: %s",
         type(base).__name__,

@@ -215,13 +215,17 @@ def audit(
         raise ValueError(f"training must name False, True or both; found {training}")
     if getattr(base.config, "is_encoder_decoder", False):
         raise UnsupportedModel(f"{type(base).__name__} is an encoder-decoder, which the auditor cannot run yet")
-    results = []
+    results: list[ModeResult] = []
+    left_out: dict[str, str] = {}
     with _left_as_found(base):
         case = _Case(base, lengths, seed)
         for name in modes or MODES:
             for train in training:
                 base.train(train)
-                results.append(_run_mode(base, case, name, train, gradients))
+                try:
+                    results.append(_run_mode(base, case, name, train, gradients))
+                except _NoReference as reason:
+                    left_out[name] = str(reason)
     dtype = next((p.dtype for p in base.parameters() if p.is_floating_point()), torch.float32)
     return LeakReport(
         model=f"{type(base).__name__} ({base.config.model_type})",
@@ -233,13 +237,23 @@ def audit(
         gradient_tolerance=_GRADIENT_FACTOR * TOLERANCE.get(dtype, 1e-4),
         loss_tolerance=max(_LOSS_TOLERANCE, _GRADIENT_FACTOR * TOLERANCE.get(dtype, 1e-4)),
         results=results,
+        left_out=left_out,
     )
+
+
+class _NoReference(Exception):
+    """A document alone that starts at a position of its own cannot be run, so there is nothing to compare with."""
 
 
 def _run_mode(model: PreTrainedModel, case: _Case, name: str, train: bool, gradients: bool) -> ModeResult:
     call = MODES[name](case)
     try:
-        alone = [_alone(model, case, call, i, None) for i in range(len(call.spans))]
+        try:
+            alone = [_alone(model, case, call, i, None) for i in range(len(call.spans))]
+        except Exception as failure:
+            if not any(call.first):
+                raise
+            raise _NoReference(f"{type(failure).__name__}: {failure}") from failure
         packed = _logits(model(input_ids=case.inputs(call), **call.arguments))
         scale = float(torch.cat([a.detach().double().flatten() for a in alone]).std())
         error = max(
@@ -248,6 +262,8 @@ def _run_mode(model: PreTrainedModel, case: _Case, name: str, train: bool, gradi
         influence = _influence(model, case, call, packed, scale)
         gradient = _gradient_error(model, case, call) if gradients else None
         loss = _loss_error(model, case, call)
+    except _NoReference:
+        raise
     except Exception as failure:
         return ModeResult(name, train, failure=f"{type(failure).__name__}: {failure}")
     return ModeResult(name, train, error=error, influence=influence, gradient=gradient, loss=loss)
@@ -322,7 +338,12 @@ def _gradient_error(model: PreTrainedModel, case: _Case, call: _Call) -> float |
 
     alone = [_alone(model, case, call, i, None) for i in range(len(call.spans))]
     chosen = [weights(a) for a in alone]
-    expected = _grad(alone, chosen, parameters)
+    try:
+        expected = _grad(alone, chosen, parameters)
+    except Exception:
+        if model.training:
+            raise
+        return None  # some models have gradients in train mode alone
     packed = _logits(model(input_ids=case.inputs(call), **call.arguments))
     parts = [packed[row, first:end] for row, first, end in call.spans]
     found = _grad(parts, chosen, parameters)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ __all__ = [
     "open_scope",
     "site_scope",
     "unbind_checkpointing",
+    "without_layout",
 ]
 
 MARK = "_autopack"
@@ -137,6 +139,20 @@ def close_scope(owner: Enabled, level: int) -> Scope | None:
     scope.frame = None
     _ambient.scope = scope.outer
     return scope
+
+
+@contextmanager
+def without_layout() -> Iterator[None]:
+    """Run a part of the forward that is under way as if it were not packed."""
+    outer = _ambient.scope
+    assert outer is not None
+    inner = Scope(outer.owner, None, outer, outer.level, outer.want_weights)
+    inner.frame = outer.frame  # this function's own caller is about to return
+    _ambient.scope = inner
+    try:
+        yield
+    finally:
+        _ambient.scope = outer
 
 
 def site_scope(module: nn.Module) -> Scope | None:

@@ -217,7 +217,7 @@ def _packed_call(
     """The arguments of a packed call as the model should see them."""
     _refuse_what_cannot_be_packed(hook, module, arguments, layout)
     call = _without_what_packing_drops(hook, module, arguments)
-    if hook.enabled.uses_positions and call.get("position_ids") is None:
+    if _uses_positions(hook) and call.get("position_ids") is None:
         if not hook.takes_positions:
             raise UnsupportedModel(
                 f"{type(module).__name__}.forward takes no position_ids, so positions cannot restart at each document"
@@ -228,11 +228,16 @@ def _packed_call(
     return call
 
 
+def _uses_positions(hook: EntryHook) -> bool:
+    # A document that is run alone needs none where the model takes none.
+    return hook.enabled.uses_positions and (hook.enabled.one_by_one is None or "position_ids" in hook.names)
+
+
 def _without_what_packing_drops(hook: EntryHook, module: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
     cls: Any = type(module)
     names, takes_others = _parameters(cls)
     call = {name: value for name, value in arguments.items() if name not in declarations.LAYOUT_KWARGS}
-    if not hook.enabled.uses_positions:
+    if not _uses_positions(hook):
         call.pop("position_ids", None)
     for name in unpadding.DROPPED:
         if call.get(name) is not None:

@@ -63,6 +63,8 @@ class LeakReport:
     gradient_tolerance: float
     loss_tolerance: float
     results: list[ModeResult]
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Call modes in which the model cannot run a document alone, with the reason."""
 
     @property
     def exact(self) -> bool:
@@ -143,6 +145,10 @@ class LeakReport:
             f"loss {self.loss_tolerance:.0e}).",
         ]
         failures = sorted({r.failure for r in self.results if r.failure is not None})
+        notes += [
+            f"not run: {mode}: the model cannot run such a document alone ({why})"
+            for mode, why in sorted(self.left_out.items())
+        ]
         return "\n".join([self._headline(), "", *lines, "", *notes, *(f"raised: {f}" for f in failures)])
 
     __repr__ = __str__
@@ -157,6 +163,9 @@ class LeakReport:
         )
         failures = sorted({r.failure for r in self.results if r.failure is not None})
         raised = "".join(f"<p>raised: {html.escape(f)}</p>" for f in failures)
+        raised += "".join(
+            f"<p>not run: {html.escape(f'{mode}: {why}')}</p>" for mode, why in sorted(self.left_out.items())
+        )
         return (
             f"<div><p><b>{html.escape(self._headline())}</b></p><table><tr>{cells}</tr>{rows}</table>"
             f"<p>Influence of one document (column) on another (row), worst call mode:</p>{self._matrix_html()}"

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-_CROSS_ENTROPY = {"CrossEntropyLoss", "cross_entropy"}
+_CROSS_ENTROPY = {"CrossEntropyLoss", "cross_entropy", "nll_loss"}
 
 
 def _class(module: nn.Module) -> Any:
@@ -102,6 +102,10 @@ def shifts_labels(model: PreTrainedModel) -> bool:
         return inspect.unwrap(_class(module).forward).__code__
 
     names, variables = _names(code(model)), code(model).co_varnames
+    for name in sorted(names):
+        method = getattr(type(model), name, None)
+        if name.startswith("_") and "loss" in name and isinstance(method, FunctionType):
+            names, variables = names | _names(method.__code__), variables + method.__code__.co_varnames
     if "loss_function" in names:
         loss = getattr(model.loss_function, "__name__", "")
         is_causal_lm = type(model).__name__ in upstream.causal_lm_class_names()

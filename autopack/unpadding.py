@@ -108,6 +108,8 @@ def obstacle(
         return "the loss compares all columns of a row, padding included"
     if entry.reads_one_token_per_row and _reads_padding(enabled, padding, module.config, arguments.get("input_ids")):
         return "the token that the head reads is padding in some row"
+    if enabled.one_by_one is not None:
+        return "documents are run alone, and gain nothing from a packed row"
     given = next((name for name in enabled.refused_arguments if arguments.get(name) is not None), None)
     if given is not None:
         return f"{given} was given, and {enabled.refused_arguments[given]}"

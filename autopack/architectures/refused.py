@@ -9,9 +9,6 @@ from autopack.architectures import Family
 __all__ = ["FAMILY"]
 
 _REASONS = {
-    "its byte patches and n-gram embeddings run across documents": "blt",
-    "its key-value compressors pool windows counted from the start of the row": "deepseek_v4",
-    "its indexer selects blocks of keys counted from the start of the row": "minimax_m3_vl_text",
     "it is a drafter that takes the states of a target model": "gemma4_assistant gemma4_unified_assistant",
 }
 

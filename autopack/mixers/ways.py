@@ -17,9 +17,21 @@ from autopack.mixers.operations import PATHS, adapt_operation, keeping_documents
 from autopack.mixers.positions import positions_of_documents
 from autopack.mixers.rows import run_per_document_row
 from autopack.mixers.site import MixerCall
+from autopack.mixers.whole import run_documents_alone
 from autopack.patching import Site
 
-__all__ = ["ALONE", "RESTARTING", "ROWS", "Alone", "AtOperations", "LookingBack", "Restarting", "Rows", "Way"]
+__all__ = [
+    "ALONE",
+    "RESTARTING",
+    "ROWS",
+    "Alone",
+    "AtOperations",
+    "LookingBack",
+    "OneByOne",
+    "Restarting",
+    "Rows",
+    "Way",
+]
 
 
 class Way:
@@ -167,6 +179,24 @@ class Restarting(Way):
 
     def __str__(self) -> str:
         return "positions restarted"
+
+
+@dataclass(frozen=True)
+class OneByOne(Way):
+    """For a whole model, the last resort: documents of one length as a batch. `reason`: why nothing less will do."""
+
+    reason: str
+    attends: ClassVar[bool] = True
+    recurs: ClassVar[bool] = False
+
+    def run(self, call: MixerCall) -> Any:
+        return run_documents_alone(call)
+
+    def paths(self) -> dict[str, str]:
+        return {"any": f"the whole model, documents of one length as a batch, since {self.reason}"}
+
+    def __str__(self) -> str:
+        return "whole model per document"
 
 
 ALONE, RESTARTING = Alone(), Restarting()
