@@ -10,13 +10,15 @@ import autopack
 from autopack import registry, tiny
 from tests.padded import FLOAT32, LENGTHS, batch, logit_error, loss_error, mask_of
 
+WITHOUT_PADDING = {"xlnet"}
+"""Types that stock transformers cannot run on a padded batch in the form that `tiny` builds."""
 WITHOUT_LABELS = {"git"}
 """Types whose loss stock transformers cannot compute on text alone."""
 
 
 def _types() -> list[str]:
     served = frozenset().union(*(family.model_types for family in registry.families()))
-    return sorted(served & set(tiny.causal_lm_types()))
+    return sorted((served & set(tiny.causal_lm_types())) - WITHOUT_PADDING)
 
 
 def alone(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

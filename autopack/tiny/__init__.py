@@ -1,4 +1,4 @@
-"""Tiny random models of any causal language model type of transformers, from configuration only.
+"""Tiny random models of any model type of transformers, from configuration only.
 
     model = tiny.build("qwen3_next", attn_implementation="sdpa")
     ids = tiny.tokens(model.config, 1, 33)
@@ -7,7 +7,7 @@ They are small enough to build in milliseconds, hold a layer of every kind that 
 key budgets shorter than a short document, and have parameters large enough for leaked context to show in the logits.
 """
 
-from autopack.tiny.configs import CannotBuild, causal_lm_types, config
+from autopack.tiny.configs import CannotBuild, causal_lm_types, config, types_for
 from autopack.tiny.models import build, first_position, tokens, uses_attention_interface
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "config",
     "first_position",
     "tokens",
+    "types_for",
     "uses_attention_interface",
 ]

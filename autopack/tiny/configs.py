@@ -26,14 +26,27 @@ class CannotBuild(ValueError):
         self.reason = text
 
 
+TASKS = {
+    "causal-lm": "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "masked-lm": "MODEL_FOR_MASKED_LM_MAPPING",
+    "sequence-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+}
+"""What a model is built for, and transformers' mapping of the types that have a class for it."""
+
+
+def types_for(task: str) -> list[str]:
+    """Return all model types that the installed transformers maps to a task (one of `TASKS`), sorted."""
+    from transformers.models.auto import modeling_auto
+
+    return sorted(getattr(modeling_auto, f"{TASKS[task]}_NAMES"))
+
+
 def causal_lm_types() -> list[str]:
     """Return all model types of the installed transformers' causal language model mapping, sorted."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    return types_for("causal-lm")
 
 
-def config(model_type: str, **overrides: Any) -> PretrainedConfig:
+def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> PretrainedConfig:
     """Return a tiny configuration of `model_type`, with a layer of every kind that the type has.
 
     Overrides go by the type's own field names or by the common ones (`hidden_size`, `num_hidden_layers`). Where the
@@ -51,7 +64,10 @@ def config(model_type: str, **overrides: Any) -> PretrainedConfig:
     }
     try:
         config_class = CONFIG_MAPPING[model_type]
-        tiny = config_class(**_arguments(model_type, config_class(**parts), overrides))
+        own = types.TYPES.get(model_type, {})
+        if task != "causal-lm":
+            own = {name: value for name, value in own.items() if name not in types.MAKES_A_DECODER}
+        tiny = config_class(**_arguments(model_type, config_class(**parts), overrides, own))
         for name, (stand_in, extra) in types.STAND_INS.get(model_type, {}).items():
             # past the class's __setattr__, which would insist on the type that is being replaced
             vars(tiny)[name] = config(stand_in, **extra)
@@ -67,11 +83,13 @@ def is_config(value: object) -> bool:
     return hasattr(value, "to_diff_dict")
 
 
-def _arguments(model_type: str, default: PretrainedConfig, overrides: dict[str, Any]) -> dict[str, Any]:
+def _arguments(
+    model_type: str, default: PretrainedConfig, overrides: dict[str, Any], own: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the keyword arguments that make a tiny configuration of the class of `default`."""
     present = vars(default)
     parts = {name: value for name, value in present.items() if is_config(value)}
-    own = types.TYPES.get(model_type, {})
+    own = types.TYPES.get(model_type, {}) if own is None else own
     given = _routed(default, parts, overrides)
     arguments = _shrunk(default) | _latent(present) | _kinds(present) | _token_ids(present)
     arguments |= {name: value for name, value in (own | given).items() if name not in parts}

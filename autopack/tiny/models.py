@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 def build(
     model_type: str,
     *,
+    task: str = "causal-lm",
     attn_implementation: str | dict[str, str] = "eager",
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     device: str | torch.device = "cpu",
     **config_overrides: Any,
 ) -> PreTrainedModel:
-    """Build a tiny random causal language model of `model_type`, in eval mode; for the overrides, see `config`.
+    """Build a tiny random model of `model_type`, in eval mode; for the overrides, see `config`.
+
+    `task` is that of the model's class: "causal-lm", "masked-lm" or "sequence-classification".
 
     The same arguments give the same parameters. The global random state and the default dtype are left as they were.
     Raises `CannotBuild` if the installed transformers lacks the type, if the type refuses the attention
@@ -32,15 +35,15 @@ def build(
     """
     import transformers
 
-    if model_type not in configs.causal_lm_types():
-        reason = f"transformers {transformers.__version__} has no causal language model of this type"
+    if model_type not in configs.types_for(task):
+        reason = f"transformers {transformers.__version__} has no model of this type for {task}"
         raise configs.CannotBuild(model_type, reason)
     if model_type in types.NOT_ALONE:
         raise configs.CannotBuild(model_type, types.NOT_ALONE[model_type])
-    whole = configs.config(model_type, **config_overrides)
+    whole = configs.config(model_type, task=task, **config_overrides)
     default_dtype = torch.get_default_dtype()
     try:
-        model_class, tiny = _class_and_config(whole)
+        model_class, tiny = _class_and_config(whole, task)
         dtype_argument = "dtype" if hasattr(tiny, "dtype") else "torch_dtype"
         torch.set_default_dtype(torch.float32)
         with torch.random.fork_rng(devices=[]):
@@ -91,11 +94,11 @@ def _dispatches(module_class: type) -> bool:
     return False
 
 
-def _class_and_config(config: PretrainedConfig) -> tuple[type[PreTrainedModel], PretrainedConfig]:
-    """Return the class that the causal mapping names, and that part of a composite configuration which it takes."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+def _class_and_config(config: PretrainedConfig, task: str) -> tuple[type[PreTrainedModel], PretrainedConfig]:
+    """Return the class that the task's mapping names, and that part of a composite configuration which it takes."""
+    from transformers.models.auto import modeling_auto
 
-    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    found: Any = getattr(modeling_auto, configs.TASKS[task])[type(config)]
     model_class = found[0] if isinstance(found, tuple) else found
     fitting = [part for part in (config, *vars(config).values()) if isinstance(part, model_class.config_class)]
     return model_class, next(iter(fitting), config)

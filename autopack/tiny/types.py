@@ -8,6 +8,8 @@ from typing import Any
 DERIVED = ...
 
 DECODER = {"is_decoder": True}
+MAKES_A_DECODER = {"is_decoder", "attn_type"}
+"""Settings that types have here for causal language modelling alone."""
 SLIDING_AND_FULL = {"layer_types": ["sliding_attention", "full_attention"]}
 FULL_AND_SLIDING = {"layer_types": ["full_attention", "sliding_attention"]}
 QWEN_WINDOW = FULL_AND_SLIDING | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
