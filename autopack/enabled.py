@@ -11,7 +11,7 @@ from autopack import patching, structure, upstream
 from autopack.attention.site import adapt_attention, adapt_mask, adapt_preprocessing
 from autopack.delivery import MARK, bind_checkpointing, unbind_checkpointing
 from autopack.errors import UnsupportedModel
-from autopack.mixers import OneByOne, adapt_mixer, hooked
+from autopack.mixers import Alone, OneByOne, adapt_mixer, hooked
 from autopack.patching import Site
 from autopack.positions import first_position, known_in_padded_batch
 from autopack.unpadding import Tally
@@ -51,6 +51,7 @@ class Enabled:
         self.mixers = structure.mixers(model, family.mixers)
         used = {self.way_of(mixer) for mixer in self.mixers}
         self.one_by_one = next((way.reason for way in used if isinstance(way, OneByOne)), None)
+        self.reads_padding = any(isinstance(way, Alone) and way.reads_padding for way in used)
         self.recurs = any(way.recurs for way in used)
         self.counts_columns = bool(self.adjustments) or any(way.counts for way in used)
         self.uses_positions = family.positions and (bool(self.attention) or any(way.attends for way in used))

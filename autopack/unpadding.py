@@ -110,6 +110,8 @@ def obstacle(
         return "the token that the head reads is padding in some row"
     if enabled.one_by_one is not None:
         return "documents are run alone, and gain nothing from a packed row"
+    if enabled.reads_padding:
+        return f"{enabled.model_type} reads padding, so without it tokens would get something else"
     given = next((name for name in enabled.refused_arguments if arguments.get(name) is not None), None)
     if given is not None:
         return f"{given} was given, and {enabled.refused_arguments[given]}"

@@ -56,11 +56,10 @@ def test_named_types(capsys):
     mamba, llama = text.splitlines()
     assert mamba.startswith("mamba2: convolution and scan by documents")
     assert llama.endswith("exact: eager 0, sdpa 0, flex 2e-06, flash 2e-06")
-    status, text = printed(capsys, "mamba2", "blt", "bloom", "no_such_type")
+    status, text = printed(capsys, "mamba2", "gemma4_assistant", "no_such_type")
     assert status == 1
-    _, blt, bloom, unknown = text.splitlines()
-    assert blt.startswith("blt: refused, since its byte patches")
-    assert bloom.startswith("bloom: ")
+    _, drafter, unknown = text.splitlines()
+    assert drafter == "gemma4_assistant: refused, since it is a drafter that takes the states of a target model"
     assert unknown.startswith("no_such_type: no family has it")
     status, text = printed(capsys, "mamba2", "--json")
     assert [row["family"] for row in json.loads(text)] == ["state_space"]

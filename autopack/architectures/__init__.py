@@ -28,7 +28,7 @@ class Family:
     `sites` are further functions of transformers to stand at while a model of the family is enabled.
     `mixers` map the class name of a module that mixes tokens by recurrence or convolution to the way in which it starts
     anew at every document.
-    `attends` says whether any of its types has attention.
+    `attends` says whether any of its types has attention through transformers' interface.
     `positions` says whether its models with attention take position_ids; where they do not, what counts columns is
     among the mixers.
     `dense_types` score every pair of tokens of a row in code of their own: a row costs the square of its length.

@@ -10,5 +10,6 @@ FAMILY = Family(
     model_types=frozenset({"bloom", "mpt"}),
     path="the model's own attention, documents alone; biases restart",
     positions=False,
+    attends=False,
     mixers={"BloomAttention": Alone(per_head=("alibi",)), "MptAttention": Alone(by_columns=True)},
 )

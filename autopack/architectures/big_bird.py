@@ -21,6 +21,7 @@ FAMILY = Family(
     name="big_bird",
     model_types=frozenset({"big_bird"}),
     path="the model's own attention, documents alone",
+    attends=False,
     mixers={"BigBirdSelfAttention": ALONE},
     refusal=_refusal,
 )

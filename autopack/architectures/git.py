@@ -9,6 +9,7 @@ FAMILY = Family(
     name="git",
     model_types=frozenset({"git"}),
     path="the model's own attention, documents alone; no labels",
+    attends=False,
     mixers={"GitSelfAttention": ALONE},
     refused_arguments={
         "labels": "its loss leaves out as many tokens at the start of a row as an image has",

@@ -1,9 +1,18 @@
 """Decoders and encoders whose attention is code of their own, and whose position_ids say where a document begins."""
 
+from typing import Any
+
 from autopack.architectures import Family
 from autopack.mixers import ALONE, Alone
 
 __all__ = ["FAMILY"]
+
+
+def _refusal(config: Any) -> str | None:
+    if config.model_type == "falcon" and config.alibi:
+        return "it rounds biases by distance to bfloat16, counted from the start of the row, and adds them to the mask"
+    return None
+
 
 FAMILY = Family(
     name="own_attention",
@@ -22,11 +31,13 @@ FAMILY = Family(
         }
     ),
     path="the model's own attention, documents alone",
+    attends=False,
     mixers={
         **dict.fromkeys(
             [
                 "Attention",  # OpenAI GPT's
                 "CodeGenAttention",
+                "FalconAttention",
                 "GPTJAttention",
                 "GPTNeoSelfAttention",
                 "GPTNeoXJapaneseAttention",
@@ -37,6 +48,6 @@ FAMILY = Family(
             ALONE,
         ),
         "MultiHeadAttention": Alone(by_columns=True),  # XLM's
-        "FalconAttention": Alone(per_head=("alibi",)),
     },
+    refusal=_refusal,
 )

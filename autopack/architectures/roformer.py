@@ -10,5 +10,6 @@ FAMILY = Family(
     model_types=frozenset({"roformer"}),
     path="the model's own attention, documents alone; rotations restart",
     positions=False,
+    attends=False,
     mixers={"RoFormerSelfAttention": Alone(beginnings=(("sinusoidal_pos", 2),), by_columns=True)},
 )

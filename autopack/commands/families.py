@@ -109,7 +109,8 @@ def _text(family: dict[str, Any]) -> str:
         lines += [f"    {device:<5} {path}" for device, path in family["attention"].items()]
     for mixers in family["mixers"]:
         lines += textwrap.wrap(", ".join(mixers["classes"]), 112, initial_indent="  ", subsequent_indent="  ")
-        lines += [f"    {device:<5} {path}" for device, path in mixers["paths"].items()]
+        for device, path in mixers["paths"].items():
+            lines += textwrap.wrap(path, 108, initial_indent=f"    {device:<5} ", subsequent_indent=" " * 10)
     exact = {name: max(found["errors"].values()) for name, found in family["measured"].items() if found.get("errors")}
     if exact:
         worst = max(exact, key=lambda name: exact[name])

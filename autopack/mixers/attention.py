@@ -23,8 +23,9 @@ _MASKS = ("attention_mask", "mask", "attn_mask")
 def attend_alone(call: MixerCall, beginnings: tuple[tuple[str, int], ...], per_head: tuple[str, ...]) -> Any:
     """Run an attention module on the documents of packed rows, as if each were alone.
 
-    Masks are cut out of those of the rows. `beginnings` names arguments with an axis of columns whose beginning is what
-    a document alone has there (tables of positions). `per_head` names biases (rows x heads, 1, columns) of this kind.
+    Masks and biases of pairs are cut out of those of the rows. `beginnings` names arguments with an axis of columns
+    whose beginning is what a document alone has there (tables of positions). `per_head` names biases (rows x heads, 1,
+    columns) of this kind.
     """
     call.check()
     layout = call.layout
@@ -44,7 +45,9 @@ def attend_alone(call: MixerCall, beginnings: tuple[tuple[str, int], ...], per_h
             return value[:heads, :, :length].repeat(documents, 1, 1)
         if axis is not None:
             return value.narrow(axis, 0, min(length, value.shape[axis]))
-        if name in _MASKS:
+        if name == "relative_pos":  # distances, the same for all rows
+            return value[..., :length, :length]
+        if name in _MASKS or (name == "position_bias" and value.dim() == 4):
             return _of_documents(value, piece)
         return _spread(value, layout, piece.spread)
 

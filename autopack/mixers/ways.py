@@ -138,12 +138,14 @@ class AtOperations(Way):
 class Alone(Way):
     """For attention in a model's own code: documents of one length as a batch, with masks and biases cut out.
 
-    `beginnings` and `per_head` are those of `attend_alone`; `by_columns` says that padding changes its positions.
+    `beginnings` and `per_head` are those of `attend_alone`; `by_columns` says that padding changes
+    its positions, `reads_padding` that what stands in padding changes what it gives to tokens.
     """
 
     beginnings: tuple[tuple[str, int], ...] = ()
     per_head: tuple[str, ...] = ()
     by_columns: bool = False
+    reads_padding: bool = False
     attends: ClassVar[bool] = True
     recurs: ClassVar[bool] = False
 

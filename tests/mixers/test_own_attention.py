@@ -1,0 +1,154 @@
+"""Attention, positions and whole models in code of their own: documents alone, in every form that could go wrong."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autopack
+from autopack import registry, tiny
+from autopack.layout import PackedLayout
+from autopack.mixers import OneByOne
+from autopack.mixers.rows import equally_long, pieces
+from tests.conftest import FLOAT32, LEAK, alone, alone_loss, error, positions
+
+ROWS = ((5, 1, 9, 5), (2, 14, 4))
+ENCODERS = sorted({t for f in registry.families() for t in f.model_types} & set(tiny.types_for("masked-lm")))
+DISTANCES = [("bloom", {}), ("mpt", {}), ("falcon", {}), ("falcon", {"new_decoder_architecture": True}),
+             ("falcon", {"multi_query": False})]  # fmt: skip
+DEBERTA = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 4, "share_att_key": True,
+           "norm_rel_ebd": "layer_norm", "conv_kernel_size": 3, "conv_act": "gelu"}  # fmt: skip
+
+
+@pytest.mark.parametrize("attn_implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize(("model_type", "options"), DISTANCES)
+def test_distances_restart(model_type, options, attn_implementation):
+    try:
+        model = tiny.build(model_type, attn_implementation=attn_implementation, **options)
+    except tiny.CannotBuild:
+        pytest.skip(f"{model_type} has no {attn_implementation}")
+    ids = tiny.tokens(model.config, 2, 20)
+    expected = alone(model, ids, *ROWS)
+    with autopack.enable(model):
+        assert error(model(input_ids=ids, position_ids=positions(*ROWS)).logits, expected) < FLOAT32
+    assert error(model(input_ids=ids, use_cache=False).logits, expected) > LEAK
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+def test_masked_language_models(model_type):
+    """Of every covered type; autopack.audit holds logits, influence and gradients in all call modes."""
+    try:
+        model = tiny.build(model_type, task="masked-lm")
+    except tiny.CannotBuild as reason:
+        pytest.skip(str(reason))
+    if getattr(model.config, "is_encoder_decoder", False):
+        with pytest.raises(autopack.UnsupportedModel, match="encoder-decoder"):
+            autopack.enable(model)
+        return
+    stock = autopack.audit(model, modes=("all-ones mask", "two rows"), training=(False,), gradients=False)
+    assert stock.worst > LEAK
+    with autopack.enable(model, verify="never"):
+        report = autopack.audit(model, training=(True,))
+        assert report.exact, str(report)
+
+
+@pytest.mark.parametrize(("model_type", "options"), [("deberta-v2", DEBERTA), ("deberta", {"relative_attention": True,
+                         "pos_att_type": ["c2p", "p2c"]})])  # fmt: skip
+def test_disentangled_attention_and_its_convolution(model_type, options):
+    model = tiny.build(model_type, task="masked-lm", **options)
+    with autopack.enable(model, verify="never"):
+        report = autopack.audit(model)
+        assert report.exact, str(report)
+
+
+@pytest.mark.parametrize("model_type", ["bloom", "gptj", "xlm", "rembert"])
+def test_attention_weights_of_packed_rows_stand_in_blocks(model_type):
+    model = tiny.build(model_type)
+    ids = tiny.tokens(model.config, 2, 20)
+    with autopack.enable(model):
+        found = model(input_ids=ids, position_ids=positions(*ROWS), output_attentions=True).attentions
+    for row, lengths in enumerate(ROWS):
+        start = 0
+        for length in lengths:
+            own = model(input_ids=ids[row : row + 1, start : start + length], output_attentions=True, use_cache=False)
+            for whole, weights in zip(found, own.attentions, strict=True):
+                block = whole[row, :, start : start + length].clone()
+                assert torch.allclose(block[..., start : start + length], weights[0], atol=1e-5)
+                block[..., start : start + length] = 0
+                assert not block.any()
+            start += length
+
+
+@pytest.mark.parametrize("model_type", ["reformer", "blt", "cpmant"])
+def test_a_model_that_runs_documents_alone_warns_and_has_their_loss(model_type, caplog):
+    model = tiny.build(model_type)
+    ids = tiny.tokens(model.config, 2, 20)
+    rows = ((5, 9, 6), (2, 14, 4))
+    if model_type == "cpmant":  # its loss compares within a column, so every label counts
+        parts = [part for row, lengths in zip(ids, rows, strict=True) for part in row[None].split(lengths, dim=1)]
+        losses = [(model(input_ids=part, labels=part, use_cache=False).loss, part.shape[1]) for part in parts]
+        expected = sum(loss * n for loss, n in losses) / 40
+    else:
+        expected = alone_loss(model, ids, *rows)
+    with caplog.at_level(logging.WARNING, logger="autopack"), autopack.enable(model):
+        found = model(input_ids=ids, labels=ids, position_ids=positions(*rows))
+        as_tuple = model(input_ids=ids, labels=ids, position_ids=positions(*rows), return_dict=False)
+    assert [r.levelname for r in caplog.records if r.name.startswith("autopack")] == ["WARNING"]
+    assert "one document after another" in caplog.text
+    assert abs((found.loss / expected).item() - 1) < FLOAT32
+    assert torch.equal(as_tuple[0], found.loss)
+    assert torch.equal(as_tuple[1], found.logits)
+
+
+def test_at_most_eight_types_run_whole():
+    families = [f for f in registry.families() if any(isinstance(way, OneByOne) for way in f.mixers.values())]
+    assert sum(len(family.model_types) for family in families) <= 8
+
+
+def test_labels_of_git_are_refused_and_its_logits_are_not():
+    model = tiny.build("git")
+    ids = tiny.tokens(model.config, 2, 20)
+    expected = alone(model, ids, *ROWS)
+    with autopack.enable(model):
+        with pytest.raises(autopack.UnsupportedModel, match="labels was given to GitForCausalLM"):
+            model(input_ids=ids, labels=ids, position_ids=positions(*ROWS))
+        assert error(model(input_ids=ids, position_ids=positions(*ROWS)).logits, expected) < FLOAT32
+
+
+def test_falcon_with_alibi_is_refused():
+    with pytest.raises(autopack.UnsupportedModel, match="bfloat16"):
+        autopack.enable(tiny.build("falcon", alibi=True))
+
+
+def test_block_sparse_attention_is_refused():
+    model = tiny.build("big_bird", attention_type="block_sparse")
+    with pytest.raises(autopack.UnsupportedModel, match="attention_type='original_full'"):
+        autopack.enable(model)
+
+
+def test_codebooks_are_never_mixed_up():
+    """Rows of audio codes are several to an example; a layout of them cannot be followed, and is not."""
+    model = tiny.build("musicgen", decoder={"num_codebooks": 2})
+    ids = tiny.tokens(model.config, 2, 12)
+    with autopack.enable(model, verify="never"), pytest.raises(autopack.AutopackError):
+        model(input_ids=ids, position_ids=positions((5, 7), (5, 7)))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=3))
+def test_squares_of_documents_are_cut_out_of_masks_of_rows(rows):
+    width = max(map(sum, rows))
+    rows = [[*row, *([width - sum(row)] if sum(row) < width else [])] for row in rows]
+    layout = PackedLayout.from_lengths(rows)
+    mask = torch.randn(len(rows), 2, width, width)
+    found, _ = pieces(layout, equally_long)
+    for piece in found:
+        for square, where in zip(piece.square(mask), piece.where, strict=True):
+            row, start = int(where[0]) // width, int(where[0]) % width
+            end = start + len(where)
+            assert torch.equal(square, mask[row, :, start:end, start:end])
+    assert sum(piece.where.numel() for piece in found) == len(rows) * width
