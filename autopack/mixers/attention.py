@@ -12,7 +12,7 @@ import torch
 
 from autopack.attention.mask import DocumentMask
 from autopack.mixers.rows import Piece, equally_long, pieces, together
-from autopack.mixers.site import MixerCall, _spread
+from autopack.mixers.site import MixerCall, spread_tokens
 
 __all__ = ["attend_alone"]
 
@@ -39,7 +39,7 @@ def attend_alone(call: MixerCall, beginnings: tuple[tuple[str, int], ...], per_h
         if isinstance(value, DocumentMask):
             return _described(value, piece)
         if not isinstance(value, torch.Tensor):
-            return _spread(value, layout, piece.spread)
+            return spread_tokens(value, layout, piece.spread)
         if name in per_head:
             heads = value.shape[0] // layout.rows
             return value[:heads, :, :length].repeat(documents, 1, 1)
@@ -49,7 +49,7 @@ def attend_alone(call: MixerCall, beginnings: tuple[tuple[str, int], ...], per_h
             return value[..., :length, :length]
         if name in _MASKS or (name == "position_bias" and value.dim() == 4):
             return _of_documents(value, piece)
-        return _spread(value, layout, piece.spread)
+        return spread_tokens(value, layout, piece.spread)
 
     outputs = [
         call.changed(lambda name, value, piece=piece: change(name, value, piece))  # type: ignore[misc]

@@ -16,7 +16,7 @@ from autopack.layout import PackedLayout
 from autopack.mixers.rows import Spread
 from autopack.patching import Site
 
-__all__ = ["MixerCall", "adapt_mixer"]
+__all__ = ["MixerCall", "adapt_mixer", "spread_tokens"]
 
 _PER_CALL = ("cache_params", "past_key_values", "layer_past", "cache", "attention_mask", "conv_mask", "state")
 """Arguments that a document alone does not have: caches, states and padding masks."""
@@ -71,7 +71,7 @@ class MixerCall:
     def by_documents(self, spread: Spread) -> Any:
         """Run the module's own forward on tokens in another form, without caches and masks."""
         return self.changed(
-            lambda name, value: None if name in _PER_CALL else _spread(value, self.layout, spread),
+            lambda name, value: None if name in _PER_CALL else spread_tokens(value, self.layout, spread),
         )
 
     def changed(self, change: Callable[[str, Any], Any]) -> Any:
@@ -89,9 +89,10 @@ class MixerCall:
             )
 
 
-def _spread(value: Any, layout: PackedLayout, spread: Spread) -> Any:
+def spread_tokens(value: Any, layout: PackedLayout, spread: Spread) -> Any:
+    """An argument in another form, where it has something for every token: a tensor (rows or 1, columns, ...)."""
     if isinstance(value, tuple):
-        return tuple(_spread(part, layout, spread) for part in value)
+        return tuple(spread_tokens(part, layout, spread) for part in value)
     if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.shape[1] != layout.columns:
         return value
     return spread(value.expand(layout.rows, *value.shape[1:]))

@@ -20,7 +20,7 @@ def randomize(model: nn.Module, seed: int) -> None:
     seen: set[int] = set()
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
-            if id(parameter) in seen or not parameter.is_floating_point():
+            if id(parameter) in seen or not parameter.is_floating_point() or not parameter.numel():
                 continue
             seen.add(id(parameter))
             noise = torch.randn(parameter.shape, generator=generator)
