@@ -36,6 +36,8 @@ class Piece:
     """Places of the flattened piece that are not padding, in order; None where all are kept."""
     tokens: np.ndarray
     """Token of the flattened rows at each place that is kept."""
+    columns: int
+    """Columns of the rows."""
 
     def spread(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.reshape(-1, *tensor.shape[2:])[self.where]
@@ -43,10 +45,9 @@ class Piece:
     def square(self, mask: torch.Tensor) -> torch.Tensor:
         """Of a mask or bias (rows or 1, ..., columns or 1, columns), what belongs to each document, without padding.
 
-        The result is (documents, ..., tokens or 1, tokens).
+        The result is (documents, ..., tokens or 1, tokens). Some releases make masks for one key more than there are.
         """
-        columns = mask.shape[-1]
-        row, column = self.where // columns, self.where % columns
+        row, column = self.where // self.columns, self.where % self.columns
         if mask.shape[0] == 1:
             row = torch.zeros_like(row)
         parts = mask[row[:, 0]]
@@ -77,7 +78,7 @@ def piece(layout: PackedLayout, documents: np.ndarray, longest: int | None = Non
     where = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
     real = np.flatnonzero((columns < lengths[:, None]).reshape(-1))
     kept = None if len(real) == where.size else layout.upload(real)
-    return Piece(layout.upload(where), kept, where.reshape(-1)[real])
+    return Piece(layout.upload(where), kept, where.reshape(-1)[real], layout.columns)
 
 
 def buckets(layout: PackedLayout) -> list[np.ndarray]:

@@ -139,12 +139,12 @@ def test_codebooks_are_never_mixed_up():
 
 
 @settings(max_examples=40)
-@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=3))
-def test_squares_of_documents_are_cut_out_of_masks_of_rows(rows):
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=3), st.integers(0, 1))
+def test_squares_of_documents_are_cut_out_of_masks_of_rows(rows, more):
     width = max(map(sum, rows))
     rows = [[*row, *([width - sum(row)] if sum(row) < width else [])] for row in rows]
     layout = PackedLayout.from_lengths(rows)
-    mask = torch.randn(len(rows), 2, width, width)
+    mask = torch.randn(len(rows), 2, width, width + more)  # up to 4.57 some models have one key more
     found, _ = pieces(layout, equally_long)
     for piece in found:
         for square, where in zip(piece.square(mask), piece.where, strict=True):
