@@ -82,15 +82,15 @@ def test_all_models_of_a_trainer_are_enabled_and_disabled(tmp_path):
 
 def test_a_reference_model_that_cannot_be_enabled_is_refused_and_nothing_is_changed(tmp_path):
     """It sees the same batches as the policy: one of the two enabled would be a silent difference."""
-    policy = trainer(tmp_path, ref_model=tiny.build("bloom"))
+    policy = trainer(tmp_path, ref_model=tiny.build("falcon", alibi=True))
     before = attributes(policy.model)
-    with pytest.raises(autopack.UnsupportedModel, match="BloomForCausalLM"):
+    with pytest.raises(autopack.UnsupportedModel, match="FalconForCausalLM"):
         autopack.enable(policy)
     assert same(attributes(policy.model), before)
 
 
 def test_what_was_enabled_before_stays_so_when_a_trainer_is_refused(tmp_path):
-    policy = trainer(tmp_path, ref_model=tiny.build("bloom"))
+    policy = trainer(tmp_path, ref_model=tiny.build("falcon", alibi=True))
     with autopack.enable(policy.model):
         with pytest.raises(autopack.UnsupportedModel):
             autopack.enable(policy)
@@ -98,11 +98,11 @@ def test_what_was_enabled_before_stays_so_when_a_trainer_is_refused(tmp_path):
 
 
 def test_a_reward_model_that_cannot_be_enabled_is_left_alone_and_named(tmp_path):
-    policy = trainer(tmp_path, reward_funcs=[tiny.build("bloom")])
+    policy = trainer(tmp_path, reward_funcs=[tiny.build("falcon", alibi=True)])
     with autopack.enable(policy) as handle:
         assert list(handle.handles) == ["model"]
-        assert "BloomForCausalLM" in handle.left_alone["reward_funcs[0]"]
-        assert "  reward_funcs[0]\n    left alone: BloomForCausalLM" in repr(handle)
+        assert "FalconForCausalLM" in handle.left_alone["reward_funcs[0]"]
+        assert "  reward_funcs[0]\n    left alone: FalconForCausalLM" in repr(handle)
 
 
 def test_a_trainer_that_makes_its_model_later_is_refused_with_the_way_out(tmp_path):
