@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from autopack import peft
+from autopack import peft, structure
+from autopack.encoder_decoder import HalfEntryHook, PairEntryHook
 from autopack.entry import EntryHook, ExitHook, PoolerHook
 from autopack.rotary import PerDocumentRotary, row_dependent_rotaries
 
@@ -26,9 +27,9 @@ def attach(model: PreTrainedModel, enabled: Enabled) -> None:
     enabled.acquire()
     enabled.mark()
     for level, module in enumerate(enabled.entries):
-        entry, leave = EntryHook(enabled, level), ExitHook(enabled, level)
+        leave = ExitHook(enabled, level)
         enabled.hooks += [
-            module.register_forward_pre_hook(entry, with_kwargs=True),
+            module.register_forward_pre_hook(_entry_hook(enabled, level), with_kwargs=True),
             module.register_forward_hook(leave, always_call=True),
         ]
         pooler = getattr(module, "pooler", None)
@@ -38,6 +39,14 @@ def attach(model: PreTrainedModel, enabled: Enabled) -> None:
         enabled.hooks.append(rotary.register_forward_hook(PerDocumentRotary(enabled), with_kwargs=True))
     peft.watch()
     enabled.active = True
+
+
+def _entry_hook(enabled: Enabled, level: int) -> EntryHook:
+    module = enabled.entries[level]
+    if structure.is_pair(module):
+        return PairEntryHook(enabled, level)
+    decodes = enabled.half_of(module)
+    return EntryHook(enabled, level) if decodes is None else HalfEntryHook(enabled, level, decodes)
 
 
 def detach(model: PreTrainedModel, enabled: Enabled) -> None:

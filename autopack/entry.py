@@ -27,7 +27,18 @@ if TYPE_CHECKING:
     from autopack.enabled import Enabled
     from autopack.layout import PackedLayout
 
-__all__ = ["EntryHook", "ExitHook", "PoolerHook"]
+__all__ = [
+    "EntryHook",
+    "ExitHook",
+    "PoolerHook",
+    "by_name",
+    "inputs_of",
+    "refuse_bypassed_top",
+    "refuse_caches",
+    "uses_positions",
+    "wants_weights",
+    "without_what_packing_drops",
+]
 
 _TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "LMHeadModel")
 _ROW_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction", "ForQuestionAnswering")
@@ -75,9 +86,12 @@ class ExitHook:
 
     def __call__(self, module: PreTrainedModel, args: tuple[Any, ...], output: Any) -> Any:
         scope = close_scope(self.enabled, self.level)
-        if scope is None or scope.padding is None or output is None:
+        if scope is None or output is None:
             return None
-        return restore(output, scope.padding)
+        if scope.pair is not None:
+            restored = restore(output, scope.pair)
+            return restored.to_tuple() if scope.pair.wants_tuple else restored
+        return None if scope.padding is None else restore(output, scope.padding)
 
 
 class PoolerHook:
@@ -104,15 +118,15 @@ def _enter(
         outer.enter(hook.level)  # the backbone, called by its own top once more
         return None
     if not inside:
-        _refuse_bypassed_top(enabled, hook.level)
+        refuse_bypassed_top(enabled, hook.level)
         enabled.refresh()
-    arguments = _by_name(type(module), args, kwargs)
+    arguments = by_name(type(module), args, kwargs)
     declared = declarations.Declared(None)
-    inputs = _inputs(arguments)
+    inputs = inputs_of(arguments)
     if inputs is not None:
         declared = declarations.read(arguments, (inputs.shape[0], inputs.shape[1]), inputs.device)
-        if declared.real is not None and enabled.unpad != "never" and len(args) <= len(hook.names):
-            padding = Padding(declared.real, inputs.device)
+        if declared.pads and enabled.unpad != "never" and len(args) <= len(hook.names):
+            padding = Padding(declared.real, inputs.device)  # type: ignore[arg-type]
             return _enter_padded(hook, module, arguments, declared, padding, outer, inside)
     if declared.layout is None:
         open_scope(Scope(enabled, None, outer, hook.level))
@@ -125,7 +139,7 @@ def _enter(
             f"autopack cannot tell what they are. Pass them by name."
         )
     packed = _packed_call(hook, module, arguments, declared.layout)
-    open_scope(Scope(enabled, declared.layout, outer, hook.level, _wants_weights(module, arguments)))
+    open_scope(Scope(enabled, declared.layout, outer, hook.level, wants_weights(module, arguments)))
     return (), packed
 
 
@@ -145,7 +159,7 @@ def _enter_padded(
     enabled = hook.enabled
     reason = None
     if not inside:
-        weights = _wants_weights(module, arguments)
+        weights = wants_weights(module, arguments)
         reason = unpadding.obstacle(enabled, padding, declared, module, arguments, hook, weights)
     waits = reason is None
     reason = reason or unpadding.obstacle_here(enabled, padding, module, arguments, hook)
@@ -160,10 +174,10 @@ def _enter_padded(
     call = unpadding.gather(enabled, padding, arguments, module.config, hook.shifts_labels)
     layout = padding.layout(declared.positions)
     open_scope(Scope(enabled, layout, outer, hook.level, padding=padding))
-    return (), _without_what_packing_drops(hook, module, call)
+    return (), without_what_packing_drops(hook, module, call)
 
 
-def _refuse_bypassed_top(enabled: Enabled, level: int) -> None:
+def refuse_bypassed_top(enabled: Enabled, level: int) -> None:
     """A backbone called on its own is fine; called by its top's `forward`, the top's labels went past the entry."""
     tops = enabled.entries[:level]
     frame = sys._getframe(1) if tops else None
@@ -193,12 +207,12 @@ def _parameters(cls: Any) -> tuple[tuple[str, ...], bool]:
     return (), True
 
 
-def _by_name(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def by_name(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     names, _ = _parameters(cls)
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def _inputs(arguments: dict[str, Any]) -> torch.Tensor | None:
+def inputs_of(arguments: dict[str, Any]) -> torch.Tensor | None:
     for name in ("input_ids", "inputs_embeds"):
         value = arguments.get(name)
         if isinstance(value, torch.Tensor) and value.dim() >= 2:
@@ -206,7 +220,7 @@ def _inputs(arguments: dict[str, Any]) -> torch.Tensor | None:
     return None
 
 
-def _wants_weights(module: PreTrainedModel, arguments: dict[str, Any]) -> bool:
+def wants_weights(module: PreTrainedModel, arguments: dict[str, Any]) -> bool:
     told = arguments.get("output_attentions")
     return bool(told if told is not None else getattr(module.config, "output_attentions", False))
 
@@ -216,8 +230,8 @@ def _packed_call(
 ) -> dict[str, Any]:
     """The arguments of a packed call as the model should see them."""
     _refuse_what_cannot_be_packed(hook, module, arguments, layout)
-    call = _without_what_packing_drops(hook, module, arguments)
-    if _uses_positions(hook) and call.get("position_ids") is None:
+    call = without_what_packing_drops(hook, module, arguments)
+    if uses_positions(hook) and call.get("position_ids") is None:
         if not hook.takes_positions:
             raise UnsupportedModel(
                 f"{type(module).__name__}.forward takes no position_ids, so positions cannot restart at each document"
@@ -228,16 +242,16 @@ def _packed_call(
     return call
 
 
-def _uses_positions(hook: EntryHook) -> bool:
+def uses_positions(hook: EntryHook) -> bool:
     # A document that is run alone needs none where the model takes none.
     return hook.enabled.uses_positions and (hook.enabled.one_by_one is None or "position_ids" in hook.names)
 
 
-def _without_what_packing_drops(hook: EntryHook, module: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
+def without_what_packing_drops(hook: EntryHook, module: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
     cls: Any = type(module)
     names, takes_others = _parameters(cls)
     call = {name: value for name, value in arguments.items() if name not in declarations.LAYOUT_KWARGS}
-    if not _uses_positions(hook):
+    if not uses_positions(hook):
         call.pop("position_ids", None)
     for name in unpadding.DROPPED:
         if call.get(name) is not None:
@@ -250,17 +264,7 @@ def _without_what_packing_drops(hook: EntryHook, module: PreTrainedModel, argume
 def _refuse_what_cannot_be_packed(
     hook: EntryHook, module: PreTrainedModel, arguments: dict[str, Any], layout: PackedLayout
 ) -> None:
-    if arguments.get("use_cache"):
-        raise InvalidPacking(
-            "use_cache=True was given with packed rows, but a cache cannot tell documents apart. Leave use_cache out "
-            "(autopack turns the config's default off for packed calls), or run the documents one per row."
-        )
-    cache_given = next((arguments[n] for n in unpadding.CACHES if arguments.get(n) is not None), None)
-    if cache_given is not None and _cached_tokens(cache_given):
-        raise InvalidPacking(
-            f"past_key_values holds {_cached_tokens(cache_given)} tokens, and packed rows cannot continue a cache. "
-            f"Pass no cache, or run the documents one per row."
-        )
+    refuse_caches(arguments)
     mask = arguments.get("attention_mask")
     if mask is not None and (not isinstance(mask, torch.Tensor) or tuple(mask.shape) != (layout.rows, layout.columns)):
         found = f"a tensor of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
@@ -283,6 +287,21 @@ def _refuse_what_cannot_be_packed(
         raise UnsupportedModel(
             f"{type(module).__name__} gives one result per row, so the documents of a packed row would share one. Run "
             f"them one per row."
+        )
+
+
+def refuse_caches(arguments: dict[str, Any]) -> None:
+    """Raise `InvalidPacking` where packed rows are to fill or continue a cache."""
+    if arguments.get("use_cache"):
+        raise InvalidPacking(
+            "use_cache=True was given with packed rows, but a cache cannot tell documents apart. Leave use_cache out "
+            "(autopack turns the config's default off for packed calls), or run the documents one per row."
+        )
+    cache_given = next((arguments[n] for n in unpadding.CACHES if arguments.get(n) is not None), None)
+    if cache_given is not None and _cached_tokens(cache_given):
+        raise InvalidPacking(
+            f"past_key_values holds {_cached_tokens(cache_given)} tokens, and packed rows cannot continue a cache. "
+            f"Pass no cache, or run the documents one per row."
         )
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "attention_mapping",
     "captured_tensors",
     "causal_lm_class_names",
+    "seq2seq_class_names",
     "describe_mask",
     "has_mask_interface",
     "is_flash",
@@ -64,6 +65,14 @@ def causal_lm_class_names() -> frozenset[str]:
         for value in getattr(modeling_auto, mapping, {}).values():
             names.update([value] if isinstance(value, str) else value)
     return frozenset(names)
+
+
+def seq2seq_class_names() -> frozenset[str]:
+    """Names of all classes that transformers maps to a loss over the decoder's tokens, speech included."""
+    from transformers.models.auto import modeling_auto
+
+    mappings = ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES")
+    return frozenset(name for mapping in mappings for name in getattr(modeling_auto, mapping, {}).values())
 
 
 def supported_implementations(model: Any) -> set[str]:

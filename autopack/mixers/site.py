@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autopack.delivery import Scope, site_scope
+from autopack.delivery import ACROSS, Scope, site_scope
 from autopack.errors import UnsupportedModel
 from autopack.layout import PackedLayout
 from autopack.mixers.rows import Spread
@@ -52,7 +52,9 @@ def _mix(
     assert scope.layout is not None
     first = arguments[names[0]]
     layout = scope.layout.to(first.device) if isinstance(first, torch.Tensor) else scope.layout
-    return scope.owner.way_of(mixer).run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights))
+    memory = scope.memory.to(layout.device) if scope.memory is not None and ACROSS in mixer.__dict__ else None
+    call = MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory)
+    return scope.owner.way_of(mixer).run(call)
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class MixerCall:
     layout: PackedLayout
     want_weights: bool
     """Whether the caller asked for attention weights."""
+    memory: PackedLayout | None = None
+    """The layout of the encoder's states, where this is cross-attention."""
 
     def by_documents(self, spread: Spread) -> Any:
         """Run the module's own forward on tokens in another form, without caches and masks."""
