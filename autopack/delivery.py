@@ -208,9 +208,7 @@ class _Rebound:
         # A scope of its own, for a recomputation has its own frame and may have its own thread.
         before = _ambient.scope
         scope = self.scope
-        _ambient.scope = Scope(
-            scope.owner, scope.layout, before, _RECOMPUTED, scope.want_weights, memory=scope.memory
-        )
+        _ambient.scope = Scope(scope.owner, scope.layout, before, _RECOMPUTED, scope.want_weights, memory=scope.memory)
         try:
             return self.function(*args, **kwargs)
         finally:

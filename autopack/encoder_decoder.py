@@ -6,6 +6,9 @@ one inside it with theirs. Cross-attention finds both layouts in the decoder's.
 
 from __future__ import annotations
 
+import inspect
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +29,7 @@ from autopack.entry import (
 )
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.pairs import Half, Pair
+from autopack.positions import first_position
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -220,18 +224,28 @@ def _gather(hook: PairEntryHook, module: PreTrainedModel, arguments: dict[str, A
 
 def _shifted(module: PreTrainedModel, labels: torch.Tensor, decoder: Half) -> torch.Tensor:
     """The tokens that the model makes of the labels of each document alone: (1, tokens)."""
-    shift: Any = getattr(module, "prepare_decoder_input_ids_from_labels", None)
-    if shift is None:
-        raise InvalidPacking(
-            f"{type(module).__name__} has no prepare_decoder_input_ids_from_labels, so autopack cannot make the "
-            f"decoder's tokens document by document. Pass decoder_input_ids."
-        )
+    shift = _shift_of(module)
     layout = decoder.layout
     document = layout.seq_idx[0].long().to(labels.device)
     column = layout.position_ids()[0].to(labels.device)
     alone = labels.new_full((len(layout.lengths), layout.max_seqlen), IGNORED_LABEL)
     alone[document, column] = labels[0]
     return shift(alone)[document, column][None]
+
+
+def _shift_of(module: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+    """How a model makes its decoder's tokens of labels: by its method, or by the function that its forward calls."""
+    method: Any = getattr(module, "prepare_decoder_input_ids_from_labels", None)
+    if method is not None:
+        return method
+    function = getattr(sys.modules[type(module).__module__], "shift_tokens_right", None)
+    if function is None:
+        raise InvalidPacking(
+            f"{type(module).__name__} does not say how it makes the decoder's tokens of labels, so autopack cannot do it "
+            f"document by document. Pass decoder_input_ids."
+        )
+    wanted = list(inspect.signature(function).parameters)[1:]
+    return lambda labels: function(labels, **{name: getattr(module.config, name) for name in wanted})
 
 
 @torch._dynamo.disable
@@ -257,7 +271,7 @@ def _enter_half(
             raise UnsupportedModel(
                 f"{type(module).__name__}.forward takes no position_ids, so positions cannot restart at each document"
             )
-        call["position_ids"] = layout.position_ids(hook.enabled.first_position)
+        call["position_ids"] = layout.position_ids(first_position(module.config))
     memory = encoder if hook.decodes else None
     open_scope(Scope(hook.enabled, layout, outer, hook.level, memory=memory))
     return (), call

@@ -15,7 +15,18 @@ import torch
 
 from autopack.layout import PackedLayout
 
-__all__ = ["Piece", "Run", "Spread", "buckets", "equally_long", "in_pieces", "piece", "pieces", "run_per_document_row", "together"]
+__all__ = [
+    "Piece",
+    "Run",
+    "Spread",
+    "buckets",
+    "equally_long",
+    "in_pieces",
+    "piece",
+    "pieces",
+    "run_per_document_row",
+    "together",
+]
 
 GROWTH = 1.5
 """Largest ratio of lengths in one bucket: padding costs at most a third, and few buckets are needed."""

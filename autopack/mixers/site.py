@@ -84,8 +84,9 @@ class MixerCall:
         return self.original(self.mixer, given.pop(self.first), **given)
 
     def check(self) -> None:
-        """Raise `UnsupportedModel` where the first argument does not hold the tokens of the layout."""
-        shape = tuple(self.arguments[self.first].shape)
+        """Raise `UnsupportedModel` where the first tensor does not hold the tokens of the layout."""
+        tokens = next((value for value in self.arguments.values() if isinstance(value, torch.Tensor)), None)
+        shape = () if tokens is None else tuple(tokens.shape)
         if shape[:2] != (self.layout.rows, self.layout.columns):
             raise UnsupportedModel(
                 f"{type(self.mixer).__name__} got tokens of shape {shape} inside a packed forward of "

@@ -69,8 +69,10 @@ def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> Pre
         if task != "causal-lm":
             own = {name: value for name, value in own.items() if name not in types.MAKES_A_DECODER}
         tiny = config_class(**_arguments(model_type, config_class(**parts), overrides, own))
-        if task == "seq2seq" and getattr(tiny, "decoder_start_token_id", None) is None:
-            tiny.decoder_start_token_id = 2
+        if task == "seq2seq":
+            for name, token in (("decoder_start_token_id", 2), ("pad_token_id", 0)):
+                if getattr(tiny, name, None) is None:
+                    setattr(tiny, name, token)
         for name, (stand_in, extra) in types.STAND_INS.get(model_type, {}).items():
             # past the class's __setattr__, which would insist on the type that is being replaced
             vars(tiny)[name] = config(stand_in, **extra)

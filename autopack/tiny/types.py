@@ -210,6 +210,13 @@ TYPES: dict[str, dict[str, Any]] = {
         "attention_hidden_size": 128,
         "attention_head_dim": 32,
     },
+    "encoder-decoder": {"decoder": {"is_decoder": True, "add_cross_attention": True}},
+    # one layer of each kind on both sides, and experts that some documents overflow
+    "switch_transformers": {
+        "num_sparse_encoder_layers": 1,
+        "num_sparse_decoder_layers": 1,
+        "expert_capacity": 3,
+    },
     # 5.0 ties every shared block to the one of layer 0, and does not run without rotation
     "zamba2": {"layers_block_type": ["hybrid", "mamba", "hybrid"], "adapter_rank": 8, "use_mem_rope": True},
     "zaya": {
