@@ -184,8 +184,9 @@ def site_scope(module: nn.Module) -> Scope | None:
         )
     if scope.layout is None and scope.pair is not None:
         raise UnsupportedModel(
-            f"{type(module).__name__} mixes tokens outside the encoder and the decoder of a packed call, where autopack "
-            f"does not know its documents. Train the model on padded batches with autopack.enable(model, unpad='never')."
+            f"{type(module).__name__} mixes tokens outside the encoder and the decoder of a packed call, where "
+            f"autopack does not know its documents. Train the model on padded batches, with "
+            f"autopack.enable(model, unpad='never')."
         )
     return scope
 

@@ -1,7 +1,7 @@
-"""Entries of encoder-decoders: the call of the whole finds the documents of both halves, and each half runs on its own.
+"""Entries of encoder-decoders: the call of the whole finds the documents of both halves, and each half runs by itself.
 
-The call opens a scope without a layout, which names the pair; the encoder and the decoder, models of their own, each open
-one inside it with theirs. Cross-attention finds both layouts in the decoder's.
+The call opens a scope without a layout, which names the pair; the encoder and the decoder, models of their own, each
+open one inside it with theirs. Cross-attention finds both layouts in the decoder's.
 """
 
 from __future__ import annotations
@@ -181,7 +181,8 @@ def _refuse_what_cannot_be_packed(
     for name, reason in hook.enabled.refused_arguments.items():
         if arguments.get(name) is not None:
             raise UnsupportedModel(
-                f"{name} was given to {kind} with packed rows: {reason}. Leave it out, or run the documents one per row."
+                f"{name} was given to {kind} with packed rows: {reason}. Leave it out, or run the documents one "
+                f"per row."
             )
     name = _without_a_place(hook, arguments, pair)
     if name is not None:
@@ -241,8 +242,8 @@ def _shift_of(module: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]
     function = getattr(sys.modules[type(module).__module__], "shift_tokens_right", None)
     if function is None:
         raise InvalidPacking(
-            f"{type(module).__name__} does not say how it makes the decoder's tokens of labels, so autopack cannot do it "
-            f"document by document. Pass decoder_input_ids."
+            f"{type(module).__name__} does not say how it makes the decoder's tokens of labels, so autopack cannot "
+            f"do it document by document. Pass decoder_input_ids."
         )
     wanted = list(inspect.signature(function).parameters)[1:]
     return lambda labels: function(labels, **{name: getattr(module.config, name) for name in wanted})
@@ -260,8 +261,8 @@ def _enter_half(
     if inputs is None or tuple(inputs.shape[:2]) != (1, layout.columns):
         found = "none" if inputs is None else tuple(inputs.shape)
         raise UnsupportedModel(
-            f"{type(module).__name__} was to run on a row of {layout.columns} tokens and got {found}: its model changes "
-            f"the tokens on their way. Train it on padded batches with autopack.enable(model, unpad='never')."
+            f"{type(module).__name__} was to run on a row of {layout.columns} tokens and got {found}: its model "
+            f"changes the tokens on their way. Train it on padded batches with autopack.enable(model, unpad='never')."
         )
     call = without_what_packing_drops(hook, module, arguments)
     if call.get("encoder_attention_mask") is not None:

@@ -1,7 +1,7 @@
 """The documents of an encoder-decoder's call: those of the encoder, those of the decoder, and which belong together.
 
-Each half runs as one row of its real tokens. The documents of a row, in order, are the same on both sides: the decoder's
-i-th reads the encoder's i-th.
+Each half runs as one row of its real tokens. The documents of a row, in order, are the same on both sides: the
+decoder's i-th reads the encoder's i-th.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
 
     The encoder's documents are declared by `position_ids`, `seq_idx` or an `attention_mask` of segment ids, the
     decoder's by the same names with `decoder_` before them. In a padded batch without `decoder_attention_mask`, what
-    follows the last label of a row is padding (and the decoder's padding tokens there, where it is given tokens). Raises
+    follows the last label of a row is padding, as far as the decoder's tokens, where given, are padding tokens. Raises
     `InvalidPacking` where a declaration is malformed or the halves do not match.
     """
     source, target = encoder_inputs(arguments), decoder_inputs(arguments)

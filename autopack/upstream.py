@@ -29,7 +29,6 @@ __all__ = [
     "attention_mapping",
     "captured_tensors",
     "causal_lm_class_names",
-    "seq2seq_class_names",
     "describe_mask",
     "has_mask_interface",
     "is_flash",
@@ -40,6 +39,7 @@ __all__ = [
     "masking_function_parameters",
     "plain_rule",
     "query_arguments",
+    "seq2seq_class_names",
     "supported_implementations",
     "with_length",
 ]

@@ -42,6 +42,7 @@ def attend_across(
                 f"documents. Run such documents one per row."
             )
         mask = None  # all that a document's encoder has made is seen
+    options = {name: option for name, option in options.items() if not _is_empty_bias(name, option)}
     if upstream.is_flash(implementation):
         _refuse(module, mask, "flash attention")
         told = {
@@ -54,12 +55,11 @@ def attend_across(
     if implementation == "flex_attention":
         _refuse(module, mask, "flex_attention")
         return attention(module, query, key, value, _block_mask(layout, memory), **options)[0], None
-    told = {name: option for name, option in options.items() if not _is_empty_bias(name, option)}
     outputs = []
     for (first, end), (first_key, end_key) in zip(pairwise(layout.bounds), pairwise(memory.bounds), strict=True):
         keys = slice(None), slice(None), slice(first_key, end_key)
         alone = None if mask is None else _part(mask, slice(first, end), slice(first_key, end_key))
-        outputs.append(attention(module, query[:, :, first:end], key[keys], value[keys], alone, **told)[0])
+        outputs.append(attention(module, query[:, :, first:end], key[keys], value[keys], alone, **options)[0])
     return torch.cat(outputs, dim=1), None
 
 

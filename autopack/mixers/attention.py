@@ -13,6 +13,7 @@ import torch
 
 from autopack.attention.mask import DocumentMask
 from autopack.delivery import without_layout
+from autopack.errors import UnsupportedModel
 from autopack.layout import PackedLayout
 from autopack.mixers.rows import Piece, equally_long, in_pieces, piece, pieces, together
 from autopack.mixers.site import MixerCall, spread_tokens
@@ -115,23 +116,27 @@ def _of_documents(mask: torch.Tensor, piece: Piece) -> torch.Tensor:
     return piece.square(mask) if mask.dim() > 2 else piece.spread(mask)
 
 
-def _described(mask: DocumentMask, piece: Piece) -> torch.Tensor | None:
+def _described(mask: DocumentMask, piece: Piece) -> Any:
     columns = mask.layout.columns
     first = piece.where[:, 0].tolist() if mask.absolute else [0]
     documents, length = piece.where.shape
     masks = [mask.for_document(start // columns, start % columns, start % columns + length) for start in first]
     made = [each for each in masks if each is not None]
+    if made and not isinstance(made[0], torch.Tensor):  # a BlockMask, the same for every document of one length
+        if mask.absolute:
+            raise UnsupportedModel("a rule over tokens of the row cannot be cut into block masks; use sdpa or eager")
+        return made[0]
     return torch.cat(made).expand(documents, -1, -1, -1) if made else None
 
 
 def _weights(call: MixerCall, found: list[Piece], parts: Any) -> torch.Tensor | None:
     """Attention weights of all documents, (rows, heads, columns, columns), 0 between documents."""
-    if not all(_are_weights(part, piece) for part, piece in zip(parts, found, strict=True)):
+    if not all(_are_weights(part, own) for part, own in zip(parts, found, strict=True)):
         return None
     rows, columns = call.layout.rows, call.layout.columns
     whole = parts[0].new_zeros(rows, parts[0].shape[1], columns, columns)
-    for part, piece in zip(parts, found, strict=True):
-        row, column = piece.where // columns, piece.where % columns
+    for part, own in zip(parts, found, strict=True):
+        row, column = own.where // columns, own.where % columns
         for document, weights in enumerate(part):
             first, last = int(column[document, 0]), int(column[document, -1]) + 1
             whole[int(row[document, 0]), :, first:last, first:last] = weights
