@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from autopack import pairs, structure, unpadding, upstream
@@ -105,7 +106,7 @@ def _enter_pair(
                 enabled.tally.left[reason] += 1
             open_scope(Scope(enabled, None, outer, hook.level, waits=waits))
             return None
-        enabled.tally.count(pair.encoder.places, pair.decoder.places)
+        enabled.tally.count(*(half.places for half in pair.halves))
     enabled.check_sites()
     told = arguments.get("return_dict")
     pair = replace(pair, wants_tuple=not (told if told is not None else getattr(module.config, "return_dict", True)))
@@ -119,11 +120,11 @@ def _obstacle(hook: PairEntryHook, module: PreTrainedModel, arguments: dict[str,
     enabled = hook.enabled
     if enabled.unpad == "never":
         return "unpad='never'"
-    if enabled.uses_positions and not (pair.encoder.places.on_the_right and pair.decoder.places.on_the_right):
+    if enabled.uses_positions and not all(half.places.on_the_right for half in pair.halves):
         return f"how {enabled.model_type} counts positions after padding is not known"
     weights = wants_weights(module, arguments)
     declared = Declared(None, labelled_padding=_labels_padding(arguments, pair.decoder))
-    for half in (pair.encoder, pair.decoder):
+    for half in pair.halves:
         reason = unpadding.obstacle(enabled, half.places, declared, module, arguments, hook, weights)
         if reason is not None:
             return reason
@@ -157,11 +158,16 @@ def _without_a_place(hook: PairEntryHook, arguments: dict[str, Any], pair: Pair)
             continue
         if name not in hook.names and name not in _PASSED_ON and not isinstance(value, bool | int | float | str):
             return name
-        if isinstance(value, torch.Tensor) and value.numel() != 1 and _half_of(name, value, pair) is None:
+        if isinstance(value, torch.Tensor) and not _has_a_place(name, value, pair):
             return name
         if isinstance(value, tuple | list | dict):
             return name
     return None
+
+
+def _has_a_place(name: str, value: torch.Tensor, pair: Pair) -> bool:
+    half = _half_of(name, pair)
+    return value.numel() == 1 or half is None or _is_of(half, name, value)
 
 
 def _refuse_what_cannot_be_packed(
@@ -192,12 +198,16 @@ def _refuse_what_cannot_be_packed(
         )
 
 
-def _half_of(name: str, value: torch.Tensor, pair: Pair) -> Half | None:
-    """The half to whose tokens a tensor belongs."""
-    half = pair.decoder if name.startswith("decoder_") or name == "labels" else pair.encoder
-    shape = tuple(value.shape[:2])
+def _half_of(name: str, pair: Pair) -> Half | None:
+    """The half that an argument is of, None for an encoder that runs as it is."""
+    return pair.decoder if name.startswith("decoder_") or name == "labels" else pair.encoder
+
+
+def _is_of(half: Half, name: str, value: torch.Tensor) -> bool:
+    """Whether a tensor has something for every token of a half."""
     rows, columns = half.places.shape
-    return half if shape == (rows, columns) or (name.endswith("position_ids") and shape == (1, columns)) else None
+    shape = tuple(value.shape[:2])
+    return shape == (rows, columns) or (name.endswith("position_ids") and shape == (1, columns))
 
 
 def _gather(hook: PairEntryHook, module: PreTrainedModel, arguments: dict[str, Any], pair: Pair) -> dict[str, Any]:
@@ -205,16 +215,16 @@ def _gather(hook: PairEntryHook, module: PreTrainedModel, arguments: dict[str, A
     call: dict[str, Any] = {}
     for name, value in arguments.items():
         positions = name.endswith("position_ids") and hook.enabled.uses_positions
-        if name in _DROPPED and not positions:
+        half = _half_of(name, pair)
+        if name in _DROPPED and not positions and (half is not None or name in unpadding.CACHES):
             if name in hook.names:
                 call[name] = None
             continue
-        half = _half_of(name, value, pair) if isinstance(value, torch.Tensor) else None
-        if half is not None:
+        if half is not None and isinstance(value, torch.Tensor) and _is_of(half, name, value):
             value = half.places.gather(value.expand(half.places.rows, *value.shape[1:]))
         call[name] = value
     states = arguments.get("encoder_outputs")
-    if states is not None:
+    if states is not None and pair.encoder is not None:
         call["encoder_outputs"] = (pair.encoder.places.gather(states[0]),)
     if call.get("decoder_input_ids") is None and call.get("decoder_inputs_embeds") is None:
         call["decoder_input_ids"] = _shifted(module, call["labels"], pair.decoder)
@@ -254,9 +264,9 @@ def _enter_half(
     hook: HalfEntryHook, module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any], outer: Scope
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     assert outer.pair is not None
-    encoder, decoder = outer.pair.encoder.layout, outer.pair.decoder.layout
-    layout = decoder if hook.decodes else encoder
     arguments = by_name(type(module), args, kwargs)
+    encoder = outer.pair.encoder or _recordings(outer.pair, arguments)
+    layout = outer.pair.decoder.layout if hook.decodes else encoder.layout
     inputs = inputs_of(arguments)
     if inputs is None or tuple(inputs.shape[:2]) != (1, layout.columns):
         found = "none" if inputs is None else tuple(inputs.shape)
@@ -273,6 +283,26 @@ def _enter_half(
                 f"{type(module).__name__}.forward takes no position_ids, so positions cannot restart at each document"
             )
         call["position_ids"] = layout.position_ids(first_position(module.config))
-    memory = encoder if hook.decodes else None
+    memory = None
+    if hook.decodes:
+        memory = encoder.layout
+        states = call.get("encoder_hidden_states")
+        if isinstance(states, torch.Tensor) and tuple(states.shape[:2]) != (1, memory.columns):
+            call["encoder_hidden_states"] = encoder.places.gather(states)
     open_scope(Scope(hook.enabled, layout, outer, hook.level, memory=memory))
     return (), call
+
+
+def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
+    """What an encoder that ran as it is has made of its recordings, one per document, as one row."""
+    states, mask = arguments.get("encoder_hidden_states"), arguments.get("encoder_attention_mask")
+    documents = len(pair.decoder.layout.lengths)
+    if not isinstance(states, torch.Tensor) or len(states) != documents:
+        raise UnsupportedModel(
+            f"the decoder reads {0 if states is None else len(states)} encoded recordings for {documents} documents. "
+            f"Train the model on padded batches with autopack.enable(model, unpad='never')."
+        )
+    real = np.ones(states.shape[:2], dtype=bool)
+    if isinstance(mask, torch.Tensor) and tuple(mask.shape) == real.shape:
+        real = (mask != 0).cpu().numpy()
+    return Half.of_documents(real & (np.cumsum(real, axis=1) == 1), real, states.device)

@@ -42,8 +42,10 @@ def _keep(value: Any) -> Any:
     return value
 
 
-def _restorer(name: str | None, value: Any, padding: Padding) -> Callable[[Any], Any]:
+def _restorer(name: str | None, value: Any, padding: Padding | None) -> Callable[[Any], Any]:
     """How to bring one output into the form of the batch; `_keep` where it has it already."""
+    if padding is None:
+        return _keep
     if isinstance(value, tuple | list):
         parts = [_restorer(name, part, padding) for part in value]
         if all(part is _keep for part in parts):

@@ -25,6 +25,7 @@ __all__ = ["DECLARATIONS", "Half", "Pair", "declared_of", "decoder_inputs", "enc
 
 _OF_ENCODER = {"attention_mask": "attention_mask", "position_ids": "position_ids", "seq_idx": "seq_idx"}
 _OF_DECODER = {name: f"decoder_{name}" for name in _OF_ENCODER}
+_RECORDINGS = ("input_features", "input_values")
 DECLARATIONS = (*_OF_ENCODER, *_OF_DECODER.values())
 """Arguments of a call that say where the documents of its halves lie."""
 
@@ -48,19 +49,21 @@ class Half:
 class Pair:
     """Both halves of a call; they have the same number of documents."""
 
-    encoder: Half
+    encoder: Half | None
+    """None where the encoder takes no tokens: it runs as it is, on one recording per document."""
     decoder: Half
     wants_tuple: bool = False
     """Whether the caller asked for a tuple; inside, outputs go by name, which tells the halves apart."""
 
-    def of(self, name: str | None) -> Padding:
-        """The padding that an output of this name has."""
-        return (self.encoder if name is not None and name.startswith("encoder_") else self.decoder).places
+    def of(self, name: str | None) -> Padding | None:
+        """The padding that an output of this name has; None for one that is as the caller expects it."""
+        half = self.encoder if name is not None and name.startswith("encoder_") else self.decoder
+        return None if half is None else half.places
 
     @property
-    def has_padding(self) -> bool:
-        """Whether any token of either half is padding."""
-        return not (self.encoder.places.real.all() and self.decoder.places.real.all())
+    def halves(self) -> tuple[Half, ...]:
+        """The halves that run as rows."""
+        return (self.decoder,) if self.encoder is None else (self.encoder, self.decoder)
 
 
 def encoder_inputs(arguments: Mapping[str, Any]) -> torch.Tensor | None:
@@ -90,7 +93,15 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
     `InvalidPacking` where a declaration is malformed or the halves do not match.
     """
     source, target = encoder_inputs(arguments), decoder_inputs(arguments)
+    recordings = next((arguments[name] for name in _RECORDINGS if arguments.get(name) is not None), None)
+    if recordings is not None and source is None:
+        return _of_recordings(arguments, len(recordings), target, pad_token_id)
     if source is None or target is None:
+        if source is not None and _read(arguments, _OF_ENCODER, source).layout is not None:
+            raise InvalidPacking(
+                "the encoder's tokens are packed and the decoder's are missing: pass decoder_input_ids or labels, with "
+                "segment ids in decoder_attention_mask or with decoder_position_ids"
+            )
         return None
     for name in declarations.FLASH_KWARGS:
         if arguments.get(name) is not None:
@@ -118,6 +129,29 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
         )
     halves = [Half.of_documents(begin, part, source.device) for begin, part in starts]
     return Pair(halves[0], halves[1]), True
+
+
+def _of_recordings(
+    arguments: Mapping[str, Any], count: int, target: torch.Tensor | None, pad_token_id: int | None
+) -> tuple[Pair, bool] | None:
+    """The decoder's documents of a call whose encoder gets one recording for each of them."""
+    if target is None:
+        return None
+    decoder = _read(arguments, _OF_DECODER, target)
+    if decoder.layout is None:
+        real = _real(decoder, target)
+        if decoder.real is None and arguments.get("decoder_attention_mask") is None:
+            real = _before_last_label(arguments, target, pad_token_id)
+        if real.all() or not real.any(axis=1).all() or len(real) != count:
+            return None
+        return Pair(None, Half.of_documents(_first_of_row(real), real, target.device)), False
+    starts, real = _starts(decoder, target)
+    if (starts & real).sum() != count:
+        raise InvalidPacking(
+            f"there must be one recording for each document of the decoder, in their order: found {count} recordings "
+            f"and {int((starts & real).sum())} documents"
+        )
+    return Pair(None, Half.of_documents(starts, real, target.device)), True
 
 
 def _read(arguments: Mapping[str, Any], names: Mapping[str, str], inputs: torch.Tensor) -> declarations.Declared:

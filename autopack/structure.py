@@ -113,7 +113,7 @@ def _parameters_of(cls: Any) -> frozenset[str]:
 
 
 def _takes_tokens(model: PreTrainedModel) -> bool:
-    return bool(_parameters_of(_class(model)) & {"input_ids", "inputs_embeds"})
+    return bool(_parameters_of(_class(model)) & {"input_ids", "inputs_embeds", "decoder_input_ids"})
 
 
 def _passes_all_on(model: PreTrainedModel) -> bool:

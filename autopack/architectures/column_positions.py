@@ -39,6 +39,7 @@ FAMILY = Family(
             "plbart",
             "seamless_m4t",
             "seamless_m4t_v2",
+            "speech_to_text",
             "trocr",
         }
     ),
@@ -67,6 +68,7 @@ FAMILY = Family(
         "M2M100SinusoidalPositionalEmbedding": ROWS,
         "SeamlessM4TSinusoidalPositionalEmbedding": ROWS,
         "SeamlessM4Tv2SinusoidalPositionalEmbedding": ROWS,
+        "Speech2TextSinusoidalPositionalEmbedding": ROWS,
         "TrOCRSinusoidalPositionalEmbedding": ROWS,
         **dict.fromkeys(["BigBirdPegasusSelfAttention", "MvpAttention", "TrOCRAttention"], ALONE),
     },
