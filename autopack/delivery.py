@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from autopack.enabled import Enabled
     from autopack.layout import PackedLayout
     from autopack.padding import Padding
+    from autopack.spreading import DocumentsAlone, PaddedDocuments
 
 __all__ = [
     "MARK",
@@ -59,6 +60,7 @@ class Scope:
         want_weights: bool = False,
         padding: Padding | None = None,
         waits: bool = False,
+        documents: PaddedDocuments | DocumentsAlone | None = None,
     ):
         self.owner = owner
         self.layout = layout
@@ -68,6 +70,8 @@ class Scope:
         """The padded batch that runs as this packed row, if one does; the exit restores its form."""
         self.waits = waits
         """Whether this is a padded batch that an entry further in may unpad."""
+        self.documents = documents
+        """The documents of packed rows that a head with one result per row gets as its rows, where it does."""
         self.level = level
         self.levels: tuple[int, ...] = (level,)
         """Levels of the entries that are being passed now, the outermost first."""
