@@ -28,7 +28,6 @@ IGNORED_LABEL = -100
 class Declared:
     """What one call declares: `layout` is None for a call that packs nothing.
 
-    `documents` says of each document of the layout whether it is one, true, or a run of padding; None where all are.
     `real` is set for a padded batch, one document per row: true at its tokens, (rows, columns) on the host.
     `positions` are its position ids of the same shape, where the call gives any; `labelled_padding` says whether its
     labels count padding into the loss.
@@ -38,7 +37,6 @@ class Declared:
     real: np.ndarray | None = None
     positions: np.ndarray | None = None
     labelled_padding: bool = False
-    documents: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -79,9 +77,9 @@ def read(arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.dev
             return Declared(None)
         labelled = "labels" in host and bool((host["labels"][~real] != IGNORED_LABEL).any())
         return Declared(None, real, host.get("position_ids"), labelled)
-    layout = PackedLayout.from_starts(_with_padding(starts, real), device, host.get("position_ids"))
+    layout = PackedLayout.from_starts(_with_padding(starts, real), device, host.get("position_ids"), real)
     _check_max_length(arguments, layout, real)
-    return Declared(layout, documents=None if real.all() else real.reshape(-1)[layout.bounds[:-1]])
+    return Declared(layout)
 
 
 def _tensors(

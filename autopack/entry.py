@@ -42,6 +42,7 @@ class EntryHook:
         self.level = level
         self.shifts_labels = structure.shifts_labels(model)
         self.head = row_head(model)
+        self.runs_alone = None if self.head is None else spreading.why_alone(enabled, level)
         self.inner_head = next((head for head in map(row_head, enabled.entries[level + 1 :]) if head), None)
         cls: Any = type(model)
         self.names, takes_others = _parameters(cls)
@@ -86,16 +87,23 @@ class ExitHook:
 
 
 class PoolerHook:
-    """Forward pre-hook of a backbone's pooler, which reads the first token of every row: it needs the batch's rows."""
+    """Forward pre-hook of a backbone's pooler, which reads the first token of every row.
+
+    It gets the rows of a padded batch back, and one row for each document of packed rows.
+    """
 
     def __init__(self, enabled: Enabled):
         self.enabled = enabled
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         scope = current()
-        if scope is None or scope.owner is not self.enabled or scope.padding is None or not args:
+        if scope is None or scope.owner is not self.enabled or not args:
             return None
-        return scope.padding.restore(args[0]), *args[1:]
+        if scope.padding is not None:
+            return scope.padding.restore(args[0]), *args[1:]
+        if scope.layout is not None:
+            return spreading.DocumentRows.of(scope.layout).spread(args[0]), *args[1:]
+        return None
 
 
 # Reading the declarations needs values on the host; traced, it would break the graph at every read.
@@ -131,7 +139,7 @@ def _enter(
             f"autopack cannot tell what they are. Pass them by name."
         )
     if hook.head is not None:
-        return _enter_with_documents(hook, module, arguments, declared, outer)
+        return _enter_with_documents(hook, module, arguments, declared.layout, outer)
     packed = _packed_call(hook, module, arguments, declared.layout)
     open_scope(Scope(enabled, declared.layout, outer, hook.level, _wants_weights(module, arguments)))
     return (), packed
@@ -180,15 +188,13 @@ def _enter_padded(
 
 
 def _enter_with_documents(
-    hook: EntryHook, module: PreTrainedModel, arguments: dict[str, Any], declared: Declared, outer: Scope | None
+    hook: EntryHook, module: PreTrainedModel, arguments: dict[str, Any], layout: PackedLayout, outer: Scope | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Enter a head with one result per row: its rows become the documents."""
-    assert declared.layout is not None
-    _refuse_what_cannot_be_packed(hook, module, arguments, declared.layout)
+    _refuse_what_cannot_be_packed(hook, module, arguments, layout)
     call = _without_what_packing_drops(hook, module, arguments)
-    documents = spreading.spread(hook, module, call, declared, _wants_weights(module, arguments))
-    waits = isinstance(documents, spreading.PaddedDocuments) and documents.is_padded
-    open_scope(Scope(hook.enabled, None, outer, hook.level, waits=waits, documents=documents))
+    documents = spreading.spread(hook, module, call, layout, _wants_weights(module, arguments))
+    open_scope(Scope(hook.enabled, None, outer, hook.level, waits=documents.waits, documents=documents))
     return (), documents.arguments
 
 

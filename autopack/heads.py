@@ -60,6 +60,8 @@ def reads_whole_row(model: Any) -> str | None:
         kind = getattr(child, "summary_type", "first")
         if kind != "first":
             return f"summary_type={kind!r}"
+    if "attention_mask" not in inspect.signature(type(model).forward).parameters:
+        return "its forward, which takes no attention_mask,"
     if "p_mask" in inspect.signature(type(model).forward).parameters:
         return "its search for spans"
     return None

@@ -23,34 +23,57 @@ from autopack.unpadding import has_tensors, replaced_by
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from autopack.declarations import Declared
+    from autopack.enabled import Enabled
     from autopack.entry import EntryHook
+    from autopack.layout import PackedLayout
 
-__all__ = ["DocumentsAlone", "PaddedDocuments", "SpanLogitsHook", "spread", "why_alone"]
+__all__ = ["DocumentRows", "DocumentsAlone", "PaddedDocuments", "SpanLogitsHook", "spread", "why_alone"]
 
 _OWN_TOKENS = {"logits": (), "start_logits": (1,), "end_logits": (1,), "hidden_states": (1,), "attentions": (2, 3)}
 """Outputs of documents of one length, and their dimensions that are as long as the document."""
 
 
-class _Call:
-    """The arguments of a packed call, each with what its first dimensions stand for."""
+class DocumentRows:
+    """The documents of packed rows as a right-padded batch, one per row, in order; runs of padding are left out."""
 
-    def __init__(self, head: heads.RowHead, arguments: dict[str, Any], declared: Declared):
-        layout = declared.layout
-        assert layout is not None
-        kept = slice(None) if declared.documents is None else declared.documents
-        self.head = head
-        self.arguments = arguments
-        self.shape = (layout.rows, layout.columns)
-        self.device = layout.device
+    def __init__(self, layout: PackedLayout):
+        kept = slice(None) if layout.is_padding is None else ~layout.is_padding
         self.starts: np.ndarray = layout.bounds[:-1][kept]
         """First token of each document in the flattened rows."""
         self.lengths: np.ndarray = np.diff(layout.bounds)[kept]
+        columns = np.arange(self.lengths.max())
+        self.padding = Padding(columns < self.lengths[:, None], layout.device)
+        self.is_padded = not self.padding.real.all()
+        self.real = layout.upload(self.padding.real)
+        """True at tokens, (documents, longest)."""
+        self._where = layout.upload((self.starts[:, None] + columns)[self.padding.real])
+
+    @classmethod
+    def of(cls, layout: PackedLayout) -> DocumentRows:
+        """Those of a layout, made once."""
+        return layout.derived("document rows", lambda: cls(layout))
+
+    def spread(self, rows: torch.Tensor) -> torch.Tensor:
+        """A tensor (rows, columns, ...) as (documents, longest, ...), zero at padding. Differentiable."""
+        tokens = rows.reshape(-1, *rows.shape[2:]).index_select(0, self._where.to(rows.device))
+        return self.padding.restore(tokens[None])
+
+
+class _Call:
+    """The arguments of a packed call, each with what its first dimensions stand for."""
+
+    def __init__(self, head: heads.RowHead, arguments: dict[str, Any], layout: PackedLayout):
+        self.head = head
+        self.arguments = arguments
+        self.shape = (layout.rows, layout.columns)
+        self.rows = DocumentRows.of(layout)
+        self.starts, self.lengths = self.rows.starts, self.rows.lengths
         for name in head.labels:
             self._check_labels(name)
 
     @property
     def documents(self) -> int:
+        """Number of documents; padding is none."""
         return len(self.starts)
 
     def _check_labels(self, name: str) -> None:
@@ -110,61 +133,60 @@ class _Call:
 
 
 class PaddedDocuments:
-    """The documents of a packed call as a right-padded batch, one per row, in order; runs of padding are left out."""
+    """The documents of a packed call as a right-padded batch, whose backbone is to run without the padding."""
 
     def __init__(self, call: _Call, level: int, module: PreTrainedModel):
         self.level = level
-        self.spans = call.head.spans
         self.name = call.head.name
-        columns = np.arange(call.lengths.max())
-        self.padding = Padding(columns < call.lengths[:, None], call.device)
-        self.is_padded = not self.padding.real.all()
+        self.spans = call.head.spans
+        self.rows = call.rows
         self.unpadded = False
         """Whether the backbone has run without the padding."""
         self.masked = False
         """Whether the head's logits of starts and ends at padding have been taken out."""
-        self._real = torch.from_numpy(self.padding.real).to(call.device)
-        where = call.starts[:, None] + columns
-        self._where = torch.from_numpy(where[self.padding.real]).to(call.device)
-        pad_token_id = module.config.get_text_config().pad_token_id
-        self._pad_token_id = pad_token_id if isinstance(pad_token_id, int) else 0
-        self.arguments = call.map(self._spread, lambda value: value)
-        if self.is_padded:
-            self.arguments["attention_mask"] = self._real.long()
-            for name in call.head.labels if call.head.spans else ():
-                self.arguments[name] = self._left_out(self.arguments.get(name))
+        self.arguments = call.map(lambda name, value: self.rows.spread(value), lambda value: value)
+        if not self.rows.is_padded:
+            return
+        self.arguments["attention_mask"] = self.rows.real.long()
+        pad_token_id, ids = module.config.get_text_config().pad_token_id, self.arguments.get("input_ids")
+        if isinstance(pad_token_id, int) and ids is not None:
+            # Heads of decoders look for the last token that is no padding token.
+            self.arguments["input_ids"] = ids.masked_fill(~self.rows.real.to(ids.device), pad_token_id)
+        for name in call.head.labels if self.spans else ():
+            self.arguments[name] = self._left_out(self.arguments.get(name))
 
-    def _spread(self, name: str, value: torch.Tensor) -> torch.Tensor:
-        where = self._where.to(value.device)
-        tokens = value.reshape(-1, *value.shape[2:]).index_select(0, where)
-        batch = self.padding.restore(tokens[None])
-        # Heads of decoders look for the last token that is no padding token.
-        return batch.masked_fill(~self._real, self._pad_token_id) if name == "input_ids" else batch
+    @property
+    def waits(self) -> bool:
+        """Whether an entry further in has padding to take out."""
+        return self.rows.is_padded
 
     def _left_out(self, positions: torch.Tensor | None) -> torch.Tensor | None:
         """A position at the end of its document is ignored by the loss, and so must be at the end of the batch."""
         if positions is None:
             return None
-        lengths = self._real.sum(1).to(positions.device).reshape(-1, *[1] * (positions.dim() - 1))
-        return positions.masked_fill(positions >= lengths, self.padding.columns)
+        lengths = self.rows.real.sum(1).to(positions.device).reshape(-1, *[1] * (positions.dim() - 1))
+        return positions.masked_fill(positions >= lengths, self.rows.padding.columns)
 
-    def mask(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits of starts and ends (documents, longest, 2) that padding has no part in."""
+    def mask(self, output: Any) -> torch.Tensor | None:
+        """Logits of starts and ends (documents, longest, 2), the least of their dtype at padding; None for all else."""
+        wanted = (*self.rows.padding.shape, 2)
+        if not self.rows.is_padded or not isinstance(output, torch.Tensor) or tuple(output.shape) != wanted:
+            return None
         self.masked = True
-        return logits.masked_fill(~self._real.to(logits.device)[..., None], torch.finfo(logits.dtype).min)
+        return output.masked_fill(~self.rows.real.to(output.device)[..., None], torch.finfo(output.dtype).min)
 
     @torch._dynamo.disable
     def finish(self, module: PreTrainedModel, output: Any) -> Any:
         """Raise `UnsupportedModel` where padding may have had a part in the output."""
-        if self.is_padded and not self.unpadded:
+        if self.waits and not self.unpadded:
             raise UnsupportedModel(
                 f"{self.name} did not call its backbone, so the documents of packed rows were run with padding. Run "
                 f"them one per row."
             )
-        if self.is_padded and self.spans and not self.masked:
+        if self.waits and self.spans and not self.masked:
             raise UnsupportedModel(
-                f"no module of {self.name} gave the logits of starts and ends, ({self.padding.rows}, "
-                f"{self.padding.columns}, 2), so padding would have a part in its loss. Run its documents one per row."
+                f"no module of {self.name} gave the logits of starts and ends, (documents, longest, 2), so padding "
+                f"would have a part in its loss. Run its documents one per row."
             )
         return None
 
@@ -178,10 +200,7 @@ class SpanLogitsHook:
     def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> torch.Tensor | None:
         scope = current()
         documents = None if scope is None else scope.documents
-        if not isinstance(documents, PaddedDocuments) or not isinstance(output, torch.Tensor):
-            return None
-        wanted = (*documents.padding.shape, 2)
-        return documents.mask(output) if documents.is_padded and tuple(output.shape) == wanted else None
+        return documents.mask(output) if isinstance(documents, PaddedDocuments) else None
 
 
 class DocumentsAlone:
@@ -189,6 +208,8 @@ class DocumentsAlone:
 
     The forward under way gets the first batch; the others are run when it ends.
     """
+
+    waits = False
 
     def __init__(self, call: _Call, level: int, module: PreTrainedModel):
         self.level = level
@@ -228,7 +249,11 @@ class DocumentsAlone:
     @staticmethod
     def _compared(labels: torch.Tensor) -> int:
         """Number of documents whose label counts in the loss."""
-        return len(labels) if labels.is_floating_point() else int((labels.reshape(len(labels), -1)[:, 0] != IGNORED_LABEL).sum())
+        return (
+            len(labels)
+            if labels.is_floating_point()
+            else int((labels.reshape(len(labels), -1)[:, 0] != IGNORED_LABEL).sum())
+        )
 
     @torch._dynamo.disable
     def finish(self, module: PreTrainedModel, output: Any) -> Any:
@@ -236,7 +261,7 @@ class DocumentsAlone:
         outputs = [output, *(module(**call) for call in self.calls[1:])]
         merged = {name: self._merge(name, [out.get(name) for out in outputs]) for name in output if name != "loss"}
         losses = [out.get("loss") for out in outputs]
-        if any(loss is not None for loss in losses):
+        if any(self.call.arguments.get(name) is not None for name in self.call.head.labels):
             merged["loss"] = self._loss(losses)
         whole = type(output)(**{name: value for name, value in merged.items() if value is not None})
         return whole.to_tuple() if self.wants_tuple else whole
@@ -261,6 +286,8 @@ class DocumentsAlone:
             for call, numbers in zip(self.calls, self.groups, strict=True)
         ]
         known = [(loss, count) for loss, count in zip(losses, counts, strict=True) if loss is not None]
+        if not known:
+            return torch.full((), torch.nan, device=self.call.rows.real.device)  # what a mean over no label gives
         total = sum(count for _, count in known)
         return torch.stack([loss * (count / total) for loss, count in known]).sum()
 
@@ -273,41 +300,38 @@ def _widened(part: torch.Tensor, dimensions: tuple[int, ...], longest: int, fill
     return part
 
 
-def why_alone(hook: EntryHook) -> str | None:
+def why_alone(enabled: Enabled, level: int) -> str | None:
     """Why the documents of packed rows have to be run alone by this head, whatever the call; None where they have not.
 
     Such a head reads padding although a mask says where it lies, or its backbone cannot run without the padding.
     """
-    enabled = hook.enabled
-    inner = enabled.entries[hook.level + 1 :]
+    model, inner = enabled.entries[level], enabled.entries[level + 1 :]
     if enabled.one_by_one is not None:
         return enabled.one_by_one
     if enabled.reads_padding:
         return f"{enabled.model_type} reads padding"
     if not inner:
-        return f"{hook.head.name if hook.head else ''} holds no backbone that takes tokens"
+        return "it holds no backbone that takes tokens"
     if any(isinstance(getattr(entry, "pooler", None), torch.nn.Linear) for entry in inner):
         return "its pooler is handed one token of every row"
-    if "attention_mask" not in hook.names:
-        return "its forward takes no attention_mask"
-    return heads.reads_whole_row(enabled.entries[hook.level])
+    return heads.reads_whole_row(model)
 
 
 def spread(
-    hook: EntryHook, module: PreTrainedModel, arguments: dict[str, Any], declared: Declared, wants_weights: bool
+    hook: EntryHook, module: PreTrainedModel, arguments: dict[str, Any], layout: PackedLayout, wants_weights: bool
 ) -> PaddedDocuments | DocumentsAlone:
     """What a call of a row head with packed rows is run as; `arguments` are without declarations and caches.
 
     Raises `InvalidPacking` for labels that are not per document, and `UnsupportedModel` for what cannot be told apart.
     """
     assert hook.head is not None
-    call = _Call(hook.head, arguments, declared)
+    call = _Call(hook.head, arguments, layout)
     if heads.looks_for_padding(module) and module.config.get_text_config().pad_token_id is None:
         raise UnsupportedModel(
             f"{hook.head.name} finds the last token of each of several rows by config.pad_token_id, which is None. Set "
             f"model.config.pad_token_id to a token that no document ends with, as for padded batches."
         )
-    alone = wants_weights or why_alone(hook) is not None or _ends_elsewhere(module, call)
+    alone = wants_weights or hook.runs_alone is not None or _ends_elsewhere(module, call)
     alone = alone or any(replaced_by(entry) is not None for entry in hook.enabled.entries[hook.level + 1 :])
     return (DocumentsAlone if alone else PaddedDocuments)(call, hook.level, module)
 
