@@ -47,7 +47,7 @@ class EntryHook:
         cls: Any = type(model)
         self.names, takes_others = _parameters(cls)
         self.takes_positions = "position_ids" in self.names or takes_others
-        self.has_other_head = "labels" in self.names and not self.shifts_labels
+        self.has_other_head = "labels" in self.names and not self.shifts_labels and not _is_backbone(model)
         self.reads_one_token_per_row = getattr(enabled.entries[-1], "pooler", None) is not None or (
             self.has_other_head
             and not type(model).__name__.endswith(_TOKEN_HEADS)
@@ -211,6 +211,11 @@ def _refuse_bypassed_top(enabled: Enabled, level: int) -> None:
                 f"Call the model itself: `model(...)`."
             )
         frame = frame.f_back
+
+
+def _is_backbone(model: PreTrainedModel) -> bool:
+    """Whether a model has no head although it takes labels, as the backbones of some image-text models do."""
+    return type(model).__name__.endswith("Model") and "Head" not in type(model).__name__ and row_head(model) is None
 
 
 @cache

@@ -144,7 +144,7 @@ class PaddedDocuments:
         """Whether the backbone has run without the padding."""
         self.masked = False
         """Whether the head's logits of starts and ends at padding have been taken out."""
-        self.arguments = call.map(lambda name, value: self.rows.spread(value), lambda value: value)
+        self.arguments = call.map(self._spread, lambda value: value)
         if not self.rows.is_padded:
             return
         self.arguments["attention_mask"] = self.rows.real.long()
@@ -154,6 +154,14 @@ class PaddedDocuments:
             self.arguments["input_ids"] = ids.masked_fill(~self.rows.real.to(ids.device), pad_token_id)
         for name in call.head.labels if self.spans else ():
             self.arguments[name] = self._left_out(self.arguments.get(name))
+
+    def _spread(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        batch = self.rows.spread(value)
+        if name != "position_ids":
+            return batch
+        # Counted on in padding: where a model hides the mask, they must not look like those of another document.
+        columns = torch.arange(batch.shape[1], device=batch.device)
+        return batch.where(self.rows.real.to(batch.device), batch[:, :1] + columns)
 
     @property
     def waits(self) -> bool:
