@@ -82,7 +82,7 @@ def read(arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.dev
             return Declared(None)
         labelled = "labels" in host and bool((host["labels"][~real] != IGNORED_LABEL).any())
         return Declared(None, real, host.get("position_ids"), labelled)
-    layout = PackedLayout.from_starts(_with_padding(starts, real), device, host.get("position_ids"))
+    layout = PackedLayout.from_starts(_with_padding(starts, real), device, host.get("position_ids"), real)
     _check_max_length(arguments, layout, real)
     return Declared(layout, None if real.all() else real)
 

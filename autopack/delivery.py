@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from autopack.layout import PackedLayout
     from autopack.padding import Padding
     from autopack.pairs import Pair
+    from autopack.spreading import DocumentsAlone, PaddedDocuments
 
 __all__ = [
     "ACROSS",
@@ -65,6 +66,7 @@ class Scope:
         waits: bool = False,
         pair: Pair | None = None,
         memory: PackedLayout | None = None,
+        documents: PaddedDocuments | DocumentsAlone | None = None,
     ):
         self.owner = owner
         self.layout = layout
@@ -78,6 +80,8 @@ class Scope:
         """The padded batch that runs as this packed row, if one does; the exit restores its form."""
         self.waits = waits
         """Whether this is a padded batch that an entry further in may unpad."""
+        self.documents = documents
+        """The documents of packed rows that a head with one result per row gets as its rows, where it does."""
         self.level = level
         self.levels: tuple[int, ...] = (level,)
         """Levels of the entries that are being passed now, the outermost first."""

@@ -27,7 +27,17 @@ if TYPE_CHECKING:
     from autopack.enabled import Enabled
     from autopack.entry import EntryHook
 
-__all__ = ["CACHES", "DROPPED", "MODES", "Tally", "gather", "obstacle", "obstacle_here", "replaced_by"]
+__all__ = [
+    "CACHES",
+    "DROPPED",
+    "MODES",
+    "Tally",
+    "gather",
+    "has_tensors",
+    "obstacle",
+    "obstacle_here",
+    "replaced_by",
+]
 
 MODES = ("auto", "always", "never")
 CACHES = ("past_key_values", "past_key_value", "cache_params", "state")
@@ -252,8 +262,13 @@ def _has_a_place(name: str, value: Any, padding: Padding) -> bool:
         return True
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
+    return not has_tensors(value)
+
+
+def has_tensors(value: Any) -> bool:
+    """Whether an argument is a collection that may hold tensors."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return not any(isinstance(part, torch.Tensor | tuple | list | dict) for part in parts)
+    return any(isinstance(part, torch.Tensor | tuple | list | dict) for part in parts)
 
 
 def _is_per_token(name: str, value: Any, padding: Padding) -> bool:

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 import autopack
 from autopack import registry, tiny, upstream
+from autopack.audit_heads import of_document
 from autopack.commands.families import MEASURED
 from autopack.errors import AutopackError
 from compat.standins import flash_standin, flex_standin, set_implementation
@@ -83,7 +84,7 @@ def _upstream_error(model: Any, handle: Any) -> str | None:
     handle.remove()
     ids = tiny.tokens(model.config, 1, 7)
     try:
-        model(input_ids=ids, use_cache=False).logits.sum().backward()
+        of_document(model, model(input_ids=ids, use_cache=False)).sum().backward()
     except Exception as error:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return None
@@ -149,9 +150,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types (default: all)")
     parser.add_argument("--record", action="store_true", help="merge the named types into the recorded results")
-    parser.add_argument(
-        "--task", choices=("causal-lm", "masked-lm"), default="causal-lm", help="of the models' classes"
-    )
+    parser.add_argument("--task", choices=tuple(tiny.TASKS), default="causal-lm", help="of the models' classes")
     parser.add_argument("--float64", action="store_true", help="measure in float64 (tolerance 1e-9)")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
     arguments = parser.parse_args()

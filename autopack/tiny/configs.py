@@ -31,6 +31,10 @@ TASKS = {
     "masked-lm": "MODEL_FOR_MASKED_LM_MAPPING",
     "sequence-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
     "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+    "token-classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
+    "question-answering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING",
+    "next-sentence-prediction": "MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING",
+    "multiple-choice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING",
 }
 """What a model is built for, and transformers' mapping of the types that have a class for it."""
 
