@@ -16,7 +16,7 @@ from autopack import api
 from autopack.errors import UnsupportedModel
 from autopack.positions import first_position
 
-__all__ = ["MODES", "Call", "Case"]
+__all__ = ["MODES", "AnyCase", "Call", "Case", "NoReference", "PairCase"]
 
 
 @dataclass(frozen=True)
@@ -26,33 +26,35 @@ class Call:
     arguments: dict[str, Any]
     spans: list[tuple[int, int, int]]
     first: list[int]
+    source: Call | None = None
+    """The call's side of the encoder, where the above is the decoder's."""
 
 
-def _default(case: Case) -> Call:
+def _default(case: AnyCase) -> Call:
     return case.one_row(position_ids=True)
 
 
-def _no_cache(case: Case) -> Call:
+def _no_cache(case: AnyCase) -> Call:
     return case.one_row(position_ids=True, use_cache=False)
 
 
-def _all_ones_mask(case: Case) -> Call:
+def _all_ones_mask(case: AnyCase) -> Call:
     return case.one_row(position_ids=True, mask="ones")
 
 
-def _padding_mask(case: Case) -> Call:
+def _padding_mask(case: AnyCase) -> Call:
     return case.one_row(position_ids=True, mask="padding", padding=3)
 
 
-def _segment_ids(case: Case) -> Call:
+def _segment_ids(case: AnyCase) -> Call:
     return case.one_row(position_ids=False, mask="segments")
 
 
-def _two_rows(case: Case) -> Call:
+def _two_rows(case: AnyCase) -> Call:
     return case.two_rows()
 
 
-def _mid_document(case: Case) -> Call:
+def _mid_document(case: AnyCase) -> Call:
     return case.one_row(position_ids=True, offset=5)
 
 
@@ -129,6 +131,21 @@ class Case:
         spans = [*one.spans, *(second[i] for i in range(len(order)))]
         return Call(arguments, spans, [*one.first, *one.first])
 
+    def given(self, call: Call, replaced: int | None = None) -> dict[str, Any]:
+        """All arguments of a packed call, with one document's tokens replaced where asked."""
+        return {"input_ids": self.inputs(call, replaced), **call.arguments}
+
+    def alone(self, call: Call, number: int) -> dict[str, Any]:
+        """All arguments of a call with one of its documents by itself."""
+        document = self.documents[number % len(self.documents)][None]
+        first = call.first[number]
+        if first == 0:
+            return {"input_ids": document}
+        return {
+            "input_ids": document,
+            "position_ids": torch.arange(first, first + document.shape[1], device=self.device)[None],
+        }
+
     def inputs(self, call: Call, replaced: int | None = None) -> torch.Tensor:
         """Token ids (rows, columns) of a call, with one document's tokens replaced where asked."""
         rows = 1 + max(row for row, _, _ in call.spans)
@@ -139,6 +156,55 @@ class Case:
             source = self.others if number == replaced else self.documents
             ids[row, first:end] = source[number % len(self.documents)]
         return ids
+
+
+class PairCase:
+    """Random sources and targets for an encoder-decoder, and the packed calls made of them."""
+
+    def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int):
+        self.source = Case(model, lengths, seed)
+        self.target = Case(model, (*lengths[1:], lengths[0]), seed + 1)  # a target is as long as the next source
+        self.device = self.source.device
+
+    def one_row(self, *, offset: int = 0, **form: Any) -> Call:
+        if offset:
+            raise NoReference("an encoder-decoder numbers both halves of a document from their beginnings")
+        return self._both(self.source.one_row(**form), self.target.one_row(**form))
+
+    def two_rows(self) -> Call:
+        """The pairs in order in the first row, reversed in the second."""
+        return self._both(self.source.two_rows(), self.target.two_rows())
+
+    @staticmethod
+    def _both(source: Call, target: Call) -> Call:
+        arguments = dict(source.arguments)
+        for name, value in target.arguments.items():
+            arguments[name if name == "use_cache" else f"decoder_{name}"] = value
+        return Call(arguments, target.spans, [0] * len(target.first), source)
+
+    def given(self, call: Call, replaced: int | None = None) -> dict[str, Any]:
+        """All arguments of a packed call, with the source and target of one document replaced where asked."""
+        assert call.source is not None
+        source = self.source.inputs(call.source, replaced)
+        return {"input_ids": source, "decoder_input_ids": self.inputs(call, replaced), **call.arguments}
+
+    def alone(self, call: Call, number: int) -> dict[str, Any]:
+        """All arguments of a call with one document by itself."""
+        number %= len(self.source.documents)
+        source, target = self.source.documents[number], self.target.documents[number]
+        return {"input_ids": source[None], "decoder_input_ids": target[None]}
+
+    def inputs(self, call: Call, replaced: int | None = None) -> torch.Tensor:
+        """The decoder's tokens (rows, columns) of a call."""
+        spans = Call({"attention_mask": call.arguments.get("decoder_attention_mask")}, call.spans, call.first)
+        return self.target.inputs(spans, replaced)
+
+
+AnyCase = Case | PairCase
+
+
+class NoReference(Exception):
+    """A document alone cannot be run as a call mode would have it, so there is nothing to compare with."""
 
 
 def _vocabulary(model: PreTrainedModel) -> int:

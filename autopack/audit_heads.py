@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import api, upstream
-from autopack.audit_cases import Call, Case
+from autopack.audit_cases import AnyCase, Call, Case
 from autopack.heads import row_head
 from autopack.structure import shifts_labels
 
@@ -72,21 +72,23 @@ class Loss:
     counts: list[int]
 
 
-def loss_for(model: PreTrainedModel, case: Case, call: Call) -> Loss | None:
+def loss_for(model: PreTrainedModel, case: AnyCase, call: Call) -> Loss | None:
     """Labels that suit the model's head, or None for a head that is not known to have a loss."""
     head = row_head(model)
     if head is not None:
         made = _spans(case, call) if head.spans else _classes(model, case, call)
         packed = {name: value[_in_order(call)] for name, value in made.items()}
         return Loss(packed, lambda i: {name: value[i : i + 1] for name, value in made.items()}, [1] * len(call.spans))
-    if type(model).__name__ in upstream.causal_lm_class_names():
+    if call.source is not None and type(model).__name__ not in upstream.seq2seq_class_names():
+        return None
+    if call.source is not None or type(model).__name__ in upstream.causal_lm_class_names():
         return _next_tokens(model, case, call)
     if any(cls.__name__.endswith("ForTokenClassification") for cls in type(model).__mro__):
         return _token_classes(model, case, call)
     return None
 
 
-def _spans(case: Case, call: Call) -> dict[str, torch.Tensor]:
+def _spans(case: AnyCase, call: Call) -> dict[str, torch.Tensor]:
     middle = [(end - first) // 2 for _, first, end in call.spans]
     last = [end - first - 1 for _, first, end in call.spans]
     return {
@@ -95,7 +97,7 @@ def _spans(case: Case, call: Call) -> dict[str, torch.Tensor]:
     }
 
 
-def _classes(model: PreTrainedModel, case: Case, call: Call) -> dict[str, torch.Tensor]:
+def _classes(model: PreTrainedModel, case: AnyCase, call: Call) -> dict[str, torch.Tensor]:
     count, kind = int(model.config.num_labels), getattr(model.config, "problem_type", None)
     numbers = torch.arange(len(call.spans), device=case.device)
     if count == 1 or kind == "regression":
@@ -109,7 +111,7 @@ def _classes(model: PreTrainedModel, case: Case, call: Call) -> dict[str, torch.
     return {"labels": labels.to(dtype) if labels.is_floating_point() else labels}
 
 
-def _token_classes(model: PreTrainedModel, case: Case, call: Call) -> Loss:
+def _token_classes(model: PreTrainedModel, case: AnyCase, call: Call) -> Loss:
     ids = case.inputs(call)
     labels = torch.full_like(ids, -100)
     for row, first, end in call.spans:
@@ -122,10 +124,12 @@ def _token_classes(model: PreTrainedModel, case: Case, call: Call) -> Loss:
     return Loss({"labels": labels}, alone, [end - first for _, first, end in call.spans])
 
 
-def _next_tokens(model: PreTrainedModel, case: Case, call: Call) -> Loss:
+def _next_tokens(model: PreTrainedModel, case: AnyCase, call: Call) -> Loss:
     ids = case.inputs(call)
     labels = torch.full_like(ids, -100)
-    skipped = int(shifts_labels(model))  # a loss that shifts never uses the first label of a document
+    skipped = int(
+        call.source is None and shifts_labels(model)
+    )  # a loss that shifts never uses the first label of a document
     # Stock, the caller has to mask it, as every collator for packing does; enabled, that is left to autopack.
     masked = 0 if api.is_enabled(model) else skipped
     for row, first, end in call.spans:

@@ -8,6 +8,7 @@ same document run by itself. *Influence*: replace the tokens of one document and
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,11 +18,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import api
-from autopack.audit_cases import MODES, Call, Case
+from autopack.audit_cases import MODES, AnyCase, Call, Case, NoReference, PairCase
 from autopack.audit_heads import loss_for, of_document, of_documents
 from autopack.errors import UnsupportedModel
 from autopack.report import LeakReport, ModeResult
 from autopack.rotary import reset_frequencies, row_dependent_rotaries
+from autopack.structure import is_pair
 from autopack.wrapping import unwrap
 
 __all__ = ["MODES", "TOLERANCE", "audit"]
@@ -70,18 +72,18 @@ def audit(
         raise ValueError(f"lengths must name two or more documents of at least one token; found {lengths}")
     if not training:
         raise ValueError(f"training must name False, True or both; found {training}")
-    if getattr(base.config, "is_encoder_decoder", False):
-        raise UnsupportedModel(f"{type(base).__name__} is an encoder-decoder, which the auditor cannot run yet")
+    if is_pair(base) and "input_ids" not in inspect.signature(base.forward).parameters:
+        raise UnsupportedModel(f"{type(base).__name__} takes recordings, of which the auditor has none")
     results: list[ModeResult] = []
     left_out: dict[str, str] = {}
     with _left_as_found(base):
-        case = Case(base, lengths, seed)
+        case = PairCase(base, lengths, seed) if is_pair(base) else Case(base, lengths, seed)
         for name in modes or MODES:
             for train in training:
                 base.train(train)
                 try:
                     results.append(_run_mode(base, case, name, train, gradients))
-                except _NoReference as reason:
+                except NoReference as reason:
                     left_out[name] = str(reason)
     dtype = next((p.dtype for p in base.parameters() if p.is_floating_point()), torch.float32)
     return LeakReport(
@@ -98,11 +100,7 @@ def audit(
     )
 
 
-class _NoReference(Exception):
-    """A document alone that starts at a position of its own cannot be run, so there is nothing to compare with."""
-
-
-def _run_mode(model: PreTrainedModel, case: Case, name: str, train: bool, gradients: bool) -> ModeResult:
+def _run_mode(model: PreTrainedModel, case: AnyCase, name: str, train: bool, gradients: bool) -> ModeResult:
     call = MODES[name](case)
     try:
         try:
@@ -110,39 +108,35 @@ def _run_mode(model: PreTrainedModel, case: Case, name: str, train: bool, gradie
         except Exception as failure:
             if not any(call.first):
                 raise
-            raise _NoReference(f"{type(failure).__name__}: {failure}") from failure
+            raise NoReference(f"{type(failure).__name__}: {failure}") from failure
         packed = _packed(model, case, call)
         scale = float(torch.cat([a.detach().double().flatten() for a in alone]).std())
         error = max(_largest(p - a) / scale for p, a in zip(packed, alone, strict=True))
         influence = _influence(model, case, call, packed, scale)
         gradient = _gradient_error(model, case, call) if gradients else None
         loss = _loss_error(model, case, call)
-    except _NoReference:
+    except NoReference:
         raise
     except Exception as failure:
         return ModeResult(name, train, failure=f"{type(failure).__name__}: {failure}")
     return ModeResult(name, train, error=error, influence=influence, gradient=gradient, loss=loss)
 
 
-def _packed(model: PreTrainedModel, case: Case, call: Call, replaced: int | None = None) -> list[torch.Tensor]:
+def _packed(model: PreTrainedModel, case: AnyCase, call: Call, replaced: int | None = None) -> list[torch.Tensor]:
     """What the packed call gives each document, with the tokens of one replaced where asked."""
-    return of_documents(model, call, model(input_ids=case.inputs(call, replaced), **call.arguments))
+    return of_documents(model, call, model(**case.given(call, replaced)))
 
 
 def _alone(
-    model: PreTrainedModel, case: Case, call: Call, number: int, labels: dict[str, torch.Tensor] | None
+    model: PreTrainedModel, case: AnyCase, call: Call, number: int, labels: dict[str, torch.Tensor] | None
 ) -> torch.Tensor:
     """What one document gets by itself, or its loss where labels are given."""
-    document = case.documents[number % len(case.documents)][None]
-    arguments: dict[str, Any] = {}
-    if call.first[number] != 0:
-        first = call.first[number]
-        arguments["position_ids"] = torch.arange(first, first + document.shape[1], device=case.device)[None]
+    arguments = case.alone(call, number)
     for rotary in row_dependent_rotaries(model):
         reset_frequencies(rotary, _rotary_call(model, rotary, case.device))
     if labels:
-        return model(input_ids=document, use_cache=False, **labels, **arguments).loss
-    return of_document(model, model(input_ids=document, use_cache=False, **arguments))
+        return model(use_cache=False, **labels, **arguments).loss
+    return of_document(model, model(use_cache=False, **arguments))
 
 
 def _rotary_call(model: PreTrainedModel, rotary: nn.Module, device: torch.device) -> dict[str, Any]:
@@ -158,7 +152,9 @@ def _largest(difference: torch.Tensor) -> float:
 
 
 @torch.no_grad()
-def _influence(model: PreTrainedModel, case: Case, call: Call, packed: list[torch.Tensor], scale: float) -> np.ndarray:
+def _influence(
+    model: PreTrainedModel, case: AnyCase, call: Call, packed: list[torch.Tensor], scale: float
+) -> np.ndarray:
     """influence[i, j]: change of document i's logits when document j is replaced, relative; NaN on the diagonal."""
     count = len(call.spans)
     matrix = np.full((count, count), np.nan)
@@ -170,7 +166,7 @@ def _influence(model: PreTrainedModel, case: Case, call: Call, packed: list[torc
     return matrix
 
 
-def _gradient_error(model: PreTrainedModel, case: Case, call: Call) -> float | None:
+def _gradient_error(model: PreTrainedModel, case: AnyCase, call: Call) -> float | None:
     """Largest difference of a parameter's gradient, relative to the largest entry of that parameter's gradient.
 
     Gradients that are zero but for rounding (biases that a softmax or norm cancels) count relative to the largest
@@ -208,14 +204,14 @@ def _grad(
     return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters, strict=True)]
 
 
-def _loss_error(model: PreTrainedModel, case: Case, call: Call) -> float | None:
+def _loss_error(model: PreTrainedModel, case: AnyCase, call: Call) -> float | None:
     """Relative difference of the model's own loss: packed against the mean over all terms of the documents alone."""
     loss = loss_for(model, case, call)
     if loss is None or not any(loss.counts):
         return None  # documents of one token predict nothing
     with torch.no_grad():
         try:
-            found = model(input_ids=case.inputs(call), **loss.packed, **call.arguments).loss
+            found = model(**case.given(call), **loss.packed).loss
         except UnsupportedModel:
             return None  # logits are computed without labels, and with them the call is refused
         terms = [_alone(model, case, call, i, loss.alone(i)).double() * n for i, n in enumerate(loss.counts) if n > 0]

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from transformers import BartConfig, BartForConditionalGeneration, LlamaForCausalLM, masking_utils
+from transformers import LlamaForCausalLM, masking_utils
 
 import autopack
 from autopack import SiteDrift, UnsupportedModel, tiny
@@ -235,14 +235,6 @@ class TestFailures:
         with pytest.raises(UnsupportedModel, match=message):
             autopack.enable(model, verify=verify)
         assert _as_before(model, before)
-
-    def test_encoder_decoders(self):
-        config = BartConfig(
-            vocab_size=64, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-            decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
-        )  # fmt: skip
-        with pytest.raises(UnsupportedModel, match=r"Generation \(model type 'bart'\) cannot be packed exactly"):
-            autopack.enable(BartForConditionalGeneration(config))
 
     @pytest.mark.parametrize("thing", [torch.nn.Linear(2, 2), "llama", None, LlamaForCausalLM])
     def test_what_is_no_model_of_transformers(self, thing):
