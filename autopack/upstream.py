@@ -31,6 +31,7 @@ __all__ = [
     "causal_lm_class_names",
     "describe_mask",
     "has_mask_interface",
+    "is_encoder_type",
     "is_flash",
     "kernel_parameters",
     "known_parts",
@@ -64,6 +65,17 @@ def causal_lm_class_names() -> frozenset[str]:
         for value in getattr(modeling_auto, mapping, {}).values():
             names.update([value] if isinstance(value, str) else value)
     return frozenset(names)
+
+
+def is_encoder_type(model_type: str) -> bool:
+    """Whether transformers has masked-LM, classification or question-answering classes of a type, and of no decoder."""
+    from transformers.models.auto import modeling_auto
+
+    def listed(task: str) -> bool:
+        return model_type in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")
+
+    others = ("SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING")
+    return listed("MASKED_LM") or (not listed("CAUSAL_LM") and any(listed(task) for task in others))
 
 
 def supported_implementations(model: Any) -> set[str]:

@@ -63,7 +63,8 @@ def slice_mask(mask: DocumentMask | torch.Tensor | None, row: int, first: int, e
     if mask is None:
         return None
     batch = slice(row, row + 1) if mask.shape[0] > 1 else slice(None)
-    return mask[batch, :, first:end, first:end]
+    queries = slice(first, end) if mask.shape[-2] > 1 else slice(None)  # one for all queries says what padding is
+    return mask[batch, :, queries, first:end]
 
 
 def told_causality(

@@ -142,8 +142,9 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
                 f"prefixes cannot be packed; run such documents one per row."
             )
         mask = DocumentMask(scope.layout, original, kwargs)
-        # Code that insists on a tensor goes on to combine it with another mask, so it gets the whole one.
-        return mask.over_rows if _insists_on_tensor(kwargs) else mask
+        # Code that insists on a tensor goes on to combine it with another mask, so it gets the whole one. BlockMasks
+        # cannot be combined.
+        return mask.over_rows if _insists_on_tensor(kwargs) and site.key != "flex_attention" else mask
 
     autopack_mask.autopack_original = original  # type: ignore[attr-defined]
     return autopack_mask

@@ -81,7 +81,10 @@ class MixerCall:
 
     def check(self) -> None:
         """Raise `UnsupportedModel` where the first argument does not hold the tokens of the layout."""
-        shape = tuple(self.arguments[self.first].shape)
+        tokens = self.arguments[self.first]
+        if tokens is None:  # embeddings, called with what others have embedded
+            tokens = self.arguments.get("inputs_embeds")
+        shape = tuple(tokens.shape)
         if shape[:2] != (self.layout.rows, self.layout.columns):
             raise UnsupportedModel(
                 f"{type(self.mixer).__name__} got tokens of shape {shape} inside a packed forward of "
