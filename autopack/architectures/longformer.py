@@ -1,8 +1,8 @@
 """Longformer: windows in chunks of rows that the model pads, and tokens with global attention.
 
 Its model pads rows to a multiple of the largest window before the embeddings, so its attention sees more columns than
-the layout has. Here every document is padded to a multiple of the layer's window, as it is alone, and only its own
-tokens with global attention are global to it.
+the layout has. Here every document is padded to such a multiple, as it is alone, and only its own tokens with global
+attention are global to it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class _InWindows(Way):
                 f"global attention, which packed documents do not share. Leave output_attentions or "
                 f"global_attention_mask out, or run the documents one per row."
             )
-        window = 2 * int(mixer.one_sided_attn_window_size)  # type: ignore[arg-type]
+        windows = mixer.config.attention_window  # type: ignore[union-attr]
+        window = max(windows) if isinstance(windows, list | tuple) else windows
         found, back = pieces(layout, equally_long)
         outputs = []
         for piece in found:

@@ -22,8 +22,9 @@ def _refusal(config: Any) -> str | None:
     if config.model_type == "nystromformer" and config.num_landmarks != config.segment_means_seq_len:
         return (
             "NystromformerSelfAttention takes the means of segments of a row of exactly segment_means_seq_len = "
-            f"{config.segment_means_seq_len} columns, padding included, for its {config.num_landmarks} landmarks, so no "
-            f"shorter document has a result of its own; with num_landmarks=segment_means_seq_len it attends to all"
+            f"{config.segment_means_seq_len} columns, padding included, for its {config.num_landmarks} landmarks, so a "
+            f"document of another length has no result of its own; with num_landmarks=segment_means_seq_len it attends "
+            f"to all tokens"
         )
     if config.model_type == "yoso" and not config.use_expectation:
         return (

@@ -152,6 +152,7 @@ TYPES: dict[str, dict[str, Any]] = {
         "chunk_size": -1,
         "num_blocks": 2,
     },
+    "perceiver": {"num_latents": 8, "d_latents": 64, "num_self_attends_per_block": 2},
     "qwen2": QWEN_WINDOW,
     "qwen2_moe": QWEN_WINDOW | {"mlp_only_layers": [0]},
     "qwen3": QWEN_WINDOW,
