@@ -132,6 +132,8 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         scope = current()
         if scope is None or scope.layout is None or not scope.owner.owns_config(kwargs.get("config")):
             return original(*args, **kwargs)
+        if not scope.owner.attention:  # it stands here for another model; this one cuts its masks by itself
+            return original(*args, **kwargs)
         if args:
             raise SiteDrift(f"{site} is called by position inside a packed forward; autopack needs names")
         _check_padding(kwargs)

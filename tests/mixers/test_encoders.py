@@ -193,3 +193,14 @@ def test_entities_beside_the_row_are_refused_and_tokens_alone_are_not():
         model(**inputs)
         with pytest.raises(autopack.UnsupportedModel, match="entities stand beside the row"):
             model(**inputs, entity_ids=torch.ones(2, 1, dtype=torch.long), entity_position_ids=spans_of)
+
+
+@pytest.mark.parametrize("model_type", ["longformer", "nystromformer", "rembert"])
+def test_masks_of_models_with_own_attention_do_not_depend_on_who_else_is_enabled(model_type):
+    model = tiny.build(model_type, task="masked-lm")
+    other = tiny.build("bert", task="masked-lm")
+    inputs = {"input_ids": tiny.tokens(model.config, 2, COLUMNS)}
+    expected = alone(model, inputs)
+    with autopack.enable(model), autopack.enable(other):
+        found = model(**inputs, position_ids=packed_positions(model)).logits
+    assert error(found, expected) < FLOAT32
