@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "AutopackError": "autopack.errors",
+    "Family": "autopack.architectures",
     "Handle": "autopack.handle",
     "InvalidPacking": "autopack.errors",
     "LeakReport": "autopack.report",
@@ -44,6 +45,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:
     from autopack.api import disable, enable, is_enabled
+    from autopack.architectures import Family
     from autopack.auditor import audit
     from autopack.errors import AutopackError, InvalidPacking, OutsideForward, SiteDrift, UnsupportedModel
     from autopack.handle import Handle, TrainerHandle

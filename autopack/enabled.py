@@ -73,8 +73,12 @@ class Enabled:
         return {**self.__dict__, "_implementations": None, "_sites": (), "_release": None}
 
     def owns_config(self, config: Any) -> bool:
-        """Whether a config, by identity, is one that this model's text modules read."""
-        return any(config is own for own in self.configs)
+        """Whether a config is one that this model's text modules read, or one of a single layer of theirs."""
+        # Configs of single layers are made anew whenever they are asked for, so they have no identity.
+        return any(
+            config is own or (getattr(own, "is_heterogeneous", False) and type(config) is type(own))
+            for own in self.configs
+        )
 
     def implementations(self) -> tuple[str, ...]:
         """The attention implementations that this model's attention modules ask for now."""

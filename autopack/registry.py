@@ -5,16 +5,16 @@ from __future__ import annotations
 import pkgutil
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
 from autopack.architectures import Family
-from autopack.errors import UnsupportedModel
+from autopack.errors import AutopackError, UnsupportedModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["families", "family_for", "is_covered", "register"]
+__all__ = ["families", "family_for", "is_covered", "look_up", "register"]
 
 _registered: list[Family] = []
 
@@ -28,7 +28,24 @@ def _own() -> tuple[Family, ...]:
 
 @cache
 def _from_entry_points() -> tuple[Family, ...]:
-    return tuple(point.load() for point in entry_points(group="autopack.families"))
+    return tuple(_loaded(point) for point in entry_points(group="autopack.families"))
+
+
+def _loaded(point: EntryPoint) -> Family:
+    where = f"entry point {point.name!r} ({point.value}) of {point.dist.name if point.dist else 'an installed package'}"
+    try:
+        family = point.load()
+    except Exception as error:
+        raise AutopackError(
+            f"{where} in the group autopack.families cannot be loaded: {type(error).__name__}: {error}. Repair or "
+            f"uninstall that package."
+        ) from error
+    if not isinstance(family, Family):
+        raise AutopackError(
+            f"{where} in the group autopack.families is a {type(family).__name__}; wanted an autopack.Family. Repair "
+            f"or uninstall that package."
+        )
+    return family
 
 
 def families() -> list[Family]:
@@ -40,12 +57,12 @@ def register(family: Family) -> None:
     """Add a family of one's own; it goes before all others for its model types. The same can be done by an entry
     point in the group `autopack.families`."""
     if not isinstance(family, Family):
-        raise TypeError(f"register takes an autopack.architectures.Family; found {type(family).__name__}")
+        raise TypeError(f"register takes an autopack.Family; found {type(family).__name__}")
     _registered.insert(0, family)
 
 
-def family_for(model: PreTrainedModel) -> Family:
-    """The family that serves a model. Raises `UnsupportedModel` where none can."""
+def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
+    """The family of a model, and why it cannot serve it, or None where it can."""
     from autopack.architectures import attention
     from autopack.structure import attention_modules, is_pair, mixers
 
@@ -63,12 +80,18 @@ def family_for(model: PreTrainedModel) -> Family:
             "none of its modules calls an attention function of transformers' AttentionInterface, so autopack has no "
             "place to keep documents apart"
         )
+    return family if family is not None else attention.FAMILY, reason
+
+
+def family_for(model: PreTrainedModel) -> Family:
+    """The family that serves a model. Raises `UnsupportedModel` where none can."""
+    family, reason = look_up(model)
     if reason is not None:
         raise UnsupportedModel(
-            f"{type(model).__name__} (model type {config.model_type!r}) cannot be packed exactly: {reason}. Nothing "
-            f"was changed; train it on padded batches, one document per row."
+            f"{type(model).__name__} (model type {model.config.model_type!r}) cannot be packed exactly: {reason}. "
+            f"Nothing was changed; train it on padded batches, one document per row."
         )
-    return family if family is not None else attention.FAMILY
+    return family
 
 
 def _without_cross_attention(model: PreTrainedModel, family: Family | None) -> str | None:

@@ -160,7 +160,11 @@ def is_causal(module: nn.Module, config: PretrainedConfig) -> bool:
     """Whether an attention module lets tokens see later ones never, as it or the model's config says."""
     # Several decoders say is_causal=False and bring a causal mask.
     told = [getattr(module, name) for name in ("is_causal", "is_decoder") if hasattr(module, name)]
-    return any(told) if told else bool(getattr(config, "causal", True))
+    if told:
+        return any(told)
+    if hasattr(config, "causal"):
+        return bool(config.causal)
+    return bool(getattr(config, "is_decoder", False)) or not upstream.is_encoder_type(config.model_type)
 
 
 def checkpointed_modules(model: nn.Module) -> list[nn.Module]:

@@ -247,10 +247,9 @@ def _returns_cache(enabled: Enabled, arguments: dict[str, Any]) -> bool:
 
 
 def _looks_less_far_than(config: Any, columns: int) -> bool:
-    return any(
-        isinstance(value, int) and 0 < value < columns and re.search("window|chunk|local_attention", name)
-        for name, value in vars(config).items()
-    )
+    windows = (value for name, value in vars(config).items() if re.search("window|chunk|local_attention", name))
+    reaches = (reach for value in windows for reach in (value if isinstance(value, list | tuple) else [value]))
+    return any(isinstance(reach, int) and 0 < reach < columns for reach in reaches)
 
 
 def _is_zero(value: Any) -> bool:

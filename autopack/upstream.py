@@ -31,6 +31,7 @@ __all__ = [
     "causal_lm_class_names",
     "describe_mask",
     "has_mask_interface",
+    "is_encoder_type",
     "is_flash",
     "kernel_parameters",
     "known_parts",
@@ -73,6 +74,17 @@ def seq2seq_class_names() -> frozenset[str]:
 
     mappings = ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES")
     return frozenset(name for mapping in mappings for name in getattr(modeling_auto, mapping, {}).values())
+
+
+def is_encoder_type(model_type: str) -> bool:
+    """Whether transformers has masked-LM, classification or question-answering classes of a type, and of no decoder."""
+    from transformers.models.auto import modeling_auto
+
+    def listed(task: str) -> bool:
+        return model_type in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")
+
+    others = ("SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING")
+    return listed("MASKED_LM") or (not listed("CAUSAL_LM") and any(listed(task) for task in others))
 
 
 def supported_implementations(model: Any) -> set[str]:

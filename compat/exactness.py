@@ -1,12 +1,15 @@
 """Print, for every type of transformers with a language model, whether packed equals alone, on every backend.
 
-    python -m compat.exactness                 all causal-LM types; writes compat/results/exactness.{json,md}
-    python -m compat.exactness --task masked-lm
-    python -m compat.exactness llama gemma2    some types, printed only; with --record also merged into the results
+    python -m compat.exactness                    print the recorded tables of all tasks, one after the other
+    python -m compat.exactness --task causal-lm   measure all types of a task and record them in compat/results/
+    python -m compat.exactness llama gemma2       some types, printed only; with --record also merged into the results
 
 `flash` and `flex` run on CPU stand-ins of the same signature, where the model declares support. Every cell is the worst
 relative error of logits over all of the auditor's call modes, in train and eval; gradients and losses are held to their
 own tolerances and decide, with it, between a number and LEAK.
+
+With `--float64` everything is held to 1e-9. Where a model casts to float32 in code of its own, that is measured again
+with those casts lifted, and its cell has a star.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import json
 import sys
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +32,9 @@ from autopack import registry, tiny, upstream
 from autopack.audit_heads import of_document
 from autopack.commands.families import MEASURED
 from autopack.errors import AutopackError
-from compat.standins import flash_standin, flex_standin, set_implementation
+from compat.standins import flash_standin, flex_standin, float64_throughout, set_implementation
 
-__all__ = ["measure"]
+__all__ = ["measure", "measure_in_float64", "recorded"]
 
 RESULTS = Path(__file__).parent / "results"
 BACKENDS = ("eager", "sdpa", "flex", "flash")
@@ -57,6 +61,9 @@ def measure(
                     model = tiny.build(model_type, task=task, attn_implementation="sdpa", dtype=dtype)
                 else:
                     set_implementation(model, implementation)
+            model = model.to(dtype)  # some parameters are made in float32 whatever dtype is asked for
+            if dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
+                model.set_experts_implementation("eager")  # grouped matrix products take no float64
         except tiny.CannotBuild as error:
             undeclared = backend != "eager" and "does not support an attention" in str(error)
             return {"status": "undeclared"} if undeclared else {"status": "unbuildable", "reason": error.reason}
@@ -79,6 +86,16 @@ def measure(
     return result if report.exact else {**result, "reason": report.worst_case}
 
 
+def measure_in_float64(model_type: str, backend: str, task: str) -> dict[str, Any]:
+    """`measure` in float64; what casts to float32 by itself is measured without those casts, and says so."""
+    found = measure(model_type, backend, torch.float64, task)
+    if found["status"] not in ("LEAK", "upstream error"):
+        return found
+    with float64_throughout():
+        lifted = measure(model_type, backend, torch.float64, task)
+    return {**lifted, "with casts": found["reason"]} if lifted["status"] == "exact" else found
+
+
 def _upstream_error(model: Any, handle: Any) -> str | None:
     """What stock transformers itself raises for one unpacked document with this implementation, if anything."""
     handle.remove()
@@ -97,7 +114,8 @@ def _reason(error: Exception) -> str:
 
 def _cell(result: dict[str, Any]) -> str:
     if result["status"] == "exact":
-        return "0" if result["worst"] == 0 else f"{result['worst']:.0e}"
+        star = "*" if "with casts" in result else ""
+        return star + ("0" if result["worst"] == 0 else f"{result['worst']:.0e}")
     return {"undeclared": "-"}.get(result["status"], result["status"])
 
 
@@ -150,26 +168,40 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types (default: all)")
     parser.add_argument("--record", action="store_true", help="merge the named types into the recorded results")
-    parser.add_argument("--task", choices=tuple(tiny.TASKS), default="causal-lm", help="of the models' classes")
+    parser.add_argument(
+        "--task",
+        choices=(*tiny.TASKS, "all"),
+        help="of the models' classes; 'all', or neither a task nor types: print what is recorded of all",
+    )
     parser.add_argument("--float64", action="store_true", help="measure in float64 (tolerance 1e-9)")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
     arguments = parser.parse_args()
+    if arguments.task == "all" or not (arguments.task or arguments.types):
+        if arguments.types:
+            parser.error("--task all prints what is recorded; name one task to measure types")
+        return _print_recorded(ship=arguments.record)
+    task = arguments.task or "causal-lm"
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
-    dtype = torch.float64 if arguments.float64 else torch.float32
+    one = measure_in_float64 if arguments.float64 else partial(measure, dtype=torch.float32)
     results: dict[str, dict[str, dict[str, Any]]] = {}
     started = time.time()
     left_out: dict[str, Any] = {"status": "undeclared"}
-    for model_type in tqdm(arguments.types or tiny.types_for(arguments.task), disable=not sys.stderr.isatty()):
+    for model_type in tqdm(arguments.types or tiny.types_for(task), disable=not sys.stderr.isatty()):
         results[model_type] = {
-            b: measure(model_type, b, dtype, arguments.task) if b in arguments.backends else left_out for b in BACKENDS
+            b: one(model_type, b, task=task) if b in arguments.backends else left_out for b in BACKENDS
         }
     print("\n".join(_table(results)))
+    if any("with casts" in cell for cells in results.values() for cell in cells.values()):
+        print("\n*: with the casts to float32 in the model's own code lifted; as it stands")
+        named = [(name, cell) for name, cells in results.items() for cell in cells.values()]
+        casts = [f"  {name}: {cell['with casts']}" for name, cell in named if "with casts" in cell]
+        print("\n".join(casts))
     print(f"\n{_counts(results)} ({time.time() - started:.0f} s)")
     whole = not arguments.float64 and tuple(arguments.backends) == BACKENDS
     if whole and (arguments.record or not arguments.types):
-        _record(results, arguments.task, merge=bool(arguments.types))
+        _record(results, task, merge=bool(arguments.types))
     return 1 if any(_leaks(cells) for cells in results.values()) else 0
 
 
@@ -186,10 +218,8 @@ def _counts(results: dict[str, dict[str, dict[str, Any]]]) -> str:
     return f"{len(results)} types: {exact} exact, {refused} refused or not buildable, {leaks} leaking."
 
 
-def _measured(results: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    """What `autopack families` shows; composite types stand under the name of their text part too."""
-    import transformers
-
+def _shown(results: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    """What `autopack families` shows of a task; composite types stand under the name of their text part too."""
     types: dict[str, Any] = {}
     for model_type, cells in results.items():
         exact = {b: cell for b, cell in cells.items() if cell["status"] == "exact"}
@@ -198,24 +228,44 @@ def _measured(results: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
             types.update(dict.fromkeys((model_type, *(cell["config"] for cell in exact.values())), entry))
         else:
             types.setdefault(model_type, {"refused": next((c["reason"] for c in cells.values() if "reason" in c), "")})
-    versions = {
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "device": "CPU",
-        "dtype": "float32",
-    }
-    return {"with": versions, "types": dict(sorted(types.items()))}
+    return dict(sorted(types.items()))
+
+
+def recorded() -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
+    """The results of all tasks that have been recorded: by task, model type and backend."""
+    return {task: json.loads(_file(task).read_text()) for task in tiny.TASKS if _file(task).exists()}
+
+
+def _file(task: str) -> Path:
+    return RESULTS / ("exactness.json" if task == "causal-lm" else f"exactness-{task}.json")
+
+
+def _print_recorded(ship: bool) -> int:
+    found = recorded()
+    for task, results in found.items():
+        print("\n".join([f"{task}\n", *_table(results), f"\n{_counts(results)}\n"]))
+    if ship:
+        _ship()
+    return 1 if any(_leaks(cells) for results in found.values() for cells in results.values()) else 0
 
 
 def _record(results: dict[str, dict[str, dict[str, Any]]], task: str, merge: bool) -> None:
     RESULTS.mkdir(exist_ok=True)
-    data = RESULTS / ("exactness.json" if task == "causal-lm" else f"exactness-{task}.json")
-    if merge:
+    data = _file(task)
+    if merge and data.exists():
         results = dict(sorted({**json.loads(data.read_text()), **results}.items()))
     data.write_text(json.dumps(results, indent=1) + "\n")
     data.with_suffix(".md").write_text(_markdown(results, task, _counts(results)))
-    if task == "causal-lm":
-        MEASURED.write_text(json.dumps(_measured(results)) + "\n")
+    _ship()
+
+
+def _ship() -> None:
+    """Write what the package carries of the recorded results."""
+    import transformers
+
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__, "device": "CPU"}
+    shipped = {task: _shown(results) for task, results in recorded().items()}
+    MEASURED.write_text(json.dumps({"with": {**versions, "dtype": "float32"}, "tasks": shipped}) + "\n")
 
 
 if __name__ == "__main__":

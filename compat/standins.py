@@ -16,8 +16,17 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-__all__ = ["attend_densely", "flash_standin", "flex_standin", "loadable", "scores_within", "set_implementation"]
+__all__ = [
+    "attend_densely",
+    "flash_standin",
+    "flex_standin",
+    "float64_throughout",
+    "loadable",
+    "scores_within",
+    "set_implementation",
+]
 
 
 def attend_densely(
@@ -305,3 +314,24 @@ def flex_standin() -> Iterator[None]:
         mock.patch.object(masking_utils, "create_block_mask", uncompiled),
     ):
         yield
+
+
+class _Float64(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.float:
+            return torch.Tensor.double(*args)
+        args = tuple(torch.float64 if value is torch.float32 else value for value in args)
+        kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def float64_throughout() -> Iterator[None]:
+    """Lift the casts to float32 that models make in their own code whatever dtype they have."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Float64():
+            yield
+    finally:
+        torch.set_default_dtype(before)

@@ -10,15 +10,17 @@ import autopack
 from autopack import registry, tiny
 from tests.padded import FLOAT32, LENGTHS, batch, logit_error, loss_error, mask_of
 
-WITHOUT_PADDING = {"xlnet"}
+WITHOUT_PADDING = {"xlnet", "reformer masked-lm"}
 """Types that stock transformers cannot run on a padded batch in the form that `tiny` builds."""
 WITHOUT_LABELS = {"git"}
 """Types whose loss stock transformers cannot compute on text alone."""
+OF_POOLER = "the token that the head reads is padding in some row"
+LABELS = {"causal-lm": "causal LM", "masked-lm": "masked LM"}
 
 
-def _types() -> list[str]:
+def _types(task: str) -> list[str]:
     served = frozenset().union(*(family.model_types for family in registry.families()))
-    return sorted((served & set(tiny.causal_lm_types())) - WITHOUT_PADDING)
+    return sorted((served & set(tiny.types_for(task))) - WITHOUT_PADDING)
 
 
 def alone(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -29,16 +31,18 @@ def alone(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) -> torc
     return found
 
 
-@pytest.mark.parametrize("model_type", _types())
-def test_logits_and_loss_of_every_type(model_type):
+@pytest.mark.parametrize(("task", "model_type"), [(task, name) for task in LABELS for name in _types(task)])
+def test_logits_and_loss_of_every_type(task, model_type):
     """Left out, and so equal by themselves, are only those whose positions or windows count the padding."""
     try:
-        model = tiny.build(model_type, attn_implementation="sdpa")
+        model = tiny.build(model_type, task=task, attn_implementation="sdpa")
     except tiny.CannotBuild:
-        model = tiny.build(model_type)
+        model = tiny.build(model_type, task=task)
+    if getattr(model.config, "is_encoder_decoder", False):
+        pytest.skip("encoder-decoders have tests of their own")
     for side in ("right", "left", "holes"):
         mask = mask_of(LENGTHS, side)
-        inputs = batch("causal LM", mask)
+        inputs = batch(LABELS[task], mask)
         if model_type in WITHOUT_LABELS:
             del inputs["labels"]
         with torch.no_grad():
@@ -54,9 +58,14 @@ def test_logits_and_loss_of_every_type(model_type):
                 assert expected.loss is None or loss_error(found.loss, expected.loss) < FLOAT32
         if handle.enabled.one_by_one is not None:
             assert list(tally.left) == ["documents are run alone, and gain nothing from a packed row"]
+        elif handle.enabled.reads_padding:
+            (reason,) = tally.left
+            assert "reads padding" in reason or (side != "right" and reason == OF_POOLER)
+        elif handle.enabled.model_type == "big_bird" and task == "masked-lm":
+            assert set(tally.left) <= {"the pooler is handed one token of every row", OF_POOLER}
         elif side == "right":
             assert (tally.batches, tally.left) == (1, {})
         elif not tally.batches:
             (reason,) = tally.left
             of_holes = "windows count it" in reason or "state is carried over it" in reason
-            assert (of_holes and side == "holes") or "counts" in reason
+            assert (of_holes and side == "holes") or reason == OF_POOLER or "counts" in reason

@@ -24,9 +24,14 @@ phimoe qwen2 qwen2_moe qwen3 qwen3_moe roberta roberta-prelayernorm roc_bert see
 stablelm starcoder2 t5gemma vaultgemma whisper xlm-roberta xlm-roberta-xl xmod youtu
 """
 
+_ENCODERS = """
+albert distilbert esm esmc eurobert gte jina_embeddings_v3 layoutlm modernbert modernvbert neomme nomic_bert
+ultrabert ultravbert
+"""
+
 FAMILY = Family(
     name="attention",
-    model_types=frozenset(_COVERED.split()),
+    model_types=frozenset((_COVERED + _ENCODERS).split()),
     path="attention site, document by document",
     dense_types=frozenset({"axk2", "deepseek_v32", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4"}),
 )

@@ -1,16 +1,56 @@
 """Encoders with code of their own: relative distances, convolutions beside attention, Fourier transforms."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from autopack.architectures import Family
-from autopack.mixers import Alone
+from autopack.mixers import ALONE, Alone
 
 __all__ = ["FAMILY"]
 
 _BY_PAIRS = Alone(by_columns=True)
 _READING_PADDING = Alone(by_columns=True, reads_padding=True)
 
+
+def _refusal(config: Any) -> str | None:
+    if config.model_type == "ibert" and config.quant_mode:
+        return (
+            "with quant_mode=True its QuantAct modules quantise all tokens of a batch by one range, and in training "
+            "move that range along with every batch; load it with quant_mode=False"
+        )
+    if config.model_type == "nystromformer" and config.num_landmarks != config.segment_means_seq_len:
+        return (
+            "NystromformerSelfAttention takes the means of segments of a row of exactly segment_means_seq_len = "
+            f"{config.segment_means_seq_len} columns, padding included, for its {config.num_landmarks} landmarks, so a "
+            f"document of another length has no result of its own; with num_landmarks=segment_means_seq_len it attends "
+            f"to all tokens"
+        )
+    if config.model_type == "yoso" and not config.use_expectation:
+        return (
+            "with use_expectation=False YosoSelfAttention draws new random hashes at every call, so not even two runs "
+            "of one document agree; load it with use_expectation=True"
+        )
+    return None
+
+
 FAMILY = Family(
     name="own_encoders",
-    model_types=frozenset({"convbert", "deberta", "deberta-v2", "flaubert", "fnet", "luke", "mpnet"}),
+    model_types=frozenset(
+        {
+            "convbert",
+            "deberta",
+            "deberta-v2",
+            "flaubert",
+            "fnet",
+            "ibert",
+            "luke",
+            "mpnet",
+            "nystromformer",
+            "squeezebert",
+            "yoso",
+        }
+    ),
     path="the model's own attention, documents alone",
     attends=False,
     mixers={
@@ -18,9 +58,14 @@ FAMILY = Family(
         "ConvLayer": _READING_PADDING,  # DeBERTa-v2's, where conv_kernel_size is set
         "DisentangledSelfAttention": _BY_PAIRS,
         "FNetBasicFourierTransform": _READING_PADDING,
+        "IBertSelfAttention": ALONE,
         "LukeSelfAttention": _BY_PAIRS,
         "MPNetSelfAttention": _BY_PAIRS,
         "MultiHeadAttention": _BY_PAIRS,  # Flaubert's
+        "NystromformerSelfAttention": _READING_PADDING,  # by the convolution of its values
+        "SqueezeBertSelfAttention": Alone(channels_first=True),
+        "YosoSelfAttention": _READING_PADDING,  # its mask is one for padding and tokens alike
     },
     refused_arguments={"entity_ids": "entities stand beside the row, and whose document they are of is not said"},
+    refusal=_refusal,
 )

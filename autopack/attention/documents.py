@@ -63,7 +63,7 @@ def slice_mask(mask: DocumentMask | torch.Tensor | None, row: int, first: int, e
     if mask is None:
         return None
     batch = slice(row, row + 1) if mask.shape[0] > 1 else slice(None)
-    queries = slice(first, end) if mask.shape[2] > 1 else slice(None)
+    queries = slice(first, end) if mask.shape[-2] > 1 else slice(None)  # one for all queries says what padding is
     return mask[batch, :, queries, first:end]
 
 

@@ -138,6 +138,8 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         scope = current()
         if scope is None or scope.layout is None or not scope.owner.owns_config(kwargs.get("config")):
             return original(*args, **kwargs)
+        if not scope.owner.attention:  # it stands here for another model; this one cuts its masks by itself
+            return original(*args, **kwargs)
         if args:
             raise SiteDrift(f"{site} is called by position inside a packed forward; autopack needs names")
         _check_padding(kwargs)
@@ -151,8 +153,9 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
                 f"prefixes cannot be packed; run such documents one per row."
             )
         mask = DocumentMask(layout, original, kwargs)
-        # Code that insists on a tensor goes on to combine it with another mask, so it gets the whole one.
-        return mask.over_rows if _insists_on_tensor(kwargs) else mask
+        # Code that insists on a tensor goes on to combine it with another mask, so it gets the whole one. BlockMasks
+        # cannot be combined.
+        return mask.over_rows if _insists_on_tensor(kwargs) and site.key != "flex_attention" else mask
 
     autopack_mask.autopack_original = original  # type: ignore[attr-defined]
     return autopack_mask

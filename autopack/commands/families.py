@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from autopack.architectures import Family
 
 MEASURED = Path(__file__).parents[1] / "measured.json"
-"""What `python -m compat.exactness` recorded: by model type, the worst error of each backend, or why it is refused."""
+"""What `python -m compat.exactness` recorded: by task and model type, the worst error of each backend, or a refusal."""
 
 ATTENTION = {
     "CPU": "sdpa or eager, document by document",
@@ -38,17 +38,18 @@ def run(args: argparse.Namespace) -> int:
     from autopack.registry import families
 
     measured = load()
-    found = [describe(family, measured["types"]) for family in families()]
+    found = [describe(family, measured["tasks"]) for family in families()]
     if args.types:
-        rows = [_of_type(name, found, measured["types"]) for name in args.types]
-        print(json.dumps(rows, indent=1) if args.json else "\n".join(_line(row) for row in rows))
-        return 0 if all(row["family"] for row in rows) else 1
+        rows = [of_type(name, found, measured["tasks"]) for name in args.types]
+        print(json.dumps(rows, indent=1) if args.json else "\n".join(_lines(row) for row in rows))
+        return 0 if all(row["served"] for row in rows) else 1
     if args.json:
         print(json.dumps({**measured["with"], "families": found}, indent=1))
     else:
         served = sum(len(family["model_types"]) for family in found)
         where = ", ".join(f"{name} {version}" for name, version in measured["with"].items())
         print("\n\n".join(_text(family) for family in found if family["model_types"]))
+        print("\n" + "\n".join(_refused(found)))
         print(
             f"\n{served} model types. Errors are those of logits, packed against alone, relative to their standard "
             f"deviation,\nthe worst over all call modes of `autopack audit`: {where}."
@@ -56,49 +57,86 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def describe(family: Family, measured: dict[str, Any]) -> dict[str, Any]:
-    """One family as plain data."""
+def describe(family: Family, tasks: dict[str, Any]) -> dict[str, Any]:
+    """One family as plain data; `measured` is by task and model type."""
     ways: dict[Any, list[str]] = {}
     for name, way in family.mixers.items():
         ways.setdefault(way, []).append(name)
     mixers = [{"classes": sorted(names), "way": str(way), "paths": way.paths()} for way, names in ways.items()]
+    types = sorted(family.model_types)
     return {
         "name": family.name,
         "path": family.path,
-        "model_types": sorted(family.model_types),
+        "model_types": types,
         "mixers": mixers,
         "attention": ATTENTION if family.attends else None,
-        "measured": {name: measured[name] for name in sorted(family.model_types) if name in measured},
+        "measured": {task: {name: known[name] for name in types if name in known} for task, known in tasks.items()},
         "refused": dict(family.refused_types),
     }
 
 
-def _of_type(name: str, found: list[dict[str, Any]], measured: dict[str, Any]) -> dict[str, Any]:
+def of_type(name: str, found: list[dict[str, Any]], tasks: dict[str, Any]) -> dict[str, Any]:
+    """What is known of one model type: its family and path, or why it is refused, and what was measured by task."""
     family = next((f for f in found if name in f["model_types"]), None)
-    refused = next((f["refused"][name] for f in found if name in f["refused"]), None)
-    row = {"type": name, "family": family and family["name"], "path": family and family["path"]}
-    return {**row, "measured": measured.get(name), "refused": refused}
+    row = {"type": name, "served": family is not None, "family": family and family["name"]}
+    row |= {"path": family and family["path"], "refused": None}
+    if family is None:
+        refused = next((f["refused"][name] for f in found if name in f["refused"]), None)
+        row |= {"refused": refused} if refused else _asked_of_a_tiny_model(name)
+    return {**row, "measured": {task: known[name] for task, known in tasks.items() if name in known}}
 
 
-def _line(row: dict[str, Any]) -> str:
-    if row["family"]:
-        return f"{row['type']}: {row['path']} (family {row['family']}); {_errors(row['measured'])}"
-    if row["refused"]:
-        return f"{row['type']}: refused, since {row['refused']}"
-    known = row["measured"] or {}
-    reason = known.get("refused") or "no family has it; enable() serves it if its structure allows, after an audit"
-    return f"{row['type']}: {reason}"
+def _asked_of_a_tiny_model(name: str) -> dict[str, Any]:
+    """What the registry says of a type that no family lists, by the structure of the model that transformers has."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    from autopack import registry, tiny
+
+    if name not in CONFIG_MAPPING:
+        return {
+            "refused": f"transformers {transformers.__version__} has no such type; remote code of this type is served "
+            "where its structure allows, after an audit on enable"
+        }
+    task = next((task for task in tiny.TASKS if name in tiny.types_for(task)), None)
+    if task is None:
+        return {"refused": "transformers has no language model of this type"}
+    try:
+        model = tiny.build(name, task=task)
+    except tiny.CannotBuild as error:
+        return {"refused": f"no family lists it, and its structure could not be looked at: {error.reason}"}
+    family, reason = registry.look_up(model)
+    if reason is not None:
+        return {"refused": reason}
+    return {"served": True, "path": f"{family.path}, by its structure and after an audit on enable"}
 
 
-def _errors(measured: dict[str, Any] | None) -> str:
-    errors = (measured or {}).get("errors")
-    if not errors:
-        return "not measured by its own name"
-    return "exact: " + ", ".join(f"{backend} {_short(error)}" for backend, error in errors.items())
+def _lines(row: dict[str, Any]) -> str:
+    if not row["served"]:
+        return _wrapped(row["type"], f"refused: {row['refused']}")
+    by = f" (family {row['family']})" if row["family"] else ""
+    measured = {task: found for task, found in row["measured"].items() if found.get("errors")}
+    lines = [_wrapped(row["type"], f"{row['path']}{by}")]
+    lines += [_wrapped("", f"{task}: exact, {_errors(found['errors'])}") for task, found in measured.items()]
+    return "\n".join(lines if measured else [*lines, _wrapped("", "not measured by its own name")])
+
+
+def _wrapped(name: str, text: str) -> str:
+    indent = f"{name:<20} "
+    return "\n".join(textwrap.wrap(text, 116, initial_indent=indent, subsequent_indent=" " * 21))
+
+
+def _errors(errors: dict[str, float]) -> str:
+    return ", ".join(f"{backend} {_short(error)}" for backend, error in errors.items())
 
 
 def _short(error: float) -> str:
     return f"{error:.0e}" if error else "0"
+
+
+def _refused(found: list[dict[str, Any]]) -> list[str]:
+    refused = {name: reason for family in found for name, reason in family["refused"].items()}
+    return ["refused", *(textwrap.indent(_wrapped(name, reason), "  ") for name, reason in sorted(refused.items()))]
 
 
 def _text(family: dict[str, Any]) -> str:
@@ -111,16 +149,17 @@ def _text(family: dict[str, Any]) -> str:
         lines += textwrap.wrap(", ".join(mixers["classes"]), 112, initial_indent="  ", subsequent_indent="  ")
         for device, path in mixers["paths"].items():
             lines += textwrap.wrap(path, 108, initial_indent=f"    {device:<5} ", subsequent_indent=" " * 10)
-    exact = {name: max(found["errors"].values()) for name, found in family["measured"].items() if found.get("errors")}
-    if exact:
-        worst = max(exact, key=lambda name: exact[name])
-        types = "1 type" if len(exact) == 1 else f"{len(exact)} types"
-        lines.append(f"  measured: {types} exact, largest error {_short(exact[worst])} ({worst})")
+    for task, known in family["measured"].items():
+        exact = {name: max(found["errors"].values()) for name, found in known.items() if found.get("errors")}
+        if exact:
+            worst = max(exact, key=lambda name: exact[name])
+            types = "1 type" if len(exact) == 1 else f"{len(exact)} types"
+            lines.append(f"  measured, {task}: {types} exact, largest error {_short(exact[worst])} ({worst})")
     return "\n".join(lines)
 
 
 def load() -> dict[str, Any]:
-    """The recorded measurements: `with`, the versions that they were made with, and `types`."""
+    """The recorded measurements: `with`, the versions that they were made with, and `tasks`."""
     try:
         return dict(json.loads(MEASURED.read_text()))
     except FileNotFoundError as error:

@@ -1,6 +1,6 @@
 """Modules that mix tokens in a way of their own, or count them, made to start anew at every document."""
 
-from autopack.mixers.site import adapt_mixer
+from autopack.mixers.site import MixerCall, adapt_mixer
 from autopack.mixers.ways import (
     ALONE,
     RELATIVE,
@@ -23,6 +23,7 @@ __all__ = [
     "Alone",
     "AtOperations",
     "LookingBack",
+    "MixerCall",
     "OneByOne",
     "RelativeBias",
     "Restarting",

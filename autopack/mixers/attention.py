@@ -6,6 +6,7 @@ it does to what a document alone would bring.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,13 +26,20 @@ _STATES = ("key_value_states", "encoder_hidden_states")
 _MASKS = ("attention_mask", "mask", "attn_mask")
 
 
-def attend_alone(call: MixerCall, beginnings: tuple[tuple[str, int], ...], per_head: tuple[str, ...]) -> Any:
+def attend_alone(
+    call: MixerCall,
+    beginnings: tuple[tuple[str, int], ...] = (),
+    per_head: tuple[str, ...] = (),
+    channels_first: bool = False,
+) -> Any:
     """Run an attention module on the documents of packed rows, as if each were alone.
 
     Masks and biases of pairs are cut out of those of the rows. `beginnings` names arguments with an axis of columns
     whose beginning is what a document alone has there (tables of positions). `per_head` names biases (rows x heads, 1,
-    columns) of this kind.
+    columns) of this kind. With `channels_first` the module takes and gives (rows, channels, columns).
     """
+    if channels_first:
+        call = _with_tokens_first(call)
     call.check()
     if call.memory is not None:
         return _attend_across(call, call.memory)
@@ -64,10 +72,40 @@ def attend_alone(call: MixerCall, beginnings: tuple[tuple[str, int], ...], per_h
             for piece in found
         ]
     whole = together(layout, found, back, outputs)
-    if not call.want_weights or not isinstance(whole, (tuple, list)):
-        return whole
-    weights = [_weights(call, found, parts) for parts in zip(*outputs, strict=True)]
-    return type(whole)(part if own is None else own for part, own in zip(whole, weights, strict=True))
+    if call.want_weights:
+        whole = _with_weights(call, found, whole, outputs)
+    return _transposed(whole) if channels_first else whole
+
+
+def _with_tokens_first(call: MixerCall) -> MixerCall:
+    """The same call, with tokens before channels in what it takes and gives."""
+
+    def with_channels_first(mixer: Any, tokens: torch.Tensor, **others: Any) -> Any:
+        return _transposed(call.original(mixer, tokens.transpose(1, 2), **others))
+
+    tokens = call.arguments[call.first].transpose(1, 2)
+    return replace(call, original=with_channels_first, arguments={**call.arguments, call.first: tokens})
+
+
+def _transposed(output: Any) -> Any:
+    if isinstance(output, dict):
+        return type(output)(**{key: _transposed(part) for key, part in output.items()})
+    if isinstance(output, (tuple, list)):
+        return type(output)(_transposed(part) for part in output)
+    return output.transpose(1, 2) if isinstance(output, torch.Tensor) and output.dim() == 3 else output
+
+
+def _with_weights(call: MixerCall, found: list[Piece], whole: Any, outputs: list[Any]) -> Any:
+    """The merged output, with attention weights in it as blocks of the rows."""
+    if isinstance(whole, dict):
+        return type(whole)(
+            **{key: _with_weights(call, found, part, [each[key] for each in outputs]) for key, part in whole.items()}
+        )
+    if isinstance(whole, (tuple, list)):
+        parts = zip(whole, zip(*outputs, strict=True), strict=True)
+        return type(whole)(_with_weights(call, found, part, list(each)) for part, each in parts)
+    weights = _weights(call, found, outputs)
+    return whole if weights is None else weights
 
 
 def _attend_across(call: MixerCall, memory: PackedLayout) -> Any:

@@ -137,12 +137,15 @@ def run_per_document_row(run: Run, layout: PackedLayout) -> Any:
 
 def together(layout: PackedLayout, pieces: list[Piece], back: torch.Tensor, outputs: list[Any]) -> Any:
     """What a mixer gave for all pieces, in the form of packed rows; the last one's where it is not by tokens."""
+    if isinstance(outputs[0], dict):  # outputs of transformers too
+        merged = {key: together(layout, pieces, back, [each[key] for each in outputs]) for key in outputs[0]}
+        return type(outputs[0])(**merged)
     if isinstance(outputs[0], (tuple, list)):
-        return type(outputs[0])(_together(layout, pieces, back, parts) for parts in zip(*outputs, strict=True))
+        return type(outputs[0])(together(layout, pieces, back, list(parts)) for parts in zip(*outputs, strict=True))
     return _together(layout, pieces, back, outputs)
 
 
-def _together(layout: PackedLayout, pieces: list[Piece], back: torch.Tensor, parts: Any) -> Any:
+def _together(layout: PackedLayout, pieces: list[Piece], back: torch.Tensor, parts: list[Any]) -> Any:
     if not all(piece.holds(part) for piece, part in zip(pieces, parts, strict=True)):
         return parts[-1]
     whole = torch.cat([piece.real(part) for piece, part in zip(pieces, parts, strict=True)]).index_select(0, back)

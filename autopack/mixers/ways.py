@@ -142,13 +142,15 @@ class Alone(Way):
     """For attention in a model's own code: documents of one length as a batch, with masks and biases cut out.
 
     `beginnings` and `per_head` are those of `attend_alone`; `by_columns` says that padding changes
-    its positions, `reads_padding` that what stands in padding changes what it gives to tokens.
+    its positions, `reads_padding` that what stands in padding changes what it gives to tokens, `channels_first` that it
+    takes and gives (rows, channels, columns).
     """
 
     beginnings: tuple[tuple[str, int], ...] = ()
     per_head: tuple[str, ...] = ()
     by_columns: bool = False
     reads_padding: bool = False
+    channels_first: bool = False
     attends: ClassVar[bool] = True
     recurs: ClassVar[bool] = False
 
@@ -157,7 +159,7 @@ class Alone(Way):
         return self.by_columns
 
     def run(self, call: MixerCall) -> Any:
-        return attend_alone(call, self.beginnings, self.per_head)
+        return attend_alone(call, self.beginnings, self.per_head, self.channels_first)
 
     def paths(self) -> dict[str, str]:
         return {"any": "the model's own attention, documents of one length as a batch"}

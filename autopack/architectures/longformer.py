@@ -1,0 +1,74 @@
+"""Longformer: windows in chunks of rows that the model pads, and tokens with global attention.
+
+Its model pads rows to a multiple of the largest window before the embeddings, so its attention sees more columns than
+the layout has. Here every document is padded to such a multiple, as it is alone, and only its own tokens with global
+attention are global to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch.nn import functional
+
+from autopack.architectures import Family
+from autopack.errors import UnsupportedModel
+from autopack.mixers import MixerCall, Way
+from autopack.mixers.rows import equally_long, pieces, together
+
+__all__ = ["FAMILY"]
+
+
+@dataclass(frozen=True)
+class _InWindows(Way):
+    attends: ClassVar[bool] = True
+    recurs: ClassVar[bool] = False
+
+    def run(self, call: MixerCall) -> Any:
+        layout, mixer = call.layout, call.mixer
+        rows, mask = call.arguments["hidden_states"], call.arguments["attention_mask"]
+        hidden, seen = rows[:, : layout.columns], mask[:, : layout.columns]  # below 0 is padding, above it global
+        if call.want_weights and bool((seen > 0).any()):
+            raise UnsupportedModel(
+                f"{type(mixer).__name__} gives attention weights in a form that depends on the number of tokens with "
+                f"global attention, which packed documents do not share. Leave output_attentions or "
+                f"global_attention_mask out, or run the documents one per row."
+            )
+        windows = mixer.config.attention_window  # type: ignore[union-attr]
+        window = max(windows) if isinstance(windows, list | tuple) else windows
+        found, back = pieces(layout, equally_long)
+        outputs = []
+        for piece in found:
+            length = piece.where.shape[1]
+            more = -length % window
+            own = functional.pad(piece.spread(seen), (0, more), value=torch.finfo(seen.dtype).min)
+            output = call.original(
+                mixer,
+                functional.pad(piece.spread(hidden), (0, 0, 0, more)),
+                attention_mask=own,
+                is_index_masked=own < 0,
+                is_index_global_attn=own > 0,
+                is_global_attn=bool((own > 0).any()),
+                output_attentions=call.want_weights,
+            )
+            outputs.append(tuple(part[:, :length] for part in output))
+        added = rows.shape[1] - layout.columns
+        whole = together(layout, found, back, outputs)
+        return tuple(functional.pad(part, (0, 0) * (part.dim() - 2) + (0, added)) for part in whole)
+
+    def paths(self) -> dict[str, str]:
+        return {"any": "the model's own attention, documents of one length as a batch, padded to the window"}
+
+    def __str__(self) -> str:
+        return "documents alone, in windows"
+
+
+FAMILY = Family(
+    name="longformer",
+    model_types=frozenset({"longformer"}),
+    path="the model's own attention, documents alone",
+    attends=False,
+    mixers={"LongformerSelfAttention": _InWindows()},
+)

@@ -1,0 +1,63 @@
+"""TAPAS: positions restart in every cell of a table, and cells of two tables have the same numbers.
+
+Positions that count from 0 only say where a document begins: alone it would have been given none, and number tokens by
+their cells. Others are taken as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from autopack.architectures import Family
+from autopack.mixers import ALONE, MixerCall, Way
+from autopack.mixers.rows import Piece, equally_long, pieces, together
+from autopack.mixers.site import spread_tokens
+
+__all__ = ["FAMILY"]
+
+
+@dataclass(frozen=True)
+class _ByCells(Way):
+    recurs: ClassVar[bool] = False
+
+    @property
+    def counts(self) -> bool:
+        return True
+
+    def run(self, call: MixerCall) -> Any:
+        call.check()
+        found, back = pieces(call.layout, equally_long)
+        return together(call.layout, found, back, [self._embed(call, piece) for piece in found])
+
+    def _embed(self, call: MixerCall, piece: Piece) -> torch.Tensor:
+        given = spread_tokens(call.arguments["position_ids"], call.layout, piece.spread)
+        counted = (given == torch.arange(piece.where.shape[1], device=given.device)).all(1)
+
+        def embed(positions: torch.Tensor | None) -> Any:
+            return call.changed(
+                lambda name, value: (
+                    positions if name == "position_ids" else spread_tokens(value, call.layout, piece.spread)
+                )
+            )
+
+        if counted.all() or not counted.any():
+            return embed(None if counted.all() else given)
+        return torch.where(counted[:, None, None], embed(None), embed(given))
+
+    def paths(self) -> dict[str, str]:
+        return {"any": "the embeddings themselves, documents of one length as a batch"}
+
+    def __str__(self) -> str:
+        return "embeddings of documents alone"
+
+
+FAMILY = Family(
+    name="tapas",
+    model_types=frozenset({"tapas"}),
+    path="the model's own attention, documents alone; positions restart in every cell of a document's table",
+    attends=False,
+    mixers={"TapasEmbeddings": _ByCells(), "TapasSelfAttention": ALONE},
+)

@@ -1,0 +1,206 @@
+"""Encoders whose documents need more than attention of their own: windows, cells, neighbours, boxes, quantisation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModel, AutoModelForPreTraining
+
+import autopack
+from autopack import tiny
+from autopack.positions import first_position
+from autopack.tiny.weights import randomize
+from tests.conftest import FLOAT32, LEAK, error, positions, spans
+
+ROWS = ((5, 1, 9, 5), (2, 14, 4))
+COLUMNS = 20
+
+
+def packed_positions(model) -> torch.Tensor:
+    return positions(*ROWS, start=first_position(model.config))
+
+
+def alone(model, inputs: dict[str, torch.Tensor], rows=ROWS, field: str = "logits") -> torch.Tensor:
+    """What every document gets alone, of arguments that all have something for each token."""
+    return torch.cat([
+        torch.cat(
+            [getattr(model(**{k: v[row : row + 1, a:b] for k, v in inputs.items()}), field) for a, b in spans(lengths)],
+            dim=1,
+        )
+        for row, lengths in enumerate(rows)
+    ])  # fmt: skip
+
+
+def integers(high: int, *shape: int) -> torch.Tensor:
+    return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(1))
+
+
+def table(rows: int, columns: int) -> torch.Tensor:
+    """Token types of TAPAS: (rows, columns, 7), with cells of a few tokens each."""
+    kinds = torch.stack([integers(size, rows, columns) for size in (3, 4, 3, 2, 5, 5, 5)], dim=-1)
+    return kinds.sort(dim=1).values
+
+
+OF_TOKENS = {
+    "layoutlm": lambda rows, columns: {
+        "bbox": torch.cat([integers(50, rows, columns, 2), 50 + integers(50, rows, columns, 2)], dim=-1)
+    },
+    "longformer": lambda rows, columns: {"global_attention_mask": (integers(4, rows, columns) == 0).long()},
+    "mobilebert": lambda rows, columns: {"token_type_ids": integers(2, rows, columns)},
+    "tapas": lambda rows, columns: {"token_type_ids": table(rows, columns)},
+}
+
+
+@pytest.mark.parametrize("model_type", OF_TOKENS)
+def test_what_a_call_says_of_single_tokens(model_type):
+    """Boxes, cells and global attention go with their documents: logits, gradients, and a negative control."""
+    model = tiny.build(model_type, task="masked-lm")
+    inputs = {"input_ids": tiny.tokens(model.config, 2, COLUMNS), **OF_TOKENS[model_type](2, COLUMNS)}
+    expected = alone(model, inputs)
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
+    (expected * weights).sum().backward()
+    gradients = [(p, p.grad) for p in model.parameters() if p.grad is not None]
+    model.zero_grad(set_to_none=True)
+    stock = model(**inputs, position_ids=packed_positions(model)).logits
+    assert error(stock, expected) > LEAK
+    with autopack.enable(model):
+        found = model(**inputs, position_ids=packed_positions(model)).logits
+        assert error(found, expected) < FLOAT32
+        (found * weights).sum().backward()
+        overall = max(g.abs().max().item() for _, g in gradients)
+        for parameter, gradient in gradients:
+            least = max(gradient.abs().max().item(), 1e-2 * overall)  # a key's bias has none but rounding
+            assert (parameter.grad - gradient).abs().max().item() / least < 10 * FLOAT32
+        one, changed = inputs["input_ids"], inputs["input_ids"].clone()
+        changed[0, 6:15] = (one[0, 6:15] + 1).clamp(max=99)  # the third document of the first row
+        moved = model(**{**inputs, "input_ids": changed}, position_ids=packed_positions(model)).logits != found
+        assert moved[0, 6:15].any()
+        moved[0, 6:15] = False
+        assert not moved.any()
+
+
+def test_positions_of_a_table_are_those_of_its_cells_or_as_given():
+    """TAPAS alone numbers tokens by cells; positions that do not count from 0 are taken, in the same batch too."""
+    model = tiny.build("tapas", task="masked-lm")
+    ids, kinds = tiny.tokens(model.config, 1, 12), table(1, 12)
+    where = torch.cat([torch.arange(6), torch.arange(3, 9)])[None]  # of one length, so they share a batch
+    first = model(input_ids=ids[:, :6], token_type_ids=kinds[:, :6]).logits
+    second = model(input_ids=ids[:, 6:], token_type_ids=kinds[:, 6:], position_ids=where[:, 6:]).logits
+    counted = model(input_ids=ids[:, :6], token_type_ids=kinds[:, :6], position_ids=where[:, :6]).logits
+    assert error(first, counted) > LEAK  # what the cells say is not what columns say
+    with autopack.enable(model):
+        found = model(input_ids=ids, token_type_ids=kinds, position_ids=where).logits
+    assert error(found, torch.cat([first, second], dim=1)) < FLOAT32
+
+
+@settings(max_examples=10)
+@given(st.lists(st.integers(1, 11), min_size=2, max_size=5), st.sampled_from([4, 6]), st.booleans())
+def test_windows_of_documents_of_any_length(lengths, window, global_tokens):
+    model = tiny.build("longformer", task="masked-lm", attention_window=[window, 2 * window])
+    columns = sum(lengths)
+    inputs = {"input_ids": tiny.tokens(model.config, 1, columns)}
+    if global_tokens:
+        inputs["global_attention_mask"] = (integers(5, 1, columns) == 0).long()
+    with torch.no_grad():
+        expected = alone(model, inputs, [lengths])
+        with autopack.enable(model):
+            where = positions(lengths, start=first_position(model.config))
+            found = model(**inputs, position_ids=where).logits
+    assert error(found, expected) < FLOAT32
+
+
+def test_attention_weights_of_windows_are_those_of_tokens():
+    model = tiny.build("longformer", task="masked-lm")
+    inputs = {"input_ids": tiny.tokens(model.config, 2, COLUMNS)}
+    with autopack.enable(model):
+        call = {**inputs, "position_ids": packed_positions(model), "output_attentions": True}
+        found = model(**call).attentions[0]
+        with pytest.raises(autopack.UnsupportedModel, match="global_attention_mask out"):
+            model(**call, global_attention_mask=torch.eye(2, COLUMNS, dtype=torch.long))
+    for row, lengths in enumerate(ROWS):
+        for a, b in spans(lengths):
+            own = model(input_ids=inputs["input_ids"][row : row + 1, a:b], output_attentions=True).attentions[0]
+            assert torch.allclose(found[row, :, a:b], own[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["ibert", "squeezebert", "tapas"])
+def test_attention_weights_in_outputs_of_other_forms(model_type):
+    """I-BERT gives tuples in a tuple, SqueezeBERT a dictionary."""
+    model = tiny.build(model_type, task="masked-lm")
+    ids = tiny.tokens(model.config, 2, COLUMNS)
+    with autopack.enable(model):
+        found = model(input_ids=ids, position_ids=packed_positions(model), output_attentions=True).attentions[-1]
+    for row, lengths in enumerate(ROWS):
+        for a, b in spans(lengths):
+            own = model(input_ids=ids[row : row + 1, a:b], output_attentions=True).attentions[-1]
+            assert torch.allclose(found[row, :, a:b, a:b], own[0], atol=1e-4)
+            assert not found[row, :, a:b, :a].any()
+            assert not found[row, :, a:b, b:].any()
+
+
+def test_neighbours_of_embeddings_that_the_caller_made():
+    model = tiny.build("mobilebert", task="masked-lm")
+    inputs = {"inputs_embeds": model.get_input_embeddings()(tiny.tokens(model.config, 2, COLUMNS))}
+    expected = alone(model, inputs)
+    with autopack.enable(model):
+        found = model(**inputs, position_ids=packed_positions(model)).logits
+    assert error(found, expected) < FLOAT32
+
+
+@pytest.mark.parametrize("model_type", ["bert", "deberta-v2", "electra", "luke", "mobilebert", "mpnet",
+                         "longformer", "tapas", "roberta", "albert"])  # fmt: skip
+@pytest.mark.parametrize("kind", [AutoModel, AutoModelForPreTraining])
+def test_backbones_and_pretraining_heads_are_exact_or_refused(kind, model_type):
+    config = tiny.config(model_type, task="masked-lm")
+    torch.manual_seed(0)
+    model = kind.from_config(config, attn_implementation="eager").eval()
+    randomize(model, 0)
+    inputs = {"input_ids": tiny.tokens(model.config, 2, COLUMNS)}
+    name = "last_hidden_state" if kind is AutoModel else "logits"
+    name = "prediction_logits" if "prediction_logits" in model(**inputs) else name
+    with torch.no_grad():
+        expected = alone(model, inputs, field=name)
+        with autopack.enable(model):
+            found = getattr(model(**inputs, position_ids=packed_positions(model)), name)
+    assert error(found, expected) < FLOAT32
+
+
+@pytest.mark.parametrize(("model_type", "options", "reason"), [
+    ("ibert", {"quant_mode": True}, "QuantAct modules quantise all tokens of a batch by one range"),
+    ("nystromformer", {"num_landmarks": 8}, "segments of a row of exactly segment_means_seq_len = 64 columns"),
+    ("yoso", {"use_expectation": False}, "draws new random hashes at every call"),
+    ("funnel", {}, "FunnelEncoder pools every two columns"),
+    ("mra", {}, "MraSelfAttention averages keys over blocks of 32 columns"),
+    ("perceiver", {}, "PerceiverEncoder's latents attend to all tokens of the row"),
+    ("big_bird", {"attention_type": "block_sparse"}, "block-sparse attention takes blocks of the row"),
+])  # fmt: skip
+def test_what_has_no_exact_way_is_refused_with_module_and_reason(model_type, options, reason):
+    model = tiny.build(model_type, task="masked-lm", **options)
+    before = dict(vars(model))
+    with pytest.raises(autopack.UnsupportedModel, match=reason):
+        autopack.enable(model, verify="never")
+    assert vars(model) == before
+
+
+def test_entities_beside_the_row_are_refused_and_tokens_alone_are_not():
+    model = tiny.build("luke", task="masked-lm")
+    inputs = {"input_ids": tiny.tokens(model.config, 2, COLUMNS), "position_ids": packed_positions(model)}
+    spans_of = torch.full((2, 1, 4), -1)
+    spans_of[..., 0] = 3
+    with autopack.enable(model):
+        model(**inputs)
+        with pytest.raises(autopack.UnsupportedModel, match="entities stand beside the row"):
+            model(**inputs, entity_ids=torch.ones(2, 1, dtype=torch.long), entity_position_ids=spans_of)
+
+
+@pytest.mark.parametrize("model_type", ["longformer", "nystromformer", "rembert"])
+def test_masks_of_models_with_own_attention_do_not_depend_on_who_else_is_enabled(model_type):
+    model = tiny.build(model_type, task="masked-lm")
+    other = tiny.build("bert", task="masked-lm")
+    inputs = {"input_ids": tiny.tokens(model.config, 2, COLUMNS)}
+    expected = alone(model, inputs)
+    with autopack.enable(model), autopack.enable(other):
+        found = model(**inputs, position_ids=packed_positions(model)).logits
+    assert error(found, expected) < FLOAT32
