@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import api, upstream
-from autopack.audit_cases import AnyCase, Call, Case
+from autopack.audit_cases import AnyCase, Call
 from autopack.heads import row_head
 from autopack.structure import shifts_labels
 

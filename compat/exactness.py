@@ -32,6 +32,7 @@ from autopack import registry, tiny, upstream
 from autopack.audit_heads import of_document
 from autopack.commands.families import MEASURED
 from autopack.errors import AutopackError
+from autopack.structure import is_pair
 from compat.standins import flash_standin, flex_standin, float64_throughout, set_implementation
 
 __all__ = ["measure", "measure_in_float64", "recorded"]
@@ -100,8 +101,9 @@ def _upstream_error(model: Any, handle: Any) -> str | None:
     """What stock transformers itself raises for one unpacked document with this implementation, if anything."""
     handle.remove()
     ids = tiny.tokens(model.config, 1, 7)
+    tokens = {"input_ids": ids, "decoder_input_ids": ids} if is_pair(model) else {"input_ids": ids}
     try:
-        of_document(model, model(input_ids=ids, use_cache=False)).sum().backward()
+        of_document(model, model(**tokens, use_cache=False)).sum().backward()
     except Exception as error:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return None
