@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import DynamicCache, LlamaConfig, LlamaForSequenceClassification, LlamaForTokenClassification
+from transformers import DynamicCache, LlamaConfig, LlamaForTokenClassification
 
 import autopack
 from autopack import InvalidPacking, UnsupportedModel, tiny
@@ -310,14 +310,6 @@ def test_disagreeing_and_malformed_declarations_reach_the_caller(model):
         model(input_ids=IDS, position_ids=positions(LENGTHS).float())
     with pytest.raises(InvalidPacking, match="device of the inputs, cpu; found meta"):
         model(input_ids=IDS, position_ids=positions(LENGTHS).to("meta"))
-
-
-def test_heads_with_one_result_per_row_are_refused_on_packed_rows_only():
-    model, stock = (_head(LlamaForSequenceClassification, num_labels=2) for _ in range(2))
-    with autopack.enable(model, verify="never"):
-        with pytest.raises(UnsupportedModel, match="LlamaForSequenceClassification gives one result per row"):
-            model(input_ids=IDS, position_ids=positions(LENGTHS))
-        assert torch.equal(model(input_ids=IDS).logits, stock(input_ids=IDS).logits)
 
 
 def test_positional_arguments_beyond_those_named_are_refused(model):

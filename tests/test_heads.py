@@ -162,6 +162,14 @@ def test_stock_has_one_result_for_all_documents_of_a_row(model_type):
     assert (error(changed, logits) > LEAK) == (model_type == "bert")  # Llama's mask is split, its result is the last's
 
 
+def test_calls_that_pack_nothing_go_through_untouched():
+    stock = build("llama")
+    model, batch = copy.deepcopy(stock), IDS[:, :32].reshape(4, 8)
+    with autopack.enable(model):
+        for ids in (IDS, batch):
+            assert torch.equal(model(input_ids=ids).logits, stock(input_ids=ids).logits)
+
+
 @pytest.mark.parametrize("model_type", ["llama", "bert", "fnet"])
 def test_no_document_changes_another(model_type):
     model = build(model_type)
