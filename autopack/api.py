@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from transformers import PreTrainedModel
 
-from autopack import peft, registry
+from autopack import peft, registry, spreading
 from autopack.attaching import HANDLE, attach, detach
 from autopack.attention import BACKENDS, availability
 from autopack.attention.choose import candidates
@@ -18,6 +18,7 @@ from autopack.delivery import MARK
 from autopack.enabled import Enabled
 from autopack.errors import UnsupportedModel
 from autopack.handle import Handle, TrainerHandle
+from autopack.heads import row_head
 from autopack.unpadding import MODES
 from autopack.wrapping import is_trainer, models_of_trainer, unwrap
 
@@ -96,12 +97,13 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
         verified = _verify(base, enabled, registry.is_covered(family, base), verify)
         handle = Handle(base, enabled, verified)
         base.__dict__[HANDLE] = handle
-    if enabled.one_by_one is not None:
+    reason = spreading.why_alone(enabled, 0) if row_head(base) is not None else enabled.one_by_one
+    if reason is not None:
         logger.warning(
             "autopack runs %s on one document after another, those of one length as a batch: %s. It is exact, and no "
             "faster than batches of documents of like lengths.",
             type(base).__name__,
-            enabled.one_by_one,
+            reason,
         )
     logger.info(
         "autopack enabled %s (%s): %s attention modules, %s, verified: %s",

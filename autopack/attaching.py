@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from autopack import peft
+from autopack import peft, structure
+from autopack.encoder_decoder import HalfEntryHook, PairEntryHook
 from autopack.entry import EntryHook, ExitHook, PoolerHook
+from autopack.heads import row_head
 from autopack.rotary import PerDocumentRotary, row_dependent_rotaries
+from autopack.spreading import SpanLogitsHook
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,18 +29,30 @@ def attach(model: PreTrainedModel, enabled: Enabled) -> None:
     enabled.acquire()
     enabled.mark()
     for level, module in enumerate(enabled.entries):
-        entry, leave = EntryHook(enabled, level), ExitHook(enabled, level)
+        leave = ExitHook(enabled, level)
         enabled.hooks += [
-            module.register_forward_pre_hook(entry, with_kwargs=True),
+            module.register_forward_pre_hook(_entry_hook(enabled, level), with_kwargs=True),
             module.register_forward_hook(leave, always_call=True),
         ]
         pooler = getattr(module, "pooler", None)
         if isinstance(pooler, nn.Module) and not isinstance(pooler, nn.Linear):
             enabled.hooks.append(pooler.register_forward_pre_hook(PoolerHook(enabled)))
+        head = row_head(module)
+        for child in module.children() if head is not None and head.spans else ():
+            if child not in enabled.entries:
+                enabled.hooks.append(child.register_forward_hook(SpanLogitsHook()))
     for rotary in row_dependent_rotaries(model):
         enabled.hooks.append(rotary.register_forward_hook(PerDocumentRotary(enabled), with_kwargs=True))
     peft.watch()
     enabled.active = True
+
+
+def _entry_hook(enabled: Enabled, level: int) -> EntryHook:
+    module = enabled.entries[level]
+    if structure.is_pair(module):
+        return PairEntryHook(enabled, level)
+    decodes = enabled.half_of(module)
+    return EntryHook(enabled, level) if decodes is None else HalfEntryHook(enabled, level, decodes)
 
 
 def detach(model: PreTrainedModel, enabled: Enabled) -> None:
@@ -52,7 +67,7 @@ def detach(model: PreTrainedModel, enabled: Enabled) -> None:
 
 def _remove_hooks(model: nn.Module) -> None:
     # By type and not by handle: a copied model has copies of the hooks, and no handles of its own.
-    ours = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary)
+    ours = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, SpanLogitsHook)
     for module in model.modules():
         for hooks, extras in (
             (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,12 +16,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack import api, upstream
+from autopack import api
+from autopack.audit_cases import MODES, Call, Case
+from autopack.audit_heads import loss_for, of_document, of_documents
 from autopack.errors import UnsupportedModel
-from autopack.positions import first_position
 from autopack.report import LeakReport, ModeResult
 from autopack.rotary import reset_frequencies, row_dependent_rotaries
-from autopack.structure import shifts_labels
 from autopack.wrapping import unwrap
 
 __all__ = ["MODES", "TOLERANCE", "audit"]
@@ -38,147 +36,6 @@ _LOSS_TOLERANCE = 1e-5
 """transformers computes the loss in float32 whatever the model's dtype, so it is never held to less than this."""
 _GRADIENT_FACTOR = 10
 """Gradients sum over all tokens and layers; they are held to ten times the tolerance of the logits."""
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One packed call: its arguments, and where in the batch each document lies and at which position it begins."""
-
-    arguments: dict[str, Any]
-    spans: list[tuple[int, int, int]]
-    first: list[int]
-
-
-def _default(case: _Case) -> _Call:
-    return case.one_row(position_ids=True)
-
-
-def _no_cache(case: _Case) -> _Call:
-    return case.one_row(position_ids=True, use_cache=False)
-
-
-def _all_ones_mask(case: _Case) -> _Call:
-    return case.one_row(position_ids=True, mask="ones")
-
-
-def _padding_mask(case: _Case) -> _Call:
-    return case.one_row(position_ids=True, mask="padding", padding=3)
-
-
-def _segment_ids(case: _Case) -> _Call:
-    return case.one_row(position_ids=False, mask="segments")
-
-
-def _two_rows(case: _Case) -> _Call:
-    return case.two_rows()
-
-
-def _mid_document(case: _Case) -> _Call:
-    return case.one_row(position_ids=True, offset=5)
-
-
-MODES = {
-    "default": _default,
-    "use_cache=False": _no_cache,
-    "all-ones mask": _all_ones_mask,
-    "padding mask": _padding_mask,
-    "segment ids": _segment_ids,
-    "two rows": _two_rows,
-    "mid-document start": _mid_document,
-}
-
-
-class _Case:
-    """Random documents for one model, and the packed calls made of them."""
-
-    def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int):
-        self.device = api.device_of(model)
-        vocabulary = _vocabulary(model)
-        self.base = first_position(model.config)
-        generator = torch.Generator().manual_seed(seed)
-        special = {t for t in _special_tokens(model.config) if isinstance(t, int)}
-        allowed = torch.tensor([t for t in range(min(vocabulary, 4096)) if t not in special] or [0])
-        count = sum(lengths)
-
-        def draw() -> list[torch.Tensor]:
-            tokens = allowed[torch.randint(len(allowed), (count,), generator=generator)]
-            return list(tokens.to(self.device).split(list(lengths)))
-
-        self.lengths = lengths
-        self.documents, self.others = draw(), draw()
-
-    def _positions(self, offset: int) -> tuple[torch.Tensor, list[int]]:
-        first = [self.base + (offset if i == 0 else 0) for i in range(len(self.lengths))]
-        pieces = [torch.arange(a, a + n, device=self.device) for a, n in zip(first, self.lengths, strict=True)]
-        return torch.cat(pieces)[None], first
-
-    def one_row(
-        self,
-        position_ids: bool,
-        mask: str | None = None,
-        padding: int = 0,
-        offset: int = 0,
-        use_cache: bool | None = None,
-    ) -> _Call:
-        positions, first = self._positions(offset)
-        bounds = np.cumsum([0, *self.lengths]).tolist()
-        spans = [(0, a, b) for a, b in pairwise(bounds)]
-        arguments: dict[str, Any] = {}
-        pad = torch.arange(self.base, self.base + padding, device=self.device)[None]
-        if position_ids:
-            arguments["position_ids"] = torch.cat([positions, pad], dim=1)
-        if mask == "segments":
-            numbers = [torch.full((n,), i + 1, device=self.device) for i, n in enumerate(self.lengths)]
-            arguments["attention_mask"] = torch.cat(numbers)[None]
-        elif mask is not None:
-            ones = torch.ones_like(positions)
-            arguments["attention_mask"] = torch.cat([ones, torch.zeros_like(pad)], dim=1)
-        if use_cache is not None:
-            arguments["use_cache"] = use_cache
-        return _Call(arguments, spans, first)
-
-    def two_rows(self) -> _Call:
-        """The documents in order in the first row, reversed in the second: two layouts of one width."""
-        one = self.one_row(position_ids=True)
-        order = list(range(len(self.lengths)))[::-1]
-        bounds = np.cumsum([0, *(self.lengths[i] for i in order)]).tolist()
-        second = {i: (1, a, b) for i, a, b in zip(order, bounds, bounds[1:], strict=False)}
-        positions = torch.cat([torch.arange(self.base, self.base + self.lengths[i], device=self.device) for i in order])
-        arguments: dict[str, torch.Tensor | bool] = {
-            "position_ids": torch.stack([one.arguments["position_ids"][0], positions])
-        }
-        spans = [*one.spans, *(second[i] for i in range(len(order)))]
-        return _Call(arguments, spans, [*one.first, *one.first])
-
-    def inputs(self, call: _Call, replaced: int | None = None) -> torch.Tensor:
-        """Token ids (rows, columns) of a call, with one document's tokens replaced where asked."""
-        rows = 1 + max(row for row, _, _ in call.spans)
-        mask = call.arguments.get("attention_mask")
-        columns = mask.shape[1] if isinstance(mask, torch.Tensor) else max(end for _, _, end in call.spans)
-        ids = torch.full((rows, columns), int(self.documents[0][0]), device=self.device)
-        for number, (row, first, end) in enumerate(call.spans):
-            source = self.others if number == replaced else self.documents
-            ids[row, first:end] = source[number % len(self.documents)]
-        return ids
-
-
-def _vocabulary(model: PreTrainedModel) -> int:
-    """Tokens that can both be read and be predicted."""
-    sizes: list[int] = []
-    for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
-        each = list(embedding) if isinstance(embedding, nn.ModuleList) else [embedding]  # one per codebook
-        sizes += [len(e.weight) for e in each if isinstance(getattr(e, "weight", None), torch.Tensor)]  # type: ignore[arg-type]
-    if not sizes:
-        raise UnsupportedModel(
-            f"{type(model).__name__} has no single token embedding, so the auditor has no tokens for it"
-        )
-    return min(sizes)
-
-
-def _special_tokens(config: Any) -> Iterator[Any]:
-    for name, value in {**vars(config), **getattr(config.get_text_config(), "__dict__", {})}.items():
-        if name.endswith(("token_id", "token_index")):
-            yield from value if isinstance(value, list) else [value]
 
 
 def audit(
@@ -218,7 +75,7 @@ def audit(
     results: list[ModeResult] = []
     left_out: dict[str, str] = {}
     with _left_as_found(base):
-        case = _Case(base, lengths, seed)
+        case = Case(base, lengths, seed)
         for name in modes or MODES:
             for train in training:
                 base.train(train)
@@ -245,7 +102,7 @@ class _NoReference(Exception):
     """A document alone that starts at a position of its own cannot be run, so there is nothing to compare with."""
 
 
-def _run_mode(model: PreTrainedModel, case: _Case, name: str, train: bool, gradients: bool) -> ModeResult:
+def _run_mode(model: PreTrainedModel, case: Case, name: str, train: bool, gradients: bool) -> ModeResult:
     call = MODES[name](case)
     try:
         try:
@@ -254,11 +111,9 @@ def _run_mode(model: PreTrainedModel, case: _Case, name: str, train: bool, gradi
             if not any(call.first):
                 raise
             raise _NoReference(f"{type(failure).__name__}: {failure}") from failure
-        packed = _logits(model(input_ids=case.inputs(call), **call.arguments))
+        packed = _packed(model, case, call)
         scale = float(torch.cat([a.detach().double().flatten() for a in alone]).std())
-        error = max(
-            _largest(packed[row, first:end] - alone[i]) / scale for i, (row, first, end) in enumerate(call.spans)
-        )
+        error = max(_largest(p - a) / scale for p, a in zip(packed, alone, strict=True))
         influence = _influence(model, case, call, packed, scale)
         gradient = _gradient_error(model, case, call) if gradients else None
         loss = _loss_error(model, case, call)
@@ -269,16 +124,15 @@ def _run_mode(model: PreTrainedModel, case: _Case, name: str, train: bool, gradi
     return ModeResult(name, train, error=error, influence=influence, gradient=gradient, loss=loss)
 
 
-def _logits(output: Any) -> torch.Tensor:
-    for field in ("logits", "last_hidden_state"):
-        value = getattr(output, field, None)
-        if isinstance(value, torch.Tensor):
-            return value
-    return output[0]
+def _packed(model: PreTrainedModel, case: Case, call: Call, replaced: int | None = None) -> list[torch.Tensor]:
+    """What the packed call gives each document, with the tokens of one replaced where asked."""
+    return of_documents(model, call, model(input_ids=case.inputs(call, replaced), **call.arguments))
 
 
-def _alone(model: PreTrainedModel, case: _Case, call: _Call, number: int, labels: bool | None) -> Any:
-    """One document by itself: its logits, or the whole output where labels are given."""
+def _alone(
+    model: PreTrainedModel, case: Case, call: Call, number: int, labels: dict[str, torch.Tensor] | None
+) -> torch.Tensor:
+    """What one document gets by itself, or its loss where labels are given."""
     document = case.documents[number % len(case.documents)][None]
     arguments: dict[str, Any] = {}
     if call.first[number] != 0:
@@ -287,14 +141,8 @@ def _alone(model: PreTrainedModel, case: _Case, call: _Call, number: int, labels
     for rotary in row_dependent_rotaries(model):
         reset_frequencies(rotary, _rotary_call(model, rotary, case.device))
     if labels:
-        return model(input_ids=document, labels=_as_labels(model, document), use_cache=False, **arguments)
-    return _logits(model(input_ids=document, use_cache=False, **arguments))[0]
-
-
-def _as_labels(model: PreTrainedModel, tokens: torch.Tensor) -> torch.Tensor:
-    """Models of audio codes have one label per codebook: (rows, columns, codebooks)."""
-    codebooks = model.get_input_embeddings()
-    return tokens[..., None].expand(-1, -1, len(codebooks)) if isinstance(codebooks, nn.ModuleList) else tokens
+        return model(input_ids=document, use_cache=False, **labels, **arguments).loss
+    return of_document(model, model(input_ids=document, use_cache=False, **arguments))
 
 
 def _rotary_call(model: PreTrainedModel, rotary: nn.Module, device: torch.device) -> dict[str, Any]:
@@ -310,19 +158,19 @@ def _largest(difference: torch.Tensor) -> float:
 
 
 @torch.no_grad()
-def _influence(model: PreTrainedModel, case: _Case, call: _Call, packed: torch.Tensor, scale: float) -> np.ndarray:
+def _influence(model: PreTrainedModel, case: Case, call: Call, packed: list[torch.Tensor], scale: float) -> np.ndarray:
     """influence[i, j]: change of document i's logits when document j is replaced, relative; NaN on the diagonal."""
     count = len(call.spans)
     matrix = np.full((count, count), np.nan)
     for j in range(count):
-        changed = _logits(model(input_ids=case.inputs(call, replaced=j), **call.arguments))
-        for i, (row, first, end) in enumerate(call.spans):
+        changed = _packed(model, case, call, replaced=j)
+        for i in range(count):
             if i != j:
-                matrix[i, j] = _largest(changed[row, first:end] - packed[row, first:end]) / scale
+                matrix[i, j] = _largest(changed[i] - packed[i]) / scale
     return matrix
 
 
-def _gradient_error(model: PreTrainedModel, case: _Case, call: _Call) -> float | None:
+def _gradient_error(model: PreTrainedModel, case: Case, call: Call) -> float | None:
     """Largest difference of a parameter's gradient, relative to the largest entry of that parameter's gradient.
 
     Gradients that are zero but for rounding (biases that a softmax or norm cancels) count relative to the largest
@@ -344,9 +192,7 @@ def _gradient_error(model: PreTrainedModel, case: _Case, call: _Call) -> float |
         if model.training:
             raise
         return None  # some models have gradients in train mode alone
-    packed = _logits(model(input_ids=case.inputs(call), **call.arguments))
-    parts = [packed[row, first:end] for row, first, end in call.spans]
-    found = _grad(parts, chosen, parameters)
+    found = _grad(_packed(model, case, call), chosen, parameters)
     overall = max(float(e.abs().max()) for e in expected)
     return max(
         _largest(f - e) / max(float(e.abs().max()), 1e-2 * overall) for f, e in zip(found, expected, strict=True)
@@ -362,27 +208,18 @@ def _grad(
     return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters, strict=True)]
 
 
-def _loss_error(model: PreTrainedModel, case: _Case, call: _Call) -> float | None:
-    """Relative difference of the model's own loss: packed against the mean over all tokens of the documents alone."""
-    if type(model).__name__ not in upstream.causal_lm_class_names():
-        return None
-    ids = case.inputs(call)
-    labels = torch.full_like(ids, -100)
-    skipped = int(shifts_labels(model))  # a loss that shifts never uses the first label of a document
-    # Stock, the caller has to mask it, as every collator for packing does; enabled, that is left to autopack.
-    masked = 0 if api.is_enabled(model) else skipped
-    for row, first, end in call.spans:
-        labels[row, first + masked : end] = ids[row, first + masked : end]
-    counts = [end - first - skipped for _, first, end in call.spans]
-    if not any(counts):
+def _loss_error(model: PreTrainedModel, case: Case, call: Call) -> float | None:
+    """Relative difference of the model's own loss: packed against the mean over all terms of the documents alone."""
+    loss = loss_for(model, case, call)
+    if loss is None or not any(loss.counts):
         return None  # documents of one token predict nothing
     with torch.no_grad():
         try:
-            found = model(input_ids=ids, labels=_as_labels(model, labels), **call.arguments).loss
+            found = model(input_ids=case.inputs(call), **loss.packed, **call.arguments).loss
         except UnsupportedModel:
             return None  # logits are computed without labels, and with them the call is refused
-        total = sum(_alone(model, case, call, i, labels=True).loss.double() * n for i, n in enumerate(counts) if n > 0)
-    expected = float(total) / sum(counts)
+        terms = [_alone(model, case, call, i, loss.alone(i)).double() * n for i, n in enumerate(loss.counts) if n > 0]
+    expected = float(torch.stack(terms).sum()) / sum(loss.counts)
     return abs(float(found) - expected) / abs(expected)
 
 
@@ -396,6 +233,7 @@ def _left_as_found(model: PreTrainedModel) -> Iterator[None]:
         for name, value in vars(module).items()
         if isinstance(value, float) and value and _is_noise(module, name)
     ]
+    problem_type = getattr(model.config, "problem_type", None)  # a loss that finds none writes its guess here
     devices = [case for case in {p.device for p in model.parameters()} if case.type == "cuda"]
     # An audit may be asked for inside no_grad or inference_mode; gradients are part of it.
     with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.enable_grad():
@@ -408,6 +246,8 @@ def _left_as_found(model: PreTrainedModel) -> Iterator[None]:
                 setattr(module, name, value)
             for module, mode in modes:
                 module.training = mode
+            if getattr(model.config, "problem_type", None) != problem_type:
+                model.config.problem_type = problem_type
 
 
 def _is_noise(module: nn.Module, name: str) -> bool:

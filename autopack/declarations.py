@@ -28,8 +28,8 @@ IGNORED_LABEL = -100
 class Declared:
     """What one call declares: `layout` is None for a call that packs nothing.
 
-    `real` is set for a padded batch, one document per row: true at its tokens, (rows, columns) on the host.
-    `positions` are its position ids of the same shape, where the call gives any; `labelled_padding` says whether its
+    `real` is true at tokens that are no padding, (rows, columns) on the host; None where all are. `positions` are the
+    position ids of a padded batch, of the same shape, where the call gives any; `labelled_padding` says whether its
     labels count padding into the loss.
     """
 
@@ -37,6 +37,11 @@ class Declared:
     real: np.ndarray | None = None
     positions: np.ndarray | None = None
     labelled_padding: bool = False
+
+    @property
+    def pads(self) -> bool:
+        """Whether this is a padded batch, one document per row."""
+        return self.layout is None and self.real is not None
 
 
 @dataclass(frozen=True)
@@ -77,9 +82,9 @@ def read(arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.dev
             return Declared(None)
         labelled = "labels" in host and bool((host["labels"][~real] != IGNORED_LABEL).any())
         return Declared(None, real, host.get("position_ids"), labelled)
-    layout = PackedLayout.from_starts(_with_padding(starts, real), device, host.get("position_ids"))
+    layout = PackedLayout.from_starts(_with_padding(starts, real), device, host.get("position_ids"), real)
     _check_max_length(arguments, layout, real)
-    return Declared(layout)
+    return Declared(layout, None if real.all() else real)
 
 
 def _tensors(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autopack.errors import OutsideForward
+from autopack.errors import OutsideForward, UnsupportedModel
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from autopack.enabled import Enabled
     from autopack.layout import PackedLayout
     from autopack.padding import Padding
+    from autopack.pairs import Pair
+    from autopack.spreading import DocumentsAlone, PaddedDocuments
 
 __all__ = [
+    "ACROSS",
     "MARK",
     "BoundCheckpoint",
     "Scope",
@@ -40,6 +43,8 @@ __all__ = [
 
 MARK = "_autopack"
 """Name of the attribute by which a module knows the enabled model that it belongs to."""
+ACROSS = "_autopack_across"
+"""Name of the attribute that tells cross-attention: it reads what the encoder has made."""
 _RECOMPUTED = -1
 """Level of a scope that no entry has opened."""
 
@@ -59,15 +64,24 @@ class Scope:
         want_weights: bool = False,
         padding: Padding | None = None,
         waits: bool = False,
+        pair: Pair | None = None,
+        memory: PackedLayout | None = None,
+        documents: PaddedDocuments | DocumentsAlone | None = None,
     ):
         self.owner = owner
         self.layout = layout
+        self.pair = pair
+        """Both halves of the call of an encoder-decoder; each half has a scope of its own, with its layout."""
+        self.memory = memory
+        """The layout of the encoder's states in a decoder: document i of `layout` reads document i of it."""
         self.outer = outer
         self.want_weights = want_weights
         self.padding = padding
         """The padded batch that runs as this packed row, if one does; the exit restores its form."""
         self.waits = waits
         """Whether this is a padded batch that an entry further in may unpad."""
+        self.documents = documents
+        """The documents of packed rows that a head with one result per row gets as its rows, where it does."""
         self.level = level
         self.levels: tuple[int, ...] = (level,)
         """Levels of the entries that are being passed now, the outermost first."""
@@ -172,6 +186,12 @@ def site_scope(module: nn.Module) -> Scope | None:
             f"`model.gradient_checkpointing_enable()`, since other checkpoint wrappers do not carry the layout into "
             f"backward; or call `autopack.disable(model)` first."
         )
+    if scope.layout is None and scope.pair is not None:
+        raise UnsupportedModel(
+            f"{type(module).__name__} mixes tokens outside the encoder and the decoder of a packed call, where "
+            f"autopack does not know its documents. Train the model on padded batches, with "
+            f"autopack.enable(model, unpad='never')."
+        )
     return scope
 
 
@@ -192,7 +212,8 @@ class _Rebound:
             return self.function(*args, **kwargs)  # in the forward itself; changing nothing lets Dynamo trace it
         # A scope of its own, for a recomputation has its own frame and may have its own thread.
         before = _ambient.scope
-        _ambient.scope = Scope(self.scope.owner, self.scope.layout, before, _RECOMPUTED, self.scope.want_weights)
+        scope = self.scope
+        _ambient.scope = Scope(scope.owner, scope.layout, before, _RECOMPUTED, scope.want_weights, memory=scope.memory)
         try:
             return self.function(*args, **kwargs)
         finally:

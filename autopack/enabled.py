@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autopack import patching, structure, upstream
 from autopack.attention.site import adapt_attention, adapt_mask, adapt_preprocessing
-from autopack.delivery import MARK, bind_checkpointing, unbind_checkpointing
+from autopack.delivery import ACROSS, MARK, bind_checkpointing, unbind_checkpointing
 from autopack.errors import UnsupportedModel
 from autopack.mixers import Alone, OneByOne, adapt_mixer, hooked
 from autopack.patching import Site
@@ -49,6 +49,7 @@ class Enabled:
         self.attention = structure.attention_modules(model)
         self.ways = dict(family.mixers)
         self.mixers = structure.mixers(model, family.mixers)
+        self.halves = structure.halves(model)
         used = {self.way_of(mixer) for mixer in self.mixers}
         self.one_by_one = next((way.reason for way in used if isinstance(way, OneByOne)), None)
         self.reads_padding = any(isinstance(way, Alone) and way.reads_padding for way in used)
@@ -84,15 +85,26 @@ class Enabled:
         found = {getattr(c, "_attn_implementation", None) or "eager" for c in structure.configs_of(self.attention)}
         return tuple(sorted(found))
 
+    def half_of(self, entry: torch.nn.Module) -> bool | None:
+        """Whether an entry is of the decoder (True) or of the encoder (False); None where it is of neither."""
+        for decodes, half in enumerate(self.halves or ()):
+            if any(entry is module for module in half.modules()):
+                return bool(decodes)
+        return None
+
     def mark(self) -> None:
-        """Let every attention module and mixer know whose it is."""
+        """Let every attention module and mixer know whose it is, and cross-attention what it reads."""
         for module in (*self.attention, *self.mixers):
             module.__dict__[MARK] = self
+        if self.halves is not None:
+            for module in structure.cross_attention(self.halves[1], [*self.attention, *self.mixers]):
+                module.__dict__[ACROSS] = True
 
     def unmark(self) -> None:
         """Take the marks back."""
         for module in (*self.attention, *self.mixers):
             module.__dict__.pop(MARK, None)
+            module.__dict__.pop(ACROSS, None)
 
     def refresh(self) -> None:
         """Follow what may have changed since the last call: the implementation, checkpointing, the process."""

@@ -16,9 +16,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack import declarations, structure, unpadding, upstream
+from autopack import declarations, spreading, structure, unpadding, upstream
 from autopack.delivery import Scope, close_scope, current, open_scope
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
+from autopack.heads import row_head
 from autopack.outputs import restore
 from autopack.padding import Padding
 
@@ -27,10 +28,20 @@ if TYPE_CHECKING:
     from autopack.enabled import Enabled
     from autopack.layout import PackedLayout
 
-__all__ = ["EntryHook", "ExitHook", "PoolerHook"]
+__all__ = [
+    "EntryHook",
+    "ExitHook",
+    "PoolerHook",
+    "by_name",
+    "inputs_of",
+    "refuse_bypassed_top",
+    "refuse_caches",
+    "uses_positions",
+    "wants_weights",
+    "without_what_packing_drops",
+]
 
 _TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "LMHeadModel")
-_ROW_HEADS = ("ForSequenceClassification", "ForMultipleChoice", "ForNextSentencePrediction", "ForQuestionAnswering")
 
 
 class EntryHook:
@@ -41,11 +52,13 @@ class EntryHook:
         self.enabled = enabled
         self.level = level
         self.shifts_labels = structure.shifts_labels(model)
-        self.row_head = next((head for head in _ROW_HEADS if type(model).__name__.endswith(head)), None)
+        self.head = row_head(model)
+        self.runs_alone = None if self.head is None else spreading.why_alone(enabled, level)
+        self.inner_head = next((head for head in map(row_head, enabled.entries[level + 1 :]) if head), None)
         cls: Any = type(model)
         self.names, takes_others = _parameters(cls)
         self.takes_positions = "position_ids" in self.names or takes_others
-        self.has_other_head = "labels" in self.names and not self.shifts_labels
+        self.has_other_head = "labels" in self.names and not self.shifts_labels and not _is_backbone(model)
         self.reads_one_token_per_row = getattr(enabled.entries[-1], "pooler", None) is not None or (
             self.has_other_head
             and not type(model).__name__.endswith(_TOKEN_HEADS)
@@ -75,22 +88,34 @@ class ExitHook:
 
     def __call__(self, module: PreTrainedModel, args: tuple[Any, ...], output: Any) -> Any:
         scope = close_scope(self.enabled, self.level)
-        if scope is None or scope.padding is None or output is None:
+        if scope is None or output is None:
             return None
-        return restore(output, scope.padding)
+        if scope.documents is not None and scope.documents.level == self.level:
+            return scope.documents.finish(module, output)
+        if scope.pair is not None:
+            restored = restore(output, scope.pair)
+            return restored.to_tuple() if scope.pair.wants_tuple else restored
+        return None if scope.padding is None else restore(output, scope.padding)
 
 
 class PoolerHook:
-    """Forward pre-hook of a backbone's pooler, which reads the first token of every row: it needs the batch's rows."""
+    """Forward pre-hook of a backbone's pooler, which reads the first token of every row.
+
+    It gets the rows of a padded batch back, and one row for each document of packed rows.
+    """
 
     def __init__(self, enabled: Enabled):
         self.enabled = enabled
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         scope = current()
-        if scope is None or scope.owner is not self.enabled or scope.padding is None or not args:
+        if scope is None or scope.owner is not self.enabled or not args:
             return None
-        return scope.padding.restore(args[0]), *args[1:]
+        if scope.padding is not None:
+            return scope.padding.restore(args[0]), *args[1:]
+        if scope.layout is not None:
+            return spreading.DocumentRows.of(scope.layout).spread(args[0]), *args[1:]
+        return None
 
 
 # Reading the declarations needs values on the host; traced, it would break the graph at every read.
@@ -104,15 +129,16 @@ def _enter(
         outer.enter(hook.level)  # the backbone, called by its own top once more
         return None
     if not inside:
-        _refuse_bypassed_top(enabled, hook.level)
+        refuse_bypassed_top(enabled, hook.level)
         enabled.refresh()
-    arguments = _by_name(type(module), args, kwargs)
+    arguments = by_name(type(module), args, kwargs)
     declared = declarations.Declared(None)
-    inputs = _inputs(arguments)
+    inputs = inputs_of(arguments)
     if inputs is not None:
         declared = declarations.read(arguments, (inputs.shape[0], inputs.shape[1]), inputs.device)
-        if declared.real is not None and enabled.unpad != "never" and len(args) <= len(hook.names):
-            padding = Padding(declared.real, inputs.device)
+        spreads = inside and outer is not None and outer.documents is not None
+        if declared.pads and (enabled.unpad != "never" or spreads) and len(args) <= len(hook.names):
+            padding = Padding(declared.real, inputs.device)  # type: ignore[arg-type]
             return _enter_padded(hook, module, arguments, declared, padding, outer, inside)
     if declared.layout is None:
         open_scope(Scope(enabled, None, outer, hook.level))
@@ -124,8 +150,10 @@ def _enter(
             f"{type(module).__name__}.forward does not name the last {unnamed} of {len(args)} positional arguments, so "
             f"autopack cannot tell what they are. Pass them by name."
         )
+    if hook.head is not None:
+        return _enter_with_documents(hook, module, arguments, declared.layout, outer)
     packed = _packed_call(hook, module, arguments, declared.layout)
-    open_scope(Scope(enabled, declared.layout, outer, hook.level, _wants_weights(module, arguments)))
+    open_scope(Scope(enabled, declared.layout, outer, hook.level, wants_weights(module, arguments)))
     return (), packed
 
 
@@ -142,28 +170,47 @@ def _enter_padded(
 
     `inside` says that an entry further out has passed it on.
     """
-    enabled = hook.enabled
-    reason = None
+    enabled, reason = hook.enabled, None
+    documents = outer.documents if inside and outer is not None else None
     if not inside:
-        weights = _wants_weights(module, arguments)
+        weights = wants_weights(module, arguments)
         reason = unpadding.obstacle(enabled, padding, declared, module, arguments, hook, weights)
     waits = reason is None
     reason = reason or unpadding.obstacle_here(enabled, padding, module, arguments, hook)
     if reason is not None:
         waits = waits and hook.level + 1 < len(enabled.entries)
+        if not waits and documents is not None:
+            raise UnsupportedModel(
+                f"{documents.name} cannot run the documents of packed rows without padding: {reason}. Run them one per "
+                f"row."
+            )
         if not waits:
             enabled.tally.left[reason] += 1
-        open_scope(Scope(enabled, None, outer, hook.level, waits=waits))
+        open_scope(Scope(enabled, None, outer, hook.level, waits=waits, documents=documents))
         return None
     enabled.check_sites()
-    enabled.tally.count(padding)
+    if documents is None:
+        enabled.tally.count(padding)
+    else:
+        documents.unpadded = True
     call = unpadding.gather(enabled, padding, arguments, module.config, hook.shifts_labels)
     layout = padding.layout(declared.positions)
     open_scope(Scope(enabled, layout, outer, hook.level, padding=padding))
-    return (), _without_what_packing_drops(hook, module, call)
+    return (), without_what_packing_drops(hook, module, call)
 
 
-def _refuse_bypassed_top(enabled: Enabled, level: int) -> None:
+def _enter_with_documents(
+    hook: EntryHook, module: PreTrainedModel, arguments: dict[str, Any], layout: PackedLayout, outer: Scope | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Enter a head with one result per row: its rows become the documents."""
+    _refuse_what_cannot_be_packed(hook, module, arguments, layout)
+    call = without_what_packing_drops(hook, module, arguments)
+    documents = spreading.spread(hook, module, call, layout, wants_weights(module, arguments))
+    open_scope(Scope(hook.enabled, None, outer, hook.level, waits=documents.waits, documents=documents))
+    return (), documents.arguments
+
+
+def refuse_bypassed_top(enabled: Enabled, level: int) -> None:
     """A backbone called on its own is fine; called by its top's `forward`, the top's labels went past the entry."""
     tops = enabled.entries[:level]
     frame = sys._getframe(1) if tops else None
@@ -176,6 +223,11 @@ def _refuse_bypassed_top(enabled: Enabled, level: int) -> None:
                 f"Call the model itself: `model(...)`."
             )
         frame = frame.f_back
+
+
+def _is_backbone(model: PreTrainedModel) -> bool:
+    """Whether a model has no head although it takes labels, as the backbones of some image-text models do."""
+    return type(model).__name__.endswith("Model") and "Head" not in type(model).__name__ and row_head(model) is None
 
 
 @cache
@@ -193,12 +245,12 @@ def _parameters(cls: Any) -> tuple[tuple[str, ...], bool]:
     return (), True
 
 
-def _by_name(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def by_name(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     names, _ = _parameters(cls)
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def _inputs(arguments: dict[str, Any]) -> torch.Tensor | None:
+def inputs_of(arguments: dict[str, Any]) -> torch.Tensor | None:
     for name in ("input_ids", "inputs_embeds"):
         value = arguments.get(name)
         if isinstance(value, torch.Tensor) and value.dim() >= 2:
@@ -206,7 +258,7 @@ def _inputs(arguments: dict[str, Any]) -> torch.Tensor | None:
     return None
 
 
-def _wants_weights(module: PreTrainedModel, arguments: dict[str, Any]) -> bool:
+def wants_weights(module: PreTrainedModel, arguments: dict[str, Any]) -> bool:
     told = arguments.get("output_attentions")
     return bool(told if told is not None else getattr(module.config, "output_attentions", False))
 
@@ -216,8 +268,8 @@ def _packed_call(
 ) -> dict[str, Any]:
     """The arguments of a packed call as the model should see them."""
     _refuse_what_cannot_be_packed(hook, module, arguments, layout)
-    call = _without_what_packing_drops(hook, module, arguments)
-    if _uses_positions(hook) and call.get("position_ids") is None:
+    call = without_what_packing_drops(hook, module, arguments)
+    if uses_positions(hook) and call.get("position_ids") is None:
         if not hook.takes_positions:
             raise UnsupportedModel(
                 f"{type(module).__name__}.forward takes no position_ids, so positions cannot restart at each document"
@@ -228,16 +280,16 @@ def _packed_call(
     return call
 
 
-def _uses_positions(hook: EntryHook) -> bool:
+def uses_positions(hook: EntryHook) -> bool:
     # A document that is run alone needs none where the model takes none.
     return hook.enabled.uses_positions and (hook.enabled.one_by_one is None or "position_ids" in hook.names)
 
 
-def _without_what_packing_drops(hook: EntryHook, module: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
+def without_what_packing_drops(hook: EntryHook, module: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
     cls: Any = type(module)
     names, takes_others = _parameters(cls)
     call = {name: value for name, value in arguments.items() if name not in declarations.LAYOUT_KWARGS}
-    if not _uses_positions(hook):
+    if not uses_positions(hook):
         call.pop("position_ids", None)
     for name in unpadding.DROPPED:
         if call.get(name) is not None:
@@ -250,17 +302,7 @@ def _without_what_packing_drops(hook: EntryHook, module: PreTrainedModel, argume
 def _refuse_what_cannot_be_packed(
     hook: EntryHook, module: PreTrainedModel, arguments: dict[str, Any], layout: PackedLayout
 ) -> None:
-    if arguments.get("use_cache"):
-        raise InvalidPacking(
-            "use_cache=True was given with packed rows, but a cache cannot tell documents apart. Leave use_cache out "
-            "(autopack turns the config's default off for packed calls), or run the documents one per row."
-        )
-    cache_given = next((arguments[n] for n in unpadding.CACHES if arguments.get(n) is not None), None)
-    if cache_given is not None and _cached_tokens(cache_given):
-        raise InvalidPacking(
-            f"past_key_values holds {_cached_tokens(cache_given)} tokens, and packed rows cannot continue a cache. "
-            f"Pass no cache, or run the documents one per row."
-        )
+    refuse_caches(arguments)
     mask = arguments.get("attention_mask")
     if mask is not None and (not isinstance(mask, torch.Tensor) or tuple(mask.shape) != (layout.rows, layout.columns)):
         found = f"a tensor of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
@@ -279,10 +321,29 @@ def _refuse_what_cannot_be_packed(
             "encoder_hidden_states were given with packed rows: cross-attention would let every document see the "
             "encoder states of all. Run such documents one per row."
         )
-    if hook.row_head is not None:
+    if hook.head is None and hook.inner_head is not None:
         raise UnsupportedModel(
-            f"{type(module).__name__} gives one result per row, so the documents of a packed row would share one. Run "
-            f"them one per row."
+            f"{type(module).__name__} holds {hook.inner_head.name}, which gives one result per row; what of it is per "
+            f"document cannot be told on packed rows. Call {hook.inner_head.name} itself, or run documents one per row."
+        )
+    if hook.head is not None and hook.head.refusal is not None:
+        raise UnsupportedModel(
+            f"{hook.head.name} cannot be run on packed rows: {hook.head.refusal}. Run its questions as padded batches."
+        )
+
+
+def refuse_caches(arguments: dict[str, Any]) -> None:
+    """Raise `InvalidPacking` where packed rows are to fill or continue a cache."""
+    if arguments.get("use_cache"):
+        raise InvalidPacking(
+            "use_cache=True was given with packed rows, but a cache cannot tell documents apart. Leave use_cache out "
+            "(autopack turns the config's default off for packed calls), or run the documents one per row."
+        )
+    cache_given = next((arguments[n] for n in unpadding.CACHES if arguments.get(n) is not None), None)
+    if cache_given is not None and _cached_tokens(cache_given):
+        raise InvalidPacking(
+            f"past_key_values holds {_cached_tokens(cache_given)} tokens, and packed rows cannot continue a cache. "
+            f"Pass no cache, or run the documents one per row."
         )
 
 

@@ -36,6 +36,8 @@ class PackedLayout:
 
     first_positions: np.ndarray | None = None
     """Position of the first token of each document, where the call said so; None stands for unknown."""
+    is_padding: np.ndarray | None = None
+    """Of each document whether it is a run of padding; None where none is."""
 
     def __post_init__(self) -> None:
         bounds = self.bounds
@@ -60,15 +62,23 @@ class PackedLayout:
         return cls(len(lengths), columns, bounds, torch.device(device))
 
     @classmethod
-    def from_starts(cls, starts: np.ndarray, device: torch.device, positions: np.ndarray | None = None) -> PackedLayout:
+    def from_starts(
+        cls,
+        starts: np.ndarray,
+        device: torch.device,
+        positions: np.ndarray | None = None,
+        real: np.ndarray | None = None,
+    ) -> PackedLayout:
         """Build the layout from a boolean array (rows, columns) that is true at the first token of each document.
 
-        `positions` are the position ids of the call, of the same shape, where they are known.
+        `positions` are the position ids of the call, of the same shape, where they are known; `real` is false at
+        padding.
         """
         rows, columns = starts.shape
         bounds = np.append(np.flatnonzero(starts), rows * columns)
         first = None if positions is None else positions.reshape(-1)[bounds[:-1]]
-        return cls(rows, columns, bounds, device, first)
+        padding = None if real is None or real.all() else ~real.reshape(-1)[bounds[:-1]]
+        return cls(rows, columns, bounds, device, first, padding)
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
         """A host array as a tensor on the layout's device."""
@@ -145,7 +155,8 @@ class PackedLayout:
         if device == self.device:
             return self
         return self.derived(
-            device, lambda: PackedLayout(self.rows, self.columns, self.bounds, device, self.first_positions)
+            device,
+            lambda: PackedLayout(self.rows, self.columns, self.bounds, device, self.first_positions, self.is_padding),
         )
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ from transformers.utils import ModelOutput
 
 from autopack.errors import UnsupportedModel
 from autopack.padding import Padding
+from autopack.pairs import Pair
 
 __all__ = ["restore"]
 
@@ -24,7 +25,7 @@ _PER_ROW = {"pooler_output"}
 
 
 @torch._dynamo.disable
-def restore(output: Any, padding: Padding) -> Any:
+def restore(output: Any, padding: Padding | Pair) -> Any:
     """The output of a model that ran on the packed row of a padded batch, as the batch would have given it.
 
     Raises `UnsupportedModel` for a tensor whose place in the batch is not known.
@@ -32,16 +33,19 @@ def restore(output: Any, padding: Padding) -> Any:
     if isinstance(output, ModelOutput):
         return _restore_lazily(output, padding)
     if isinstance(output, Mapping):
-        return type(output)({name: _restorer(name, value, padding)(value) for name, value in output.items()})  # type: ignore[call-arg]
-    return _restorer(None, output, padding)(output)
+        restored = {name: _restorer(name, value, padding.of(name))(value) for name, value in output.items()}
+        return type(output)(restored)  # type: ignore[call-arg]
+    return _restorer(None, output, padding.of(None))(output)
 
 
 def _keep(value: Any) -> Any:
     return value
 
 
-def _restorer(name: str | None, value: Any, padding: Padding) -> Callable[[Any], Any]:
+def _restorer(name: str | None, value: Any, padding: Padding | None) -> Callable[[Any], Any]:
     """How to bring one output into the form of the batch; `_keep` where it has it already."""
+    if padding is None:
+        return _keep
     if isinstance(value, tuple | list):
         parts = [_restorer(name, part, padding) for part in value]
         if all(part is _keep for part in parts):
@@ -78,8 +82,8 @@ class _Waiting:
             return self.restorer(self.value)
 
 
-def _restore_lazily(output: ModelOutput, padding: Padding) -> ModelOutput:
-    restorers = {name: _restorer(name, value, padding) for name, value in output.items()}
+def _restore_lazily(output: ModelOutput, padding: Padding | Pair) -> ModelOutput:
+    restorers = {name: _restorer(name, value, padding.of(name)) for name, value in output.items()}
     waiting = {name: restorer for name, restorer in restorers.items() if restorer is not _keep}
     if waiting:
         for name, restorer in waiting.items():

@@ -34,6 +34,10 @@ class Padding:
         flat = torch.from_numpy(np.flatnonzero(self.real))
         object.__setattr__(self, "index", flat.to(self.device, non_blocking=True))
 
+    def of(self, name: str | None) -> Padding:
+        """The padding that an output of this name has."""
+        return self
+
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of the batch, padding included."""

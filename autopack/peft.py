@@ -6,6 +6,8 @@ could not do it: a fresh adapter adds nothing yet, so it leaks only once it has 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -111,6 +113,7 @@ def _stand_at_model(module: Any) -> None:
     _guard(module.PeftModel, "_setup_prompt_encoder", lambda self, name: (self.base_model, self.peft_config[name]))
     # Reached by every call: the base model may have been enabled after, and unseen from, its prompt.
     _guard(module.PeftModel, "get_prompt", lambda self, *_, **__: (self.base_model, self.active_peft_config))
+    _pass_positions_on(module.PeftModelForQuestionAnswering)
 
 
 def _stand_at_tuners(module: Any) -> None:
@@ -166,6 +169,23 @@ def _call_the_model(tuner: Any) -> None:
 
     forward.autopack_original = original  # type: ignore[attr-defined]
     wrapt.apply_patch(tuner, "forward", forward)
+
+
+def _pass_positions_on(wrapper: Any) -> None:
+    """Let a wrapper hand position_ids to an enabled model: that of question answering takes them and drops them."""
+    original = wrapper.forward
+    if hasattr(original, "autopack_original"):
+        return
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(original).bind(self, *args, **kwargs).arguments.get("position_ids")
+        if given is None or not _is_enabled(self.base_model):
+            return original(self, *args, **kwargs)
+        model = functools.partial(self.base_model, position_ids=given)
+        return original(_Seen(self, base_model=model), *args, **kwargs)
+
+    forward.autopack_original = original  # type: ignore[attr-defined]
+    wrapt.apply_patch(wrapper, "forward", forward)
 
 
 class _Seen:

@@ -64,7 +64,7 @@ def register(family: Family) -> None:
 def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
     """The family of a model, and why it cannot serve it, or None where it can."""
     from autopack.architectures import attention
-    from autopack.structure import attention_modules, mixers
+    from autopack.structure import attention_modules, is_pair, mixers
 
     config = model.config
     family = next((f for f in families() if config.model_type in f.model_types), None)
@@ -73,8 +73,8 @@ def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
     )
     if reason is None and family is not None:
         reason = family.refusal(config)
-    if reason is None and getattr(config, "is_encoder_decoder", False):
-        reason = "it is an encoder-decoder, and packed encoder and decoder rows are not supported yet"
+    if reason is None and is_pair(model):
+        reason = _without_cross_attention(model, family)
     if reason is None and not attention_modules(model) and not (family and mixers(model, family.mixers)):
         reason = (
             "none of its modules calls an attention function of transformers' AttentionInterface, so autopack has no "
@@ -92,6 +92,22 @@ def family_for(model: PreTrainedModel) -> Family:
             f"Nothing was changed; train it on padded batches, one document per row."
         )
     return family
+
+
+def _without_cross_attention(model: PreTrainedModel, family: Family | None) -> str | None:
+    """Why the two halves of an encoder-decoder cannot be told apart, or None where they can."""
+    from autopack.structure import attention_modules, cross_attention, halves, mixers
+
+    found = halves(model)
+    if found is None:
+        return "it is an encoder-decoder whose encoder and decoder are not both models of their own"
+    mixing = [*attention_modules(model), *(mixers(model, family.mixers) if family else ())]
+    if not cross_attention(found[1], mixing):
+        return (
+            "none of the attention modules of its decoder is known to attend to the encoder, so autopack cannot keep "
+            "the halves of one document together"
+        )
+    return None
 
 
 def is_covered(family: Family, model: PreTrainedModel) -> bool:

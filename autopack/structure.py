@@ -21,17 +21,21 @@ __all__ = [
     "attention_modules",
     "checkpointed_modules",
     "configs_of",
+    "cross_attention",
     "defining_class",
     "eager_functions",
     "entries",
     "forwards_of",
+    "halves",
     "is_causal",
+    "is_pair",
     "mixers",
     "modules_with_own_function",
     "shifts_labels",
 ]
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+_ACROSS = {"encoder_attn", "encoder_decoder_attention"}
 _CROSS_ENTROPY = {"CrossEntropyLoss", "cross_entropy", "nll_loss"}
 
 
@@ -70,6 +74,31 @@ def entries(model: PreTrainedModel) -> list[PreTrainedModel]:
     return [module for module in _text_modules(model) if isinstance(module, PreTrainedModel) and _takes_tokens(module)]
 
 
+def is_pair(model: nn.Module) -> bool:
+    """Whether a model calls an encoder and a decoder: it takes tokens for both."""
+    return "decoder_input_ids" in _parameters_of(_class(model))
+
+
+def halves(model: PreTrainedModel) -> tuple[nn.Module, nn.Module] | None:
+    """The encoder and the decoder of a model that has both, or None."""
+    if not is_pair(model):
+        return None
+    encoder, decoder = model.get_encoder(), model.get_decoder()
+    return (encoder, decoder) if isinstance(encoder, nn.Module) and isinstance(decoder, nn.Module) else None
+
+
+def cross_attention(decoder: nn.Module, mixing: list[nn.Module]) -> list[nn.Module]:
+    """Those of the modules `mixing` under a decoder that attend to what the encoder has made: by their names."""
+    # The class says nothing: most decoders use one class for both.
+    named = {id(module): name for name, module in decoder.named_modules()}
+    return [module for module in mixing if _is_across(named.get(id(module), ""))]
+
+
+def _is_across(path: str) -> bool:
+    parts = path.lower().split(".")
+    return any(part in _ACROSS or "cross" in part or "encdec" in part for part in parts)
+
+
 def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
     yield root
     for child in root.children():
@@ -84,7 +113,7 @@ def _parameters_of(cls: Any) -> frozenset[str]:
 
 
 def _takes_tokens(model: PreTrainedModel) -> bool:
-    return bool(_parameters_of(_class(model)) & {"input_ids", "inputs_embeds"})
+    return bool(_parameters_of(_class(model)) & {"input_ids", "inputs_embeds", "decoder_input_ids"})
 
 
 def _passes_all_on(model: PreTrainedModel) -> bool:

@@ -27,7 +27,17 @@ if TYPE_CHECKING:
     from autopack.enabled import Enabled
     from autopack.entry import EntryHook
 
-__all__ = ["CACHES", "DROPPED", "MODES", "Tally", "gather", "obstacle", "obstacle_here"]
+__all__ = [
+    "CACHES",
+    "DROPPED",
+    "MODES",
+    "Tally",
+    "gather",
+    "has_tensors",
+    "obstacle",
+    "obstacle_here",
+    "replaced_by",
+]
 
 MODES = ("auto", "always", "never")
 CACHES = ("past_key_values", "past_key_value", "cache_params", "state")
@@ -54,11 +64,11 @@ class Tally:
     left: Counter[str] = field(default_factory=Counter)
     """Padded batches that were left as they came, by reason."""
 
-    def count(self, padding: Padding) -> None:
-        """Count a batch that runs as a packed row."""
+    def count(self, *halves: Padding) -> None:
+        """Count a batch that runs as a packed row, or as one for each half of an encoder-decoder."""
         self.batches += 1
-        self.tokens += padding.tokens
-        self.padding += padding.real.size - padding.tokens
+        self.tokens += sum(padding.tokens for padding in halves)
+        self.padding += sum(padding.real.size - padding.tokens for padding in halves)
 
     def __str__(self) -> str:
         parts = []
@@ -137,7 +147,7 @@ def obstacle_here(
         return "the head takes the padded form"
     if isinstance(getattr(module, "pooler", None), nn.Linear):
         return "the pooler is handed one token of every row"
-    foreign = _replaced_by(module)
+    foreign = replaced_by(module)
     if foreign is not None:
         return f"{foreign} has replaced the forward"
     for name, value in arguments.items():
@@ -156,7 +166,7 @@ def obstacle_here(
     return None
 
 
-def _replaced_by(module: PreTrainedModel) -> str | None:
+def replaced_by(module: PreTrainedModel) -> str | None:
     """The package that has put a forward of its own on this instance, unless it is known to be transparent."""
     forward: Any = module.__dict__.get("forward")
     while forward is not None:
@@ -251,8 +261,13 @@ def _has_a_place(name: str, value: Any, padding: Padding) -> bool:
         return True
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
+    return not has_tensors(value)
+
+
+def has_tensors(value: Any) -> bool:
+    """Whether an argument is a collection that may hold tensors."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return not any(isinstance(part, torch.Tensor | tuple | list | dict) for part in parts)
+    return any(isinstance(part, torch.Tensor | tuple | list | dict) for part in parts)
 
 
 def _is_per_token(name: str, value: Any, padding: Padding) -> bool:

@@ -40,6 +40,7 @@ __all__ = [
     "masking_function_parameters",
     "plain_rule",
     "query_arguments",
+    "seq2seq_class_names",
     "supported_implementations",
     "with_length",
 ]
@@ -76,6 +77,14 @@ def is_encoder_type(model_type: str) -> bool:
 
     others = ("SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING")
     return listed("MASKED_LM") or (not listed("CAUSAL_LM") and any(listed(task) for task in others))
+
+
+def seq2seq_class_names() -> frozenset[str]:
+    """Names of all classes that transformers maps to a loss over the decoder's tokens, speech included."""
+    from transformers.models.auto import modeling_auto
+
+    mappings = ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES")
+    return frozenset(name for mapping in mappings for name in getattr(modeling_auto, mapping, {}).values())
 
 
 def supported_implementations(model: Any) -> set[str]:

@@ -29,6 +29,7 @@ from tqdm import tqdm
 
 import autopack
 from autopack import registry, tiny, upstream
+from autopack.audit_heads import of_document
 from autopack.commands.families import MEASURED
 from autopack.errors import AutopackError
 from compat.standins import flash_standin, flex_standin, float64_throughout, set_implementation
@@ -100,7 +101,7 @@ def _upstream_error(model: Any, handle: Any) -> str | None:
     handle.remove()
     ids = tiny.tokens(model.config, 1, 7)
     try:
-        model(input_ids=ids, use_cache=False).logits.sum().backward()
+        of_document(model, model(input_ids=ids, use_cache=False)).sum().backward()
     except Exception as error:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return None

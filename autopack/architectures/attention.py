@@ -19,9 +19,9 @@ gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa got_ocr2 gpt2 gp
 granite granite_swa granitemoe granitemoe_swa granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe
 hy_v3 hy_v4 hyperclovax internlm3 iquestcoder jais2 jetmoe kolibri1 laguna llama longcat_flash mellum
 mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mixtral mllama_text_model modernbert-decoder
-moshi moss_transcribe_diarize nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phi4_multimodal
+moonshine moshi moss_transcribe_diarize nanochat nemotron olmo olmo2 olmo3 olmoe opt persimmon phi phi3 phi4_multimodal
 phimoe qwen2 qwen2_moe qwen3 qwen3_moe roberta roberta-prelayernorm roc_bert seed_oss smollm3 solar_open
-stablelm starcoder2 vaultgemma whisper xlm-roberta xlm-roberta-xl xmod youtu
+stablelm starcoder2 t5gemma vaultgemma whisper xlm-roberta xlm-roberta-xl xmod youtu
 """
 
 _ENCODERS = """

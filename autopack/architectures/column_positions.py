@@ -4,10 +4,22 @@ Their embeddings of positions give every document those of the first columns; mo
 interface, the others are run on documents alone.
 """
 
+from typing import Any
+
 from autopack.architectures import Family
 from autopack.mixers import ALONE, RESTARTING, ROWS
 
 __all__ = ["FAMILY"]
+
+
+def _refusal(config: Any) -> str | None:
+    if config.is_encoder_decoder and getattr(config, "attention_type", None) == "block_sparse":
+        return (
+            "BigBirdPegasusBlockSparseAttention of its encoder lets blocks of the row see its first and last block and "
+            "random ones, and a short row as a whole; load it with attention_type='original_full'"
+        )
+    return None
+
 
 FAMILY = Family(
     name="column_positions",
@@ -17,6 +29,7 @@ FAMILY = Family(
             "bigbird_pegasus",
             "blenderbot",
             "blenderbot-small",
+            "m2m_100",
             "marian",
             "mbart",
             "musicgen_decoder",
@@ -24,11 +37,15 @@ FAMILY = Family(
             "mvp",
             "pegasus",
             "plbart",
+            "seamless_m4t",
+            "seamless_m4t_v2",
+            "speech_to_text",
             "trocr",
         }
     ),
     path="positions restarted; attention document by document",
     positions=False,
+    refusal=_refusal,
     mixers={
         **dict.fromkeys(
             [
@@ -47,7 +64,12 @@ FAMILY = Family(
             ],
             RESTARTING,
         ),
-        "TrOCRSinusoidalPositionalEmbedding": ROWS,  # it numbers tokens that are no padding
-        **dict.fromkeys(["MvpAttention", "TrOCRAttention"], ALONE),
+        # these number tokens that are no padding
+        "M2M100SinusoidalPositionalEmbedding": ROWS,
+        "SeamlessM4TSinusoidalPositionalEmbedding": ROWS,
+        "SeamlessM4Tv2SinusoidalPositionalEmbedding": ROWS,
+        "Speech2TextSinusoidalPositionalEmbedding": ROWS,
+        "TrOCRSinusoidalPositionalEmbedding": ROWS,
+        **dict.fromkeys(["BigBirdPegasusSelfAttention", "MvpAttention", "TrOCRAttention"], ALONE),
     },
 )

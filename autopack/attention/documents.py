@@ -45,7 +45,7 @@ def attend_documents(
     for row, first, end in layout.spans:
         here = slice(row, row + 1), slice(None), slice(first, end)
         alone = slice_mask(mask, row, first, end)
-        sliced = {name: _slice_option(option, layout, row, first, end) for name, option in options.items()}
+        sliced = {name: _slice_option(name, option, layout, row, first, end) for name, option in options.items()}
         told = told_causality(mask, alone, sliced)
         output, weight = attention(module, query[here], key[here], value[here], alone, **told)
         outputs[row].append(output)
@@ -80,10 +80,12 @@ def told_causality(
     return {**options, "is_causal": alone is None and mask.causal}
 
 
-def _slice_option(option: Any, layout: PackedLayout, row: int, first: int, end: int) -> Any:
+def _slice_option(name: str, option: Any, layout: PackedLayout, row: int, first: int, end: int) -> Any:
     if not isinstance(option, torch.Tensor) or option.dim() < 2:
         return option
     columns = layout.columns
+    if name == "position_bias" and option.shape[-1] == layout.max_seqlen != columns:
+        return option[..., : end - first, : end - first]  # that of the longest document
     if option.dim() == 4 and option.shape[-2:] == (columns, columns):
         batch = slice(row, row + 1) if option.shape[0] == layout.rows > 1 else slice(None)
         return option[batch, :, first:end, first:end]

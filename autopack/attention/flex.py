@@ -60,7 +60,25 @@ def attend_flex(
         mask = _plain_mask(layout, causal, query.device, make_mask)
     block_mask = mask.made_by(make_mask).over_rows
     options = {name: option for name, option in options.items() if name not in LAYOUT_KWARGS}
+    bias = options.get("position_bias")
+    if isinstance(bias, torch.Tensor) and bias.shape[-1] == layout.max_seqlen != layout.columns:
+        options["position_bias"] = _OfDocuments(bias, layout)
     return attention(module, query, key, value, block_mask, **options)
+
+
+class _OfDocuments:
+    """A bias of the longest document (1, heads, tokens, tokens), read at pairs of columns of packed rows."""
+
+    def __init__(self, bias: torch.Tensor, layout: PackedLayout):
+        self.bias = bias
+        self.start = layout.start_columns
+        self.last = bias.shape[-1] - 1
+
+    def __getitem__(self, pair: Any) -> torch.Tensor:
+        row, head, query, key = pair
+        # Pairs across documents are masked; kept in range, they can be read like any other.
+        places = [(column - self.start[row, column]).clamp(0, self.last) for column in (query, key)]
+        return self.bias[0, head, places[0], places[1]]
 
 
 def _original(function: Any) -> Any:

@@ -29,7 +29,7 @@ class DocumentMask:
         self.layout = layout
         self.function = function
         self.arguments = dict(arguments)
-        self._alone_by_length: dict[int, torch.Tensor | None] = {}
+        self._alone_by_length: dict[int, Any] = {}
         self._pattern: Any = _UNKNOWN
         self._absolute_rule: bool | None = None
 
@@ -60,7 +60,7 @@ class DocumentMask:
             self._absolute_rule = any(t.dim() >= 2 and t.shape[-1] >= columns for t in tensors)
         return self._absolute_rule
 
-    def for_document(self, row: int, first: int, end: int) -> torch.Tensor | None:
+    def for_document(self, row: int, first: int, end: int) -> Any:
         """The mask of one document alone: (1, 1, length, length), or None where the model would have passed none."""
         if self.absolute:
             return self._absolute(row, first, end)
@@ -70,9 +70,11 @@ class DocumentMask:
             return self._alone(length)
         # A rule over relative indices is the same for every length, so one mask serves all documents.
         longest = self._alone(self.layout.max_seqlen)
-        return None if longest is None else longest[:, :, :length, :length]
+        if longest is None or isinstance(longest, torch.Tensor):
+            return None if longest is None else longest[:, :, :length, :length]
+        return self._alone(length)  # a BlockMask, which forgets its rule when it is sliced
 
-    def _alone(self, length: int) -> torch.Tensor | None:
+    def _alone(self, length: int) -> Any:
         if length not in self._alone_by_length:
             self._alone_by_length[length] = self.function(**upstream.with_length(self.arguments, length))
         return self._alone_by_length[length]

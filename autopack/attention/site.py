@@ -12,13 +12,14 @@ import torch
 
 from autopack import upstream
 from autopack.attention import choose as choosing
+from autopack.attention.across import attend_across
 from autopack.attention.compiled import attend_compiled
 from autopack.attention.documents import attend_documents
 from autopack.attention.flash import attend_flash
 from autopack.attention.flex import attend_flex
 from autopack.attention.mask import DocumentMask
 from autopack.attention.varlen import attend_varlen
-from autopack.delivery import Scope, current, site_scope
+from autopack.delivery import ACROSS, Scope, current, site_scope
 from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.layout import PackedLayout
 from autopack.patching import Site
@@ -62,11 +63,14 @@ def _attend(
     mask: Any,
     options: dict[str, Any],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    layout = scope.layout
+    layout, memory = scope.layout, scope.memory if ACROSS in module.__dict__ else None
     assert layout is not None
-    _check_shapes(module, layout, query, key)
+    _check_shapes(module, layout, memory or layout, query, key)
     if query.device != layout.device:
         layout = layout.to(query.device)
+    if memory is not None:
+        memory = memory.to(query.device)
+        return attend_across(original, implementation, layout, memory, module, query, key, value, mask, options)
     adjust = _adjustment(scope, module)
     if adjust is not None:
         query, key, value, options = adjust(module, layout, query, key, value, options)
@@ -114,14 +118,16 @@ def _registered_mask(implementation: str) -> Callable[..., Any]:
     return getattr(function, "autopack_original", function)  # type: ignore[return-value]
 
 
-def _check_shapes(module: torch.nn.Module, layout: PackedLayout, query: torch.Tensor, key: torch.Tensor) -> None:
-    expected = (layout.rows, layout.columns)
-    found = (query.shape[0], query.shape[2]), (key.shape[0], key.shape[2])
-    if found[0] != expected or found[1] != expected:
+def _check_shapes(
+    module: torch.nn.Module, layout: PackedLayout, memory: PackedLayout, query: torch.Tensor, key: torch.Tensor
+) -> None:
+    """Queries must be those of `layout`, keys those of `memory`."""
+    if tuple(query.shape[::2]) != (layout.rows, layout.columns) or key.shape[::2] != (memory.rows, memory.columns):
         raise UnsupportedModel(
-            f"{type(module).__name__} attends from {found[0][1]} queries to {found[1][1]} keys in {found[0][0]} rows, "
-            f"but the packed batch has {expected[0]} rows of {expected[1]} tokens. Cross-attention and prefixes "
-            f"cannot be packed; run such documents one per row."
+            f"{type(module).__name__} attends from {query.shape[2]} queries to {key.shape[2]} keys in {len(query)} "
+            f"rows, but the packed batch has {layout.rows} rows of {layout.columns} tokens"
+            + (f" to attend to {memory.columns} states of the encoder" if memory is not layout else "")
+            + ". Prefixes and cross-attention to other states cannot be packed; run such documents one per row."
         )
 
 
@@ -137,19 +143,28 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if args:
             raise SiteDrift(f"{site} is called by position inside a packed forward; autopack needs names")
         _check_padding(kwargs)
-        if kwargs["batch_size"] != scope.layout.rows or kwargs["kv_length"] != scope.layout.columns:
+        layout = scope.layout
+        if scope.memory is not None and _is_of_memory(kwargs, scope.memory):
+            layout = scope.memory
+        if kwargs["batch_size"] != layout.rows or kwargs["kv_length"] != layout.columns:
             raise UnsupportedModel(
                 f"the model asks for a mask over {kwargs['kv_length']} keys in {kwargs['batch_size']} rows, but the "
                 f"packed batch has {scope.layout.rows} rows of {scope.layout.columns} tokens. Cross-attention and "
                 f"prefixes cannot be packed; run such documents one per row."
             )
-        mask = DocumentMask(scope.layout, original, kwargs)
+        mask = DocumentMask(layout, original, kwargs)
         # Code that insists on a tensor goes on to combine it with another mask, so it gets the whole one. BlockMasks
         # cannot be combined.
         return mask.over_rows if _insists_on_tensor(kwargs) and site.key != "flex_attention" else mask
 
     autopack_mask.autopack_original = original  # type: ignore[attr-defined]
     return autopack_mask
+
+
+def _is_of_memory(arguments: dict[str, Any], memory: PackedLayout) -> bool:
+    """Whether a mask is asked for cross-attention: no token of the encoder is hidden from the decoder."""
+    pattern = upstream.describe_mask(arguments["mask_function"])
+    return pattern == upstream.Pattern(causal=False) and arguments["kv_length"] == memory.columns
 
 
 def _check_padding(arguments: dict[str, Any]) -> None:

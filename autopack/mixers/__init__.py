@@ -1,10 +1,23 @@
 """Modules that mix tokens in a way of their own, or count them, made to start anew at every document."""
 
 from autopack.mixers.site import MixerCall, adapt_mixer
-from autopack.mixers.ways import ALONE, RESTARTING, ROWS, Alone, AtOperations, LookingBack, OneByOne, Restarting, Way
+from autopack.mixers.ways import (
+    ALONE,
+    RELATIVE,
+    RESTARTING,
+    ROWS,
+    Alone,
+    AtOperations,
+    LookingBack,
+    OneByOne,
+    RelativeBias,
+    Restarting,
+    Way,
+)
 
 __all__ = [
     "ALONE",
+    "RELATIVE",
     "RESTARTING",
     "ROWS",
     "Alone",
@@ -12,6 +25,7 @@ __all__ = [
     "LookingBack",
     "MixerCall",
     "OneByOne",
+    "RelativeBias",
     "Restarting",
     "Way",
     "adapt_mixer",

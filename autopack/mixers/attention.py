@@ -9,15 +9,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from autopack.attention.mask import DocumentMask
-from autopack.mixers.rows import Piece, equally_long, pieces, together
+from autopack.delivery import without_layout
+from autopack.errors import UnsupportedModel
+from autopack.layout import PackedLayout
+from autopack.mixers.rows import Piece, equally_long, in_pieces, piece, pieces, together
 from autopack.mixers.site import MixerCall, spread_tokens
 
 __all__ = ["attend_alone"]
 
 _CACHES = ("past_key_values", "layer_past", "cache", "mems")
+_STATES = ("key_value_states", "encoder_hidden_states")
 _MASKS = ("attention_mask", "mask", "attn_mask")
 
 
@@ -36,6 +41,8 @@ def attend_alone(
     if channels_first:
         call = _with_tokens_first(call)
     call.check()
+    if call.memory is not None:
+        return _attend_across(call, call.memory)
     layout = call.layout
     found, back = pieces(layout, equally_long)
 
@@ -59,10 +66,11 @@ def attend_alone(
             return _of_documents(value, piece)
         return spread_tokens(value, layout, piece.spread)
 
-    outputs = [
-        call.changed(lambda name, value, piece=piece: change(name, value, piece))  # type: ignore[misc]
-        for piece in found
-    ]
+    with without_layout():  # such code may go on to transformers' interface
+        outputs = [
+            call.changed(lambda name, value, piece=piece: change(name, value, piece))  # type: ignore[misc]
+            for piece in found
+        ]
     whole = together(layout, found, back, outputs)
     if call.want_weights:
         whole = _with_weights(call, found, whole, outputs)
@@ -100,27 +108,73 @@ def _with_weights(call: MixerCall, found: list[Piece], whole: Any, outputs: list
     return whole if weights is None else weights
 
 
+def _attend_across(call: MixerCall, memory: PackedLayout) -> Any:
+    """Run cross-attention on pairs of documents; those that are alike in both lengths share a batch."""
+    layout = call.layout
+
+    def build() -> tuple[list[tuple[Piece, Piece]], torch.Tensor]:
+        lengths = np.stack([layout.lengths, memory.lengths])
+        kinds, number = np.unique(lengths, axis=1, return_inverse=True)
+        groups = [np.flatnonzero(number.reshape(-1) == kind) for kind in range(kinds.shape[1])]
+        ours, back = in_pieces(layout, groups)
+        return [(own, piece(memory, group)) for own, group in zip(ours, groups, strict=True)], back
+
+    found, back = layout.derived(("across pieces", memory), build)
+
+    def change(name: str, value: Any, ours: Piece, theirs: Piece) -> Any:
+        if name in _CACHES or isinstance(value, DocumentMask):
+            return None  # all that a document's encoder has made is seen
+        if name in _STATES:
+            return theirs.spread(value)
+        if name in _MASKS and isinstance(value, torch.Tensor) and value.shape[-1] == memory.columns:
+            return _of_pairs(value, ours, theirs)
+        return spread_tokens(value, layout, ours.spread)
+
+    with without_layout():
+        outputs = [
+            call.changed(lambda name, value, pair=pair: change(name, value, *pair))  # type: ignore[misc]
+            for pair in found
+        ]
+    return together(layout, [ours for ours, _ in found], back, outputs)
+
+
+def _of_pairs(mask: torch.Tensor, ours: Piece, theirs: Piece) -> torch.Tensor:
+    """Of a mask (1, ..., columns or 1, states), what belongs to each pair of documents."""
+    between = (1,) * (mask.dim() - 2)
+    parts = mask.expand(len(theirs.where), *mask.shape[1:])
+    keys = theirs.where.reshape(len(theirs.where), *between, -1)
+    parts = parts.gather(-1, keys.expand(*parts.shape[:-1], -1))
+    if mask.dim() == 2 or mask.shape[-2] == 1:
+        return parts
+    queries = ours.where.reshape(len(ours.where), *between[1:], -1, 1)
+    return parts.gather(-2, queries.expand(*parts.shape[:-2], -1, parts.shape[-1]))
+
+
 def _of_documents(mask: torch.Tensor, piece: Piece) -> torch.Tensor:
     return piece.square(mask) if mask.dim() > 2 else piece.spread(mask)
 
 
-def _described(mask: DocumentMask, piece: Piece) -> torch.Tensor | None:
+def _described(mask: DocumentMask, piece: Piece) -> Any:
     columns = mask.layout.columns
     first = piece.where[:, 0].tolist() if mask.absolute else [0]
     documents, length = piece.where.shape
     masks = [mask.for_document(start // columns, start % columns, start % columns + length) for start in first]
     made = [each for each in masks if each is not None]
+    if made and not isinstance(made[0], torch.Tensor):  # a BlockMask, the same for every document of one length
+        if mask.absolute:
+            raise UnsupportedModel("a rule over tokens of the row cannot be cut into block masks; use sdpa or eager")
+        return made[0]
     return torch.cat(made).expand(documents, -1, -1, -1) if made else None
 
 
 def _weights(call: MixerCall, found: list[Piece], parts: Any) -> torch.Tensor | None:
     """Attention weights of all documents, (rows, heads, columns, columns), 0 between documents."""
-    if not all(_are_weights(part, piece) for part, piece in zip(parts, found, strict=True)):
+    if not all(_are_weights(part, own) for part, own in zip(parts, found, strict=True)):
         return None
     rows, columns = call.layout.rows, call.layout.columns
     whole = parts[0].new_zeros(rows, parts[0].shape[1], columns, columns)
-    for part, piece in zip(parts, found, strict=True):
-        row, column = piece.where // columns, piece.where % columns
+    for part, own in zip(parts, found, strict=True):
+        row, column = own.where // columns, own.where % columns
         for document, weights in enumerate(part):
             first, last = int(column[document, 0]), int(column[document, -1]) + 1
             whole[int(row[document, 0]), :, first:last, first:last] = weights

@@ -22,7 +22,7 @@ def positions_of_documents(call: MixerCall) -> torch.Tensor:
     def change(name: str, value: Any) -> Any:
         if name == "position_ids" and isinstance(value, torch.Tensor):  # columns, in one row or one for each
             return (value if value.dim() == 1 else value[:1])[..., : layout.max_seqlen]
-        if name != call.first:
+        if name != call.first or value is None:
             return value
         if isinstance(value, torch.Tensor):
             return value[:1, : layout.max_seqlen]

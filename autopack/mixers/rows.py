@@ -15,7 +15,18 @@ import torch
 
 from autopack.layout import PackedLayout
 
-__all__ = ["Piece", "Run", "Spread", "buckets", "equally_long", "piece", "pieces", "run_per_document_row", "together"]
+__all__ = [
+    "Piece",
+    "Run",
+    "Spread",
+    "buckets",
+    "equally_long",
+    "in_pieces",
+    "piece",
+    "pieces",
+    "run_per_document_row",
+    "together",
+]
 
 GROWTH = 1.5
 """Largest ratio of lengths in one bucket: padding costs at most a third, and few buckets are needed."""
@@ -104,13 +115,12 @@ def pieces(
     layout: PackedLayout, grouping: Callable[[PackedLayout], list[np.ndarray]] = buckets
 ) -> tuple[list[Piece], torch.Tensor]:
     """All documents in pieces, and the places of the tokens of the flattened rows in what the pieces keep."""
-    return layout.derived(("pieces", grouping), lambda: _pieces(layout, grouping))
+    return layout.derived(("pieces", grouping), lambda: in_pieces(layout, grouping(layout)))
 
 
-def _pieces(
-    layout: PackedLayout, grouping: Callable[[PackedLayout], list[np.ndarray]]
-) -> tuple[list[Piece], torch.Tensor]:
-    found = [piece(layout, documents) for documents in grouping(layout)]
+def in_pieces(layout: PackedLayout, groups: list[np.ndarray]) -> tuple[list[Piece], torch.Tensor]:
+    """These groups of documents as pieces, and the places of the tokens of the flattened rows in what they keep."""
+    found = [piece(layout, documents) for documents in groups]
     back = np.argsort(np.concatenate([piece.tokens for piece in found]), kind="stable")
     return found, layout.upload(back)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autopack.delivery import Scope, site_scope
+from autopack.delivery import ACROSS, Scope, site_scope
 from autopack.errors import UnsupportedModel
 from autopack.layout import PackedLayout
 from autopack.mixers.rows import Spread
@@ -52,7 +52,9 @@ def _mix(
     assert scope.layout is not None
     first = arguments[names[0]]
     layout = scope.layout.to(first.device) if isinstance(first, torch.Tensor) else scope.layout
-    return scope.owner.way_of(mixer).run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights))
+    memory = scope.memory.to(layout.device) if scope.memory is not None and ACROSS in mixer.__dict__ else None
+    call = MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory)
+    return scope.owner.way_of(mixer).run(call)
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class MixerCall:
     layout: PackedLayout
     want_weights: bool
     """Whether the caller asked for attention weights."""
+    memory: PackedLayout | None = None
+    """The layout of the encoder's states, where this is cross-attention."""
 
     def by_documents(self, spread: Spread) -> Any:
         """Run the module's own forward on tokens in another form, without caches and masks."""
@@ -80,11 +84,9 @@ class MixerCall:
         return self.original(self.mixer, given.pop(self.first), **given)
 
     def check(self) -> None:
-        """Raise `UnsupportedModel` where the first argument does not hold the tokens of the layout."""
-        tokens = self.arguments[self.first]
-        if tokens is None:  # embeddings, called with what others have embedded
-            tokens = self.arguments.get("inputs_embeds")
-        shape = tuple(tokens.shape)
+        """Raise `UnsupportedModel` where the first tensor does not hold the tokens of the layout."""
+        tokens = next((value for value in self.arguments.values() if isinstance(value, torch.Tensor)), None)
+        shape = () if tokens is None else tuple(tokens.shape)
         if shape[:2] != (self.layout.rows, self.layout.columns):
             raise UnsupportedModel(
                 f"{type(self.mixer).__name__} got tokens of shape {shape} inside a packed forward of "

@@ -15,6 +15,7 @@ from autopack.mixers.attention import attend_alone
 from autopack.mixers.heads import run_and_redo_heads
 from autopack.mixers.operations import PATHS, adapt_operation, keeping_documents_apart
 from autopack.mixers.positions import positions_of_documents
+from autopack.mixers.relative import with_bias_of_longest
 from autopack.mixers.rows import run_per_document_row
 from autopack.mixers.site import MixerCall
 from autopack.mixers.whole import run_documents_alone
@@ -22,12 +23,14 @@ from autopack.patching import Site
 
 __all__ = [
     "ALONE",
+    "RELATIVE",
     "RESTARTING",
     "ROWS",
     "Alone",
     "AtOperations",
     "LookingBack",
     "OneByOne",
+    "RelativeBias",
     "Restarting",
     "Rows",
     "Way",
@@ -186,6 +189,22 @@ class Restarting(Way):
 
 
 @dataclass(frozen=True)
+class RelativeBias(Way):
+    """For attention through transformers' interface that makes a bias of distances and hands it on (T5)."""
+
+    recurs: ClassVar[bool] = False
+
+    def run(self, call: MixerCall) -> Any:
+        return with_bias_of_longest(call)
+
+    def paths(self) -> dict[str, str]:
+        return {"any": "the model's own attention, with the bias of the longest document"}
+
+    def __str__(self) -> str:
+        return "bias of the longest document"
+
+
+@dataclass(frozen=True)
 class OneByOne(Way):
     """For a whole model, the last resort: documents of one length as a batch. `reason`: why nothing less will do."""
 
@@ -203,4 +222,4 @@ class OneByOne(Way):
         return "whole model per document"
 
 
-ALONE, RESTARTING = Alone(), Restarting()
+ALONE, RELATIVE, RESTARTING = Alone(), RelativeBias(), Restarting()

@@ -9,23 +9,26 @@ from __future__ import annotations
 import array
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 
 from autopack.errors import InvalidPacking
+from autopack.heads import row_head
 from autopack.positions import first_position
 
 __all__ = ["PackingCollator"]
 
 IGNORED = -100
 LABEL_KEYS = ("labels", "label", "label_ids")
+DOCUMENT_KEYS = ("start_positions", "end_positions", "next_sentence_label")
 COMPLETION_KEYS = ("completion_mask", "assistant_masks")
 DECLARATIONS = ("attention_mask", "position_ids", "seq_idx", "seq_lengths")
 PADDING = {"labels": IGNORED, "shift_labels": IGNORED, "special_tokens_mask": 1}
 TENSORS = ("pt", "np")
+LABELS = ("auto", "given", "required", "none")
 
 # Heads whose loss compares a label with the logits of the same column: a first label is a real target there.
 UNSHIFTED_HEADS = ("ForMaskedLM", "ForTokenClassification", "ForPreTraining", "WithLMHeadModel")
@@ -46,6 +49,7 @@ class PackingCollator:
       for one float (a regression target), (documents, K) float32 for K floats (several targets), in the order of the
       documents. Integer vectors are labels per token, float vectors are targets of the document. `label` and
       `label_ids` mean `labels`; one batch holds one sort of label.
+    * `start_positions`, `end_positions`, `next_sentence_label` (documents,) int64, from one int per document.
     * `attention_mask` (B, T) int64, 0 at padding, only for batches that have padding.
     * Every other key with a value, or K values, per token: (B, T) or (B, T, K), as int64, float32 or bool. Text and
       dictionaries are left out; whatever else is not per token is refused.
@@ -56,7 +60,7 @@ class PackingCollator:
 
     Args:
         labels: `"auto"` makes labels from `input_ids` where no example has any (-100 where `completion_mask` or
-            `assistant_masks` is 0); `"required"` refuses such a batch; `"none"` gives no labels.
+            `assistant_masks` is 0); `"given"` makes none; `"required"` refuses such a batch; `"none"` gives no labels.
         mask_first_label: `False` keeps the first label of each document, for losses that do not shift (masked
             language models, token classification). Labels must then be given.
         first_position: where the positions of a document start: 0, or `padding_idx + 1` for RoBERTa-like models.
@@ -78,7 +82,7 @@ class PackingCollator:
         ValueError: for options that are out of range or contradict each other.
     """
 
-    labels: Literal["auto", "required", "none"] = "auto"
+    labels: Literal["auto", "given", "required", "none"] = "auto"
     mask_first_label: bool = True
     first_position: int = 0
     max_tokens: int | None = None
@@ -92,7 +96,7 @@ class PackingCollator:
     return_tensors: Literal["pt", "np"] = "pt"
 
     def __post_init__(self) -> None:
-        choices = {"labels": ("auto", "required", "none"), "overlong": ("error", "truncate"), "return_tensors": TENSORS}
+        choices = {"labels": LABELS, "overlong": ("error", "truncate"), "return_tensors": TENSORS}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r}: wanted one of {allowed}")
@@ -113,10 +117,11 @@ class PackingCollator:
     def for_model(cls, model: Any, **options: Any) -> PackingCollator:
         """Returns a collator with what `model`, a model or its config, needs.
 
-        Sets `first_position` (RoBERTa-like models do not start at 0) and `pad_token_id` from the config, and
-        `mask_first_label` from the class of the model: `False` for masked language models and token classification,
-        which a config alone does not tell. `options` are those of the class and win. Raises `ValueError` where there is
-        no config, or a RoBERTa-like one without the `pad_token_id` to start after.
+        Sets `first_position` (RoBERTa-like models do not start at 0) and `pad_token_id` from the config, and from the
+        class of the model, which a config alone does not tell, `mask_first_label=False` for masked language models and
+        token classification, `labels="given"` for heads with one result per document. `options` are those of the class
+        and win. Raises `ValueError` where there is no config, or a RoBERTa-like one without the `pad_token_id` to start
+        after.
         """
         for wrapper in ("_orig_mod", "module"):
             model = getattr(model, wrapper, model)
@@ -134,6 +139,8 @@ class PackingCollator:
             found["pad_token_id"] = pad_token_id
         if type(model).__name__.endswith(UNSHIFTED_HEADS):
             found["mask_first_label"] = False
+        if row_head(model) is not None:
+            found["labels"] = "given"
         return cls(**(found | options))
 
     def __call__(self, examples: Iterable[Mapping[str, Any]], return_tensors: str | None = None) -> dict[str, Any]:
@@ -148,9 +155,9 @@ class PackingCollator:
         self._settle_labels(documents)
         _check_same_columns(documents)
         batch = self._assemble(documents)
-        if targets := [d.target for d in documents if d.target is not None]:
-            labels = np.concatenate(targets)
-            batch["labels"] = labels.astype(np.float32 if labels.dtype.kind == "f" else np.int64)
+        for key in documents[0].targets:
+            targets = np.concatenate([d.targets[key] for d in documents])
+            batch[key] = targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64)
         if return_tensors == "pt":
             import torch
 
@@ -188,14 +195,17 @@ class PackingCollator:
                 columns["labels"] = values.astype(np.int64)
             elif key in LABEL_KEYS:
                 per_document["labels"] = values
+            elif key in DOCUMENT_KEYS:
+                per_document[key] = values
             elif values.shape[:1] == ids.shape and values.ndim <= (1 if key in DECLARATIONS else 2):
                 columns[key] = values
             else:
                 found = f"found shape {values.shape} for {len(ids)} tokens, wanted one value per token"
                 raise _invalid(index, key, f"{found}; name it in drop_keys (images and scalars are not packed)")
         read = _declared_documents(index, columns, per_document.get("seq_lengths"))
-        if "labels" in per_document:
-            read.target = _targets(index, label_keys[0], per_document["labels"], len(ids), len(read.starts))
+        for key in sorted(per_document.keys() - {"seq_lengths"}):
+            name = label_keys[0] if key == "labels" else key
+            read.targets[key] = _targets(index, name, per_document[key], len(ids), len(read.starts))
         if self.max_tokens and len(read) > self.max_tokens:
             found = f"found {len(read)} tokens for rows of at most max_tokens={self.max_tokens}"
             if self.overlong == "error":
@@ -209,7 +219,7 @@ class PackingCollator:
         for index, document in enumerate(documents):
             if document.sort != sort:
                 raise _invalid(index, "labels", f"found {document.sort}, but {sort} in example 0; make them the same")
-        if sort != "no labels" or self.labels == "none":
+        if sort != "no labels" or self.labels in ("given", "none"):
             return
         if self.labels == "required" or not self.mask_first_label:
             wanted = "wanted with labels='required', and always with mask_first_label=False"
@@ -280,7 +290,7 @@ class _Example:
 
     columns: dict[str, np.ndarray]
     starts: np.ndarray
-    target: np.ndarray | None = None
+    targets: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.columns["input_ids"])
@@ -288,12 +298,12 @@ class _Example:
     @property
     def sort(self) -> str:
         per_token = "labels per token" if "labels" in self.columns else "no labels"
-        return per_token if self.target is None else "labels per document"
+        return "labels per document" if "labels" in self.targets else per_token
 
     def truncate(self, length: int) -> None:
         self.columns = {k: v[:length] for k, v in self.columns.items()}
         self.starts = self.starts[self.starts < length]
-        self.target = None if self.target is None else self.target[: len(self.starts)]
+        self.targets = {k: v[: len(self.starts)] for k, v in self.targets.items()}
 
 
 def _declared_documents(index: int, columns: dict[str, np.ndarray], lengths: np.ndarray | None) -> _Example:
@@ -350,12 +360,13 @@ def _check_same_columns(documents: list[_Example]) -> None:
     """All examples have the same keys, with values of the same shape; own positions are optional."""
     first = documents[0]
     for index, document in enumerate(documents):
-        for key in sorted((first.columns.keys() ^ document.columns.keys()) - {"position_ids"}):
-            lacking, other = (index, 0) if key in first.columns else (0, index)
+        present, here = ({*d.columns, *d.targets} - {"position_ids"} for d in (first, document))
+        for key in sorted(present ^ here):
+            lacking, other = (index, 0) if key in present else (0, index)
             raise _invalid(lacking, key, f"not found, but example {other} has it; add it, or name it in drop_keys")
         shapes = [{k: v.shape[1:] for k, v in d.columns.items()} for d in (first, document)]
-        if first.target is not None and document.target is not None:
-            shapes[0]["labels"], shapes[1]["labels"] = first.target.shape[1:], document.target.shape[1:]
+        for shape, d in zip(shapes, (first, document), strict=True):
+            shape |= {k: v.shape[1:] for k, v in d.targets.items()}
         for key in shapes[0].keys() & shapes[1].keys():
             if shapes[0][key] != shapes[1][key]:
                 found = f"found values of shape {shapes[1][key]}, but {shapes[0][key]} in example 0; make them equal"

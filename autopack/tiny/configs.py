@@ -30,6 +30,11 @@ TASKS = {
     "causal-lm": "MODEL_FOR_CAUSAL_LM_MAPPING",
     "masked-lm": "MODEL_FOR_MASKED_LM_MAPPING",
     "sequence-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    "seq2seq": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+    "token-classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
+    "question-answering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING",
+    "next-sentence-prediction": "MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING",
+    "multiple-choice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING",
 }
 """What a model is built for, and transformers' mapping of the types that have a class for it."""
 
@@ -68,6 +73,10 @@ def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> Pre
         if task != "causal-lm":
             own = {name: value for name, value in own.items() if name not in types.MAKES_A_DECODER}
         tiny = config_class(**_arguments(model_type, config_class(**parts), overrides, own))
+        if task == "seq2seq":
+            for name, token in (("decoder_start_token_id", 2), ("pad_token_id", 0)):
+                if getattr(tiny, name, None) is None:
+                    setattr(tiny, name, token)
         for name, (stand_in, extra) in types.STAND_INS.get(model_type, {}).items():
             # past the class's __setattr__, which would insist on the type that is being replaced
             vars(tiny)[name] = config(stand_in, **extra)

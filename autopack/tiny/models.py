@@ -27,7 +27,7 @@ def build(
 ) -> PreTrainedModel:
     """Build a tiny random model of `model_type`, in eval mode; for the overrides, see `config`.
 
-    `task` is that of the model's class: "causal-lm", "masked-lm" or "sequence-classification".
+    `task` is that of the model's class: one of `tiny.TASKS`.
 
     The same arguments give the same parameters. The global random state and the default dtype are left as they were.
     Raises `CannotBuild` if the installed transformers lacks the type, if the type refuses the attention

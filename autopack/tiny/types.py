@@ -70,6 +70,7 @@ TYPES: dict[str, dict[str, Any]] = {
         "o_lora_rank": 16,
         "hc_mult": 2,
     },
+    "distilbert": {"dim": 64, "hidden_dim": 96},
     "dots1": FULL_AND_SLIDING
     | {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "max_window_layers": 1},
     "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},
@@ -142,6 +143,7 @@ TYPES: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "default"},
     },
     "mobilebert": {"embedding_size": 32},
+    "mistral4": {"head_dim": DERIVED},
     "modernbert-decoder": {"local_attention": 8},
     "musicgen": MUSICGEN,
     "musicgen_melody": MUSICGEN,
@@ -214,6 +216,13 @@ TYPES: dict[str, dict[str, Any]] = {
         "layers_block_type": DERIVED,
         "attention_hidden_size": 128,
         "attention_head_dim": 32,
+    },
+    "encoder-decoder": {"decoder": {"is_decoder": True, "add_cross_attention": True}},
+    # one layer of each kind on both sides, and experts that some documents overflow
+    "switch_transformers": {
+        "num_sparse_encoder_layers": 1,
+        "num_sparse_decoder_layers": 1,
+        "expert_capacity": 3,
     },
     # 5.0 ties every shared block to the one of layer 0, and does not run without rotation
     "zamba2": {"layers_block_type": ["hybrid", "mamba", "hybrid"], "adapter_rank": 8, "use_mem_rope": True},

@@ -46,9 +46,7 @@ def test_masked_language_models(model_type):
     except tiny.CannotBuild as reason:
         pytest.skip(str(reason))
     if getattr(model.config, "is_encoder_decoder", False):
-        with pytest.raises(autopack.UnsupportedModel, match="encoder-decoder"):
-            autopack.enable(model)
-        return
+        pytest.skip("encoder-decoders: tests/test_encoder_decoder.py")
     stock = autopack.audit(model, modes=("all-ones mask", "two rows"), training=(False,), gradients=False)
     assert stock.worst > LEAK
     with autopack.enable(model, verify="never"):
