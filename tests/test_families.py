@@ -12,7 +12,8 @@ from autopack.architectures import Family
 from autopack.cli import main
 from autopack.commands import families
 from autopack.mixers import ROWS
-from compat.exactness import RESULTS
+from compat import exactness
+from compat.exactness import recorded
 
 
 def printed(capsys, *arguments: str) -> tuple[int, str]:
@@ -40,36 +41,73 @@ def test_as_json_every_mixer_has_a_path_for_every_device(capsys):
         assert family["attention"] or family["mixers"] or not family["model_types"]
 
 
-def test_what_is_shipped_is_what_was_recorded():
-    recorded = json.loads((RESULTS / "exactness.json").read_text())
-    shipped = families.load()["types"]
-    for name, cells in recorded.items():
-        exact = {backend: cell["worst"] for backend, cell in cells.items() if cell["status"] == "exact"}
-        assert shipped[name].get("errors", {}) == {b: float(f"{error:.0e}") for b, error in exact.items()}
+def test_what_is_shipped_is_what_was_recorded_of_every_task():
+    """After a merge, `python -m compat.exactness --record` writes it anew from the recorded results."""
+    found, shipped = recorded(), families.load()["tasks"]
+    assert {"causal-lm", "masked-lm"} <= found.keys() == shipped.keys()
+    for task, results in found.items():
+        for name, cells in results.items():
+            exact = {backend: cell["worst"] for backend, cell in cells.items() if cell["status"] == "exact"}
+            if any(cell["status"] == "LEAK" for cell in cells.values()):
+                exact = {}
+            assert shipped[task][name].get("errors", {}) == {b: float(f"{error:.0e}") for b, error in exact.items()}
     served = {name for family in registry.families() for name in family.model_types}
-    assert served & set(tiny.causal_lm_types()) <= shipped.keys()
+    assert served & set(tiny.causal_lm_types()) <= shipped["causal-lm"].keys()
+
+
+def test_the_tables_of_all_recorded_tasks_are_printed_by_one_command(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["exactness"])
+    status = exactness.main()
+    text = capsys.readouterr().out
+    leaks = [task for task, results in recorded().items() if "LEAK" in json.dumps(results)]
+    assert status == bool(leaks)
+    for task, results in recorded().items():
+        assert f"{task}\n\nmodel type" in text
+        assert f"\n{len(results)} types: " in text
+    monkeypatch.setattr("sys.argv", ["exactness", "--task", "all", "bert"])
+    with pytest.raises(SystemExit):
+        exactness.main()
+    assert "name one task to measure types" in capsys.readouterr().err
 
 
 def test_named_types(capsys):
-    status, text = printed(capsys, "mamba2", "llama")
+    status, text = printed(capsys, "mamba2", "llama", "bert", "deberta-v2")
     assert status == 0
-    mamba, llama = text.splitlines()
-    assert mamba.startswith("mamba2: convolution and scan by documents")
-    assert llama.endswith("exact: eager 0, sdpa 0, flex 2e-06, flash 2e-06")
-    status, text = printed(capsys, "mamba2", "gemma4_assistant", "no_such_type")
-    assert status == 1
-    _, drafter, unknown = text.splitlines()
-    assert drafter == "gemma4_assistant: refused, since it is a drafter that takes the states of a target model"
-    assert unknown.startswith("no_such_type: no family has it")
+    assert "mamba2               convolution and scan by documents; attention document by document (family" in text
+    assert "llama                attention site, document by document (family attention)" in text
+    assert " causal-lm: exact, eager 0, sdpa 0, flex 2e-06, flash 2e-06" in text
+    of_bert = text[text.index("\nbert ") :]
+    assert of_bert.index("causal-lm: exact") < of_bert.index("masked-lm: exact") < of_bert.index("\ndeberta-v2")
+    assert max(map(len, text.splitlines())) <= 120
     status, text = printed(capsys, "mamba2", "--json")
     assert [row["family"] for row in json.loads(text)] == ["state_space"]
+
+
+@pytest.mark.parametrize(("name", "served", "what"), [
+    ("gemma4_assistant", False, "refused: it is a drafter that takes the states of a target model"),
+    ("funnel", False, "refused: its FunnelEncoder pools every two columns"),
+    ("no_such_type", False, "has no such type; remote code of this type is served where its structure allows"),
+    ("vit", False, "refused: transformers has no language model of this type"),
+    ("canine", False, "none of its modules calls an attention function of transformers' AttentionInterface"),
+    ("lilt", False, "none of its modules calls"),
+    ("mistral4", True, "attention site, document by document, by its structure and after an audit on enable"),
+])  # fmt: skip
+def test_what_no_family_lists_is_asked_of_a_tiny_model(capsys, name, served, what):
+    """The same answer that `enable` gives, and not a guess."""
+    status, text = printed(capsys, name)
+    assert status == (0 if served else 1)
+    assert what in " ".join(text.split())
 
 
 def test_a_family_of_ones_own_comes_first(capsys, monkeypatch):
     own = Family(name="mine", model_types=frozenset({"toy"}), path="rows", mixers={"ToyMixer": ROWS}, attends=False)
     monkeypatch.setattr(registry, "_registered", [own])
     assert printed(capsys)[1].startswith("mine: rows\n  toy\n  ToyMixer\n    any   the mixer itself, on documents as")
-    assert printed(capsys, "toy")[1].strip() == "toy: rows (family mine); not measured by its own name"
+    assert printed(capsys, "toy")[1].split("\n") == [
+        f"{'toy':<20} rows (family mine)",
+        " " * 21 + "not measured by its own name",
+        "",
+    ]
 
 
 def test_an_incomplete_installation_says_so(capsys, monkeypatch, tmp_path: Path):

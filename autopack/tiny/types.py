@@ -70,6 +70,7 @@ TYPES: dict[str, dict[str, Any]] = {
         "o_lora_rank": 16,
         "hc_mult": 2,
     },
+    "distilbert": {"dim": 64, "hidden_dim": 96},
     "dots1": FULL_AND_SLIDING
     | {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "max_window_layers": 1},
     "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},
