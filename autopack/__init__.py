@@ -12,12 +12,15 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "AutopackError": "autopack.errors",
+    "CostModel": "autopack.packing.balance",
     "Handle": "autopack.handle",
     "InvalidPacking": "autopack.errors",
     "LeakReport": "autopack.report",
     "OutsideForward": "autopack.errors",
+    "PackedBatchSampler": "autopack.packing.sampler",
     "PackedLayout": "autopack.layout",
     "PackingCollator": "autopack.packing",
+    "Plan": "autopack.packing.plan",
     "SiteDrift": "autopack.errors",
     "TrainerHandle": "autopack.handle",
     "UnsupportedModel": "autopack.errors",
@@ -26,6 +29,7 @@ _PUBLIC = {
     "enable": "autopack.api",
     "families": "autopack.registry",
     "is_enabled": "autopack.api",
+    "plan": "autopack.packing.plan",
     "register": "autopack.registry",
 }
 
@@ -49,5 +53,8 @@ if TYPE_CHECKING:
     from autopack.handle import Handle, TrainerHandle
     from autopack.layout import PackedLayout
     from autopack.packing import PackingCollator
+    from autopack.packing.balance import CostModel
+    from autopack.packing.plan import Plan, plan
+    from autopack.packing.sampler import PackedBatchSampler
     from autopack.registry import families, register
     from autopack.report import LeakReport
