@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from autopack.packing.lengths import Pieces
+from autopack.packing.lengths import Pieces, take
 from autopack.packing.strategies import permutation
 
-__all__ = ["CostModel", "arrange", "complete", "imbalance"]
+__all__ = ["CostModel", "arrange", "complete", "imbalance", "share"]
+
+POOLS = 4
+"""Steps of cheap rows, at most, that are tried as what is dealt out again."""
 
 
 @dataclass(frozen=True)
@@ -61,83 +64,117 @@ def imbalance(costs: np.ndarray, ranks: int) -> np.ndarray:
 
 
 def arrange(costs: np.ndarray, ranks: int, seed: int) -> np.ndarray:
-    """An order of rows in which every `ranks` rows are of like cost, and such steps come in random order.
+    """An order of rows in which every `ranks` rows are of like cost; such steps, and the rows in each, in random order.
 
     Rows that do not make a complete step are at the end.
     """
     rows = np.argsort(-costs, kind="stable")
     left = len(rows) % ranks
     rest, rows = rows[:left], rows[left:]
-    steps = rows.reshape(-1, ranks)
-    return np.concatenate([steps[permutation(len(steps), seed)].ravel(), rest])
+    steps = rows.reshape(-1, ranks)[permutation(len(rows) // ranks, seed)]
+    within = np.random.PCG64([seed, 1]).random_raw(steps.size).reshape(steps.shape).argsort(axis=1)
+    return np.concatenate([np.take_along_axis(steps, within, axis=1).ravel(), rest])
+
+
+def share(costs: np.ndarray) -> np.ndarray:
+    """Which rank takes which row of a batch of several: costs (steps, rounds, ranks) to columns (steps, ranks, rounds).
+
+    Every rank gets one row of each round; the costliest goes to the rank that has the least to do so far.
+    """
+    steps, rounds, ranks = costs.shape
+    columns = np.empty((steps, ranks, rounds), np.int64)
+    load = np.zeros((steps, ranks))
+    for number in range(rounds):
+        of_round = costs[:, number]
+        rows = np.argsort(-of_round, axis=1, kind="stable")
+        takers = np.argsort(load, axis=1, kind="stable")
+        np.put_along_axis(columns[:, :, number], takers, rows, axis=1)
+        load += np.take_along_axis(of_round, columns[:, :, number], axis=1)
+    return columns
 
 
 def complete(
-    pieces: Pieces, bounds: np.ndarray, capacity: int, limit: int, ranks: int, cost: CostModel | None, *, ordered: bool
+    pieces: Pieces, bounds: np.ndarray, capacity: int, limit: int, ranks: int, cost: CostModel | None
 ) -> tuple[Pieces, np.ndarray]:
     """The same documents in rows whose number is a multiple of `ranks`; unchanged where there are too few documents.
 
-    Rows of several documents are divided. With a cost, the cheapest rows (of many short documents) are dealt out again.
+    Rows of several documents are divided, which keeps the order. With a cost, the cheapest rows, which hold many short
+    documents, are dealt out again where that makes the least balanced step a better one.
     """
     rows = len(bounds) - 1
     missing = -rows % ranks
-    if not missing or len(pieces.lengths) < rows + missing:
+    if len(pieces.lengths) < rows + missing:
         return pieces, bounds
-    if cost is not None:
-        pool = _pool(pieces, bounds, ranks, cost)
-        dealt = _deal(pieces.lengths, pool, bounds, capacity, limit, cost, ranks)
+    divided = _divide(bounds, missing)
+    if cost is None:
+        return pieces, divided
+    spent = cost(pieces.lengths)
+    costs = np.add.reduceat(spent, bounds[:-1])
+    cheap = np.argsort(costs, kind="stable")
+    best, pooled, chosen = _worst(np.add.reduceat(spent, divided[:-1]), ranks), 0, None
+    for taken in range(ranks - missing, min(rows, POOLS * ranks) + 1, ranks):
+        pool = _members(bounds, np.sort(cheap[:taken]))
+        dealt = _deal(pieces.lengths, spent, pool, taken + missing, capacity, limit)
         if dealt is not None:
-            kept = np.setdiff1d(np.arange(rows), pool)
-            groups = [np.arange(bounds[r], bounds[r + 1]) for r in kept.tolist()] + dealt
-            order = np.concatenate(groups)
-            return Pieces(*(c[order] for c in pieces)), np.concatenate([[0], np.cumsum([len(g) for g in groups])])
-    return pieces, _divide(bounds, missing)
+            worst = _worst(np.concatenate([costs[cheap[taken:]], [spent[row].sum() for row in dealt]]), ranks)
+            if worst < best:
+                best, pooled, chosen = worst, taken, dealt
+    if chosen is None:
+        return pieces, divided
+    kept = np.sort(cheap[pooled:])
+    order = np.concatenate([_members(bounds, kept), *chosen])
+    sizes = np.concatenate([np.diff(bounds)[kept], [len(row) for row in chosen]])
+    return Pieces(*(take(column, order) for column in pieces)), np.concatenate([[0], np.cumsum(sizes)])
+
+
+def _worst(costs: np.ndarray, ranks: int) -> float:
+    """The imbalance of the least balanced step, once rows of like cost make steps."""
+    return float(imbalance(np.sort(costs), ranks).max())
+
+
+def _members(bounds: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The pieces of these rows."""
+    sizes = np.diff(bounds)[rows]
+    ends = np.cumsum(sizes)
+    return np.repeat(bounds[rows] - ends + sizes, sizes) + np.arange(sizes.sum())
 
 
 def _divide(bounds: np.ndarray, missing: int) -> np.ndarray:
-    """Bounds with so many rows more; the row of most documents is halved each time, later ones first."""
+    """Bounds with so many rows more: the row of most documents is halved each time, later ones first."""
     heap = [(start - stop, -start, stop) for start, stop in pairwise(bounds.tolist())]
     heapq.heapify(heap)
     added = []
     for _ in range(missing):
-        size, start, stop = heapq.heappop(heap)
-        middle = -start + (-size + 1) // 2
+        _, start, stop = heapq.heappop(heap)
+        start = -start
+        middle = (start + stop + 1) // 2
         added.append(middle)
-        heapq.heappush(heap, (-(middle + start), start, middle))
-        heapq.heappush(heap, (-(stop - middle), -middle, stop))
+        heapq.heappush(heap, (start - middle, -start, middle))
+        heapq.heappush(heap, (middle - stop, -middle, stop))
     return np.sort(np.concatenate([bounds, np.array(added, bounds.dtype)]))
 
 
-def _pool(pieces: Pieces, bounds: np.ndarray, ranks: int, cost: CostModel) -> np.ndarray:
-    """The cheapest rows that are over complete steps, and a step more until they hold a document for each new row."""
-    rows = len(bounds) - 1
-    cheap = np.argsort(np.add.reduceat(cost(pieces.lengths), bounds[:-1]), kind="stable")
-    held = np.cumsum(np.diff(bounds)[cheap])
-    taken = rows % ranks
-    while held[taken - 1] < -(-taken // ranks) * ranks:
-        taken += ranks
-    return cheap[:taken]
-
-
 def _deal(
-    lengths: np.ndarray,
-    pool: np.ndarray,
-    bounds: np.ndarray,
-    capacity: int,
-    limit: int,
-    cost: CostModel,
-    ranks: int,
+    lengths: np.ndarray, spent: np.ndarray, members: np.ndarray, rows: int, capacity: int, limit: int
 ) -> list[np.ndarray] | None:
-    """The documents of the pool, the costliest first, each into the cheapest row; `None` where that row has no room."""
-    documents = np.concatenate([np.arange(bounds[r], bounds[r + 1]) for r in pool.tolist()])
-    documents = documents[np.argsort(-lengths[documents], kind="stable")]
-    rows: list[list[int]] = [[] for _ in range(-(-len(pool) // ranks) * ranks)]
-    heap = [(0.0, 0, row) for row in range(len(rows))]
-    sizes, costs = lengths[documents].tolist(), cost(lengths[documents]).tolist()
-    for document, size, price in zip(documents.tolist(), sizes, costs, strict=True):
-        spent, tokens, row = heapq.heappop(heap)
-        if tokens + size > capacity or len(rows[row]) == limit:
+    """Deals documents out to so many rows: the costliest first, each into the cheapest row that has room.
+
+    Returns `None` where no row has room, or a row stays empty.
+    """
+    members = members[np.argsort(-spent[members], kind="stable")]
+    dealt: list[list[int]] = [[] for _ in range(rows)]
+    heap = [(0.0, 0, row) for row in range(rows)]
+    for document, size, price in zip(members.tolist(), lengths[members].tolist(), spent[members].tolist(), strict=True):
+        full = []
+        while heap:
+            total, tokens, row = heapq.heappop(heap)
+            if tokens + size <= capacity and len(dealt[row]) < limit:
+                dealt[row].append(document)
+                full.append((total + price, tokens + size, row))
+                break
+            full.append((total, tokens, row))
+        else:
             return None
-        rows[row].append(document)
-        heapq.heappush(heap, (spent + price, tokens + size, row))
-    return [np.array(row) for row in rows]
+        for entry in full:
+            heapq.heappush(heap, entry)
+    return [np.array(row) for row in dealt] if all(dealt) else None

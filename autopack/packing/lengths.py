@@ -9,7 +9,7 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 
-__all__ = ["Counts", "Overflow", "Pieces", "cut", "fit", "read"]
+__all__ = ["Counts", "Overflow", "Pieces", "cut", "fit", "read", "take", "zeros"]
 
 Overflow = Literal["error", "truncate", "split", "drop"]
 LONGEST = 1 << 40
@@ -47,6 +47,16 @@ class Pieces(NamedTuple):
     lengths: np.ndarray
 
 
+def zeros(count: int) -> np.ndarray:
+    """Offsets of documents that are not cut: one number in memory, however many there are."""
+    return np.broadcast_to(np.int64(0), (count,))
+
+
+def take(column: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """`column[order]`, which stays one number in memory where it is one."""
+    return np.broadcast_to(column[:1], order.shape) if column.strides == (0,) else column[order]
+
+
 def read(lengths: Any) -> np.ndarray:
     """The lengths as (documents,) int64; raises `InvalidPacking` for anything but ints of at least 1."""
     if isinstance(lengths, (str, bytes, dict)) or not (hasattr(lengths, "__iter__") or hasattr(lengths, "__array__")):
@@ -80,7 +90,7 @@ def _not_ints(found: np.ndarray) -> str:
 
 def fit(lengths: np.ndarray, capacity: int, overflow: Overflow) -> tuple[Pieces, Counts]:
     """Pieces that fit into a row, and what was done to make them fit."""
-    whole = np.broadcast_to(np.int64(0), lengths.shape)
+    whole = zeros(len(lengths))
     documents, tokens = np.arange(len(lengths)), int(lengths.sum())
     over = lengths > capacity
     if not over.any():
@@ -96,7 +106,7 @@ def fit(lengths: np.ndarray, capacity: int, overflow: Overflow) -> tuple[Pieces,
         return Pieces(documents, whole, np.minimum(lengths, capacity)), counts
     if overflow == "drop":
         counts = Counts(len(lengths), tokens, dropped=number, dropped_tokens=int(lengths[over].sum()))
-        return Pieces(documents[~over], whole[~over], lengths[~over]), counts
+        return Pieces(documents[~over], zeros(len(lengths) - number), lengths[~over]), counts
     parts = -(-lengths // capacity)
     nth = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
     owners, offsets = np.repeat(documents, parts), nth * capacity

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, arrange, complete
-from autopack.packing.lengths import Counts, Overflow, Pieces, cut, fit, read
+from autopack.packing.lengths import Counts, Overflow, Pieces, cut, fit, read, take, zeros
 from autopack.packing.strategies import ORDERED, STRATEGIES
 
 if TYPE_CHECKING:
@@ -86,6 +86,9 @@ class Plan:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))
+
     def __repr__(self) -> str:
         counts = {k: v for k, v in asdict(self.counts).items() if v and k not in ("documents", "tokens")}
         did = "".join(f", {name.replace('_', ' ')} {value:,}" for name, value in counts.items())
@@ -107,7 +110,7 @@ class Plan:
         sizes = np.diff(self.bounds)[rows]
         bounds = np.concatenate([[0], np.cumsum(sizes)])
         chosen = np.repeat(self.bounds[rows] - bounds[:-1], sizes) + np.arange(bounds[-1])
-        columns = (_take(column, chosen) for column in (self.documents, self.offsets, self.lengths))
+        columns = (take(column, chosen) for column in (self.documents, self.offsets, self.lengths))
         return Plan(*columns, bounds, self.capacity, self.strategy, self.seed, self.counts)
 
     @property
@@ -183,7 +186,7 @@ class Plan:
             raise InvalidPacking(f"{Path(path)}: wanted a plan that Plan.save wrote, found {error}") from error
         if not isinstance(meta, dict) or meta.pop("format", None) != FORMAT:
             raise InvalidPacking(f"{Path(path)}: wanted a plan of format {FORMAT}; make the plan again")
-        arrays.setdefault("offsets", _zeros(len(arrays["documents"])))
+        arrays.setdefault("offsets", zeros(len(arrays["documents"])))
         found = cls(**arrays, **{**meta, "counts": Counts(**meta["counts"])})
         bounds, sizes = found.bounds, {len(getattr(found, name)) for name in ARRAYS[:3]}
         ordered = bounds[0] == 0 and sizes == {bounds[-1]} and (np.diff(bounds) > 0).all()
@@ -243,22 +246,13 @@ def plan(
         order, bounds = np.zeros(0, np.int64), np.zeros(1, np.int64)
         if len(pieces.lengths):
             order, bounds = STRATEGIES[strategy](pieces.lengths, capacity, limit, ranks, int(seed))
-        pieces = Pieces(*(_take(column, order) for column in pieces))
-    if ranks > 1:
-        pieces, bounds = complete(pieces, bounds, capacity, limit, ranks, cost, ordered=strategy in ORDERED)
+        pieces = Pieces(*(take(column, order) for column in pieces))
+    if ranks > 1 and len(bounds) > 1:
+        pieces, bounds = complete(pieces, bounds, capacity, limit, ranks, cost)
     made = Plan(*pieces, bounds, capacity, strategy, int(seed), counts)
     if cost is None:
         return made
     return made.select(arrange(made.costs(cost), ranks, int(seed)))
-
-
-def _zeros(count: int) -> np.ndarray:
-    """Offsets of documents that were not cut: one number in memory, however many there are."""
-    return np.broadcast_to(np.int64(0), (count,))
-
-
-def _take(column: np.ndarray, order: np.ndarray) -> np.ndarray:
-    return _zeros(len(order)) if column.strides == (0,) else column[order]
 
 
 def _check_options(
