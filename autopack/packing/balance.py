@@ -105,7 +105,7 @@ def complete(
     missing = -rows % ranks
     if len(pieces.lengths) < rows + missing:
         return pieces, bounds
-    divided = _divide(bounds, missing)
+    divided = _divide(bounds, missing, ranks)
     if cost is None:
         return pieces, divided
     spent = cost(pieces.lengths)
@@ -139,9 +139,17 @@ def _members(bounds: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.repeat(bounds[rows] - ends + sizes, sizes) + np.arange(sizes.sum())
 
 
-def _divide(bounds: np.ndarray, missing: int) -> np.ndarray:
-    """Bounds with so many rows more: the row of most documents is halved each time, later ones first."""
-    heap = [(start - stop, -start, stop) for start, stop in pairwise(bounds.tolist())]
+def _divide(bounds: np.ndarray, missing: int, ranks: int) -> np.ndarray:
+    """Bounds with so many rows more: the row of most documents is halved each time, later ones first.
+
+    Only rows of the last step are, or of as many steps as it takes: the steps before them stay as they are.
+    """
+    if not missing:
+        return bounds
+    wanted = ranks
+    while bounds[-1] - bounds[missing - wanted - 1] < wanted:
+        wanted += ranks
+    heap = [(start - stop, -start, stop) for start, stop in pairwise(bounds[missing - wanted - 1 :].tolist())]
     heapq.heapify(heap)
     added = []
     for _ in range(missing):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -72,7 +73,7 @@ def read(lengths: Any) -> np.ndarray:
     if not len(found):
         raise InvalidPacking("lengths: wanted at least one document, found none")
     if found.dtype.kind not in "iu":
-        raise InvalidPacking(_not_ints(found))
+        raise InvalidPacking(_not_ints(lengths if isinstance(lengths, (list, tuple)) else found.tolist(), found.dtype))
     for wrong, why in ((found < 1, "leave empty documents out"), (found > LONGEST, "no document is that long")):
         if wrong.any():
             index = int(wrong.argmax())
@@ -81,11 +82,11 @@ def read(lengths: Any) -> np.ndarray:
     return found.astype(np.int64)
 
 
-def _not_ints(found: np.ndarray) -> str:
-    for index, value in enumerate(found.tolist()):
-        if not isinstance(value, int) or isinstance(value, bool):
-            return f"lengths[{index}] is {value!r}: wanted an int, its number of tokens; convert from {found.dtype}"
-    return f"lengths: wanted ints of at most 63 bits, found {found.dtype}"
+def _not_ints(lengths: Sequence[Any], dtype: np.dtype[Any]) -> str:
+    for index, value in enumerate(lengths):
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+            return f"lengths[{index}] is {value!r}: wanted an int, its number of tokens; convert from {dtype}"
+    return f"lengths: wanted ints of at most 63 bits, found {max(lengths)}"
 
 
 def fit(lengths: np.ndarray, capacity: int, overflow: Overflow) -> tuple[Pieces, Counts]:
