@@ -54,8 +54,8 @@ def pack(
     A `datasets.Dataset` is planned as a whole and gives a `Dataset`: rows are written to a cache file beside the
     dataset's own (a temporary one for datasets in memory) and read from there, and the same dataset and arguments find
     that file again. An `IterableDataset` gives one in which every `buffer_size` examples are packed at a time, in the
-    order of the stream, and rows of a buffer in random order; it resumes by `state_dict` at the same row. A `DatasetDict`
-    or `IterableDatasetDict` gives one of the same splits; a list of mappings, a list of mappings.
+    order of the stream, and rows of a buffer in random order; it resumes by `state_dict` at the same row. A
+    `DatasetDict` or `IterableDatasetDict` gives one of the same splits; a list of mappings, a list of mappings.
 
     A row has these columns, lists all of them:
 
@@ -73,7 +73,7 @@ def pack(
     Args:
         dataset: see above.
         max_length: the most tokens of a row.
-        strategy, seed, overflow, max_documents, cost, ranks: see `autopack.plan`. Streams know neither `cost` nor `ranks`.
+        strategy, seed, overflow, max_documents, cost, ranks: see `autopack.plan`. Streams know no `cost` or `ranks`.
             A part of a document that was cut is a document of its own; what was cut off or left out is logged.
         columns: the columns to carry beside `input_ids`; all by default.
         drop_columns: columns to leave out.

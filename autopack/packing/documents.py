@@ -1,4 +1,4 @@
-"""The documents of an arrow table: which columns are per token and which per document, and where tokens begin and end."""
+"""The documents of an arrow table: which columns are per token and which per document, and where tokens lie."""
 
 from __future__ import annotations
 
