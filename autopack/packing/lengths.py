@@ -10,7 +10,7 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 
-__all__ = ["Counts", "Overflow", "Pieces", "cut", "fit", "read", "take", "zeros"]
+__all__ = ["Counts", "Overflow", "Pieces", "check_int", "cut", "fit", "read", "take", "zeros"]
 
 Overflow = Literal["error", "truncate", "split", "drop"]
 LONGEST = 1 << 40
@@ -48,6 +48,12 @@ class Pieces(NamedTuple):
     lengths: np.ndarray
 
 
+def check_int(name: str, value: Any, least: int) -> None:
+    """Raises `ValueError` for an option that is no int of at least so much."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}={value!r}: wanted an int of at least {least}")
+
+
 def zeros(count: int) -> np.ndarray:
     """Offsets of documents that are not cut: one number in memory, however many there are."""
     return np.broadcast_to(np.int64(0), (count,))
@@ -64,6 +70,8 @@ def read(lengths: Any) -> np.ndarray:
         raise InvalidPacking(f"lengths: wanted one int per document, found {type(lengths).__name__}")
     if not hasattr(lengths, "__len__") and not hasattr(lengths, "__array__"):
         lengths = list(lengths)
+    if isinstance(lengths, Sequence) and not isinstance(lengths, (list, tuple, range)):
+        lengths = lengths[:]  # a column of datasets, which numpy would read one number at a time
     try:
         found = np.asarray(lengths)
     except (ValueError, TypeError, OverflowError) as error:

@@ -17,7 +17,7 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, arrange, complete
-from autopack.packing.lengths import Counts, Overflow, Pieces, cut, fit, read, take, zeros
+from autopack.packing.lengths import Counts, Overflow, Pieces, check_int, cut, fit, read, take, zeros
 from autopack.packing.strategies import ORDERED, STRATEGIES
 
 if TYPE_CHECKING:
@@ -92,8 +92,10 @@ class Plan:
     def __repr__(self) -> str:
         counts = {k: v for k, v in asdict(self.counts).items() if v and k not in ("documents", "tokens")}
         did = "".join(f", {name.replace('_', ' ')} {value:,}" for name, value in counts.items())
+        pieces, documents = len(self.documents), self.counts.documents
+        what = f"{documents:,} documents" if pieces == documents else f"{pieces:,} pieces of {documents:,} documents"
         return (
-            f"Plan({self.strategy}: {self.counts.documents:,} documents in {len(self):,} rows of {self.capacity:,} "
+            f"Plan({self.strategy}: {what} in {len(self):,} rows of {self.capacity:,} "
             f"tokens, fill {self.fill:.4f}, padding {self.padding:,}{did})"
         )
 
@@ -268,8 +270,7 @@ def _check_options(
         ("max_documents", 1 if max_documents is None else max_documents, 1),
         ("ranks", ranks, 1),
     ):
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name}={value!r}: wanted an int of at least {least}")
+        check_int(name, value, least)
     if cost is not None and not isinstance(cost, CostModel):
         raise ValueError(f"cost={cost!r}: wanted an autopack.CostModel, or None")
     if cost is not None and strategy in ORDERED:

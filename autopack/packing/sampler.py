@@ -14,7 +14,7 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, share
-from autopack.packing.lengths import read
+from autopack.packing.lengths import check_int, read
 from autopack.packing.plan import Plan, Strategy, plan
 from autopack.packing.strategies import permutation
 
@@ -91,8 +91,8 @@ class PackedBatchSampler:
         for name, value, way in (("strategy", strategy, "fixed_length"), ("overflow", overflow, "split")):
             if value == way:
                 raise ValueError(f"{name}={value!r} cuts documents, which indices cannot say: use autopack.pack")
-        _check_int("rows_per_batch", rows_per_batch, 1)
-        _check_int("seed", seed, 0)
+        check_int("rows_per_batch", rows_per_batch, 1)
+        check_int("seed", seed, 0)
         self.num_replicas, self.rank = _ranks(num_replicas, rank)
         self.rows_per_batch, self.drop_last = rows_per_batch, drop_last
         self._lengths = read(lengths)
@@ -178,7 +178,7 @@ class PackedBatchSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the beginning of another epoch; the present one stays where it is, so that a resumed one goes on."""
-        _check_int("epoch", epoch, 0)
+        check_int("epoch", epoch, 0)
         if epoch != self.epoch:
             if self._start:
                 was = f"epoch {self.epoch}, step {self._start}"
@@ -193,7 +193,7 @@ class PackedBatchSampler:
         handed out, which is more where a loader asks ahead (`num_workers`, accelerate).
         """
         step = self._step if step is None else step
-        _check_int("step", step, 0)
+        check_int("step", step, 0)
         return {"epoch": self.epoch, "step": step, "made_of": self._made_of()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -209,7 +209,7 @@ class PackedBatchSampler:
         if differ:
             raise InvalidPacking(f"the state is of another sampler: {'; '.join(differ)}; make this one with the same")
         self.set_epoch(epoch)
-        _check_int("step", step, 0)
+        check_int("step", step, 0)
         if step > self._steps:
             raise InvalidPacking(f"the state is at step {step} of an epoch of {self._steps} steps")
         self._start = self._step = step
@@ -284,8 +284,8 @@ def _ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
         if rank < 0 and num_replicas > 1:
             raise ValueError(f"WORLD_SIZE={num_replicas} is set and RANK is not: pass num_replicas and rank")
         rank = max(rank, 0)
-    _check_int("num_replicas", num_replicas, 1)
-    _check_int("rank", rank, 0)
+    check_int("num_replicas", num_replicas, 1)
+    check_int("rank", rank, 0)
     if rank >= num_replicas:
         raise ValueError(f"rank={rank}: wanted an int below num_replicas={num_replicas}")
     return int(num_replicas), int(rank)
@@ -293,8 +293,3 @@ def _ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
 
 def _differ(key: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     return key not in ours or key not in theirs or ours[key] != theirs[key]
-
-
-def _check_int(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}={value!r}: wanted an int of at least {least}")

@@ -279,7 +279,9 @@ def test_rows_slices_and_iteration(small):
 
 
 def test_repr_says_what_was_done(small):
-    assert repr(small) == ("Plan(sequential: 5 documents in 4 rows of 8 tokens, fill 0.7500, padding 8, split 1)")
+    assert repr(small) == (
+        "Plan(sequential: 6 pieces of 5 documents in 4 rows of 8 tokens, fill 0.7500, padding 8, split 1)"
+    )
 
 
 def test_a_plan_cannot_be_changed(small):
@@ -364,6 +366,11 @@ def test_bad_lengths_are_named(lengths, message):
 )
 def test_lengths_in_any_container(lengths):
     assert plan(lengths, 8).tokens_per_row.sum() in (3, 4)
+
+
+def test_lengths_in_a_column_of_a_dataset():
+    column = pytest.importorskip("datasets").Dataset.from_dict({"length": [3, 1]})["length"]
+    assert plan(column, 8) == plan([3, 1], 8)
 
 
 @pytest.mark.parametrize(
