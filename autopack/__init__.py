@@ -27,10 +27,14 @@ _PUBLIC = {
     "audit": "autopack.auditor",
     "disable": "autopack.api",
     "enable": "autopack.api",
+    "estimate": "autopack.packing.estimate",
     "families": "autopack.registry",
     "is_enabled": "autopack.api",
+    "pack": "autopack.packing.dataset",
     "plan": "autopack.packing.plan",
     "register": "autopack.registry",
+    "weigh_documents": "autopack.packing.loss",
+    "weighted_loss": "autopack.packing.loss",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]
@@ -54,6 +58,9 @@ if TYPE_CHECKING:
     from autopack.layout import PackedLayout
     from autopack.packing import PackingCollator
     from autopack.packing.balance import CostModel
+    from autopack.packing.dataset import pack
+    from autopack.packing.estimate import estimate
+    from autopack.packing.loss import weigh_documents, weighted_loss
     from autopack.packing.plan import Plan, plan
     from autopack.packing.sampler import PackedBatchSampler
     from autopack.registry import families, register

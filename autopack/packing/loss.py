@@ -1,8 +1,8 @@
 """Losses in which every document counts alike, or as much as it is told to, however long it is.
 
 The usual loss is a mean over tokens: a document of a thousand tokens counts as much as a hundred of ten. Here the loss
-is the sum of each token's loss times its weight (`loss_weights` of `PackingCollator`), over the sum of the weights of all
-micro-batches of a step; with weights `"document"` that is the mean over documents of each document's mean loss.
+is the sum of each token's loss times its weight (`loss_weights` of `PackingCollator`), over the sum of the weights of
+all micro-batches of a step; with weights `"document"` that is the mean over documents of each document's mean loss.
 """
 
 from __future__ import annotations
