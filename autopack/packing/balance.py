@@ -43,6 +43,14 @@ class CostModel:
         lengths = np.asarray(lengths, np.float64)
         return lengths * (self.linear + self.quadratic * lengths)
 
+    def of_rows(self, lengths: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+        """The cost of each row, (rows,) float64, which holds the documents `bounds[r]` to `bounds[r + 1]`.
+
+        Sums are of ints, and so the same on every machine: the order of rows of almost equal cost depends on it.
+        """
+        tokens, squares = (np.add.reduceat(of, bounds[:-1]) for of in (lengths, lengths * lengths))
+        return self.linear * tokens + self.quadratic * squares
+
     @classmethod
     def for_model(cls, model: Any) -> CostModel:
         """The ratio for the `hidden_size` of a model or config of transformers."""
@@ -72,7 +80,7 @@ def arrange(costs: np.ndarray, ranks: int, seed: int) -> np.ndarray:
     left = len(rows) % ranks
     rest, rows = rows[:left], rows[left:]
     steps = rows.reshape(-1, ranks)[permutation(len(rows) // ranks, seed)]
-    within = np.random.PCG64([seed, 1]).random_raw(steps.size).reshape(steps.shape).argsort(axis=1)
+    within = np.random.PCG64([seed, 1]).random_raw(steps.size).reshape(steps.shape).argsort(axis=1, kind="stable")
     return np.concatenate([np.take_along_axis(steps, within, axis=1).ravel(), rest])
 
 
@@ -108,15 +116,15 @@ def complete(
     divided = _divide(bounds, missing, ranks)
     if cost is None:
         return pieces, divided
-    spent = cost(pieces.lengths)
-    costs = np.add.reduceat(spent, bounds[:-1])
+    costs = cost.of_rows(pieces.lengths, bounds)
     cheap = np.argsort(costs, kind="stable")
-    best, pooled, chosen = _worst(np.add.reduceat(spent, divided[:-1]), ranks), 0, None
+    best, pooled, chosen = _worst(cost.of_rows(pieces.lengths, divided), ranks), 0, None
     for taken in range(ranks - missing, min(rows, POOLS * ranks) + 1, ranks):
         pool = _members(bounds, np.sort(cheap[:taken]))
-        dealt = _deal(pieces.lengths, spent, pool, taken + missing, capacity, limit)
+        dealt = _deal(pieces.lengths, pool, cost, taken + missing, capacity, limit)
         if dealt is not None:
-            worst = _worst(np.concatenate([costs[cheap[taken:]], [spent[row].sum() for row in dealt]]), ranks)
+            of_dealt = cost.of_rows(pieces.lengths[np.concatenate(dealt)], _bounds([len(row) for row in dealt]))
+            worst = _worst(np.concatenate([costs[cheap[taken:]], of_dealt]), ranks)
             if worst < best:
                 best, pooled, chosen = worst, taken, dealt
     if chosen is None:
@@ -124,7 +132,11 @@ def complete(
     kept = np.sort(cheap[pooled:])
     order = np.concatenate([_members(bounds, kept), *chosen])
     sizes = np.concatenate([np.diff(bounds)[kept], [len(row) for row in chosen]])
-    return Pieces(*(take(column, order) for column in pieces)), np.concatenate([[0], np.cumsum(sizes)])
+    return Pieces(*(take(column, order) for column in pieces)), _bounds(sizes)
+
+
+def _bounds(sizes: Any) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(sizes)])
 
 
 def _worst(costs: np.ndarray, ranks: int) -> float:
@@ -163,16 +175,17 @@ def _divide(bounds: np.ndarray, missing: int, ranks: int) -> np.ndarray:
 
 
 def _deal(
-    lengths: np.ndarray, spent: np.ndarray, members: np.ndarray, rows: int, capacity: int, limit: int
+    lengths: np.ndarray, members: np.ndarray, cost: CostModel, rows: int, capacity: int, limit: int
 ) -> list[np.ndarray] | None:
     """Deals documents out to so many rows: the costliest first, each into the cheapest row that has room.
 
     Returns `None` where no row has room, or a row stays empty.
     """
-    members = members[np.argsort(-spent[members], kind="stable")]
+    members = members[np.argsort(-lengths[members], kind="stable")]
+    sizes, prices = lengths[members].tolist(), cost(lengths[members]).tolist()
     dealt: list[list[int]] = [[] for _ in range(rows)]
     heap = [(0.0, 0, row) for row in range(rows)]
-    for document, size, price in zip(members.tolist(), lengths[members].tolist(), spent[members].tolist(), strict=True):
+    for document, size, price in zip(members.tolist(), sizes, prices, strict=True):
         full = []
         while heap:
             total, tokens, row = heapq.heappop(heap)

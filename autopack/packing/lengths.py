@@ -10,11 +10,11 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 
-__all__ = ["Counts", "Overflow", "Pieces", "check_int", "cut", "fit", "read", "take", "zeros"]
+__all__ = ["LONGEST", "Counts", "Overflow", "Pieces", "check_int", "cut", "fit", "read", "take", "zeros"]
 
 Overflow = Literal["error", "truncate", "split", "drop"]
-LONGEST = 1 << 40
-"""Tokens; sums over all documents stay within 63 bits."""
+LONGEST = 1 << 31
+"""Tokens of a document or row; the squares of a row's lengths add up to 63 bits at most."""
 
 
 @dataclass(frozen=True)

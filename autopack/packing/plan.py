@@ -17,7 +17,7 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, arrange, complete
-from autopack.packing.lengths import Counts, Overflow, Pieces, check_int, cut, fit, read, take, zeros
+from autopack.packing.lengths import LONGEST, Counts, Overflow, Pieces, check_int, cut, fit, read, take, zeros
 from autopack.packing.strategies import ORDERED, STRATEGIES
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Plan:
 
     def costs(self, cost: CostModel) -> np.ndarray:
         """The cost of each row, (rows,) float64, in the units of the model."""
-        return np.add.reduceat(cost(self.lengths), self.bounds[:-1]) if len(self) else np.zeros(0)
+        return cost.of_rows(self.lengths, self.bounds) if len(self) else np.zeros(0)
 
     def position_ids(self, row: int, *, restart: bool = True) -> np.ndarray:
         """Positions of a row's tokens, (tokens,) int64.
@@ -224,8 +224,9 @@ def plan(
             `"split"` makes several pieces of it, `"drop"` leaves it out; `Plan.counts` says how much. `"fixed_length"`
             cuts all documents alike, and has no use for it.
         max_documents: the most documents, or pieces, of a row.
-        cost: what a row costs. Rows of like cost then make a step, and steps are in random order. Strategies with an
-            order of their own (`"sequential"`, `"sorted"`, `"fixed_length"`) refuse it.
+        cost: what a row costs. Rows of like cost then make a step, and steps are in random order; with `"multipack"`,
+            they take the place of its own steps. Strategies with an order of their own (`"sequential"`, `"sorted"`,
+            `"fixed_length"`) refuse it.
         ranks: processes that take a row each in every step: rows `s * ranks` to `(s + 1) * ranks` are step s. Some rows
             are split between documents so that the last step is complete. Where there are too few documents
             for that, `len(plan)` is no multiple of `ranks`.
@@ -271,6 +272,8 @@ def _check_options(
         ("ranks", ranks, 1),
     ):
         check_int(name, value, least)
+    if capacity > LONGEST:
+        raise ValueError(f"capacity={capacity}: wanted at most {LONGEST}")
     if cost is not None and not isinstance(cost, CostModel):
         raise ValueError(f"cost={cost!r}: wanted an autopack.CostModel, or None")
     if cost is not None and strategy in ORDERED:
