@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from autopack.packing.strategies import ORDERED
 
 __all__ = ["Window", "pack_stream"]
 
+logger = logging.getLogger(__name__)
 
-@dataclass(frozen=True)
+
+@dataclass
 class Window:
     """Makes rows of a batch of examples, as `IterableDataset.map` hands it over: columns in, columns out.
 
@@ -30,6 +33,7 @@ class Window:
     planned: dict[str, Any]
     carried: dict[str, Any]
     added: dict[str, Any]
+    warned: bool = False
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
         names = list(batch)
@@ -38,6 +42,9 @@ class Window:
             documents = Documents(table, None, **self.carried)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
             made = plan(documents.lengths, self.max_length, **{**self.planned, "seed": seed})
+            if (made.counts.truncated or made.counts.dropped) and not self.warned:
+                logger.warning("Packed: %r; buffers that follow are packed alike, and nothing more is said", made)
+                self.warned = True
             if not len(made):
                 return {}
             if self.planned["strategy"] not in ORDERED:  # a plan lists the longest documents first
