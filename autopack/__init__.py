@@ -12,22 +12,30 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "AutopackError": "autopack.errors",
+    "CostModel": "autopack.packing.balance",
     "Family": "autopack.architectures",
     "Handle": "autopack.handle",
     "InvalidPacking": "autopack.errors",
     "LeakReport": "autopack.report",
     "OutsideForward": "autopack.errors",
+    "PackedBatchSampler": "autopack.packing.sampler",
     "PackedLayout": "autopack.layout",
     "PackingCollator": "autopack.packing",
+    "Plan": "autopack.packing.plan",
     "SiteDrift": "autopack.errors",
     "TrainerHandle": "autopack.handle",
     "UnsupportedModel": "autopack.errors",
     "audit": "autopack.auditor",
     "disable": "autopack.api",
     "enable": "autopack.api",
+    "estimate": "autopack.packing.estimate",
     "families": "autopack.registry",
     "is_enabled": "autopack.api",
+    "pack": "autopack.packing.dataset",
+    "plan": "autopack.packing.plan",
     "register": "autopack.registry",
+    "weigh_documents": "autopack.packing.loss",
+    "weighted_loss": "autopack.packing.loss",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]
@@ -51,5 +59,11 @@ if TYPE_CHECKING:
     from autopack.handle import Handle, TrainerHandle
     from autopack.layout import PackedLayout
     from autopack.packing import PackingCollator
+    from autopack.packing.balance import CostModel
+    from autopack.packing.dataset import pack
+    from autopack.packing.estimate import estimate
+    from autopack.packing.loss import weigh_documents, weighted_loss
+    from autopack.packing.plan import Plan, plan
+    from autopack.packing.sampler import PackedBatchSampler
     from autopack.registry import families, register
     from autopack.report import LeakReport

@@ -6,9 +6,7 @@ The method is *MiniBatchPacking + PosID* of "Enhancing Training Efficiency Using
 
 from __future__ import annotations
 
-import array
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any, Literal
@@ -17,6 +15,8 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.heads import row_head
+from autopack.packing.values import is_int, is_text, numbers
+from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing, check_weighing, token_weights
 from autopack.positions import first_position
 
 __all__ = ["PackingCollator"]
@@ -51,6 +51,7 @@ class PackingCollator:
       `label_ids` mean `labels`; one batch holds one sort of label.
     * `start_positions`, `end_positions`, `next_sentence_label` (documents,) int64, from one int per document.
     * `attention_mask` (B, T) int64, 0 at padding, only for batches that have padding.
+    * `loss_weights` (B, T) float32, on request: what each token's loss counts, 0 where it is not a target.
     * Every other key with a value, or K values, per token: (B, T) or (B, T, K), as int64, float32 or bool. Text and
       dictionaries are left out; whatever else is not per token is refused.
 
@@ -74,6 +75,10 @@ class PackingCollator:
         return_flash_kwargs: add `cu_seq_lens_q` and `cu_seq_lens_k` (int32, documents and padding over the flattened
             rows, so the last is `B * T`), and `max_length_q` and `max_length_k` (Python ints).
         return_seq_idx: add `seq_idx` (B, T) int32: the number of the document in its row, padding included.
+        loss_weights: `"document"` adds weights by which all documents count alike, however long; `"token"` weights by
+            which all targets do. Either is multiplied by a float `document_weight` of each example (a list of them, one
+            per document, in packed rows). For `autopack.weigh_documents` and `autopack.weighted_loss`; needs labels per
+            token.
         drop_keys: keys of the examples to ignore.
         return_tensors: `"pt"` or `"np"`.
 
@@ -92,6 +97,7 @@ class PackingCollator:
     return_attention_mask: bool = True
     return_flash_kwargs: bool = False
     return_seq_idx: bool = False
+    loss_weights: Weighing | None = None
     drop_keys: Collection[str] = ()
     return_tensors: Literal["pt", "np"] = "pt"
 
@@ -102,8 +108,9 @@ class PackingCollator:
                 raise ValueError(f"{name}={getattr(self, name)!r}: wanted one of {allowed}")
         for name, least in {"max_tokens": 1, "pad_to_multiple_of": 1, "first_position": 0, "pad_token_id": 0}.items():
             value = getattr(self, name)
-            if not (_is_int(value) and value >= least) and not (value is None and least == 1):
+            if not (is_int(value) and value >= least) and not (value is None and least == 1):
                 raise ValueError(f"{name}={value!r}: wanted an int of at least {least}{' or None' * least}")
+        check_weighing(self.loss_weights)
         if self.max_tokens and self.pad_to_multiple_of and self.max_tokens % self.pad_to_multiple_of:
             raise ValueError(f"max_tokens={self.max_tokens}: wanted a multiple of {self.pad_to_multiple_of=}")
         if isinstance(self.drop_keys, str):
@@ -135,7 +142,7 @@ class PackingCollator:
         if "first_position" not in options:
             found["first_position"] = first_position(config)
         pad_token_id: Any = getattr(config, "pad_token_id", None)
-        if _is_int(pad_token_id) and pad_token_id >= 0:
+        if is_int(pad_token_id) and pad_token_id >= 0:
             found["pad_token_id"] = pad_token_id
         if type(model).__name__.endswith(UNSHIFTED_HEADS):
             found["mask_first_label"] = False
@@ -173,7 +180,7 @@ class PackingCollator:
         if "input_ids" not in given:
             found = f"found the keys {sorted(map(str, given))}; tokenize first (inputs_embeds are not packed)"
             raise InvalidPacking(f"example {index}: wanted 'input_ids', {found}")
-        ids = _numbers(index, "input_ids", given.pop("input_ids"))
+        ids = _read_numbers(index, "input_ids", given.pop("input_ids"))
         is_row = ids.ndim == 2 and len(ids) == 1
         ids = ids[0] if is_row else ids
         if not ids.size:
@@ -185,12 +192,14 @@ class PackingCollator:
             raise _invalid(index, label_keys[1], f"found beside {label_keys[0]!r}; name one of them in drop_keys")
         columns, per_document = {"input_ids": ids}, {}
         for key, value in given.items():
-            if key not in (*LABEL_KEYS, *DECLARATIONS) and _is_text(value):
+            if key not in (*LABEL_KEYS, *DECLARATIONS) and is_text(value):
                 continue
-            values = _numbers(index, key, value)
+            values = _read_numbers(index, key, value)
             values = values[0] if is_row and values.ndim and len(values) == 1 else values
-            if key == "seq_lengths":
+            if key == "seq_lengths" or (key == DOCUMENT_WEIGHT and self.loss_weights):
                 per_document[key] = np.atleast_1d(values)
+            elif key == LOSS_WEIGHTS and self.loss_weights:
+                raise _invalid(index, key, f"found beside {self.loss_weights=}; give one of them, or drop it")
             elif key in LABEL_KEYS and values.shape == ids.shape and values.dtype.kind != "f":
                 columns["labels"] = values.astype(np.int64)
             elif key in LABEL_KEYS:
@@ -203,9 +212,15 @@ class PackingCollator:
                 found = f"found shape {values.shape} for {len(ids)} tokens, wanted one value per token"
                 raise _invalid(index, key, f"{found}; name it in drop_keys (images and scalars are not packed)")
         read = _declared_documents(index, columns, per_document.get("seq_lengths"))
-        for key in sorted(per_document.keys() - {"seq_lengths"}):
+        for key in sorted(per_document.keys() - {"seq_lengths", DOCUMENT_WEIGHT}):
             name = label_keys[0] if key == "labels" else key
-            read.targets[key] = _targets(index, name, per_document[key], len(ids), len(read.starts))
+            is_packed = "seq_lengths" in per_document
+            read.targets[key] = _targets(index, name, per_document[key], len(ids), len(read.starts), is_packed)
+        if (given := per_document.get(DOCUMENT_WEIGHT)) is not None:
+            if given.shape != read.starts.shape or not (np.isfinite(given) & (given >= 0)).all():
+                found = f"found {given.tolist()}, wanted a finite number of at least 0 for each of {len(read.starts)}"
+                raise _invalid(index, DOCUMENT_WEIGHT, f"{found} document(s)")
+            read.weights = given
         if self.max_tokens and len(read) > self.max_tokens:
             found = f"found {len(read)} tokens for rows of at most max_tokens={self.max_tokens}"
             if self.overlong == "error":
@@ -253,9 +268,13 @@ class PackingCollator:
                 dtype = np.float32 if "f" in kinds else np.int64 if "i" in kinds else np.bool_
                 padding = self.pad_token_id if key == "input_ids" else PADDING.get(key, 0)
                 batch[key] = np.full((len(rows), width, *first.shape[1:]), padding, dtype)
+        if self.loss_weights:
+            if "labels" not in batch:
+                raise _invalid(0, "labels", "found none per token, which loss_weights= is for; leave it out")
+            batch[LOSS_WEIGHTS] = weights = np.empty((len(rows), width), np.float32)
         bounds = []
         for number, row in enumerate(rows):
-            for key in batch.keys() - {"position_ids"}:
+            for key in documents[0].columns.keys() - {"position_ids"}:
                 np.concatenate([documents[i].columns[key] for i in row], out=batch[key][number, : used[number]])
             offsets = np.cumsum([0, *(lengths[i] for i in row)])
             real = [documents[i].starts + offsets[i - row[0]] for i in row]
@@ -272,6 +291,13 @@ class PackingCollator:
                     raise _invalid(i, "position_ids", f"{found}; drop them by drop_keys=('position_ids',)")
             if self.mask_first_label and "labels" in batch:
                 batch["labels"][number, starts] = IGNORED
+            if self.loss_weights:
+                given = [
+                    np.ones(len(d.starts)) if d.weights is None else d.weights for d in documents[row.start : row.stop]
+                ]
+                given.append(np.zeros(len(starts) - sum(map(len, given))))  # padding
+                targets = batch["labels"][number] != IGNORED
+                weights[number] = token_weights(targets, document_lengths, self.loss_weights, np.concatenate(given))
             bounds.append(starts + number * width)
         if self.return_attention_mask and min(used) < width:
             batch["attention_mask"] = (np.arange(width) < np.array(used)[:, None]).astype(np.int64)
@@ -291,6 +317,7 @@ class _Example:
     columns: dict[str, np.ndarray]
     starts: np.ndarray
     targets: dict[str, np.ndarray] = field(default_factory=dict)
+    weights: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.columns["input_ids"])
@@ -304,6 +331,7 @@ class _Example:
         self.columns = {k: v[:length] for k, v in self.columns.items()}
         self.starts = self.starts[self.starts < length]
         self.targets = {k: v[: len(self.starts)] for k, v in self.targets.items()}
+        self.weights = None if self.weights is None else self.weights[: len(self.starts)]
 
 
 def _declared_documents(index: int, columns: dict[str, np.ndarray], lengths: np.ndarray | None) -> _Example:
@@ -345,8 +373,10 @@ def _declared_documents(index: int, columns: dict[str, np.ndarray], lengths: np.
     return _Example(columns, np.concatenate([[0], inner]))
 
 
-def _targets(index: int, key: str, values: np.ndarray, tokens: int, documents: int) -> np.ndarray:
-    """Labels that are not per token, as (documents of the example, ...)."""
+def _targets(index: int, key: str, values: np.ndarray, tokens: int, documents: int, is_packed: bool) -> np.ndarray:
+    """Labels that are not per token, as (documents of the example, ...); `is_packed` says that they come as a list."""
+    if documents == 1 and values.shape[:1] == (1,) and (is_packed or (values.ndim == 1 and values.dtype.kind != "f")):
+        return values
     if documents == 1 and (values.ndim == 0 or (values.ndim == 1 and values.dtype.kind == "f")):
         return values[None]
     if documents > 1 and values.ndim in (1, 2) and len(values) == documents:
@@ -360,6 +390,9 @@ def _check_same_columns(documents: list[_Example]) -> None:
     """All examples have the same keys, with values of the same shape; own positions are optional."""
     first = documents[0]
     for index, document in enumerate(documents):
+        if (document.weights is None) != (first.weights is None):
+            lacking, other = (index, 0) if document.weights is None else (0, index)
+            raise _invalid(lacking, DOCUMENT_WEIGHT, f"not found, but example {other} has it; add it, or drop it")
         present, here = ({*d.columns, *d.targets} - {"position_ids"} for d in (first, document))
         for key in sorted(present ^ here):
             lacking, other = (index, 0) if key in present else (0, index)
@@ -373,32 +406,11 @@ def _check_same_columns(documents: list[_Example]) -> None:
                 raise _invalid(index, key, f"{found} (vectors of floats as labels are targets of a whole document)")
 
 
-def _numbers(index: int, key: str, value: Any) -> np.ndarray:
-    """A list, array or tensor as a numpy array of int64, float32 or bool."""
+def _read_numbers(index: int, key: str, value: Any) -> np.ndarray:
     try:
-        if isinstance(value, (list, tuple)):
-            with suppress(TypeError):  # not all ints; numpy alone is slower, and makes floats of [1, 2**63]
-                return np.asarray(array.array("q", value))
-        if hasattr(value, "detach"):
-            value = value.detach().cpu()
-            value = (value.float() if value.is_floating_point() else value).numpy()
-        numbers = np.asarray(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise _invalid(index, key, f"cannot be read as numbers ({error}); fix it, or name it in drop_keys") from error
-    kind = numbers.dtype.kind
-    if kind not in "biuf" or (kind == "u" and numbers.size and numbers.max() > np.iinfo(np.int64).max):
-        raise _invalid(index, key, f"found {numbers.dtype}, wanted int64, floats or bools; or name it in drop_keys")
-    return numbers.astype({"b": np.bool_, "f": np.float32}.get(kind, np.int64), copy=False)
-
-
-def _is_text(value: Any) -> bool:
-    while isinstance(value, (list, tuple)) and value:
-        value = value[0]
-    return isinstance(value, (str, bytes, Mapping)) or (isinstance(value, np.ndarray) and value.dtype.kind in "US")
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        return numbers(value)
+    except ValueError as error:
+        raise _invalid(index, key, str(error)) from error
 
 
 def _invalid(index: int, key: str, found: str) -> InvalidPacking:

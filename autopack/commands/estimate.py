@@ -1,0 +1,93 @@
+"""``autopack estimate``: what packing would gain on a data set, counted from lengths, before any training."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+STRATEGIES = ("best_fit", "first_fit", "sequential", "multipack", "sorted", "fixed_length", "random")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``autopack estimate``."""
+    parser.description = (
+        "Say what packing a data set would gain: padding of padded batches by batch size, in random order and grouped "
+        "by length; tokens and attention that packed rows save; and the speed-up to expect. Only lengths are counted: "
+        "nothing is trained and nothing is timed."
+    )
+    parser.add_argument(
+        "data",
+        metavar="DATA",
+        type=Path,
+        help="a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, or a folder that save_to_disk wrote",
+    )
+    parser.add_argument("--column", help="the column of lengths, tokens or text (input_ids, length or lengths; text)")
+    parser.add_argument("--tokenizer", metavar="NAME", help="tokenize text with this tokenizer of transformers")
+    parser.add_argument("--max-length", type=_positive, default=4096, help="tokens of a packed row (%(default)s)")
+    parser.add_argument("--batch-size", type=_positive, default=8, help="documents of a padded batch (%(default)s)")
+    parser.add_argument(
+        "--overflow",
+        choices=("truncate", "split", "drop", "error"),
+        default="truncate",
+        help="what becomes of documents longer than a row (%(default)s)",
+    )
+    parser.add_argument(
+        "--strategy",
+        action="append",
+        choices=STRATEGIES,
+        help="only these ways of filling rows; may be given several times (all)",
+    )
+    parser.add_argument(
+        "--hidden-size",
+        type=_positive,
+        default=4096,
+        help="of the model, which says what attention costs beside the rest (%(default)s)",
+    )
+    parser.add_argument("--ranks", type=_positive, default=1, help="processes to plan for (%(default)s)")
+    parser.add_argument("--seed", type=_seed, default=0, help="of the random orders (%(default)s)")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the lengths and the gain (matplotlib)")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the estimate; 0."""
+    from autopack.packing.balance import CostModel
+    from autopack.packing.estimate import estimate
+
+    if args.plot is not None:
+        from autopack.demo.picture import check_drawable
+
+        check_drawable(args.plot)
+    found = estimate(
+        args.data,
+        args.max_length,
+        batch_size=args.batch_size,
+        strategies=args.strategy or STRATEGIES,
+        overflow=args.overflow,
+        cost=CostModel(1.0, 1 / (12 * args.hidden_size)),
+        ranks=args.ranks,
+        column=args.column,
+        tokenizer=args.tokenizer,
+        seed=args.seed,
+    )
+    print(json.dumps(found.as_dict(), indent=1) if args.json else found)
+    if args.plot is not None:
+        found.plot(args.plot)
+        if not args.json:
+            print(f"\nPicture: {args.plot}")
+    return 0
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"wanted a number above 0, found {number}")
+    return number
+
+
+def _seed(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"wanted a number of at least 0, found {number}")
+    return number

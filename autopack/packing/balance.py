@@ -1,0 +1,201 @@
+"""Equal work for all ranks: what a row costs, rows of like cost in one step, and a last step that is complete."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from autopack.packing.lengths import Pieces, take
+from autopack.packing.strategies import permutation
+
+__all__ = ["CostModel", "arrange", "complete", "imbalance", "share"]
+
+POOLS = 4
+"""Steps of cheap rows, at most, that are tried as what is dealt out again."""
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """What a document costs to train on, `linear * length + quadratic * length ** 2`; a row costs the sum.
+
+    The unit is that of one token outside attention. In a transformer of hidden size h a token takes about 24 h²
+    operations per layer, and a pair of tokens 2 h in causal attention: the ratio is 1 / (12 h), and the default is
+    that of h = 4096. `CostModel(0, 1)` counts attention alone, `CostModel(1, 0)` tokens alone.
+    """
+
+    linear: float = 1.0
+    quadratic: float = 1 / (12 * 4096)
+
+    def __post_init__(self) -> None:
+        for name in ("linear", "quadratic"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+                raise ValueError(f"{name}={value!r}: wanted a finite number of at least 0")
+        if not self.linear + self.quadratic:
+            raise ValueError("linear=0 and quadratic=0: wanted a model in which something costs")
+
+    def __call__(self, lengths: Any) -> np.ndarray:
+        """The cost of each document, float64, of the shape of `lengths`."""
+        lengths = np.asarray(lengths, np.float64)
+        return lengths * (self.linear + self.quadratic * lengths)
+
+    def of_rows(self, lengths: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+        """The cost of each row, (rows,) float64, which holds the documents `bounds[r]` to `bounds[r + 1]`.
+
+        Sums are of ints, and so the same on every machine: the order of rows of almost equal cost depends on it.
+        """
+        tokens, squares = (np.add.reduceat(of, bounds[:-1]) for of in (lengths, lengths * lengths))
+        return self.linear * tokens + self.quadratic * squares
+
+    @classmethod
+    def for_model(cls, model: Any) -> CostModel:
+        """The ratio for the `hidden_size` of a model or config of transformers."""
+        config = getattr(model, "config", model)
+        config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        hidden = getattr(config, "hidden_size", None)
+        if not isinstance(hidden, int) or hidden < 1:
+            raise ValueError(f"wanted a model or config with a hidden_size, found {type(model).__name__}")
+        return cls(1.0, 1 / (12 * hidden))
+
+
+def imbalance(costs: np.ndarray, ranks: int) -> np.ndarray:
+    """How much longer the slowest rank of each complete step takes than the mean: (steps,) float64 of at least 1.
+
+    Rows `s * ranks` to `(s + 1) * ranks` are step s, as in a plan made for so many ranks.
+    """
+    steps = np.asarray(costs)[: len(costs) // ranks * ranks].reshape(-1, ranks)
+    return steps.max(axis=1) / steps.mean(axis=1)
+
+
+def arrange(costs: np.ndarray, ranks: int, seed: int) -> np.ndarray:
+    """An order of rows in which every `ranks` rows are of like cost; such steps, and the rows in each, in random order.
+
+    Rows that do not make a complete step are at the end.
+    """
+    rows = np.argsort(-costs, kind="stable")
+    left = len(rows) % ranks
+    rest, rows = rows[:left], rows[left:]
+    steps = rows.reshape(-1, ranks)[permutation(len(rows) // ranks, seed)]
+    within = np.random.PCG64([seed, 1]).random_raw(steps.size).reshape(steps.shape).argsort(axis=1, kind="stable")
+    return np.concatenate([np.take_along_axis(steps, within, axis=1).ravel(), rest])
+
+
+def share(costs: np.ndarray) -> np.ndarray:
+    """Which rank takes which row of a batch of several: costs (steps, rounds, ranks) to columns (steps, ranks, rounds).
+
+    Every rank gets one row of each round; the costliest goes to the rank that has the least to do so far.
+    """
+    steps, rounds, ranks = costs.shape
+    columns = np.empty((steps, ranks, rounds), np.int64)
+    load = np.zeros((steps, ranks))
+    for number in range(rounds):
+        of_round = costs[:, number]
+        rows = np.argsort(-of_round, axis=1, kind="stable")
+        takers = np.argsort(load, axis=1, kind="stable")
+        np.put_along_axis(columns[:, :, number], takers, rows, axis=1)
+        load += np.take_along_axis(of_round, columns[:, :, number], axis=1)
+    return columns
+
+
+def complete(
+    pieces: Pieces, bounds: np.ndarray, capacity: int, limit: int, ranks: int, cost: CostModel | None
+) -> tuple[Pieces, np.ndarray]:
+    """The same documents in rows whose number is a multiple of `ranks`; unchanged where there are too few documents.
+
+    Rows of several documents are divided, which keeps the order. With a cost, the cheapest rows, which hold many short
+    documents, are dealt out again where that makes the least balanced step a better one.
+    """
+    rows = len(bounds) - 1
+    missing = -rows % ranks
+    if len(pieces.lengths) < rows + missing:
+        return pieces, bounds
+    divided = _divide(bounds, missing, ranks)
+    if cost is None:
+        return pieces, divided
+    costs = cost.of_rows(pieces.lengths, bounds)
+    cheap = np.argsort(costs, kind="stable")
+    best, pooled, chosen = _worst(cost.of_rows(pieces.lengths, divided), ranks), 0, None
+    for taken in range(ranks - missing, min(rows, POOLS * ranks) + 1, ranks):
+        pool = _members(bounds, np.sort(cheap[:taken]))
+        dealt = _deal(pieces.lengths, pool, cost, taken + missing, capacity, limit)
+        if dealt is not None:
+            of_dealt = cost.of_rows(pieces.lengths[np.concatenate(dealt)], _bounds([len(row) for row in dealt]))
+            worst = _worst(np.concatenate([costs[cheap[taken:]], of_dealt]), ranks)
+            if worst < best:
+                best, pooled, chosen = worst, taken, dealt
+    if chosen is None:
+        return pieces, divided
+    kept = np.sort(cheap[pooled:])
+    order = np.concatenate([_members(bounds, kept), *chosen])
+    sizes = np.concatenate([np.diff(bounds)[kept], [len(row) for row in chosen]])
+    return Pieces(*(take(column, order) for column in pieces)), _bounds(sizes)
+
+
+def _bounds(sizes: Any) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def _worst(costs: np.ndarray, ranks: int) -> float:
+    """The imbalance of the least balanced step, once rows of like cost make steps."""
+    return float(imbalance(np.sort(costs), ranks).max())
+
+
+def _members(bounds: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The pieces of these rows."""
+    sizes = np.diff(bounds)[rows]
+    ends = np.cumsum(sizes)
+    return np.repeat(bounds[rows] - ends + sizes, sizes) + np.arange(sizes.sum())
+
+
+def _divide(bounds: np.ndarray, missing: int, ranks: int) -> np.ndarray:
+    """Bounds with so many rows more: the row of most documents is halved each time, later ones first.
+
+    Only rows of the last step are, or of as many steps as it takes: the steps before them stay as they are.
+    """
+    if not missing:
+        return bounds
+    wanted = ranks
+    while bounds[-1] - bounds[missing - wanted - 1] < wanted:
+        wanted += ranks
+    heap = [(start - stop, -start, stop) for start, stop in pairwise(bounds[missing - wanted - 1 :].tolist())]
+    heapq.heapify(heap)
+    added = []
+    for _ in range(missing):
+        _, start, stop = heapq.heappop(heap)
+        start = -start
+        middle = (start + stop + 1) // 2
+        added.append(middle)
+        heapq.heappush(heap, (start - middle, -start, middle))
+        heapq.heappush(heap, (middle - stop, -middle, stop))
+    return np.sort(np.concatenate([bounds, np.array(added, bounds.dtype)]))
+
+
+def _deal(
+    lengths: np.ndarray, members: np.ndarray, cost: CostModel, rows: int, capacity: int, limit: int
+) -> list[np.ndarray] | None:
+    """Deals documents out to so many rows: the costliest first, each into the cheapest row that has room.
+
+    Returns `None` where no row has room, or a row stays empty.
+    """
+    members = members[np.argsort(-lengths[members], kind="stable")]
+    sizes, prices = lengths[members].tolist(), cost(lengths[members]).tolist()
+    dealt: list[list[int]] = [[] for _ in range(rows)]
+    heap = [(0.0, 0, row) for row in range(rows)]
+    for document, size, price in zip(members.tolist(), sizes, prices, strict=True):
+        full = []
+        while heap:
+            total, tokens, row = heapq.heappop(heap)
+            if tokens + size <= capacity and len(dealt[row]) < limit:
+                dealt[row].append(document)
+                full.append((total + price, tokens + size, row))
+                break
+            full.append((total, tokens, row))
+        else:
+            return None
+        for entry in full:
+            heapq.heappush(heap, entry)
+    return [np.array(row) for row in dealt] if all(dealt) else None

@@ -1,0 +1,234 @@
+"""Packed data sets: `pack` makes rows of the examples of a dataset, a stream or a list, ahead of training."""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import sys
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from autopack.errors import InvalidPacking
+from autopack.packing.plan import Plan, Strategy, plan
+from autopack.packing.weights import Weighing, check_weighing
+
+if TYPE_CHECKING:
+    from autopack.packing.balance import CostModel
+    from autopack.packing.documents import Documents
+    from autopack.packing.lengths import Overflow
+    from autopack.packing.rows import Rows
+
+__all__ = ["pack"]
+
+logger = logging.getLogger(__name__)
+
+BLOCK = 1 << 20
+"""Tokens that are gathered and written at a time: what a process holds of a dataset on disk."""
+
+
+def pack(
+    dataset: Any,
+    max_length: int,
+    strategy: Strategy = "best_fit",
+    *,
+    seed: int = 0,
+    overflow: Overflow = "error",
+    max_documents: int | None = None,
+    cost: CostModel | None = None,
+    ranks: int = 1,
+    columns: Collection[str] | None = None,
+    drop_columns: Collection[str] = (),
+    mask_first_label: bool = True,
+    position_ids: bool = True,
+    first_position: int = 0,
+    loss_weights: Weighing | None = None,
+    buffer_size: int = 4096,
+    num_proc: int | None = None,
+    load_from_cache_file: bool | None = None,
+) -> Any:
+    """Makes packed rows of the examples of a tokenized dataset, each row of at most `max_length` tokens.
+
+    A `datasets.Dataset` is planned as a whole and gives a `Dataset`: rows are written to a cache file beside the
+    dataset's own (a temporary one for datasets in memory) and read from there, and the same dataset and arguments find
+    that file again. An `IterableDataset` gives one in which every `buffer_size` examples are packed at a time, in the
+    order of the stream, and rows of a buffer in random order; it resumes by `state_dict` at the same row. A
+    `DatasetDict` or `IterableDatasetDict` gives one of the same splits; a list of mappings, a list of mappings.
+
+    A row has these columns, lists all of them:
+
+    * `input_ids` and all other columns with one value, or one list, per token. `attention_mask` is left out: padding
+      that it marks at either end of an example is removed.
+    * labels per token, under their own name, with the first of every document set to -100: no token of that document
+      predicts it. Rows of datasets without labels have none; `PackingCollator` makes them.
+    * `position_ids`, int32, which restart at `first_position` in every document, unless the examples have their own.
+    * `seq_lengths`, int32, tokens of each document, by which `PackingCollator` and TRL tell documents apart.
+    * `loss_weights`, float32 per token, on request.
+    * columns with one value per document (a class, a source, a text): a list, in the order of the documents.
+
+    Train on them with `PackingCollator` and an enabled model.
+
+    Args:
+        dataset: see above.
+        max_length: the most tokens of a row.
+        strategy, seed, overflow, max_documents, cost, ranks: see `autopack.plan`. Streams know no `cost` or `ranks`.
+            A part of a document that was cut is a document of its own; what was cut off or left out is logged.
+        columns: the columns to carry beside `input_ids`; all by default.
+        drop_columns: columns to leave out.
+        mask_first_label: `False` keeps the first label of each document, for losses that do not shift.
+        position_ids: `False` leaves them out; the collator makes them of `seq_lengths`.
+        first_position: where the positions of a document start: 0, or `padding_idx + 1` for RoBERTa-like models.
+        loss_weights: `"document"` adds weights by which all documents count alike, `"token"` weights by which all
+            targets do; either is multiplied by a column `document_weight`. See `autopack.weigh_documents`.
+        buffer_size: examples of a stream that are packed at a time, and so held in memory.
+        num_proc: processes that write the rows of a `Dataset`.
+        load_from_cache_file: `False` writes anew what may be in the cache; by default datasets' setting.
+
+    Raises:
+        InvalidPacking: for examples that cannot be packed (no `input_ids`, columns that are neither per token nor per
+            document, documents without tokens, documents over `max_length` with `overflow="error"`, labels of
+            whole documents where a document is cut, packed rows, no example at all); for streams when
+            the example is drawn.
+        ValueError: for options that are out of range, unknown, or contradict each other.
+        ImportError: where pyarrow is missing: `pip install "autopack[data]"`.
+    """
+    try:
+        from autopack.packing.streaming import Window, pack_stream
+    except ImportError as error:
+        raise ImportError('autopack.pack needs pyarrow: pip install "autopack[data]"') from error
+
+    check_weighing(loss_weights)
+    for name, value, least in (("first_position", first_position, 0), ("buffer_size", buffer_size, 1)):
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name}={value!r}: wanted an int of at least {least}")
+    carried = {"columns": columns, "drop_columns": drop_columns}
+    planned = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
+    added = {
+        "mask_first_label": mask_first_label,
+        "position_ids": position_ids,
+        "first_position": int(first_position),
+        "loss_weights": loss_weights,
+    }
+    kind = _kind(dataset)
+    if kind in ("DatasetDict", "IterableDatasetDict"):
+        options = {**carried, **planned, **added, "cost": cost, "ranks": ranks, "buffer_size": buffer_size}
+        options |= {"num_proc": num_proc, "load_from_cache_file": load_from_cache_file}
+        return type(dataset)({name: pack(split, max_length, **options) for name, split in dataset.items()})
+    if kind == "IterableDataset":
+        if cost is not None or ranks != 1:
+            raise ValueError("cost= and ranks= arrange all rows of a dataset, and a stream has no end: leave them out")
+        return pack_stream(dataset, Window(max_length, planned, carried, added), buffer_size)
+    planned |= {"cost": cost, "ranks": ranks}
+    if kind == "list":
+        from autopack.packing.examples import as_table
+
+        rows = _rows(as_table(dataset, **carried), None, max_length, planned, carried, added)
+        return rows.table(0, len(rows.plan)).to_pylist()
+    indices = dataset._indices
+    chosen = None if indices is None else indices.column(0).to_numpy().astype(np.int64)
+    rows = _rows(dataset.data, chosen, max_length, planned, carried, added)
+    arguments = (max_length, sorted(planned.items()), columns, sorted(drop_columns), sorted(added.items()))
+    return _write(dataset, rows, arguments, num_proc, load_from_cache_file)
+
+
+def _kind(dataset: Any) -> str:
+    """The sort of dataset; asks for `datasets` only where it has been imported, as by whoever made one."""
+    datasets = sys.modules.get("datasets")
+    for name in ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict"):
+        if datasets is not None and isinstance(dataset, getattr(datasets, name)):
+            return name
+    if isinstance(dataset, (list, tuple)) and all(isinstance(example, Mapping) for example in dataset):
+        return "list"
+    wanted = "wanted a Dataset, IterableDataset or DatasetDict of datasets, or a list of mappings"
+    raise InvalidPacking(f"{wanted}, found {type(dataset).__name__}; pass list(...) of other collections of examples")
+
+
+def _rows(
+    table: Any,
+    chosen: np.ndarray | None,
+    max_length: int,
+    planned: dict[str, Any],
+    carried: dict[str, Any],
+    added: dict[str, Any],
+) -> Rows:
+    from autopack.packing.documents import Documents
+    from autopack.packing.rows import RowOptions, Rows
+
+    documents = Documents(table, chosen, **carried)
+    made = _plan_of(documents, max_length, planned)
+    if made.counts.truncated or made.counts.dropped:
+        logger.warning("Packed: %r", made)
+    else:
+        logger.info("Packed: %r", made)
+    return Rows(documents, made, RowOptions(**added))
+
+
+def _plan_of(documents: Documents, max_length: int, planned: dict[str, Any]) -> Plan:
+    """The plan of these documents; an error says which option to change."""
+    try:
+        return plan(documents.lengths, max_length, **planned)
+    except InvalidPacking as error:
+        message = str(error).replace("lengths[", "example [").replace("raise the capacity", "raise max_length")
+        raise InvalidPacking(message) from error
+
+
+def _write(dataset: Any, rows: Rows, arguments: Any, num_proc: int | None, load_from_cache_file: bool | None) -> Any:
+    """The rows as a Dataset in a cache file, which is written unless it is there."""
+    import datasets
+    from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
+
+    from autopack import __version__
+
+    fingerprint = Hasher.hash((__version__, dataset._fingerprint, arguments))
+    files = dataset.cache_files
+    folder = os.path.dirname(files[0]["filename"]) if files else get_temporary_cache_files_directory()
+    path = os.path.join(folder, f"cache-{fingerprint}.arrow") if datasets.is_caching_enabled() else None
+    if path is not None and load_from_cache_file is not False:
+        num_proc = _written_by(path) or num_proc
+    count, width = len(rows.plan), max(1, BLOCK // rows.plan.capacity)
+    numbers = datasets.Dataset.from_dict({"row": np.arange(count)})
+    packed = numbers.map(
+        rows,
+        batched=True,
+        batch_size=width,
+        writer_batch_size=width,
+        remove_columns=["row"],
+        features=_features(dataset, rows),
+        cache_file_name=path,
+        load_from_cache_file=load_from_cache_file,
+        new_fingerprint=fingerprint,
+        num_proc=num_proc if num_proc is None else max(1, min(num_proc, -(-count // width))),
+        desc="Packing",
+    )
+    packed.info.description = f"{rows.plan!r}"[5:-1]
+    found = dataset.format
+    return packed if found["type"] is None else packed.with_format(found["type"], **found["format_kwargs"])
+
+
+def _written_by(path: str) -> int | None:
+    """How many processes have written the rows to cache files of this name; None if the files are not there."""
+    if os.path.exists(path):
+        return 1
+    base, extension = os.path.splitext(path)
+    parts = glob.glob(f"{glob.escape(base)}_00000_of_*{extension}")
+    for count in (int(part[len(base) :].removesuffix(extension).rpartition("_")[2]) for part in parts):
+        if all(os.path.exists(f"{base}_{n:05d}_of_{count:05d}{extension}") for n in range(count)):
+            return count
+    return None
+
+
+def _features(dataset: Any, rows: Rows) -> Any:
+    """Types of the columns of rows; names of classes are kept."""
+    import datasets
+
+    features = datasets.Features.from_arrow_schema(rows.table(0, 1).schema)
+    for name in rows.documents.per_document:
+        if isinstance(dataset.features[name], datasets.ClassLabel):
+            features[name] = datasets.Sequence(dataset.features[name])
+    for name in rows.documents.per_token:
+        inner = getattr(dataset.features[name], "feature", None)
+        if isinstance(inner, datasets.ClassLabel) and name in features:
+            features[name] = datasets.Sequence(inner)
+    return features

@@ -1,0 +1,198 @@
+"""Losses in which every document counts alike, or as much as it is told to, however long it is.
+
+The usual loss is a mean over tokens: a document of a thousand tokens counts as much as a hundred of ten. Here the loss
+is the sum of each token's loss times its weight (`loss_weights` of `PackingCollator`), over the sum of the weights of
+all micro-batches of a step; with weights `"document"` that is the mean over documents of each document's mean loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from autopack.errors import InvalidPacking
+from autopack.packing.collator import IGNORED, PackingCollator
+from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+__all__ = ["WeightedLoss", "weigh_documents", "weighted_loss"]
+
+
+def weighted_loss(
+    outputs: Any,
+    labels: torch.Tensor,
+    loss_weights: torch.Tensor,
+    num_items_in_batch: torch.Tensor | float | None = None,
+    *,
+    shift: bool = True,
+) -> torch.Tensor:
+    """The weighted mean of the tokens' cross-entropies, a scalar.
+
+    For a plain loop. With gradient accumulation, give each micro-batch the same `num_items_in_batch`: the sum of
+    `batch["loss_weights"]` over all micro-batches of the step, and over all processes where gradients are summed over
+    them (times their number where they are averaged, as DDP does).
+
+    Args:
+        outputs: what the model returned, with `logits` (B, T, V), or the logits.
+        labels: (B, T) ints, -100 where a token is no target.
+        loss_weights: (B, T) floats, as `PackingCollator(loss_weights=...)` gives.
+        num_items_in_batch: what the weighted sum is divided by: the sum of these weights if left out.
+        shift: whether a label is predicted by the token before it; `False` for masked language models and token
+            classification.
+
+    Raises:
+        InvalidPacking: where the shapes disagree.
+    """
+    logits = outputs if isinstance(outputs, torch.Tensor) else outputs["logits"]
+    if not logits.shape[:2] == labels.shape == loss_weights.shape:
+        found = f"logits {tuple(logits.shape)}, labels {tuple(labels.shape)}, weights {tuple(loss_weights.shape)}"
+        raise InvalidPacking(f"wanted one label and one weight per row of logits, found {found}")
+    if shift:
+        logits, labels, loss_weights = logits[:, :-1], labels[:, 1:], loss_weights[:, 1:]
+    counted = (labels != IGNORED) & (loss_weights > 0)
+    logits, weights = logits[counted], loss_weights[counted]
+    logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    total = (cross_entropy(logits, labels[counted], reduction="none") * weights).sum()
+    count = weights.sum() if num_items_in_batch is None else num_items_in_batch
+    # A step without a target has no weight and a loss of 0.
+    return total / torch.as_tensor(count, device=total.device).clamp(min=torch.finfo(torch.float32).tiny)
+
+
+class WeightedLoss:
+    """`weighted_loss` as the `compute_loss_func` of a trainer, which is told nothing but outputs and labels.
+
+    A forward pre-hook of the model takes `loss_weights` out of the batch, and the loss uses them. Made by
+    `weigh_documents`; also a context manager that takes everything back on leaving.
+    """
+
+    def __init__(self, trainer: Any, shift: bool):
+        self.shift = shift
+        self._taken = _Taken()
+        self._trainer = trainer
+        self._collator = trainer.data_collator
+        self._hook = trainer.model.register_forward_pre_hook(self._taken, with_kwargs=True, prepend=True)
+        self._batches = trainer.get_batch_samples
+        trainer.get_batch_samples = self._get_batch_samples
+        trainer.compute_loss_func = self
+
+    def __call__(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | float | None = None
+    ) -> torch.Tensor:
+        """The weighted loss of the batch that the model has just seen."""
+        weights, self._taken.weights = self._taken.weights, None
+        in_training = self._taken.in_training
+        if weights is None:
+            raise InvalidPacking(f"found no {LOSS_WEIGHTS!r} in the batch; train with the collator that makes them")
+        if num_items_in_batch is not None and not in_training:
+            num_items_in_batch = self._total(weights.sum())  # in evaluation, Trainer counts the targets itself
+        return weighted_loss(outputs, labels, weights, num_items_in_batch, shift=self.shift)
+
+    def remove(self) -> None:
+        """Give the trainer its collator, its loss and its count of items back."""
+        trainer = self._trainer
+        self._hook.remove()
+        trainer.data_collator = self._collator
+        trainer.compute_loss_func = None
+        if trainer.__dict__.get("get_batch_samples") == self._get_batch_samples:
+            del trainer.get_batch_samples
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(of {type(self._trainer).__name__}, {self._trainer.data_collator!r})"
+
+    def _get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
+        """The micro-batches of a step, and their weights' sum where a trainer has the number of targets."""
+        batches, _ = self._batches(*args, **kwargs)
+        if not all(LOSS_WEIGHTS in batch for batch in batches):
+            raise InvalidPacking(f"found a batch without {LOSS_WEIGHTS!r}; train with the collator that makes them")
+        return batches, self._total(sum((batch[LOSS_WEIGHTS].sum() for batch in batches), torch.zeros(())))
+
+    def _total(self, count: torch.Tensor) -> torch.Tensor:
+        """The sum over all processes, if the trainer multiplies losses by their number."""
+        trainer = self._trainer
+        count = count.to(trainer.args.device)
+        if trainer.args.average_tokens_across_devices and trainer.args.world_size > 1:
+            count = trainer.accelerator.gather(count).sum()
+        return count
+
+
+class _Taken:
+    """Forward pre-hook that takes the weights out of a call. Apart, so that a copied model copies no trainer."""
+
+    weights: torch.Tensor | None = None
+    in_training = True
+
+    def __call__(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        kwargs = dict(kwargs)
+        self.weights = kwargs.pop(LOSS_WEIGHTS, None)
+        self.in_training = module.training
+        return args, kwargs
+
+
+def weigh_documents(trainer: Any, by: Weighing = "document") -> WeightedLoss:
+    """Makes a `Trainer`, or one of TRL's that takes a `compute_loss_func`, train with a weighted loss.
+
+    With `by="document"` the loss of a step is the mean over its documents of each document's mean loss; with
+    `by="token"` the mean over targets. Either is weighted by `document_weight`, a float of each example, where there is
+    one. Right for gradient accumulation and for several processes. An evaluation loss is the mean over batches of the
+    loss of each.
+
+    Labels are those per token of `PackingCollator`, which has to be the trainer's collator: it is told to make the
+    weights, unless the rows have them (`autopack.pack(..., loss_weights=...)`). Call it before `trainer.train()`, and
+    `autopack.enable(trainer)` as ever, in any order.
+
+    Returns:
+        The loss, with `.remove()`; also a context manager.
+
+    Raises:
+        ValueError: for a trainer with another collator, a loss function of its own, label smoothing, parallelism that
+            cuts batches, or options by which it would drop the columns of weights.
+    """
+    collator = trainer.data_collator
+    _check(trainer, collator)
+    loss = WeightedLoss(trainer, shift=collator.mask_first_label)
+    if LOSS_WEIGHTS not in _columns(trainer.train_dataset):
+        trainer.data_collator = replace(collator, loss_weights=by)
+    return loss
+
+
+def _check(trainer: Any, collator: Any) -> None:
+    args = trainer.args
+    if not isinstance(collator, PackingCollator):
+        raise ValueError(
+            f"wanted a trainer with a PackingCollator, found {type(collator).__name__}; pass data_collator="
+        )
+    if getattr(trainer, "compute_loss_func", None) is not None:
+        raise ValueError(
+            f"found a loss function, {trainer.compute_loss_func!r}, where the weighted one goes; remove it"
+        )
+    if getattr(trainer, "label_smoother", None) is not None:
+        raise ValueError("found label_smoothing_factor, which the weighted loss does not know; set it to 0")
+    if args.n_gpu > 1:
+        raise ValueError("found torch.nn.DataParallel, which cuts batches; start one process per device with torchrun")
+    for kind in ("tp", "cp", "sp"):
+        if getattr(trainer, f"get_{kind}_size", lambda: 1)() > 1:
+            raise ValueError(f"found {kind} parallelism, in which several processes share a batch; leave it out")
+    weighed = [name for name in (LOSS_WEIGHTS, DOCUMENT_WEIGHT) if name in _columns(trainer.train_dataset)]
+    if weighed and args.remove_unused_columns:
+        raise ValueError(f"the trainer would drop the column {weighed[0]!r}: set remove_unused_columns=False")
+
+
+def _columns(dataset: Any) -> list[str]:
+    return getattr(dataset, "column_names", None) or []

@@ -1,0 +1,282 @@
+"""Plans: which documents share a row, for a whole data set at once.
+
+`plan` takes the lengths of all documents and gives a `Plan`. The strategies are those that "Enhancing Training
+Efficiency Using Packing with Flash Attention" (arXiv 2407.09105) compares, and best-fit decreasing.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from autopack.errors import InvalidPacking
+from autopack.packing.balance import CostModel, arrange, complete
+from autopack.packing.lengths import LONGEST, Counts, Overflow, Pieces, check_int, cut, fit, read, take, zeros
+from autopack.packing.strategies import ORDERED, STRATEGIES
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from matplotlib.figure import Figure
+
+__all__ = ["Plan", "Strategy", "plan"]
+
+Strategy = Literal["best_fit", "first_fit", "sequential", "multipack", "sorted", "fixed_length", "random"]
+FORMAT = 1
+ARRAYS = ("documents", "offsets", "lengths", "bounds")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan:
+    """Which documents share which row: a value of a few arrays, which cannot be written to.
+
+    A *piece* is a document, or a part of one where documents were cut. `len(plan)` is the number of rows; `plan[r]`
+    gives the documents of row r, (pieces,) int64, and a slice gives a plan of those rows; iteration goes over rows.
+
+    Attributes:
+        documents: (pieces,) int64, the index of the document of each piece, row by row.
+        offsets: (pieces,) int64, the token of its document at which each piece begins: 0 unless documents were cut.
+        lengths: (pieces,) int64, tokens of each piece.
+        bounds: (rows + 1,) int64; row r holds the pieces `bounds[r]` to `bounds[r + 1]`.
+        capacity: the most tokens that a row may hold.
+        strategy: how documents were chosen.
+        seed: the seed of whatever was random.
+        counts: what was given, and what `overflow` did to documents longer than a row.
+    """
+
+    documents: np.ndarray
+    offsets: np.ndarray
+    lengths: np.ndarray
+    bounds: np.ndarray
+    capacity: int
+    strategy: str
+    seed: int
+    counts: Counts
+
+    def __post_init__(self) -> None:
+        for name in ARRAYS:
+            array = getattr(self, name).view()
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return self.select(np.arange(len(self))[row])
+        return self.documents[self.pieces(row)]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[row] for row in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Plan):
+            return NotImplemented
+        values = ("capacity", "strategy", "seed", "counts")
+        return all(getattr(self, v) == getattr(other, v) for v in values) and all(
+            np.array_equal(getattr(self, a), getattr(other, a)) for a in ARRAYS
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))
+
+    def __repr__(self) -> str:
+        counts = {k: v for k, v in asdict(self.counts).items() if v and k not in ("documents", "tokens")}
+        did = "".join(f", {name.replace('_', ' ')} {value:,}" for name, value in counts.items())
+        pieces, documents = len(self.documents), self.counts.documents
+        what = f"{documents:,} documents" if pieces == documents else f"{pieces:,} pieces of {documents:,} documents"
+        return (
+            f"Plan({self.strategy}: {what} in {len(self):,} rows of {self.capacity:,} "
+            f"tokens, fill {self.fill:.4f}, padding {self.padding:,}{did})"
+        )
+
+    def pieces(self, row: int) -> slice:
+        """The pieces of a row, as a slice of `documents`, `offsets` and `lengths`."""
+        wanted = row + len(self) if row < 0 else row
+        if not 0 <= wanted < len(self):
+            raise IndexError(f"row {row} of a plan of {len(self)} rows")
+        return slice(int(self.bounds[wanted]), int(self.bounds[wanted + 1]))
+
+    def select(self, rows: Any) -> Plan:
+        """The plan of these rows alone, in this order: (rows,) ints, each at most once. `counts` stays as it is."""
+        rows = np.asarray(rows, np.int64)
+        sizes = np.diff(self.bounds)[rows]
+        bounds = np.concatenate([[0], np.cumsum(sizes)])
+        chosen = np.repeat(self.bounds[rows] - bounds[:-1], sizes) + np.arange(bounds[-1])
+        columns = (take(column, chosen) for column in (self.documents, self.offsets, self.lengths))
+        return Plan(*columns, bounds, self.capacity, self.strategy, self.seed, self.counts)
+
+    @property
+    def tokens_per_row(self) -> np.ndarray:
+        """Tokens of each row, (rows,) int64."""
+        return np.add.reduceat(self.lengths, self.bounds[:-1]) if len(self) else np.zeros(0, np.int64)
+
+    @property
+    def fill(self) -> float:
+        """The share of all columns that hold tokens, if every row is padded to the capacity."""
+        return float(self.lengths.sum()) / (len(self) * self.capacity) if len(self) else 1.0
+
+    @property
+    def padding(self) -> int:
+        """Columns without a token, if every row is padded to the capacity."""
+        return len(self) * self.capacity - int(self.lengths.sum())
+
+    def costs(self, cost: CostModel) -> np.ndarray:
+        """The cost of each row, (rows,) float64, in the units of the model."""
+        return cost.of_rows(self.lengths, self.bounds) if len(self) else np.zeros(0)
+
+    def position_ids(self, row: int, *, restart: bool = True) -> np.ndarray:
+        """Positions of a row's tokens, (tokens,) int64.
+
+        They restart at every piece. With `restart=False` they run through the row as if it were one document: the
+        baseline *without PosID* of arXiv 2407.09105, in which documents see each other.
+        """
+        lengths = self.lengths[self.pieces(row)]
+        ends = np.cumsum(lengths)
+        columns = np.arange(ends[-1])
+        return columns - np.repeat(ends - lengths, lengths) if restart else columns
+
+    def histogram(self, bins: int = 20) -> tuple[np.ndarray, np.ndarray]:
+        """How many rows hold how many tokens: rows (bins,) int64, and edges (bins + 1,) float64 from 0 to capacity."""
+        return np.histogram(self.tokens_per_row, bins=bins, range=(0, self.capacity))
+
+    def plot(self) -> Figure:
+        """A picture: tokens per row, and documents per row.
+
+        Needs matplotlib (`pip install "autopack[plot]"`); returns its figure.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError('Plan.plot needs matplotlib: pip install "autopack[plot]"') from error
+        figure = Figure(figsize=(9, 3.2), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        rows, edges = self.histogram(40)
+        left.stairs(rows, edges, fill=True)
+        left.set(xlabel="tokens per row", ylabel="rows", yscale="log", xlim=(0, self.capacity))
+        documents = np.bincount(np.diff(self.bounds))
+        right.bar(np.arange(len(documents)), documents, width=1.0)
+        right.set(xlabel="documents per row", ylabel="rows")
+        figure.suptitle(repr(self)[5:-1], fontsize=9)
+        return figure
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the plan to a file of numpy's `.npz` format, under exactly this name."""
+        meta = {name: getattr(self, name) for name in ("capacity", "strategy", "seed")}
+        text = json.dumps({"format": FORMAT, **meta, "counts": asdict(self.counts)})
+        arrays = {name: getattr(self, name) for name in ARRAYS if name != "offsets" or self.offsets.any()}
+        with open(path, "wb") as file:
+            np.savez(file, allow_pickle=False, meta=np.array(text), **arrays)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Plan:
+        """Reads a plan that `save` wrote. Raises `InvalidPacking` for files that hold none; nothing is unpickled."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                meta = json.loads(str(file["meta"]))
+                arrays = {name: file[name] for name in ARRAYS if name in file}
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise InvalidPacking(f"{Path(path)}: wanted a plan that Plan.save wrote, found {error}") from error
+        if not isinstance(meta, dict) or meta.pop("format", None) != FORMAT:
+            raise InvalidPacking(f"{Path(path)}: wanted a plan of format {FORMAT}; make the plan again")
+        arrays.setdefault("offsets", zeros(len(arrays["documents"])))
+        found = cls(**arrays, **{**meta, "counts": Counts(**meta["counts"])})
+        bounds, sizes = found.bounds, {len(getattr(found, name)) for name in ARRAYS[:3]}
+        ordered = bounds[0] == 0 and sizes == {bounds[-1]} and (np.diff(bounds) > 0).all()
+        if not (ordered and (found.tokens_per_row <= found.capacity).all()):
+            raise InvalidPacking(f"{Path(path)}: the arrays of this plan contradict each other; make the plan again")
+        return found
+
+
+def plan(
+    lengths: Any,
+    capacity: int,
+    strategy: Strategy = "best_fit",
+    *,
+    seed: int = 0,
+    overflow: Overflow = "error",
+    max_documents: int | None = None,
+    cost: CostModel | None = None,
+    ranks: int = 1,
+) -> Plan:
+    """Chooses which documents share a row of at most `capacity` tokens.
+
+    Args:
+        lengths: tokens of each document: ints of at least 1, as a list, array, tensor or column.
+        capacity: the most tokens of a row.
+        strategy: `"best_fit"`: best-fit decreasing, the fullest rows. `"first_fit"`: first-fit decreasing.
+            `"sequential"`: in order, a new row where the next document does not fit. `"sorted"`: the same from long to
+            short. `"random"`: the same in random order. `"multipack"`: a random order, cut into the longest stretches
+            that first-fit decreasing fits into one row per rank. `"fixed_length"`: all documents end to end, cut
+            every `capacity` tokens wherever that falls; see `Plan.position_ids`.
+        seed: of random orders, and of which documents of one length go where. The same seed gives the same plan on
+            every machine.
+        overflow: what becomes of a document longer than a row. `"error"` refuses it, `"truncate"` keeps its beginning,
+            `"split"` makes several pieces of it, `"drop"` leaves it out; `Plan.counts` says how much. `"fixed_length"`
+            cuts all documents alike, and has no use for it.
+        max_documents: the most documents, or pieces, of a row.
+        cost: what a row costs. Rows of like cost then make a step, and steps are in random order; with `"multipack"`,
+            they take the place of its own steps. Strategies with an order of their own (`"sequential"`, `"sorted"`,
+            `"fixed_length"`) refuse it.
+        ranks: processes that take a row each in every step: rows `s * ranks` to `(s + 1) * ranks` are step s. Some rows
+            are split between documents so that the last step is complete. Where there are too few documents
+            for that, `len(plan)` is no multiple of `ranks`.
+
+    Returns:
+        The plan, in which every document (or every one of its tokens, where documents are cut) is once.
+
+    Raises:
+        InvalidPacking: for lengths that cannot be packed; the message names the first of them.
+        ValueError: for options that are out of range, unknown, or contradict each other.
+    """
+    _check_options(capacity, strategy, seed, overflow, max_documents, cost, ranks)
+    found = read(lengths)
+    capacity, ranks = int(capacity), int(ranks)
+    limit = capacity if max_documents is None else int(max_documents)
+    if strategy == "fixed_length":
+        pieces, bounds, counts = cut(found, capacity)
+    else:
+        pieces, counts = fit(found, capacity, overflow)
+        order, bounds = np.zeros(0, np.int64), np.zeros(1, np.int64)
+        if len(pieces.lengths):
+            order, bounds = STRATEGIES[strategy](pieces.lengths, capacity, limit, ranks, int(seed))
+        pieces = Pieces(*(take(column, order) for column in pieces))
+    if ranks > 1 and len(bounds) > 1:
+        pieces, bounds = complete(pieces, bounds, capacity, limit, ranks, cost)
+    made = Plan(*pieces, bounds, capacity, strategy, int(seed), counts)
+    if cost is None:
+        return made
+    return made.select(arrange(made.costs(cost), ranks, int(seed)))
+
+
+def _check_options(
+    capacity: Any, strategy: Any, seed: Any, overflow: Any, max_documents: Any, cost: Any, ranks: Any
+) -> None:
+    known = {"strategy": (strategy, (*STRATEGIES, "fixed_length")), "overflow": (overflow, get_args(Overflow))}
+    for name, (value, choices) in known.items():
+        if value not in choices:
+            raise ValueError(f"{name}={value!r}: wanted one of {', '.join(map(repr, choices))}")
+    for name, value, least in (
+        ("capacity", capacity, 1),
+        ("seed", seed, 0),
+        ("max_documents", 1 if max_documents is None else max_documents, 1),
+        ("ranks", ranks, 1),
+    ):
+        check_int(name, value, least)
+    if capacity > LONGEST:
+        raise ValueError(f"capacity={capacity}: wanted at most {LONGEST}")
+    if cost is not None and not isinstance(cost, CostModel):
+        raise ValueError(f"cost={cost!r}: wanted an autopack.CostModel, or None")
+    if cost is not None and strategy in ORDERED:
+        raise ValueError(f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave one out")
+    if max_documents is not None and strategy == "fixed_length":
+        raise ValueError("max_documents= cannot be kept by strategy='fixed_length', which fills all rows: leave it out")

@@ -1,0 +1,66 @@
+"""Streams that resume exactly although a shuffle buffer is in them, by drawing again what they drew.
+
+datasets saves where a stream is, and not what its shuffle buffers hold: such a stream goes on with other examples, and
+loses those in the buffer. Where there is such a buffer, the rows that were given are counted instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from datasets import IterableDataset
+from datasets import iterable_dataset as upstream
+
+from autopack.errors import InvalidPacking
+
+__all__ = ["ReplayedStream", "forgets"]
+
+ROWS = "autopack_rows"
+
+
+class ReplayedStream(IterableDataset):
+    """An `IterableDataset` whose state is the number of rows that it gave; resuming draws as many and drops them."""
+
+    _given = 0
+    _resumed: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, dataset: IterableDataset) -> ReplayedStream:
+        """The same dataset, as one of this class."""
+        made = cls.__new__(cls)
+        made.__dict__.update(dataset.__dict__)
+        return made
+
+    def __iter__(self) -> Iterator[Any]:
+        resumed = self._resumed
+        skipped = resumed[ROWS] if resumed is not None and resumed["epoch"] == self.epoch else 0
+        self._given = 0
+        for row in super().__iter__():
+            self._given += 1
+            if self._given > skipped:
+                yield row
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rows given in this epoch, and the epoch."""
+        return {ROWS: self._given, "epoch": self.epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on after the rows that were given, when this is iterated in the epoch in which they were."""
+        if ROWS not in state_dict:
+            raise InvalidPacking(f"wanted a state of this stream, with {ROWS!r}, found {sorted(state_dict)}")
+        self._resumed = dict(state_dict)
+        self._given = state_dict[ROWS]
+
+
+def forgets(dataset: IterableDataset) -> bool:
+    """Whether a shuffle buffer is in the dataset."""
+    waiting = [dataset._ex_iterable]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, upstream.BufferShuffledExamplesIterable):
+            return True
+        for value in vars(found).values():
+            values = value if isinstance(value, (list, tuple)) else [value]
+            waiting += [v for v in values if isinstance(v, upstream._BaseExamplesIterable)]
+    return False

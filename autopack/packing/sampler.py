@@ -1,0 +1,295 @@
+"""Batches of documents that share rows, for map-style data sets: seeded, per epoch and rank, resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from autopack.errors import InvalidPacking
+from autopack.packing.balance import CostModel, share
+from autopack.packing.lengths import check_int, read
+from autopack.packing.plan import Plan, Strategy, plan
+from autopack.packing.strategies import permutation
+
+__all__ = ["PackedBatchSampler"]
+
+logger = logging.getLogger(__name__)
+
+AS_DRAWN = ("sequential", "sorted", "multipack")
+"""Strategies whose steps are what they are: rows are not put with others of like cost unless that is asked for."""
+
+
+class PackedBatchSampler:
+    """Yields batches of indices into a map-style data set: the documents of one packed row, or of several.
+
+    Use it as `batch_sampler` of a `DataLoader`, with `PackingCollator()` as `collate_fn` to make the batch one row, or
+    `PackingCollator(max_tokens=...)` with the same `max_tokens` to make it rows of that many tokens, at most as many
+    as `rows_per_batch`.
+
+    Every epoch has every document once, over all ranks together, and the same number of batches on every rank: some
+    rows are split between documents so that the last step is complete. Only if there are fewer documents than that
+    takes does the last step repeat rows, as `DistributedSampler` does; `repeated` says how many documents, and a
+    warning is logged. The same arguments and the same epoch give the same batches on every machine.
+
+    Ranks come from `num_replicas` and `rank`, else from torch.distributed where it is initialised, else from the
+    `WORLD_SIZE` and `RANK` that launchers set, else there is one. *accelerate* cuts up prepared loaders itself, by a
+    `BatchSamplerShard` that keeps every n-th batch. The sampler looks up the stack for one when it is iterated, and
+    then yields the batches of all ranks, step by step, so that each process keeps its own. Its `dispatch_batches` is
+    refused; Lightning needs `use_distributed_sampler=False`.
+
+    Args:
+        lengths: tokens of each document, as in `autopack.plan`.
+        max_tokens: the most tokens of a row.
+        rows_per_batch: rows of a batch; the last of an epoch may have fewer.
+        strategy: as in `autopack.plan`, but not `"fixed_length"`. `"sequential"` and `"sorted"` keep their order in
+            every epoch; the others are drawn anew. `len()` may then differ between epochs with `"multipack"` and
+            `"random"`.
+        seed: with the epoch, what all that is random comes from.
+        overflow: `"error"` refuses documents longer than a row; `"drop"` leaves them out; `"truncate"` yields them for
+            a collator that cuts off their end (`PackingCollator(max_tokens=..., overlong="truncate")`).
+        max_documents: the most documents of a row.
+        cost: what a row costs, so that all ranks have like work in every step. `None` leaves steps as the strategy
+            made them. `"auto"` is `CostModel()` for `"best_fit"`, `"first_fit"` and `"random"`, else `None`.
+        num_replicas: data-parallel processes; given together with `rank`.
+        rank: the number of this process.
+        drop_last: leave out what does not fill a step of `rows_per_batch` rows on every rank, instead.
+
+    Attributes:
+        plan: the `Plan` of this epoch; rows `s * num_replicas` on are of one step where `rows_per_batch` is 1.
+        epoch: the number of the epoch.
+        repeated: documents that are there twice in this epoch.
+        left_out: documents that `drop_last` leaves out of this epoch.
+
+    Raises:
+        InvalidPacking: for lengths that cannot be packed, and where accelerate splits batches in a way that the
+            sampler does not know.
+        ValueError: for options that are out of range, unknown, or contradict each other.
+    """
+
+    def __init__(
+        self,
+        lengths: Any,
+        max_tokens: int,
+        *,
+        rows_per_batch: int = 1,
+        strategy: Strategy = "best_fit",
+        seed: int = 0,
+        overflow: Literal["error", "truncate", "drop"] = "error",
+        max_documents: int | None = None,
+        cost: CostModel | Literal["auto"] | None = "auto",
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        for name, value, way in (("strategy", strategy, "fixed_length"), ("overflow", overflow, "split")):
+            if value == way:
+                raise ValueError(f"{name}={value!r} cuts documents, which indices cannot say: use autopack.pack")
+        check_int("rows_per_batch", rows_per_batch, 1)
+        check_int("seed", seed, 0)
+        self.num_replicas, self.rank = _ranks(num_replicas, rank)
+        self.rows_per_batch, self.drop_last = rows_per_batch, drop_last
+        self._lengths = read(lengths)
+        if isinstance(cost, str):
+            if cost != "auto":
+                raise ValueError(f"cost={cost!r}: wanted 'auto', an autopack.CostModel, or None")
+            cost = None if strategy in AS_DRAWN else CostModel()
+        self._seed = seed
+        self._options: dict[str, Any] = {
+            "strategy": strategy,
+            "overflow": overflow,
+            "max_documents": max_documents,
+            "cost": cost,
+        }
+        self.max_tokens = max_tokens
+        self._kept = strategy in ("sequential", "sorted")
+        self._start = self._step = 0
+        self._draw(0)
+
+    def _draw(self, epoch: int) -> None:
+        """Makes the plan of this epoch, and the table of its rows: step by step, rank by rank."""
+        seeds = np.random.SeedSequence([self._seed, 0 if self._kept else epoch]).generate_state(2, np.uint64).tolist()
+        ranks, cost = self.num_replicas, self._options["cost"]
+        self.epoch = epoch
+        self.plan: Plan = plan(self._lengths, self.max_tokens, seed=seeds[0], ranks=ranks, **self._options)
+        rows = np.arange(len(self.plan))
+        whole, over = divmod(len(rows), ranks)
+        self.repeated = self.left_out = 0
+        documents = np.diff(self.plan.bounds)
+        rounds = rows[: whole * ranks].reshape(-1, ranks)
+        if not self._kept:
+            rounds = rounds[permutation(whole, seeds[1])]
+        if over and not self.drop_last:
+            again = np.resize(np.roll(rows, over), ranks)
+            self.repeated = int(documents[again].sum() - documents[rows[whole * ranks :]].sum())
+            rounds = np.concatenate([rounds, again[None]])
+            logger.warning(
+                "%d documents make too few rows for %d ranks: the last step repeats %d documents",
+                len(self._lengths),
+                ranks,
+                self.repeated,
+            )
+        per_step = self.rows_per_batch
+        full = len(rounds) // per_step
+        steps, rest = rounds[: full * per_step].reshape(full, per_step, ranks), rounds[None, full * per_step :]
+        if self.drop_last:
+            self.left_out = int(documents.sum() - documents[steps].sum())
+        costs = None if cost is None or per_step == 1 else self.plan.costs(cost)
+        self._full = _to_ranks(steps, costs)
+        self._last = None if self.drop_last or not rest.size else _to_ranks(rest, costs)[0]
+        self._steps = full + (self._last is not None)
+
+    def __len__(self) -> int:
+        """Batches of this rank in this epoch, from its beginning; those of all ranks where accelerate asks."""
+        return self._steps * (1 if self._shard() is None else self.num_replicas)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # Not a generator itself: who asks is up the stack now, and may not be at the first `next`.
+        ranks = [self.rank] if self._shard() is None else range(self.num_replicas)
+        start, self._start = self._start, 0
+        self._step = start
+        return self._batches(start, ranks)
+
+    def _batches(self, start: int, ranks: Any) -> Iterator[list[int]]:
+        chosen, full, last = self.plan, self._full, self._last
+        for step in range(start, self._steps):
+            self._step = step + 1
+            batches = full[step] if last is None or step < len(full) else last
+            for rank in ranks:
+                yield np.concatenate([chosen[row] for row in batches[rank].tolist()]).tolist()
+
+    def __repr__(self) -> str:
+        return (
+            f"PackedBatchSampler({self._options['strategy']}, epoch {self.epoch}: {self._steps:,} steps of "
+            f"{self.rows_per_batch} x {self.max_tokens:,} tokens on each of {self.num_replicas} ranks, this is rank "
+            f"{self.rank}; fill {self.plan.fill:.4f})"
+        )
+
+    @property
+    def sampler(self) -> PackedBatchSampler:
+        """Itself: accelerate hands `set_epoch` on to the `sampler` of a batch sampler that it has wrapped."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Goes to the beginning of another epoch; the present one stays where it is, so that a resumed one goes on."""
+        check_int("epoch", epoch, 0)
+        if epoch != self.epoch:
+            if self._start:
+                was = f"epoch {self.epoch}, step {self._start}"
+                logger.warning("set_epoch(%d) leaves the loaded state (%s) before it was used", epoch, was)
+            self._draw(epoch)
+            self._start = self._step = 0
+
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+        """Where the sampler is, for `load_state_dict`: a dict that JSON can hold.
+
+        `step` is the number of batches of this epoch that this rank has trained on. By default it is the number
+        handed out, which is more where a loader asks ahead (`num_workers`, accelerate).
+        """
+        step = self._step if step is None else step
+        check_int("step", step, 0)
+        return {"epoch": self.epoch, "step": step, "made_of": self._made_of()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next iteration yields what remained; raises `InvalidPacking` for the state of another sampler."""
+        try:
+            epoch, step, theirs = state["epoch"], state["step"], dict(state["made_of"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidPacking(f"wanted what PackedBatchSampler.state_dict gave, found {state!r}") from error
+        ours = self._made_of()
+        differ = [
+            f"{k} was {theirs.get(k)!r} and is {ours.get(k)!r}" for k in {**ours, **theirs} if _differ(k, ours, theirs)
+        ]
+        if differ:
+            raise InvalidPacking(f"the state is of another sampler: {'; '.join(differ)}; make this one with the same")
+        self.set_epoch(epoch)
+        check_int("step", step, 0)
+        if step > self._steps:
+            raise InvalidPacking(f"the state is at step {step} of an epoch of {self._steps} steps")
+        self._start = self._step = step
+
+    @cached_property
+    def _digest(self) -> str:
+        return hashlib.blake2b(self._lengths.tobytes(), digest_size=8).hexdigest()
+
+    def _made_of(self) -> dict[str, Any]:
+        cost = self._options["cost"]
+        return {
+            "lengths": self._digest,
+            "max_tokens": int(self.max_tokens),
+            "rows_per_batch": self.rows_per_batch,
+            "seed": int(self._seed),
+            "num_replicas": self.num_replicas,
+            "drop_last": self.drop_last,
+            **self._options,
+            "cost": cost and [cost.linear, cost.quadratic],
+        }
+
+    def _shard(self) -> Any:
+        """The `BatchSamplerShard` of accelerate that is asking, if one is."""
+        accelerate: Any = sys.modules.get("accelerate.data_loader")
+        frame = None if accelerate is None else sys._getframe(1)
+        while frame is not None:
+            if frame.f_globals.get("__name__") == accelerate.__name__:
+                asking = frame.f_locals.get("self")
+                if isinstance(asking, accelerate.BatchSamplerShard) and self._is_in(asking):
+                    if asking.num_processes != self.num_replicas:
+                        raise InvalidPacking(
+                            f"accelerate shares out batches to {asking.num_processes} processes, and this sampler is "
+                            f"made for {self.num_replicas}: pass num_replicas={asking.num_processes} and the rank, or "
+                            f"neither"
+                        )
+                    return asking
+                if isinstance(asking, accelerate.DataLoaderDispatcher) and self.num_replicas > 1:
+                    raise InvalidPacking(
+                        "accelerate's dispatch_batches=True puts the batches of all ranks together and cuts them up by "
+                        "rows, which packed rows do not survive: pass dispatch_batches=False"
+                    )
+            frame = frame.f_back
+        return None
+
+    def _is_in(self, wrapper: Any) -> bool:
+        while wrapper is not None and wrapper is not self:
+            wrapper = getattr(wrapper, "batch_sampler", None)
+        return wrapper is self
+
+
+def _to_ranks(rounds: np.ndarray, costs: np.ndarray | None) -> np.ndarray:
+    """Rows (steps, rounds, ranks) as (steps, ranks, rounds): by cost, or in order."""
+    steps, number, ranks = rounds.shape
+    if costs is None:
+        return rounds.reshape(steps, ranks, number)
+    columns = share(costs[rounds])
+    return np.take_along_axis(rounds.transpose(0, 2, 1), columns, axis=1)
+
+
+def _ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+    """Number of data-parallel processes, and which this is."""
+    if (num_replicas is None) != (rank is None):
+        raise ValueError(f"num_replicas={num_replicas!r} and rank={rank!r}: wanted both or neither")
+    if num_replicas is None or rank is None:
+        distributed: Any = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return distributed.get_world_size(), distributed.get_rank()
+        try:
+            num_replicas, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", -1))
+        except ValueError as error:
+            raise ValueError(f"WORLD_SIZE and RANK of the environment: wanted ints; {error}") from error
+        if rank < 0 and num_replicas > 1:
+            raise ValueError(f"WORLD_SIZE={num_replicas} is set and RANK is not: pass num_replicas and rank")
+        rank = max(rank, 0)
+    check_int("num_replicas", num_replicas, 1)
+    check_int("rank", rank, 0)
+    if rank >= num_replicas:
+        raise ValueError(f"rank={rank}: wanted an int below num_replicas={num_replicas}")
+    return int(num_replicas), int(rank)
+
+
+def _differ(key: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    return key not in ours or key not in theirs or ours[key] != theirs[key]

@@ -1,0 +1,262 @@
+"""Ways to choose which documents share a row. Each takes lengths that fit, and gives the rows.
+
+They work on numbers of documents per length, or on sums over all documents, and not on one document at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+__all__ = ["ORDERED", "STRATEGIES", "Rows", "permutation"]
+
+Rows = tuple[np.ndarray, np.ndarray]
+"""Indices in the order of rows, and the bounds of the rows in it."""
+
+ORDERED = ("sequential", "sorted", "fixed_length")
+"""Strategies whose rows have an order that means something."""
+
+SUMMARY = 4096
+"""Rooms per word of the index of rooms in use."""
+
+
+def permutation(count: int, seed: int) -> np.ndarray:
+    """A random order of `count` things.
+
+    It comes from the raw bits of PCG64, which are the same in every release of numpy; `Generator.permutation` may
+    change, and then a run that is resumed would go on with other rows.
+    """
+    return np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")
+
+
+def descending(lengths: np.ndarray, seed: int) -> np.ndarray:
+    """Indices from long to short; documents of one length in random order."""
+    order = permutation(len(lengths), seed)
+    keys = lengths.max() - lengths[order]
+    narrow = np.uint16 if keys.max() < 1 << 16 else np.int64  # numpy sorts 16 bits in linear time
+    return order[np.argsort(keys.astype(narrow), kind="stable")]
+
+
+def per_length(lengths: np.ndarray) -> list[tuple[int, int]]:
+    """Every length that occurs, from long to short, and how often."""
+    values, counts = np.unique(lengths, return_counts=True)
+    return list(zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True))
+
+
+def gather(order: np.ndarray, rows: np.ndarray) -> Rows:
+    """Documents in `order` went to these rows, one number per document."""
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(rows))])
+    return order[np.argsort(rows, kind="stable")], bounds
+
+
+class Rooms:
+    """Rows by the room that is left in them, as ranges of row numbers; finds the smallest room of at least a size.
+
+    Two levels of bits say which rooms are in use; an integer of Python finds its lowest bit quickly.
+    """
+
+    def __init__(self) -> None:
+        self._ranges: dict[int, list[tuple[int, int, int]]] = {}
+        self._words: dict[int, int] = {}
+        self._summary = 0
+
+    def push(self, room: int, start: int, stop: int, held: int) -> None:
+        """Rows `start` to `stop` have this room, and hold so many documents each."""
+        if room in self._ranges:
+            self._ranges[room].append((start, stop, held))
+            return
+        self._ranges[room] = [(start, stop, held)]
+        word, bit = divmod(room, SUMMARY)
+        self._words[word] = self._words.get(word, 0) | 1 << bit
+        self._summary |= 1 << word
+
+    def pop(self, size: int) -> tuple[int, int, int, int] | None:
+        """Takes out one range of the smallest room of at least `size`: room, start, stop and documents."""
+        word, bit = divmod(size, SUMMARY)
+        found = self._words.get(word, 0) >> bit
+        if found:
+            room = size + (found & -found).bit_length() - 1
+        else:
+            later = self._summary >> (word + 1)
+            if not later:
+                return None
+            word += (later & -later).bit_length()
+            found = self._words[word]
+            room = word * SUMMARY + (found & -found).bit_length() - 1
+        ranges = self._ranges[room]
+        taken = ranges.pop()
+        if not ranges:
+            del self._ranges[room]
+            word, bit = divmod(room, SUMMARY)
+            self._words[word] &= ~(1 << bit)
+            if not self._words[word]:
+                self._summary &= ~(1 << word)
+        return room, *taken
+
+
+def best_fit(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
+    """Best-fit decreasing: the longest document first, into the row with the least room that suffices.
+
+    Rows of equal room and documents of equal length cannot be told apart, so that ranges of rows take documents
+    together: a row with the least room stays the one with the least room for as long as the next document of that
+    length fits. The work grows with the number of different lengths and rooms, and hardly with that of documents.
+    """
+    least, opened = int(lengths.min()), 0
+    rooms = Rooms()
+    starts, stops, taken = [], [], []  # rows from start to stop took so many documents each, in this order
+
+    def put(room: int, start: int, stop: int, held: int, count: int, size: int) -> None:
+        starts.append(start)
+        stops.append(stop)
+        taken.append(count)
+        room, held = room - count * size, held + count
+        if room >= least and held < limit:
+            rooms.push(room, start, stop, held)
+
+    for size, count in per_length(lengths):
+        while count:
+            found = rooms.pop(size)
+            if found is None:
+                fit = min(capacity // size, limit)
+                found = capacity, opened, opened + -(-count // fit), 0
+                opened = found[2]
+            room, start, stop, held = found
+            fit = min(room // size, limit - held)
+            full = min(stop - start, count // fit)
+            if full:
+                put(room, start, start + full, held, fit, size)
+                count -= full * fit
+                start += full
+            if start < stop and 0 < count < fit:
+                put(room, start, start + 1, held, count, size)
+                start, count = start + 1, 0
+            if start < stop:
+                rooms.push(room, start, stop, held)
+    first, rows = np.array(starts), np.array(stops) - np.array(starts)
+    each = np.repeat(np.array(taken), rows)
+    numbers = np.repeat(first - np.cumsum(rows) + rows, rows) + np.arange(len(each))
+    return gather(descending(lengths, seed), np.repeat(numbers, each))
+
+
+def first_fit(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
+    """First-fit decreasing: the longest document first, into the first row that has room.
+
+    Documents of equal length are placed together: the rows with room, in their order, take as many as fit.
+    """
+    rooms = np.zeros(1024, np.int64)
+    held = np.zeros(1024, np.int64)
+    opened, placed = 0, []
+    for size, count in per_length(lengths):
+        rows = np.flatnonzero(rooms[:opened] >= size)
+        fit = np.minimum(rooms[rows] // size, limit - held[rows])
+        upto = np.cumsum(fit)
+        room_for = int(upto[-1]) if len(upto) else 0
+        if room_for < count:
+            each = min(capacity // size, limit)
+            new = -(-(count - room_for) // each)
+            while opened + new > len(rooms):
+                rooms, held = (np.concatenate([old, np.zeros_like(old)]) for old in (rooms, held))
+            rooms[opened : opened + new] = capacity
+            rows = np.concatenate([rows, np.arange(opened, opened + new)])
+            fit = np.concatenate([fit, np.full(new, each)])
+            upto = np.cumsum(fit)
+            opened += new
+        needed = int(np.searchsorted(upto, count)) + 1
+        rows, fit = rows[:needed], fit[:needed]
+        fit[-1] -= upto[needed - 1] - count
+        rooms[rows] -= fit * size
+        held[rows] += fit
+        rooms[rows[held[rows] >= limit]] = 0
+        placed.append(np.repeat(rows, fit))
+    return gather(descending(lengths, seed), np.concatenate(placed))
+
+
+def next_fit(lengths: np.ndarray, capacity: int, limit: int) -> np.ndarray:
+    """Bounds of rows that are filled in order, each until the next document does not fit."""
+    ends = np.cumsum(lengths)
+    following = np.searchsorted(ends, ends - lengths + capacity, side="right")
+    following = memoryview(np.minimum(following, np.arange(len(lengths)) + limit))
+    bounds, at = [0], 0
+    while at < len(lengths):
+        at = following[at]
+        bounds.append(at)
+    return np.array(bounds)
+
+
+def sequential(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
+    """Next-fit in the order given."""
+    return np.arange(len(lengths)), next_fit(lengths, capacity, limit)
+
+
+def by_length(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
+    """Next-fit from long to short: rows of like lengths (SortedPacking)."""
+    order = descending(lengths, seed)
+    return order, next_fit(lengths[order], capacity, limit)
+
+
+def random(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
+    """Next-fit in random order."""
+    order = permutation(len(lengths), seed)
+    return order, next_fit(lengths[order], capacity, limit)
+
+
+def _first_fit_few(sizes: np.ndarray, capacity: int, limit: int, ranks: int) -> list[list[int]] | None:
+    """First-fit decreasing of some documents into at most `ranks` rows; `None` where they do not fit."""
+    rooms: list[int] = []
+    rows: list[list[int]] = []
+    order = np.argsort(-sizes, kind="stable")
+    for index, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
+        for row, room in enumerate(rooms):
+            if size <= room and len(rows[row]) < limit:
+                rooms[row] = room - size
+                rows[row].append(index)
+                break
+        else:
+            if len(rooms) == ranks:
+                return None
+            rooms.append(capacity - size)
+            rows.append([index])
+    return rows
+
+
+def multipack(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
+    """A random order, cut into the longest stretches that first-fit decreasing fits into one row per rank.
+
+    The method of the multipack sampler (github.com/imoneoi/multipack_sampler): every stretch is one step of all ranks.
+    """
+    if ranks == 1:
+        return random(lengths, capacity, limit, ranks, seed)
+    order = permutation(len(lengths), seed)
+    sizes = lengths[order]
+    ends = np.cumsum(sizes)
+    at, chosen, per_row = 0, [], []
+    while at < len(sizes):
+        most = int(np.searchsorted(ends, ends[at] - sizes[at] + ranks * capacity, side="right")) - at
+        most = min(most, limit * ranks)
+        least, rows = 0, None  # `least` documents are known to fit, in `rows`; `most + 1` are too many
+        back = 0
+        while least < most:
+            tried = max(most - back, (least + most + 1) // 2)
+            found = _first_fit_few(sizes[at : at + tried], capacity, limit, ranks)
+            if found is None:
+                most, back = tried - 1, 2 * back + 1
+            else:
+                least, rows = tried, found
+        assert rows is not None
+        for row in rows:
+            chosen.append(order[at + np.array(row)])
+            per_row.append(len(row))
+        at += least
+    return np.concatenate(chosen), np.concatenate([[0], np.cumsum(per_row)])
+
+
+STRATEGIES: dict[str, Callable[[np.ndarray, int, int, int, int], Rows]] = {
+    "best_fit": best_fit,
+    "first_fit": first_fit,
+    "sequential": sequential,
+    "multipack": multipack,
+    "sorted": by_length,
+    "random": random,
+}
+"""By name; each takes lengths, capacity, most documents per row, ranks and seed. `fixed_length` cuts instead."""

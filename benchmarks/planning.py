@@ -1,0 +1,270 @@
+"""What it costs to choose which documents share a row, and how good the rows are.
+
+    python -m benchmarks.planning                                  about ten minutes on two cores
+    python -m benchmarks.planning --lengths 100000 --many 0 --trl 50000 --trl-whole 10000 --rounds 1    a first look
+    python -m benchmarks.planning --json benchmarks/results/planning.json
+
+Lengths like those of FLAN_20k: lognormal, of mean 471 before they are clipped at 4096, which is the capacity. One
+thread.
+
+* **Strategies**: `autopack.plan` with each strategy; fill is the share of columns that hold tokens.
+* **Memory**: best fit of as many lengths and of ten times as many, and the largest resident memory of a process that
+  does nothing else. `before` is that of Python, numpy and the lengths, 8 bytes each.
+* **Balance**: eight ranks, cost `CostModel(0, 1)` (squares of lengths alone): the slowest rank of a step over the mean.
+* **TRL**: `trl.pack_dataset(strategy="bfd")` packs tokens and not only lengths. It gets tokens of one byte, in memory,
+  so that little of its time is theirs; `plan, tokens moved` also puts the tokens in the order of the plan, by numpy.
+  By default TRL packs every 1000 documents by themselves. In one batch it makes the rows of best-fit decreasing, and
+  then their number must be ours; that takes it long, so it gets fewer lengths. Arms are compared on the same lengths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import interleave
+
+MEAN, SIGMA, CAPACITY, RANKS = 471, 1.0, 4096, 8
+ARMS = {
+    "best_fit": {},
+    "best_fit, 8 ranks": {"strategy": "best_fit", "ranks": RANKS},
+    "first_fit": {},
+    "sequential": {},
+    "sorted": {},
+    "random": {},
+    "multipack, 8 ranks": {"strategy": "multipack", "ranks": RANKS},
+    "fixed_length": {},
+}
+
+
+def flan_like(count: int, seed: int) -> np.ndarray:
+    """Lengths, (count,) int64."""
+    drawn = np.random.default_rng(seed).lognormal(math.log(MEAN) - SIGMA**2 / 2, SIGMA, count)
+    return np.clip(np.round(drawn), 1, CAPACITY).astype(np.int64)
+
+
+def planned(lengths: np.ndarray, arm: str) -> Any:
+    """The plan of one arm, those of several ranks balanced by cost."""
+    import autopack
+
+    options = {"strategy": arm, **ARMS[arm]}
+    if arm == "best_fit, 8 ranks":
+        options["cost"] = autopack.CostModel(0, 1)
+    return autopack.plan(lengths, CAPACITY, **options)
+
+
+def measure_strategies(lengths: np.ndarray, rounds: int) -> dict[str, dict[str, Any]]:
+    """Times and quality of every strategy."""
+    found = {}
+    for arm in ARMS:
+        made = planned(lengths, arm)
+        assert made.tokens_per_row.max() <= CAPACITY
+        assert made.lengths.sum() == lengths.sum()
+        if arm != "fixed_length":
+            assert np.array_equal(np.sort(made.documents), np.arange(len(lengths)))
+        found[arm] = {"rows": len(made), "fill": made.fill, "padding": made.padding}
+    times = interleave.interleave({arm: lambda arm=arm: planned(lengths, arm) for arm in ARMS}, rounds)
+    return {arm: {**found[arm], **times[arm]} for arm in ARMS}
+
+
+def measure_peak(count: int, arm: str, seed: int) -> dict[str, Any]:
+    """Time and memory of one plan, in this process, which should be a fresh one."""
+    import autopack.packing.plan  # noqa: F401
+
+    lengths = flan_like(count, seed)
+    before = _peak()
+    times = interleave.Times()
+    made = []
+    times.run(lambda: made.append(planned(lengths, arm)))
+    return {
+        "count": count,
+        "arm": arm,
+        "seconds": times.wall[0],
+        "before": before,
+        "peak": _peak(),
+        "fill": made[0].fill,
+    }
+
+
+def _peak() -> float:
+    """Largest resident memory of this process so far, in MiB; `ru_maxrss` would begin with that of its parent."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 2**10
+
+
+def measure_peaks(counts: list[int], seed: int) -> list[dict[str, Any]]:
+    """`measure_peak` in processes of their own, where freed memory goes back to the system."""
+    environment = {k: v for k, v in os.environ.items() if k not in interleave.MALLOC}
+    found = []
+    for count in counts:
+        for arm in ("best_fit", "best_fit, 8 ranks"):
+            command = [sys.executable, "-m", "benchmarks.planning", "--peak-of", arm, "--lengths", str(count)]
+            command += ["--seed", str(seed)]
+            output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+            found.append(json.loads(output))
+            print(f"{arm}, {count:,} lengths: {found[-1]['seconds']:.2f} s, {found[-1]['peak']:.0f} MiB", flush=True)
+    return found
+
+
+def measure_balance(lengths: np.ndarray) -> dict[str, dict[str, Any]]:
+    """The slowest of eight ranks against the mean, by the squares of lengths, with steps by cost and without."""
+    import autopack
+    from autopack.packing.balance import imbalance
+
+    cost, found = autopack.CostModel(0, 1), {}
+    for name in ("best_fit", "first_fit", "multipack", "random"):
+        for by_cost in (False, True):
+            made = autopack.plan(lengths, CAPACITY, name, ranks=RANKS, cost=cost if by_cost else None)
+            # Without a cost the rows of best fit stand in the order in which they were opened, longest documents first.
+            # In random order they are what a shuffling loader makes of any packed data set.
+            rows = np.arange(len(made)) if by_cost else np.random.default_rng(0).permutation(len(made))
+            costs = made.costs(cost)[rows]
+            steps = costs[: len(costs) // RANKS * RANKS].reshape(-1, RANKS)
+            found[f"{name}, {'by cost' if by_cost else 'shuffled'}"] = {
+                "slowest over mean, all steps": float(steps.max(axis=1).sum() / steps.mean(axis=1).sum()),
+                "worst step": float(imbalance(costs, RANKS).max()),
+            }
+    return found
+
+
+def measure_trl(count: int, whole: bool, rounds: int, seed: int) -> dict[str, Any]:
+    """TRL's packing and ours of the same documents."""
+    import datasets
+    import pyarrow as pa
+    from trl import pack_dataset
+
+    datasets.disable_progress_bars()
+    lengths = flan_like(count, seed)
+    bounds = np.concatenate([[0], np.cumsum(lengths)])
+    values = np.resize(np.arange(128, dtype=np.int8), bounds[-1])
+    tokens = pa.LargeListArray.from_arrays(bounds, pa.array(values))
+    dataset = datasets.Dataset(pa.table({"input_ids": tokens}))
+    options = {"keep_in_memory": True, "load_from_cache_file": False}
+    options |= {"batch_size": count} if whole else {}
+    made: dict[str, int] = {}
+
+    def trl() -> None:
+        made["trl"] = len(pack_dataset(dataset, CAPACITY, strategy="bfd", map_kwargs=options))
+
+    def ours() -> None:
+        made["plan"] = len(planned(lengths, "best_fit"))
+
+    def ours_with_tokens() -> None:
+        plan = planned(lengths, "best_fit")
+        moved = np.empty_like(values)
+        ends = np.cumsum(plan.lengths)
+        for first in range(0, len(ends), 2**9):  # indices of a few hundred thousand tokens at a time
+            part = slice(first, first + 2**9)
+            begin = ends[first] - plan.lengths[first]
+            shift = bounds[plan.documents[part]] - ends[part] + plan.lengths[part]
+            columns = np.arange(begin, ends[part][-1]) + np.repeat(shift, plan.lengths[part])
+            moved[begin : ends[part][-1]] = values[columns]
+        made["plan, tokens moved"] = len(plan)
+
+    arms = {"trl": trl, "plan": ours, "plan, tokens moved": ours_with_tokens}
+    times = interleave.interleave(arms, rounds)
+    assert made["trl"] == made["plan"] if whole else made["trl"] >= made["plan"]
+    ideal = lengths.sum() / CAPACITY
+    return {
+        "lengths": count,
+        "batch": count if whole else 1000,
+        "fill": {name: float(ideal / rows) for name, rows in made.items()},
+        "times": times,
+        "ratios": {
+            name: {s: times["trl"][s] / times[name][s] for s in ("median", "min", "cpu median")}
+            for name in arms
+            if name != "trl"
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, default=1_000_000)
+    parser.add_argument("--many", type=int, default=10_000_000, help="lengths for time and memory; 0: leave out")
+    parser.add_argument("--trl", type=int, default=1_000_000, help="lengths for TRL as it is; 0: leave out")
+    parser.add_argument("--trl-whole", type=int, default=100_000, help="lengths for TRL in one batch; 0: leave out")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
+    parser.add_argument("--peak-of", choices=ARMS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak_of is not None:
+        print(json.dumps(measure_peak(options.lengths, options.peak_of, options.seed)))
+        return
+    interleave.keep_freed_memory()
+
+    import torch
+
+    torch.set_num_threads(1)
+    where = interleave.origin()
+    lengths = flan_like(options.lengths, options.seed)
+    settings = {k: v for k, v in vars(options).items() if k not in ("json", "peak_of")}
+    result = {
+        "benchmark": "planning",
+        "origin": where,
+        "settings": {**settings, "mean": MEAN, "sigma": SIGMA, "capacity": CAPACITY},
+        "strategies": measure_strategies(lengths, options.rounds),
+        "memory": measure_peaks([n for n in (options.lengths, options.many) if n], options.seed),
+        "balance": measure_balance(lengths),
+        "trl": [
+            measure_trl(count, whole, options.rounds, options.seed)
+            for count, whole in ((options.trl, False), (options.trl_whole, True))
+            if count
+        ],
+    }
+    interleave.write(options.json, result, describe(result))
+
+
+def describe(result: dict[str, Any]) -> str:
+    """The result in a few lines."""
+    count = result["settings"]["lengths"]
+    lines = [
+        interleave.heading(result["origin"]),
+        "",
+        f"{count:,} lengths, mean {MEAN} before clipping, capacity {CAPACITY}; seconds",
+        f"{'strategy':<26}{'median':>9}{'min':>9}{'cpu':>9}{'rows':>10}{'fill':>10}",
+    ]
+    for arm, found in result["strategies"].items():
+        times = "".join(f"{found[s]:>9.3f}" for s in ("median", "min", "cpu median"))
+        lines.append(f"{arm:<26}{times}{found['rows']:>10,}{found['fill']:>10.6f}")
+    lines += ["", f"{'In a process of its own':<44}{'seconds':>9}{'peak MiB':>10}{'of which before':>17}"]
+    for found in result["memory"]:
+        name = f"{found['arm']}, {found['count']:,} lengths"
+        lines.append(f"{name:<44}{found['seconds']:>9.2f}{found['peak']:>10.0f}{found['before']:>17.0f}")
+    lines += [
+        "",
+        f"{f'{RANKS} ranks, cost = sum of squares: slowest rank over mean':<60}{'all steps':>10}{'worst step':>12}",
+    ]
+    for arm, found in result["balance"].items():
+        lines.append(f"{arm:<60}{found['slowest over mean, all steps']:>10.4f}{found['worst step']:>12.4f}")
+    for found in result["trl"]:
+        batch = "one batch" if found["batch"] == found["lengths"] else f"batches of {found['batch']}"
+        lines += [
+            "",
+            f"trl.pack_dataset(strategy='bfd') on {found['lengths']:,} documents in {batch}; ratios are to TRL",
+            f"{'arm':<26}{'median':>9}{'min':>9}{'cpu':>9}{'fill':>10}{'ratio':>9}{'min':>9}{'cpu':>9}",
+        ]
+        for arm, times in found["times"].items():
+            line = f"{arm:<26}" + "".join(f"{times[s]:>9.3f}" for s in ("median", "min", "cpu median"))
+            line += f"{found['fill'][arm]:>10.6f}"
+            ratios = found["ratios"].get(arm, {})
+            lines.append(line + "".join(f"{ratios[s]:>9.1f}" for s in ratios))
+    goals = (
+        "at most 1.5 s and a fill of at least 0.999 for a million by best fit; at most 20 s and 2 GiB for ten million; "
+    )
+    goals += "at most 1.05 over the mean; at least 30 x TRL."
+    return "\n".join([*lines, "", f"Goals: {goals}"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""What `estimate` says about padding and packing, against sums over batches written out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autopack
+from autopack.cli import main
+from autopack.errors import InvalidPacking
+
+datasets = pytest.importorskip("datasets")
+
+LENGTHS = [3, 9, 1, 4, 4, 7]
+
+
+def lognormal(count: int, seed: int = 0) -> np.ndarray:
+    drawn = np.random.default_rng(seed).lognormal(np.log(471) - 0.5, 1, count)
+    return np.clip(drawn.astype(int), 1, 4096)
+
+
+def test_one_padded_batch_of_all_documents_is_as_counted_by_hand():
+    cost = autopack.CostModel(1.0, 0.5)
+    found = autopack.estimate(LENGTHS, 10, batch_size=6, batch_sizes=(6,), cost=cost, strategies=("best_fit",))
+    assert (found.baseline.rows, found.baseline.tokens, found.baseline.pairs) == (6, 54, 6 * 81)
+    assert found.baseline.padding == pytest.approx(26 / 54)
+    assert found.baseline.cost == 54 + 0.5 * 486
+    squares = 9 + 81 + 1 + 16 + 16 + 49
+    mini, best = found["mini-batch"], found["best_fit"]
+    assert (mini.rows, mini.tokens, mini.padding, mini.pairs, mini.cost) == (1, 28, 0, squares, 28 + 0.5 * squares)
+    assert (best.rows, best.tokens, best.pairs, best.cost) == (3, 30, squares, 30 + 0.5 * squares)
+    assert best.speedup == pytest.approx((54 + 243) / (30 + 86))
+    assert found.tokens_saved(best) == pytest.approx(1 - 30 / 54)
+    assert found.attention_saved(best) == pytest.approx(1 - squares / 486)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(1, 9), st.integers(0, 3))
+@settings(max_examples=40)
+def test_padding_is_that_of_batches_put_together_one_by_one(lengths, batch_size, seed):
+    found = autopack.estimate(lengths, 30, batch_size=batch_size, batch_sizes=(), strategies=("sorted",), seed=seed)
+    random, grouped = found.padded
+    order = np.random.default_rng(seed).permutation(lengths).tolist()
+    megabatch = batch_size * max(1, min(len(order) // (batch_size * 4), 50))  # as transformers' group_by_length
+    regrouped = [n for i in range(0, len(order), megabatch) for n in sorted(order[i : i + megabatch], reverse=True)]
+    for arm, documents in ((random, order), (grouped, regrouped)):
+        batches = [documents[i : i + batch_size] for i in range(0, len(documents), batch_size)]
+        assert arm.tokens == sum(len(b) * max(b) for b in batches)
+        assert arm.pairs == sum(len(b) * max(b) ** 2 for b in batches)
+    assert random.padding >= 0
+    assert found["mini-batch"].tokens == sum(lengths)
+
+
+def test_grouping_by_length_is_that_of_transformers():
+    from transformers.trainer_pt_utils import LengthGroupedSampler
+
+    lengths = lognormal(4000)
+    order = list(LengthGroupedSampler(batch_size=8, lengths=lengths.tolist()))
+    theirs = lengths[order].reshape(-1, 8).max(1).sum() * 8
+    found = autopack.estimate(lengths, batch_size=8, batch_sizes=(), strategies=())
+    # Two random orders of the same 4000 documents.
+    assert found.padded[1].tokens == pytest.approx(theirs, rel=0.02)
+
+
+def test_what_packing_gains_on_lengths_like_those_of_flan():
+    found = autopack.estimate(lognormal(20_000), batch_size=4)
+    assert 0.5 < found.baseline.padding < 0.6
+    assert found["best_fit"].padding < 0.005 < 0.1 < found["sequential"].padding
+    assert found["best_fit"].speedup > found["sequential"].speedup > 1.5
+    assert [a.padding for a in found.padded if a.order == "random"] == sorted(
+        a.padding for a in found.padded if a.order == "random"
+    )
+
+
+@pytest.mark.parametrize(("overflow", "kept"), [("truncate", [5, 3, 5]), ("drop", [3]), ("split", [5, 5, 2, 3, 5, 1])])
+def test_documents_longer_than_a_row_count_as_what_becomes_of_them(overflow, kept):
+    found = autopack.estimate([12, 3, 6], 5, overflow=overflow)
+    assert found.lengths.tolist() == kept
+    assert found["mini-batch"].tokens == sum(kept)
+    word = {"truncate": "2 truncated (8 tokens)", "drop": "2 dropped (18 tokens)", "split": "2 split"}[overflow]
+    assert word in str(found)
+
+
+def files(folder: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """The same lengths in every form that is read, and the options that each needs."""
+    ids = [[1] * n for n in LENGTHS]
+    dataset = datasets.Dataset.from_dict({"input_ids": ids})
+    padded = {
+        "input_ids": [[1] * 9] * 6,
+        "attention_mask": [[0] * (9 - n) + [1] * n for n in LENGTHS],
+    }
+    np.save(folder / "l.npy", np.array(LENGTHS, np.int32))
+    (folder / "l.json").write_text(json.dumps(LENGTHS))
+    (folder / "columns.json").write_text(json.dumps({"lengths": LENGTHS}))
+    (folder / "l.jsonl").write_text("".join(f"{n}\n" for n in LENGTHS))
+    (folder / "ids.jsonl").write_text("".join(json.dumps({"id": 1, "input_ids": i}) + "\n" for i in ids))
+    (folder / "named.jsonl").write_text("".join(json.dumps({"length": 1, "n": n}) + "\n" for n in LENGTHS))
+    datasets.Dataset.from_dict({"length": LENGTHS}).to_parquet(folder / "l.parquet")
+    dataset.to_parquet(folder / "ids.parquet")
+    datasets.Dataset.from_dict({"text": ["a " * n for n in LENGTHS]}).to_parquet(folder / "text.parquet")
+    dataset.save_to_disk(folder / "saved")
+    shuffled = datasets.Dataset.from_dict({"input_ids": [[1] * 99, *ids]}).select(range(1, 7))
+    words = {"tokenizer": lambda texts: {"input_ids": [t.split() for t in texts]}}
+    names = ("l.npy", "l.json", "columns.json", "l.jsonl", "ids.jsonl", "l.parquet", "ids.parquet", "saved")
+    return {
+        **{name: (folder / name, {}) for name in names},
+        "named.jsonl": (folder / "named.jsonl", {"column": "n"}),
+        "text.parquet": (folder / "text.parquet", words),
+        "dataset": (dataset, {}),
+        "padded dataset": (datasets.Dataset.from_dict(padded), {}),
+        "selected dataset": (shuffled, {}),
+        "text dataset": (datasets.Dataset.from_dict({"text": ["a " * n for n in LENGTHS]}), words),
+        "examples": ([{"input_ids": i} for i in ids], {}),
+        "array": (np.array(LENGTHS), {}),
+    }
+
+
+def test_lengths_are_read_from_every_form(tmp_path):
+    for name, (data, options) in files(tmp_path).items():
+        assert autopack.estimate(data, 9, strategies=(), **options).lengths.tolist() == LENGTHS, name
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("l.json", "[1, 0, 3]", "lengths[1] is 0"),
+        ("l.json", "[1, 2.5]", "lengths[1] is 2.5"),
+        ("l.json", "[]", "found none"),
+        ("l.json", "[1, ", "cannot be read"),
+        ("l.jsonl", '{"tokens": 3}', "found no column 'input_ids' or 'length' or 'lengths' or 'text' in ['tokens']"),
+        ("l.jsonl", '{"length": 3}\n{"n": 4}', "example 1 of the file: found no 'length'"),
+        ("l.jsonl", '{"text": "a b"}', "name a tokenizer"),
+        ("l.npy", "no array", "cannot be read"),
+        ("l.parquet", "no parquet", "cannot be read"),
+        ("l.csv", "1", "wanted one of .json, .jsonl, .npy, .parquet"),
+        ("none.json", None, "no such file"),
+    ],
+)
+def test_files_without_lengths_are_refused_by_name(name, content, words, tmp_path, capsys):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(InvalidPacking) as error:
+        autopack.estimate(tmp_path / name)
+    assert name in str(error.value)
+    assert words in str(error.value)
+    assert main(["estimate", str(tmp_path / name)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_splits_streams_and_unknown_tokenizers_are_refused(tmp_path):
+    dataset = datasets.Dataset.from_dict({"input_ids": [[1]]})
+    with pytest.raises(InvalidPacking, match="pass one split"):
+        autopack.estimate(datasets.DatasetDict({"train": dataset}))
+    with pytest.raises(InvalidPacking, match="sample of the stream"):
+        autopack.estimate(dataset.to_iterable_dataset())
+    with pytest.raises(InvalidPacking, match="cannot be loaded"):
+        autopack.estimate(["a b"], tokenizer=str(tmp_path))
+    with pytest.raises(ValueError, match="batch size 0"):
+        autopack.estimate([1], batch_size=0)
+
+
+def test_the_command_prints_a_table_and_draws_a_picture(tmp_path, capsys):
+    np.save(tmp_path / "l.npy", lognormal(500))
+    picture = tmp_path / "out.png"
+    options = ["--max-length", "1024", "--strategy", "best_fit", "--plot", str(picture), "--hidden-size", "1024"]
+    assert main(["estimate", str(tmp_path / "l.npy"), *options]) == 0
+    printed = capsys.readouterr().out
+    for part in ("500 documents", "truncated", "grouped by length", "mini-batch of 8", "best_fit", "1 / 12,288"):
+        assert part in printed
+    assert "first_fit" not in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert len(picture.read_bytes()) > 10_000
+
+
+def test_the_command_gives_json(tmp_path, capsys):
+    (tmp_path / "l.json").write_text(json.dumps(LENGTHS))
+    assert main(["estimate", str(tmp_path / "l.json"), "--json", "--max-length", "10", "--batch-size", "6"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["baseline"]["tokens"] == 54
+    assert {arm["name"] for arm in found["packed"]} >= {"mini-batch", "best_fit", "multipack", "fixed_length"}
+
+
+def test_the_command_knows_the_strategies_of_plan():
+    from typing import get_args
+
+    from autopack.commands.estimate import STRATEGIES
+    from autopack.packing.plan import Strategy
+
+    assert get_args(Strategy) == STRATEGIES

@@ -1,0 +1,369 @@
+"""The sampler: every document once over all ranks, as many steps on each, the same after a stop, by any launcher."""
+
+from __future__ import annotations
+
+import json
+import logging
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import skip_first_batches
+from accelerate.data_loader import prepare_data_loader
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
+
+from autopack import CostModel, InvalidPacking, PackedBatchSampler, PackingCollator
+from tests.conftest import llama
+from tests.packing.batches import Documents
+
+STRATEGIES = ("best_fit", "first_fit", "sequential", "multipack", "sorted", "random")
+LENGTHS = np.random.default_rng(0).integers(1, 30, 150)
+
+
+def samplers(ranks: int, lengths: Any = LENGTHS, max_tokens: int = 30, **options: Any) -> list[PackedBatchSampler]:
+    return [PackedBatchSampler(lengths, max_tokens, num_replicas=ranks, rank=r, **options) for r in range(ranks)]
+
+
+def in_steps(batches_of_ranks: list[list[list[int]]]) -> list[list[int]]:
+    """All batches, step by step."""
+    return list(chain.from_iterable(zip(*batches_of_ranks, strict=True)))
+
+
+def tokens_per_row(lengths: Any, batch: list[int], max_tokens: int) -> list[int]:
+    """What the collator makes of a batch."""
+    examples = [{"input_ids": [1] * int(lengths[i])} for i in batch]
+    made = PackingCollator(max_tokens=max_tokens, return_tensors="np")(examples)
+    mask = made.get("attention_mask", np.ones_like(made["input_ids"]))
+    return mask.sum(axis=1).tolist()
+
+
+# What every epoch keeps
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=60),
+    st.integers(1, 5),
+    st.integers(1, 3),
+    st.integers(0, 2),
+    st.sampled_from(["auto", CostModel(0, 1)]),
+)
+def test_ranks_are_disjoint_and_complete_and_in_step(strategy, lengths, ranks, rows, epoch, cost):
+    options = {"rows_per_batch": rows, "strategy": strategy, "seed": 3}
+    if cost != "auto" and strategy not in ("sequential", "sorted"):
+        options["cost"] = cost
+    of_ranks = samplers(ranks, lengths, 20, **options)
+    for sampler in of_ranks:
+        sampler.set_epoch(epoch)
+    batches = [list(sampler) for sampler in of_ranks]
+    assert {len(b) for b in batches} == {len(s) for s in of_ranks}, "as many steps on every rank"
+    every = [i for batch in in_steps(batches) for i in batch]
+    if not of_ranks[0].repeated:
+        assert sorted(every) == list(range(len(lengths)))
+    assert set(every) == set(range(len(lengths)))
+    assert len(every) - len(lengths) == of_ranks[0].repeated
+    for batch in in_steps(batches):
+        found = tokens_per_row(lengths, batch, 20)
+        assert len(found) <= rows
+        assert max(found) <= 20
+    if strategy == "sequential" and not of_ranks[0].repeated:
+        assert every == sorted(every)
+    if strategy == "sorted" and not of_ranks[0].repeated:
+        assert (np.diff(np.array(lengths)[every]) <= 0).all()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_epochs_differ_and_come_again(strategy):
+    first, second = (PackedBatchSampler(LENGTHS, 30, strategy=strategy, seed=s) for s in (1, 1))
+    epochs = []
+    for epoch in (0, 1, 2):
+        first.set_epoch(epoch)
+        epochs.append(list(first))
+        assert list(first) == epochs[-1], "without set_epoch the same again"
+    second.set_epoch(1)
+    assert list(second) == epochs[1]
+    kept = strategy in ("sequential", "sorted")
+    assert (epochs[0] == epochs[1]) == (epochs[1] == epochs[2]) == kept
+    other = list(PackedBatchSampler(LENGTHS, 30, strategy=strategy, seed=2))
+    assert (other == epochs[0]) == (strategy == "sequential")
+
+
+def test_steps_have_like_cost_on_all_ranks():
+    lengths = np.clip(np.random.default_rng(0).lognormal(5.6, 1.0, 20_000), 1, 4096).astype(int)
+    cost = CostModel(0, 1)
+
+    def imbalance(rows: int, **options: Any) -> float:
+        of_ranks = samplers(8, lengths, 4096, rows_per_batch=rows, **options)
+        spent = np.array([[cost(lengths[batch]).sum() for batch in sampler] for sampler in of_ranks])
+        return float(spent.max(axis=0).sum() / spent.mean(axis=0).sum())
+
+    for rows in (1, 4):
+        assert imbalance(rows, cost=cost) <= 1.05
+        assert imbalance(rows, cost=None, strategy="random") > 1.25, "control"
+
+
+# Too few documents, and drop_last
+
+
+def test_rows_are_repeated_only_where_nothing_can_be_divided(caplog):
+    with caplog.at_level(logging.WARNING, logger="autopack"):
+        of_ranks = samplers(4, [9, 9, 9, 9, 9, 9], 10)
+    every = [i for s in of_ranks for batch in s for i in batch]
+    assert (len(every), set(every), of_ranks[0].repeated) == (8, set(range(6)), 2)
+    assert "the last step repeats 2 documents" in caplog.text
+    caplog.clear()
+    assert sum(len(b) for s in samplers(4, [9, 9, 9, 9, 9, 1, 1, 1, 1], 10) for b in s) == 9
+    assert [len(list(s)) for s in samplers(4, [3], 10)] == [1, 1, 1, 1]
+    assert "repeats 3 documents" in caplog.text
+
+
+def test_drop_last_leaves_out_what_fills_no_step():
+    for lengths, rows in (([9] * 6, 1), (LENGTHS, 4)):
+        of_ranks = samplers(4, lengths, 30 if rows > 1 else 10, drop_last=True, rows_per_batch=rows)
+        every = [i for s in of_ranks for batch in s for i in batch]
+        assert len(set(every)) == len(every) == len(lengths) - of_ranks[0].left_out
+        assert of_ranks[0].left_out > 0
+        assert of_ranks[0].repeated == 0
+        sizes = {len(tokens_per_row(lengths, batch, 30)) for s in of_ranks for batch in s}
+        assert max(sizes) <= rows
+
+
+# Stop and go on
+
+
+@pytest.mark.parametrize("strategy", ["best_fit", "multipack", "sequential"])
+@settings(max_examples=30)
+@given(st.data())
+def test_resume_equals_uninterrupted(strategy, data):
+    ranks, rows, epoch = (data.draw(st.integers(*bounds)) for bounds in ((1, 3), (1, 3), (0, 2)))
+    options = {"rows_per_batch": rows, "strategy": strategy}
+    for whole, stopped, resumed in zip(*(samplers(ranks, **options) for _ in range(3)), strict=True):
+        for sampler in (whole, stopped):
+            sampler.set_epoch(epoch)
+        batches = list(whole)
+        step = data.draw(st.integers(0, len(batches)))
+        assert list(islice(stopped, step)) == batches[:step]
+        state = json.loads(json.dumps(stopped.state_dict()))
+        resumed.load_state_dict(state)
+        assert (resumed.epoch, len(resumed)) == (epoch, len(batches))
+        resumed.set_epoch(epoch)
+        assert resumed.state_dict() == state
+        assert list(resumed) == batches[step:]
+        assert list(resumed) == batches, "the pass after that is whole"
+        resumed.set_epoch(epoch + 1)
+        whole.set_epoch(epoch + 1)
+        assert list(resumed) == list(whole)
+
+
+def test_a_loader_that_asks_ahead_is_resumed_by_the_steps_trained():
+    sampler = PackedBatchSampler(LENGTHS, 30)
+    batches = list(sampler)
+    loader = DataLoader(Documents(LENGTHS), batch_sampler=sampler, collate_fn=list, num_workers=1, prefetch_factor=4)
+    trained = len(list(islice(loader, 3)))
+    assert sampler.state_dict()["step"] > trained
+    state = sampler.state_dict(step=trained)
+    again = PackedBatchSampler(LENGTHS, 30)
+    again.load_state_dict(state)
+    assert list(again) == batches[trained:]
+
+
+def test_the_state_of_another_sampler_is_refused():
+    state = PackedBatchSampler(LENGTHS, 30, num_replicas=2, rank=1).state_dict()
+    samplers(2)[0].load_state_dict(state)
+    others = {
+        "lengths": PackedBatchSampler(LENGTHS[::-1], 30, num_replicas=2, rank=0),
+        "num_replicas was 2 and is 3": samplers(3)[0],
+        "seed was 0 and is 1": samplers(2, seed=1)[0],
+        "strategy was 'best_fit' and is 'random'": samplers(2, strategy="random")[0],
+        "cost": samplers(2, cost=None)[0],
+    }
+    for message, other in others.items():
+        with pytest.raises(InvalidPacking, match=message):
+            other.load_state_dict(state)
+    for wrong in ({}, {"epoch": 0}, None):
+        with pytest.raises(InvalidPacking, match=r"wanted what PackedBatchSampler\.state_dict gave"):
+            samplers(2)[0].load_state_dict(wrong)
+    with pytest.raises(InvalidPacking, match="is at step 999 of an epoch of"):
+        samplers(2)[0].load_state_dict({**state, "step": 999})
+
+
+def test_leaving_a_loaded_state_is_said(caplog):
+    sampler = PackedBatchSampler(LENGTHS, 30)
+    sampler.set_epoch(2)
+    state = sampler.state_dict(step=5)
+    other = PackedBatchSampler(LENGTHS, 30)
+    other.load_state_dict(state)
+    with caplog.at_level(logging.WARNING, logger="autopack"):
+        other.set_epoch(0)
+    assert "leaves the loaded state (epoch 2, step 5)" in caplog.text
+
+
+# Loaders and launchers
+
+
+def seen(loader: Any) -> list[list[int]]:
+    """First tokens of the documents of each batch: `Documents` begins each with its own index."""
+    return [[int(d["input_ids"][0]) for d in batch] for batch in loader]
+
+
+def loader_of(sampler: PackedBatchSampler) -> DataLoader:
+    return DataLoader(Documents(LENGTHS), batch_sampler=sampler, collate_fn=list)
+
+
+def test_with_a_loader_and_the_collator():
+    for rows, collator in ((1, PackingCollator()), (3, PackingCollator(max_tokens=30))):
+        sampler = PackedBatchSampler(LENGTHS, 30, rows_per_batch=rows)
+        loader = DataLoader(Documents(LENGTHS), batch_sampler=sampler, collate_fn=collator)
+        batches = list(loader)
+        assert len(batches) == len(loader) == len(sampler)
+        assert all(b["input_ids"].shape[0] <= rows and b["input_ids"].shape[1] <= 30 for b in batches)
+        starts = sum(int((b["position_ids"] == 0).sum()) for b in batches if "attention_mask" not in b)
+        padded = [b for b in batches if "attention_mask" in b]
+        tokens = sum(int(b.get("attention_mask", torch.ones_like(b["input_ids"])).sum()) for b in batches)
+        assert tokens == LENGTHS.sum()
+        assert rows > 1 or (starts == len(LENGTHS) and not padded)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_accelerate_gives_each_process_its_own_batches(rows):
+    ranks = 3
+    for rank, sampler in enumerate(samplers(ranks, rows_per_batch=rows)):
+        alone = [list(s) for s in samplers(ranks, rows_per_batch=rows)][rank]
+        prepared = prepare_data_loader(loader_of(sampler), num_processes=ranks, process_index=rank)
+        assert len(prepared) == len(alone)
+        assert seen(prepared) == alone
+        assert len(sampler) == len(alone), "asked by anyone else it speaks of its own rank"
+        assert list(sampler) == alone
+        prepared.set_epoch(1)
+        assert sampler.epoch == 1
+        sampler_of_epoch = samplers(ranks, rows_per_batch=rows)[rank]
+        sampler_of_epoch.set_epoch(1)
+        assert seen(skip_first_batches(prepared, 2)) == list(sampler_of_epoch)[2:]
+        resumed = samplers(ranks, rows_per_batch=rows)[rank]
+        resumed.load_state_dict(sampler.state_dict(step=2))
+        again = prepare_data_loader(loader_of(resumed), num_processes=ranks, process_index=rank)
+        again.set_epoch(1)
+        assert seen(again) == list(sampler_of_epoch)[2:]
+
+
+def test_accelerate_that_skips_before_it_shares_out_is_seen_through():
+    sampler = samplers(2)[1]
+    skipped = skip_first_batches(loader_of(sampler), 2)  # a step of both ranks, as accelerate counts here
+    prepared = prepare_data_loader(skipped, num_processes=2, process_index=1)
+    assert seen(prepared) == list(samplers(2)[1])[1:]
+
+
+def test_accelerate_with_another_number_of_processes_is_refused():
+    prepared = prepare_data_loader(loader_of(samplers(3)[0]), num_processes=2, process_index=0)
+    with pytest.raises(InvalidPacking, match=r"to 2 processes, and this sampler is made for 3"):
+        next(iter(prepared))
+
+
+def test_accelerate_that_cuts_batches_up_is_refused():
+    def prepared(ranks: int) -> Any:
+        loader = DataLoader(Documents(LENGTHS), batch_sampler=samplers(ranks)[0], collate_fn=PackingCollator())
+        return prepare_data_loader(loader, dispatch_batches=True, put_on_device=True)
+
+    with pytest.raises(InvalidPacking, match="pass dispatch_batches=False"):
+        next(iter(prepared(2)))
+    assert sum(b["input_ids"].numel() for b in prepared(1)) == LENGTHS.sum()
+
+
+def test_ranks_from_the_environment(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ValueError, match="WORLD_SIZE=3 is set and RANK is not"):
+        PackedBatchSampler(LENGTHS, 30)
+    monkeypatch.setenv("RANK", "2")
+    sampler = PackedBatchSampler(LENGTHS, 30)
+    assert (sampler.num_replicas, sampler.rank) == (3, 2)
+    assert list(sampler) == list(samplers(3)[2])
+    assert PackedBatchSampler(LENGTHS, 30, num_replicas=1, rank=0).num_replicas == 1
+    monkeypatch.setenv("RANK", "two")
+    with pytest.raises(ValueError, match="wanted ints"):
+        PackedBatchSampler(LENGTHS, 30)
+
+
+def test_ranks_from_torch_distributed(monkeypatch):
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    monkeypatch.setenv("WORLD_SIZE", "7")
+    monkeypatch.setenv("RANK", "6")
+    torch.distributed.init_process_group("fake", rank=1, world_size=4, store=fake.FakeStore())
+    try:
+        sampler = PackedBatchSampler(LENGTHS, 30)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert (sampler.num_replicas, sampler.rank) == (4, 1)
+
+
+def test_with_trainer(tmp_path):
+    epochs: list[list[int]] = []
+
+    class Packed(Trainer):
+        def get_train_dataloader(self) -> DataLoader:
+            return self.accelerator.prepare(
+                DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
+            )
+
+    def collate(examples: list[dict[str, list[int]]]) -> dict[str, Any]:
+        if len(epochs) <= sampler.epoch:
+            epochs.append([])
+        epochs[sampler.epoch] += [e["input_ids"][0] for e in examples]
+        return PackingCollator()(examples)
+
+    lengths = [3, 9, 4, 4, 7, 5, 2, 6]
+    sampler = PackedBatchSampler(lengths, 16)
+    arguments = TrainingArguments(
+        str(tmp_path), num_train_epochs=2, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True
+    )
+    trainer = Packed(llama(dtype=torch.float32), arguments, data_collator=collate, train_dataset=Documents(lengths))
+    trainer.train()
+    assert trainer.state.global_step == 2 * len(sampler)
+    assert [sorted(epoch) for epoch in epochs] == [list(range(8))] * 2
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"lengths": [3, 0]}, InvalidPacking, r"lengths\[1\] is 0"),
+        ({"lengths": [3, 31]}, InvalidPacking, r"lengths\[1\] is 31, over the 30"),
+        ({"max_tokens": 0}, ValueError, "capacity=0"),
+        ({"strategy": "fixed_length"}, ValueError, r"strategy='fixed_length' cuts documents.*autopack\.pack"),
+        ({"overflow": "split"}, ValueError, "overflow='split' cuts documents"),
+        ({"strategy": "bfd"}, ValueError, "strategy='bfd': wanted one of"),
+        ({"rows_per_batch": 0}, ValueError, "rows_per_batch=0"),
+        ({"seed": "a"}, ValueError, "seed='a'"),
+        ({"cost": "quadratic"}, ValueError, "cost='quadratic': wanted 'auto'"),
+        ({"num_replicas": 2}, ValueError, "wanted both or neither"),
+        ({"num_replicas": 2, "rank": 2}, ValueError, "rank=2: wanted an int below num_replicas=2"),
+        ({"num_replicas": 2, "rank": -1}, ValueError, "rank=-1"),
+    ],
+)
+def test_bad_options_are_named(options, error, message):
+    with pytest.raises(error, match=message):
+        PackedBatchSampler(**{"lengths": [3, 1], "max_tokens": 30, **options})
+
+
+def test_overlong_documents_are_truncated_by_the_collator_or_dropped():
+    lengths = [3, 50, 9, 20]
+    sampler = PackedBatchSampler(lengths, 30, overflow="truncate")
+    collator = PackingCollator(max_tokens=30, overlong="truncate")
+    batches = list(DataLoader(Documents(lengths), batch_sampler=sampler, collate_fn=collator))
+    assert sum(b["input_ids"].shape[0] for b in batches) == len(sampler)
+    assert sum(b["input_ids"].numel() for b in batches) == 3 + 30 + 9 + 20
+    dropped = PackedBatchSampler(lengths, 30, overflow="drop")
+    assert sorted(i for batch in dropped for i in batch) == [0, 2, 3]
+    assert dropped.plan.counts.dropped == 1
+
+
+def test_repr():
+    assert repr(samplers(2, rows_per_batch=2)[1]).startswith("PackedBatchSampler(best_fit, epoch 0: ")
+    with pytest.raises(ValueError, match="epoch=-1"):
+        samplers(1)[0].set_epoch(-1)

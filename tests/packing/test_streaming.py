@@ -1,0 +1,214 @@
+"""Packed streams: rows as the stream goes, no more held than a buffer, and the same rows after a stop."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import autopack
+from autopack.errors import InvalidPacking
+from autopack.packing import PackingCollator
+
+datasets = pytest.importorskip("datasets")
+datasets.disable_progress_bars()
+
+LONGEST, CAPACITY, BUFFER = 12, 24, 20
+
+
+def document(number: int) -> list[int]:
+    """A document whose tokens tell which one it is: (number, place), of a length that looks random."""
+    return [number * 100 + place for place in range(1 + number * 7919 % LONGEST)]
+
+
+def generate(shards: list[int]) -> Iterator[dict[str, Any]]:
+    for shard in shards:
+        for number in range(shard * 1000, shard * 1000 + 50):
+            yield {"input_ids": document(number), "kind": number % 3}
+
+
+def stream(shuffled: bool = False, shards: int = 2) -> Any:
+    found = datasets.IterableDataset.from_generator(generate, gen_kwargs={"shards": list(range(shards))})
+    return found.shuffle(seed=3, buffer_size=16) if shuffled else found
+
+
+def rows_of(dataset: Any, **options: Any) -> Any:
+    return autopack.pack(dataset, CAPACITY, **{"buffer_size": BUFFER, **options})
+
+
+def documents_of(rows: Any) -> list[tuple[list[int], int]]:
+    found = []
+    for row in rows:
+        ends = np.cumsum(row["seq_lengths"])
+        assert ends[-1] == len(row["input_ids"]) <= CAPACITY
+        assert row["position_ids"] == [t for n in row["seq_lengths"] for t in range(n)]
+        parts = [list(part) for part in np.split(row["input_ids"], ends[:-1])]
+        found += zip(parts, row["kind"], strict=True)
+    return found
+
+
+EVERY = sorted((document(n), n % 3) for shard in range(2) for n in range(shard * 1000, shard * 1000 + 50))
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("strategy", ["best_fit", "sequential", "multipack", "random"])
+def test_every_document_of_the_stream_is_in_one_row(strategy, shuffled):
+    rows = rows_of(stream(shuffled), strategy=strategy)
+    assert isinstance(rows, datasets.IterableDataset)
+    assert sorted(documents_of(rows)) == EVERY
+    assert list(rows) == list(rows)
+    if strategy == "sequential":
+        assert [ids for ids, _ in documents_of(rows)] == [e["input_ids"] for e in stream(shuffled)]
+
+
+def test_rows_follow_the_stream_and_are_mixed_in_a_buffer():
+    rows = documents_of(rows_of(stream()))
+    numbers = [ids[0] // 100 for ids, _ in rows]
+    order = {ids[0] // 100: place for place, (ids, _) in enumerate((e["input_ids"], 0) for e in stream())}
+    windows = [order[n] // BUFFER for n in numbers]
+    assert windows == sorted(windows)
+    first = [ids for ids, _ in rows[:BUFFER]]
+    assert first != sorted(first, key=len, reverse=True)  # a plan lists the longest first
+    assert [ids for ids, _ in documents_of(rows_of(stream(), seed=1))] != [ids for ids, _ in rows]
+
+
+def test_shuffling_is_kept_and_changes_with_the_epoch():
+    rows = rows_of(stream(shuffled=True))
+    first = documents_of(rows)
+    assert first != documents_of(rows_of(stream()))
+    rows.set_epoch(1)
+    second = documents_of(rows)
+    assert second != first
+    assert sorted(second) == sorted(first) == EVERY
+
+
+class Ids(list):
+    """Tokens that are counted while they are held."""
+
+    held = 0
+
+    def __init__(self, values: Any):
+        super().__init__(values)
+        Ids.held += 1
+
+    def __del__(self) -> None:
+        Ids.held -= 1
+
+
+def test_of_an_endless_stream_no_more_than_a_buffer_is_drawn_or_held():
+    drawn = 0
+
+    def endless() -> Iterator[dict[str, Any]]:
+        nonlocal drawn
+        for number in count():
+            drawn += 1
+            yield {"input_ids": Ids(document(number)), "kind": 0}
+
+    rows = rows_of(datasets.IterableDataset.from_generator(endless))
+    Ids.held, drawn, given, most = 0, 0, 0, 0
+    for row in islice(rows, 400):
+        given += len(row["seq_lengths"])
+        most = max(most, Ids.held)
+        assert drawn - given <= BUFFER
+    assert drawn > 40 * BUFFER
+    # A window that is being read beside the one before it, and the example at hand.
+    assert most <= 2 * BUFFER + 1
+
+
+@given(shuffled=st.booleans(), stop=st.integers(1, 40), again=st.integers(1, 12), epoch=st.integers(0, 1))
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
+def test_a_stream_that_is_stopped_goes_on_with_the_same_rows(shuffled, stop, again, epoch):
+    rows = rows_of(stream(shuffled))
+    rows.set_epoch(epoch)
+    whole = list(rows)
+    stop = min(stop, len(whole))
+    found = list(islice(rows, stop))
+    state = pickle.loads(pickle.dumps(rows.state_dict()))
+    for part in (again, None):  # stopped twice
+        rows = rows_of(stream(shuffled))
+        rows.set_epoch(epoch)
+        rows.load_state_dict(state)
+        found += islice(rows, part)
+        state = rows.state_dict()
+    assert found == whole
+    rows.set_epoch(epoch + 1)  # the epoch after the one that was resumed is whole
+    assert len(documents_of(rows)) == len(EVERY)
+
+
+def test_without_counting_rows_a_stream_with_a_shuffle_buffer_goes_on_elsewhere():
+    rows = rows_of(stream(shuffled=True))
+    plain = datasets.IterableDataset(ex_iterable=rows._ex_iterable)
+    whole, stopped = list(plain), list(islice(plain, 20))
+    plain.load_state_dict(plain.state_dict())
+    assert [*stopped, *plain] != whole, "datasets resumes shuffle buffers: replay.py can go"
+
+
+def test_a_state_of_another_stream_is_refused():
+    with pytest.raises(InvalidPacking, match="wanted a state of this stream"):
+        rows_of(stream(shuffled=True)).load_state_dict(rows_of(stream()).state_dict())
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_workers_of_a_loader_and_ranks_share_the_documents(shuffled):
+    rows = rows_of(stream(shuffled, shards=4))
+    every = sorted(e["input_ids"] for e in stream(shards=4))
+    loader = torch.utils.data.DataLoader(rows, batch_size=1, num_workers=2, collate_fn=lambda batch: batch[0])
+    assert sorted(ids for ids, _ in documents_of(loader)) == every
+    from datasets.distributed import split_dataset_by_node
+
+    ranks = [documents_of(split_dataset_by_node(rows, rank, 2)) for rank in range(2)]
+    assert sorted(ids for rank in ranks for ids, _ in rank) == every
+    assert abs(len(ranks[0]) - len(ranks[1])) <= 2
+
+
+def test_batches_of_the_stream_are_those_of_the_collator():
+    batch = PackingCollator()(list(islice(rows_of(stream(), drop_columns=("kind",)), 3)))
+    assert batch["position_ids"].shape == batch["input_ids"].shape
+    starts = batch["position_ids"] == 0
+    assert (batch["labels"][starts] == -100).all()
+    assert (batch["labels"][~starts] == batch["input_ids"][~starts]).all()
+
+
+def test_streams_of_a_dataset_and_of_several_splits_are_packed():
+    made = datasets.Dataset.from_list([{"input_ids": document(n), "kind": n % 3} for n in range(60)])
+    split = datasets.IterableDatasetDict({"train": made.to_iterable_dataset(num_shards=3)})
+    found = rows_of(split)["train"]
+    assert sorted(documents_of(found)) == sorted((document(n), n % 3) for n in range(60))
+    torch_rows = rows_of(made.to_iterable_dataset().with_format("torch"))
+    assert sorted(documents_of(torch_rows)) == sorted((document(n), n % 3) for n in range(60))
+
+
+@pytest.mark.parametrize(
+    ("examples", "options", "words"),
+    [
+        ([{"input_ids": [1]}, {"input_ids": []}], {}, "example 1, column 'input_ids': found no tokens"),
+        ([{"text": "a"}], {}, "wanted a column 'input_ids'"),
+        ([{"input_ids": [1, 2], "labels": [1]}], {}, "column 'labels': found 1 values for 2 tokens"),
+        ([{"input_ids": [1] * 99}], {}, "raise"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused_when_it_is_drawn(examples, options, words):
+    rows = rows_of(datasets.IterableDataset.from_generator(lambda: iter(examples)), **options)
+    with pytest.raises(InvalidPacking) as refusal:
+        list(rows)
+    assert words in str(refusal.value)
+
+
+def test_options_are_refused_before_anything_is_drawn():
+    for option in ({"cost": autopack.CostModel()}, {"ranks": 2}, {"strategy": "best"}, {"buffer_size": 0}):
+        with pytest.raises(ValueError, match=next(iter(option))):
+            rows_of(stream(), **option)
+
+
+def test_documents_that_are_dropped_leave_a_buffer_empty_and_the_stream_goes_on(caplog):
+    made = [{"input_ids": [n] * (99 if n < 5 else 2), "kind": 0} for n in range(9)]
+    rows = rows_of(datasets.IterableDataset.from_generator(lambda: iter(made)), overflow="drop", buffer_size=2)
+    assert sorted(n for ids, _ in documents_of(rows) for n in set(ids)) == [5, 6, 7, 8]
+    assert caplog.text.count("dropped 2") == 1

@@ -1,0 +1,228 @@
+"""Weighted losses: the mean over documents of each document's own mean loss, run alone; in loops and in trainers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autopack
+from autopack.errors import InvalidPacking
+from autopack.packing import PackingCollator
+from autopack.packing.weights import token_weights
+from tests.conftest import gradient_error, gradients, llama, token_ids
+
+transformers = pytest.importorskip("transformers")
+
+LENGTHS = (3, 20, 7, 2, 12, 5)
+PROMPTS = (1, 6, 0, 1, 11, 2)
+"""Leading tokens of each document that are no targets; the first never is."""
+WEIGHTS = (1.0, 2.0, 0.5, 3.0, 0.0, 1.5)
+
+ROUNDING = 1e-6
+"""Relative. Weights are float32, and so is the loss of stock, also of models in float64."""
+
+
+def examples(weighted: bool = False) -> list[dict[str, Any]]:
+    ids = token_ids(columns=sum(LENGTHS), seed=5)[0].split(LENGTHS)
+    made = [{"input_ids": d.tolist(), "labels": [-100] * p + d[p:].tolist()} for d, p in zip(ids, PROMPTS, strict=True)]
+    return [{**e, "document_weight": w} for e, w in zip(made, WEIGHTS, strict=True)] if weighted else made
+
+
+def mean_over_documents(model: Any, weights: tuple[float, ...] = (1.0,) * 6) -> tuple[float, list[torch.Tensor]]:
+    """The weighted mean of the losses that stock gives each document alone, and its gradients."""
+    total = torch.zeros((), dtype=torch.float64)
+    for example, weight in zip(examples(), weights, strict=True):
+        batch = {name: torch.tensor([values]) for name, values in example.items()}
+        total = total + weight * model(**batch, use_cache=False).loss
+    loss = total / sum(weights)
+    loss.backward()
+    return loss.item(), gradients(model)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("sizes", [(6,), (1, 3, 2)], ids=["one batch", "micro-batches"])
+def test_the_loss_of_packed_rows_is_the_mean_over_documents_run_alone(sizes, weighted):
+    loss, expected = mean_over_documents(llama(), WEIGHTS if weighted else (1.0,) * 6)
+    model = llama()
+    autopack.enable(model)
+    collate = PackingCollator(loss_weights="document", max_tokens=24)
+    rest = iter(examples(weighted))
+    batches = [collate([next(rest) for _ in range(size)]) for size in sizes]
+    count = sum(batch["loss_weights"].sum() for batch in batches)
+    total = 0.0
+    for batch in batches:
+        labels, weights = batch.pop("labels"), batch.pop("loss_weights")
+        part = autopack.weighted_loss(model(**batch, use_cache=False), labels, weights, count)
+        part.backward()
+        total += part.item()
+    assert total == pytest.approx(loss, rel=ROUNDING)
+    assert gradient_error(gradients(model), expected) < ROUNDING
+
+
+def test_a_mean_over_tokens_is_another_loss():
+    loss, _ = mean_over_documents(llama())
+    model = llama()
+    autopack.enable(model)
+    batch = PackingCollator()(examples())
+    assert abs(model(**batch, use_cache=False).loss.item() - loss) > 0.01
+    weights = PackingCollator(loss_weights="token")(examples())["loss_weights"]
+    found = autopack.weighted_loss(model(**batch, use_cache=False), batch["labels"], weights)
+    assert found.item() == pytest.approx(model(**batch, use_cache=False).loss.item(), rel=ROUNDING)
+
+
+def test_weights_are_of_targets_alone_and_padding_has_none():
+    batch = PackingCollator(loss_weights="document", max_tokens=24, return_tensors="np")(examples(weighted=True))
+    assert batch["loss_weights"].dtype == np.float32
+    assert ((batch["loss_weights"] > 0) <= (batch["labels"] != -100)).all()
+    found = [w for row in batch["loss_weights"] for w in row[row > 0]]
+    counts = [n - max(p, 1) for n, p in zip(LENGTHS, PROMPTS, strict=True)]
+    expected = [w / c for w, c in zip(WEIGHTS, counts, strict=True) for _ in range(c) if w]
+    assert found == pytest.approx(expected, rel=ROUNDING)
+
+
+def test_losses_that_do_not_shift_count_every_label():
+    logits = torch.randn(1, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    documents = [{"input_ids": [1, 2], "labels": [3, -100]}, {"input_ids": [4, 5, 6], "labels": [1, 2, 6]}]
+    batch = PackingCollator(loss_weights="document", mask_first_label=False)(documents)
+    losses = -logits.log_softmax(-1)[0]
+    expected = (losses[0, 3] + (losses[2, 1] + losses[3, 2] + losses[4, 6]) / 3) / 2
+    found = autopack.weighted_loss(logits, batch["labels"], batch["loss_weights"], shift=False)
+    assert found.item() == pytest.approx(expected.item(), rel=ROUNDING)
+
+
+def test_a_batch_without_targets_has_a_loss_of_zero_and_no_gradient():
+    logits = torch.randn(1, 3, 7, requires_grad=True)
+    batch = PackingCollator(loss_weights="document")([{"input_ids": [1]}, {"input_ids": [2, 3], "labels": None}])
+    labels = torch.full_like(batch["labels"], -100)
+    loss = autopack.weighted_loss(logits, labels, torch.zeros(1, 3))
+    loss.backward()
+    assert loss.item() == 0
+    assert not logits.grad.any()
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=8), st.data())
+@settings(max_examples=50)
+def test_weights_of_a_document_add_up_to_its_own(documents, data):
+    lengths, targets = np.array([len(d) for d in documents]), np.concatenate(documents)
+    own = np.array([data.draw(st.floats(0, 100, width=32)) for _ in documents])
+    found = token_weights(targets, lengths, "document", own)
+    sums = np.add.reduceat(found, np.cumsum(lengths) - lengths)
+    assert np.allclose(sums, np.where([any(d) for d in documents], own, 0), rtol=1e-5)
+    assert not found[~targets].any()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"document_weight": -1.0}, "at least 0"),
+        ({"document_weight": float("nan")}, "finite"),
+        ({"document_weight": [1.0, 2.0]}, "document"),
+        ({"loss_weights": [1.0] * 3}, "beside"),
+        ({"labels": 1}, "labels"),
+    ],
+)
+def test_what_cannot_be_weighed_is_refused(change, words):
+    example = {"input_ids": [1, 2, 3], **change}
+    with pytest.raises(InvalidPacking, match=words):
+        PackingCollator(loss_weights="document")([example])
+    with pytest.raises(InvalidPacking, match="not found, but example 0 has it"):
+        PackingCollator(loss_weights="document")([{"input_ids": [1], "document_weight": 1.0}, {"input_ids": [1]}])
+
+
+def arguments(directory: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "output_dir": str(directory),
+        "max_steps": 1,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 3,
+        "per_device_eval_batch_size": 6,
+        "optim": "sgd",  # a step of rate 1 is the gradient itself
+        "learning_rate": 1.0,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "logging_steps": 1,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "dataloader_pin_memory": False,
+        "remove_unused_columns": False,
+        **changes,
+    }
+
+
+def trainer_of(kind: str, model: Any, directory: Path, collator: Any = None, **changes: Any) -> Any:
+    rows = examples(weighted=True)
+    options = {"model": model, "data_collator": collator or PackingCollator()}
+    if kind == "Trainer":
+        args = transformers.TrainingArguments(**arguments(directory, **changes))
+        return transformers.Trainer(args=args, train_dataset=rows, eval_dataset=rows, **options)
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    from tokenizers import Tokenizer, models
+
+    vocabulary = {f"t{i}": i for i in range(64)}
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="t0")), pad_token="t0", eos_token="t1"
+    )
+    args = trl.SFTConfig(**arguments(directory, **changes), dataset_kwargs={"skip_prepare_dataset": True}, bf16=False)
+    rows = datasets.Dataset.from_list(rows)
+    return trl.SFTTrainer(args=args, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer, **options)
+
+
+@pytest.mark.parametrize("kind", ["Trainer", "SFTTrainer"])
+def test_a_step_of_a_trainer_with_accumulation_takes_the_gradient_of_the_mean_over_documents(kind, tmp_path):
+    loss, expected = mean_over_documents(llama(), WEIGHTS)
+    model = llama()
+    trainer = trainer_of(kind, model, tmp_path)
+    autopack.weigh_documents(trainer)
+    autopack.enable(trainer)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(loss, rel=1e-4)  # the weighted mean of one batch
+    before = [p.detach().clone() for p in model.parameters()]
+    trainer.train()
+    found = [b - p.detach() for b, p in zip(before, model.parameters(), strict=True)]
+    logged = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
+    assert logged == pytest.approx(loss, rel=1e-4)
+    assert gradient_error(found, expected) < 1e-5  # float32 weights, and steps that are subtracted from parameters
+
+
+def test_removing_gives_the_trainer_back_what_it_had(tmp_path):
+    model = llama()
+    trainer = trainer_of("Trainer", model, tmp_path)
+    collator, hooks = trainer.data_collator, dict(model._forward_pre_hooks)
+    with autopack.weigh_documents(trainer) as loss:
+        assert trainer.compute_loss_func is loss
+        assert trainer.data_collator.loss_weights == "document"
+        with pytest.raises(ValueError, match="found a loss function"):
+            autopack.weigh_documents(trainer)
+    assert trainer.data_collator is collator
+    assert trainer.compute_loss_func is None
+    assert "get_batch_samples" not in vars(trainer)
+    assert dict(model._forward_pre_hooks) == hooks
+
+
+def test_trainers_in_which_weights_would_be_lost_or_wrong_are_refused(tmp_path):
+    for words, change in {
+        "wanted a trainer with a PackingCollator": {"collator": transformers.default_data_collator},
+        "label_smoothing_factor": {"label_smoothing_factor": 0.1},
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            autopack.weigh_documents(trainer_of("Trainer", llama(), tmp_path, **change))
+    datasets = pytest.importorskip("datasets")
+    trainer = trainer_of("Trainer", llama(), tmp_path, remove_unused_columns=True)
+    trainer.train_dataset = datasets.Dataset.from_list(examples(weighted=True))
+    with pytest.raises(ValueError, match="remove_unused_columns=False"):
+        autopack.weigh_documents(trainer)
+
+
+def test_batches_without_weights_are_refused_in_training(tmp_path):
+    trainer = trainer_of("Trainer", llama(), tmp_path)
+    autopack.weigh_documents(trainer)
+    trainer.data_collator = PackingCollator(drop_keys=("document_weight",))
+    with pytest.raises(InvalidPacking, match="loss_weights"):
+        trainer.train()
