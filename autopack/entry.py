@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack import declarations, structure, unpadding, upstream
+from autopack import declarations, media, numbering, structure, unpadding, upstream
 from autopack.delivery import Scope, close_scope, current, open_scope
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.outputs import restore
@@ -217,12 +217,17 @@ def _packed_call(
     """The arguments of a packed call as the model should see them."""
     _refuse_what_cannot_be_packed(hook, module, arguments, layout)
     call = _without_what_packing_drops(hook, module, arguments)
-    if _uses_positions(hook) and call.get("position_ids") is None:
-        if not hook.takes_positions:
-            raise UnsupportedModel(
-                f"{type(module).__name__}.forward takes no position_ids, so positions cannot restart at each document"
-            )
-        call["position_ids"] = layout.position_ids(hook.enabled.first_position)
+    if _uses_positions(hook):
+        computed = numbering.positions_of_documents(hook.enabled.entries[hook.level :], arguments, layout)
+        if computed is not None:
+            call["position_ids"] = computed
+        elif call.get("position_ids") is None:
+            if not hook.takes_positions:
+                raise UnsupportedModel(
+                    f"{type(module).__name__}.forward takes no position_ids, so positions cannot restart at each "
+                    f"document"
+                )
+            call["position_ids"] = layout.position_ids(hook.enabled.first_position)
     if hook.shifts_labels:
         _mask_boundary_labels(call, layout)
     return call
@@ -274,6 +279,13 @@ def _refuse_what_cannot_be_packed(
                 f"{name} was given to {type(module).__name__} with packed rows: {reason}. Leave it out, or run the "
                 f"documents one per row."
             )
+    found = media.given(arguments)
+    if found and not hook.enabled.takes_media:
+        raise UnsupportedModel(
+            f"{', '.join(found)} came with packed rows, but no run of the leak test has covered packed rows of "
+            f"{hook.enabled.model_type!r} with images or other media. Leave them out (text alone is served), or run "
+            f"such documents one per row."
+        )
     if arguments.get("encoder_hidden_states") is not None:
         raise UnsupportedModel(
             "encoder_hidden_states were given with packed rows: cross-attention would let every document see the "

@@ -14,7 +14,7 @@ from autopack.errors import UnsupportedModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["families", "family_for", "is_covered", "register"]
+__all__ = ["families", "family_for", "is_covered", "register", "takes_media"]
 
 _registered: list[Family] = []
 
@@ -69,6 +69,11 @@ def family_for(model: PreTrainedModel) -> Family:
             f"was changed; train it on padded batches, one document per row."
         )
     return family if family is not None else attention.FAMILY
+
+
+def takes_media(model_type: str) -> bool:
+    """Whether a run of the leak test has covered packed rows of this type with images or other media."""
+    return any(model_type in family.media_types for family in families())
 
 
 def is_covered(family: Family, model: PreTrainedModel) -> bool:

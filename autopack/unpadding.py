@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from autopack import positions
+from autopack import media, positions
 from autopack.declarations import IGNORED_LABEL, LAYOUT_KWARGS, Declared
 from autopack.padding import Padding
 
@@ -251,13 +251,13 @@ def _has_a_place(name: str, value: Any, padding: Padding) -> bool:
     if name in (*DROPPED, *LAYOUT_KWARGS) or _is_per_token(name, value, padding):
         return True
     if isinstance(value, torch.Tensor):
-        return value.numel() == 1
+        return value.numel() == 1 and not media.holds_media(name)
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
     return not any(isinstance(part, torch.Tensor | tuple | list | dict) for part in parts)
 
 
 def _is_per_token(name: str, value: Any, padding: Padding) -> bool:
-    if not isinstance(value, torch.Tensor) or name in (*DROPPED, *LAYOUT_KWARGS):
+    if not isinstance(value, torch.Tensor) or name in (*DROPPED, *LAYOUT_KWARGS) or media.holds_media(name):
         return False
     if name == "position_ids":
         return value.dim() in (2, 3) and tuple(value.shape[-2:]) in (padding.shape, (1, padding.columns))

@@ -150,7 +150,7 @@ def main() -> int:
     parser.add_argument("types", nargs="*", help="model types (default: all)")
     parser.add_argument("--record", action="store_true", help="merge the named types into the recorded results")
     parser.add_argument(
-        "--task", choices=("causal-lm", "masked-lm"), default="causal-lm", help="of the models' classes"
+        "--task", choices=("causal-lm", "masked-lm", "image-text-to-text"), default="causal-lm", help="of the models' classes"
     )
     parser.add_argument("--float64", action="store_true", help="measure in float64 (tolerance 1e-9)")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))

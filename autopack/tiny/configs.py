@@ -30,6 +30,8 @@ TASKS = {
     "causal-lm": "MODEL_FOR_CAUSAL_LM_MAPPING",
     "masked-lm": "MODEL_FOR_MASKED_LM_MAPPING",
     "sequence-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
+    "image-text-to-text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
+    "multimodal-lm": "MODEL_FOR_MULTIMODAL_LM_MAPPING",
 }
 """What a model is built for, and transformers' mapping of the types that have a class for it."""
 
