@@ -2,6 +2,7 @@
 
     python -m compat.exactness                 all causal-LM types; writes compat/results/exactness.{json,md}
     python -m compat.exactness --task masked-lm
+    python -m compat.exactness --task image-text-to-text   text alone, and documents with images beside it
     python -m compat.exactness llama gemma2    some types, printed only; with --record also merged into the results
 
 `flash` and `flex` run on CPU stand-ins of the same signature, where the model declares support. Every cell is the worst
@@ -25,6 +26,7 @@ from tqdm import tqdm
 
 import autopack
 from autopack import registry, tiny, upstream
+from autopack.auditor import TOLERANCE
 from autopack.commands.families import MEASURED
 from autopack.errors import AutopackError
 from compat.standins import flash_standin, flex_standin, set_implementation
@@ -68,14 +70,55 @@ def measure(
         upstream_error = _upstream_error(model, handle) if not report.exact else None
     if upstream_error is not None:
         return {"status": "upstream error", "reason": upstream_error}
+    with _STANDIN.get(backend, contextlib.nullcontext)():
+        with_images = _with_images(model, task, dtype) if task == "image-text-to-text" else {}
     result = {
         "status": "exact" if report.exact else "LEAK",
         "config": model.config.model_type,
         "worst": report.worst,
         "gradient": report.worst_gradient,
         "loss": max((r.loss for r in report.results if r.loss is not None), default=None),
+        **with_images,
     }
+    if result["status"] == "exact" and with_images.get("images") == "LEAK":
+        return {**result, "status": "LEAK", "reason": f"with images: {with_images['images worst']}"}
     return result if report.exact else {**result, "reason": report.worst_case}
+
+
+def _with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
+    """The same for documents with images, where tiny inputs can be made; otherwise that they are refused."""
+    from autopack.tiny import images
+    from compat.images import alone, compare, documents
+
+    if not registry.takes_media(model.config.model_type):
+        found = _refusal_of_images(model)
+        return {"images": "refused", "images reason": found} if found else {"images": "LEAK", "images worst": "no error"}
+    assert images.has_images(model), f"{model.config.model_type} is said to be covered with images"
+    stock = tiny.build(model.config.model_type, task=task, dtype=dtype)
+    set_implementation(stock, model.config._attn_implementation)
+    try:
+        errors = compare(model, stock)
+    except Exception as error:
+        try:
+            alone(stock, documents(stock)[0]).logits.sum().backward()
+        except Exception as upstream:
+            return {"images": "upstream error", "images reason": f"{type(upstream).__name__}: {upstream}"}
+        return {"images": "LEAK", "images worst": f"{type(error).__name__}: {error}"}
+    bounds = {"worst": TOLERANCE[dtype], "influence": TOLERANCE[dtype], "gradient": 10 * TOLERANCE[dtype]}
+    bounds["loss"] = max(1e-5, 10 * TOLERANCE[dtype])
+    exact = all(value <= bounds[name] for name, value in errors.items())
+    return {"images": "exact" if exact else "LEAK", **{f"images {name}": value for name, value in errors.items()}}
+
+
+def _refusal_of_images(model: Any) -> str | None:
+    """What a packed call with pixels of any form raises: it must raise before it looks at them."""
+    ids = tiny.tokens(model.config, 1, 9)
+    where = torch.cat([torch.arange(4), torch.arange(5)])[None]
+    try:
+        model(input_ids=ids, position_ids=where, pixel_values=torch.zeros(1, 3, 32, 32))
+    except AutopackError as error:
+        return str(error).partition(". ")[0]
+    return None
 
 
 def _upstream_error(model: Any, handle: Any) -> str | None:
@@ -96,8 +139,15 @@ def _reason(error: Exception) -> str:
 
 def _cell(result: dict[str, Any]) -> str:
     if result["status"] == "exact":
-        return "0" if result["worst"] == 0 else f"{result['worst']:.0e}"
+        text = _number(result["worst"])
+        if "images" not in result:
+            return text
+        return f"{text} / {_number(result['images worst']) if result['images'] == 'exact' else result['images']}"
     return {"undeclared": "-"}.get(result["status"], result["status"])
+
+
+def _number(error: float) -> str:
+    return "0" if error == 0 else f"{error:.0e}"
 
 
 def _table(results: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
@@ -116,6 +166,14 @@ def _path(model_type: str, cells: dict[str, dict[str, Any]]) -> str:
     return next((cell["reason"] for cell in cells.values() if "reason" in cell), "")
 
 
+_ABOUT_IMAGES = (
+    "Two results to a cell: rows of text alone, and rows of documents with images, in one row and in two, with a "
+    "document that has none, two that touch with their images, and one with two images of different sizes where the "
+    "type allows; gradients include those of the vision tower, and other text or pixels of one document leave the "
+    "others as they were. `refused`: packed calls with pixels raise."
+)
+
+
 def _markdown(results: dict[str, dict[str, dict[str, Any]]], task: str, counts: str) -> str:
     import transformers
 
@@ -130,6 +188,7 @@ def _markdown(results: dict[str, dict[str, dict[str, Any]]], task: str, counts: 
         "1e-3 relative. `-`: the model's class declares no support of that implementation. `flex` and `flash` ran on "
         "CPU stand-ins of the kernels' signatures.",
         "",
+        *([_ABOUT_IMAGES, ""] if task == "image-text-to-text" else []),
         counts,
         "",
         "| model type | " + " | ".join(BACKENDS) + " | path, or reason of refusal |",

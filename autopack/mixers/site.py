@@ -50,7 +50,7 @@ def _mix(
     if "use_cache" in names:
         arguments["use_cache"] = False
     assert scope.layout is not None
-    first = arguments[names[0]]
+    first = arguments.get(names[0])
     layout = scope.layout.to(first.device) if isinstance(first, torch.Tensor) else scope.layout
     return scope.owner.way_of(mixer).run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights))
 

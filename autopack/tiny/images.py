@@ -30,9 +30,11 @@ IMAGE = "image"
 _KINDS = {
     # (patches, channels * pixels), and the grid of each image
     "grid": "cohere_compass cosmos3_edge cosmos3_omni dots3_note ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe "
-    "glm5_next glm_ocr glmga hunyuan_vl hyperclovax_vision_v2 kimi_k25 lfm3_vl minimax_m3_vl muse_glimmer paddleocr_vl "
+    "glm5_next glm_ocr glmga hunyuan_vl hyperclovax_vision_v2 lfm3_vl minimax_m3_vl muse_glimmer "
     "qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe "
     "qwen4_exp video_llama_3",
+    # the same, (patches, channels, height, width)
+    "grid of squares": "kimi_k25 paddleocr_vl",
     # (images, channels, height, width)
     "square": "aria aya_vision blip-2 chameleon cohere2_vision deepseek_vl gemma3 gemma3n got_ocr2 internvl janus "
     "llama4 llava ovis2 paligemma pp_chart2table qianfan_ocr shieldgemma2 video_llava vipllava",
@@ -44,9 +46,13 @@ _KINDS = {
     "nested": "granite_docling idefics2 idefics3 smolvlm",
     # (images, patches, channels * pixels), and where each patch lies
     "patches": "gemma4 gemma4_unified",
+    # the same, and how many patches lie side by side
+    "spatial patches": "lfm2_vl",
 }
 _SIZE = rules.FIELDS["image_size"]
 _PATCH = rules.FIELDS["patch_size"]
+_SIDE = 2
+"""Patches that are merged, in each direction."""
 
 
 @dataclass(frozen=True)
@@ -122,17 +128,18 @@ def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dic
     }
     pictures = [picture for each in documents for d in each for picture in d.images]
     if pictures:
-        along = 1 if kind_of(model) == "nested" else 0
-        arguments |= {name: torch.cat([picture[name] for picture in pictures], dim=along) for name in pictures[0]}
-    if along_rows := kind_of(model) == "nested" and len(documents) > 1 and pictures:
-        assert along_rows
-        most = max(sum(len(d.images) for d in each) for each in documents)
-        arguments |= {name: _by_row(name, documents, most) for name in pictures[0]}
+        join = _by_row if kind_of(model) == "nested" else _in_order
+        arguments |= {name: join(name, documents) for name in pictures[0]}
     return arguments
 
 
-def _by_row(name: str, documents: Sequence[Sequence[Document]], most: int) -> torch.Tensor:
+def _in_order(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
+    return torch.cat([picture[name] for each in documents for d in each for picture in d.images])
+
+
+def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
     """Images of each row, with empty ones after them where other rows have more."""
+    most = max(sum(len(d.images) for d in each) for each in documents)
     found = []
     for each in documents:
         pictures = [picture[name] for d in each for picture in d.images]
@@ -147,7 +154,8 @@ def _placeholders(model: PreTrainedModel, picture: dict[str, torch.Tensor]) -> i
     named = inspect.signature(owner.get_image_features).parameters
     with torch.no_grad():
         features = owner.get_image_features(**{name: value for name, value in picture.items() if name in named})
-    found = getattr(features, "pooler_output", features)
+    found = getattr(features, "pooler_output", None)
+    found = getattr(features, "last_hidden_state", features) if found is None else found
     parts = found if isinstance(found, list | tuple) else [found]
     return sum(part.numel() // part.shape[-1] for part in parts)
 
@@ -164,12 +172,16 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
     size = getattr(vision, "image_size", _SIZE)
     size = size if isinstance(size, int) else _SIZE
     patch = getattr(vision, "patch_size", _PATCH)
-    if kind == "grid":
+    if kind is not None and kind.startswith("grid"):
         merge = _merge(model)
         height, width = merge * (1 + number % 2), merge * 2
-        depth = getattr(vision, "temporal_patch_size", 1) or 1
-        flat = pixels(height * width, channels * depth * patch**2)
-        return {"pixel_values": flat, "image_grid_thw": torch.tensor([[1, height, width]])}
+        depth = getattr(vision, "temporal_patch_size", None) or getattr(vision, "patch_temporal", None) or 1
+        shape = (channels * depth * patch**2,) if kind == "grid" else (channels, patch, patch)
+        flat = pixels(height * width, *shape)
+        sizes = {"image_grid_thw": torch.tensor([[1, height, width]])}
+        if model.config.model_type == "video_llama_3":
+            sizes["image_merge_sizes"] = torch.tensor([merge])
+        return {"pixel_values": flat, **sizes}
     if kind == "square":
         return {"pixel_values": pixels(1, channels, size, size)}
     if kind == "sized":
@@ -184,7 +196,13 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         }
     if kind == "nested":
         return {"pixel_values": pixels(1, 1, channels, size, size)}
+    if kind == "spatial patches":
+        high, wide = 2 * _SIDE, _SIDE * (1 + number % 2)
+        flat, mask = pixels(1, 4 * _SIDE**2, channels * patch**2), torch.zeros(1, 4 * _SIDE**2, dtype=torch.long)
+        mask[:, : high * wide] = 1
+        return {"pixel_values": flat, "spatial_shapes": torch.tensor([[high, wide]]), "pixel_attention_mask": mask}
     assert kind == "patches"
+    patch = getattr(vision, "model_patch_size", patch)
     side = 2 * getattr(vision, "pooling_kernel_size", 1)
     where = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy"), dim=-1).reshape(1, -1, 2)
     return {"pixel_values": pixels(1, side**2, channels * patch**2), "image_position_ids": where}

@@ -224,6 +224,8 @@ TYPES: dict[str, dict[str, Any]] = COMPOSITES | {
 
 # Sub-configurations that have to be given by type, because the class or an older release of it makes none by default.
 PARTS: dict[str, dict[str, str]] = {
+    "gemma4": {"vision_config": "gemma4_vision"},
+    "gemma4_unified": {"vision_config": "gemma4_unified_vision"},
     "musicgen": {"text_encoder": "t5", "audio_encoder": "encodec", "decoder": "musicgen_decoder"},
     "musicgen_melody": {"text_encoder": "t5", "audio_encoder": "encodec", "decoder": "musicgen_melody_decoder"},
     "phi4_multimodal": {"vision_config": "phi4_multimodal_vision", "audio_config": "phi4_multimodal_audio"},
