@@ -45,7 +45,7 @@ class Enabled:
         self.adjustments: dict[str, Callable[..., Any]] = dict(family.adjustments)
         self.family_sites = family.sites
         self.refused_arguments = dict(family.refused_arguments)
-        self.takes_media = registry.takes_media(self.model_type)
+        self.media = registry.media_of(self.model_type)
         self.entries = structure.entries(model)
         self.attention = structure.attention_modules(model)
         self.ways = dict(family.mixers)

@@ -279,13 +279,13 @@ def _refuse_what_cannot_be_packed(
                 f"{name} was given to {type(module).__name__} with packed rows: {reason}. Leave it out, or run the "
                 f"documents one per row."
             )
-    found = media.given(arguments)
-    if found and not hook.enabled.takes_media:
-        raise UnsupportedModel(
-            f"{', '.join(found)} came with packed rows, but no run of the leak test has covered packed rows of "
-            f"{hook.enabled.model_type!r} with images or other media. Leave them out (text alone is served), or run "
-            f"such documents one per row."
-        )
+    for name in media.given(arguments):
+        for kind in sorted(media.kinds(name, arguments[name]) - hook.enabled.media):
+            raise UnsupportedModel(
+                f"{name} was given to {type(module).__name__} with packed rows, but no run of the leak test has "
+                f"covered documents of {hook.enabled.model_type!r} with {kind}s. Leave it out (text alone is served), "
+                f"or run the documents one per row."
+            )
     if arguments.get("encoder_hidden_states") is not None:
         raise UnsupportedModel(
             "encoder_hidden_states were given with packed rows: cross-attention would let every document see the "

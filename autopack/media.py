@@ -10,13 +10,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["given", "holds_media"]
+__all__ = ["given", "holds_media", "kinds"]
 
 _NAMES = re.compile(r"pixel|image|video|audio|protein|patches|input_features|input_values|encoder_outputs|target_sizes")
 _CHOICES = re.compile(r"^(vision_feature|output_|use_|num_)")
 """Arguments that only choose how media are read."""
-_OF_TOKENS = re.compile(r"(token_type|position_mask|patches_indices|codes)")
+_OF_TOKENS = re.compile(r"token_type|position_mask|patches_indices|codes")
 """Arguments that say something of every token."""
+_KINDS = {"sound": r"audio|input_features|input_values", "protein": "protein", "video": "video"}
 
 
 def holds_media(name: str) -> bool:
@@ -31,3 +32,10 @@ def given(arguments: Mapping[str, Any]) -> list[str]:
         for name, value in arguments.items()
         if value is not None and not isinstance(value, bool | int | str) and holds_media(name)
     ]
+
+
+def kinds(name: str, value: Any) -> set[str]:
+    """What an argument holds: "image", "video", "sound" or "protein"; encoder outputs by kind may hold several."""
+    if isinstance(value, Mapping):
+        return {kind for key in value for kind in kinds(key, None)}
+    return {next((kind for kind, pattern in _KINDS.items() if re.search(pattern, name)), "image")}

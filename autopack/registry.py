@@ -14,7 +14,7 @@ from autopack.errors import UnsupportedModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["families", "family_for", "is_covered", "register", "takes_media"]
+__all__ = ["families", "family_for", "is_covered", "media_of", "register"]
 
 _registered: list[Family] = []
 
@@ -71,9 +71,9 @@ def family_for(model: PreTrainedModel) -> Family:
     return family if family is not None else attention.FAMILY
 
 
-def takes_media(model_type: str) -> bool:
-    """Whether a run of the leak test has covered packed rows of this type with images or other media."""
-    return any(model_type in family.media_types for family in families())
+def media_of(model_type: str) -> frozenset[str]:
+    """The kinds of media that a run of the leak test has covered in the documents of this type."""
+    return frozenset(kind for f in families() for kind, types in f.media_types.items() if model_type in types)
 
 
 def is_covered(family: Family, model: PreTrainedModel) -> bool:

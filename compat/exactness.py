@@ -90,14 +90,17 @@ def _with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
     from autopack.tiny import images
     from compat.images import alone, compare, documents
 
-    if not registry.takes_media(model.config.model_type):
+    if "image" not in registry.media_of(model.config.model_type):
         found = _refusal_of_images(model)
-        return {"images": "refused", "images reason": found} if found else {"images": "LEAK", "images worst": "no error"}
+        return {"images": "refused" if found else "LEAK", "images reason": found, "images worst": "no error"}
     assert images.has_images(model), f"{model.config.model_type} is said to be covered with images"
     stock = tiny.build(model.config.model_type, task=task, dtype=dtype)
     set_implementation(stock, model.config._attn_implementation)
     try:
         errors = compare(model, stock)
+        if "video" in registry.media_of(model.config.model_type):
+            of_videos = compare(model, stock, videos=True)
+            errors = {name: max(value, of_videos[name]) for name, value in errors.items()}
     except Exception as error:
         try:
             alone(stock, documents(stock)[0]).logits.sum().backward()
@@ -170,7 +173,8 @@ _ABOUT_IMAGES = (
     "Two results to a cell: rows of text alone, and rows of documents with images, in one row and in two, with a "
     "document that has none, two that touch with their images, and one with two images of different sizes where the "
     "type allows; gradients include those of the vision tower, and other text or pixels of one document leave the "
-    "others as they were. `refused`: packed calls with pixels raise."
+    "others as they were. `refused`: packed calls with pixels raise. Types that take videos (family `multimodal`) have "
+    "been run with them too."
 )
 
 
@@ -208,9 +212,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types (default: all)")
     parser.add_argument("--record", action="store_true", help="merge the named types into the recorded results")
-    parser.add_argument(
-        "--task", choices=("causal-lm", "masked-lm", "image-text-to-text"), default="causal-lm", help="of the models' classes"
-    )
+    tasks = ("causal-lm", "masked-lm", "image-text-to-text")
+    parser.add_argument("--task", choices=tasks, default="causal-lm", help="of the models' classes")
     parser.add_argument("--float64", action="store_true", help="measure in float64 (tolerance 1e-9)")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
     arguments = parser.parse_args()

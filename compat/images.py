@@ -14,7 +14,7 @@ from autopack.structure import shifts_labels
 from autopack.tiny import images
 from autopack.tiny.images import IMAGE, Document
 
-__all__ = ["DOCUMENTS", "alone", "alone_loss", "changed", "compare", "documents", "packed", "spans", "weighted_gradients"]
+__all__ = ["DOCUMENTS", "alone", "alone_loss", "as_videos", "changed", "compare", "documents", "packed", "spans"]
 
 # The first ends where the next begins with an image: blocks of image tokens touch. One document has none.
 DOCUMENTS: tuple[tuple[int | str, ...], ...] = ((3, IMAGE), (IMAGE, 4), (7,), (2, IMAGE, 3, IMAGE, 4))
@@ -30,6 +30,23 @@ def packed(model: PreTrainedModel, found: Sequence[Sequence[Document]], **others
     first = first_position(model.config)
     where = [torch.cat([torch.arange(first, first + len(d)) for d in each]) for each in found]
     return {**images.rows(model, found), "position_ids": torch.stack(where), **others}
+
+
+def as_videos(model: PreTrainedModel, document: Document) -> Document:
+    """The document with videos of one frame in place of its images, for types that take a grid of each."""
+    config: Any = model.config
+    tokens = {name: value.clone() for name, value in document.tokens.items()}
+    places = tokens["input_ids"] == config.image_token_id
+    tokens["input_ids"][places] = config.video_token_id
+    if "mm_token_type_ids" in tokens:
+        tokens["mm_token_type_ids"][places] = 2
+    names = {
+        "pixel_values": "pixel_values_videos",
+        "image_grid_thw": "video_grid_thw",
+        "image_merge_sizes": "video_merge_sizes",
+    }
+    videos = tuple({names[name]: value for name, value in picture.items()} for picture in document.images)
+    return Document(tokens, videos)
 
 
 def alone(model: PreTrainedModel, document: Document, **others: Any) -> Any:
@@ -93,14 +110,16 @@ def changed(document: Document, *, image: bool) -> Document:
     return dataclasses.replace(document, images=pictures)
 
 
-def compare(model: PreTrainedModel, stock: PreTrainedModel, gradients: bool = True) -> dict[str, float]:
+def compare(
+    model: PreTrainedModel, stock: PreTrainedModel, gradients: bool = True, videos: bool = False
+) -> dict[str, float]:
     """Packed rows of `model` against the documents alone on `stock`, which has the same parameters.
 
     One row, then two rows with the documents in two orders. Returns the worst errors: `worst` and `influence` relative
     to the standard deviation of the logits alone, `gradient` to the largest entry of a parameter's gradient (or 1% of
     the largest of all), `loss` to the loss.
     """
-    found = documents(stock)
+    found = [as_videos(stock, d) if videos else d for d in documents(stock)]
     reference = {id(d): alone(stock, d).logits[0] for d in found}
     scale = float(torch.cat(list(reference.values())).std())
     result = {"worst": 0.0, "influence": 0.0, "loss": 0.0}

@@ -12,6 +12,6 @@ FAMILY = Family(
     model_types=frozenset({"hunyuan_vl"}),
     path="attention site, document by document; text alone",
     refused_arguments={
-        "pixel_values": "its positions number the images over the whole batch, so a document's depend on those before it"
+        "pixel_values": "its positions number the images of the whole batch, so those of a document go on from others"
     },
 )

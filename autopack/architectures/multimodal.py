@@ -6,8 +6,8 @@ reach their own. Positions are computed for each document by the model's own fun
 image tokens that see each other and prefixes that do are rules over tokens, asked within documents alone. Vision towers
 keep their images apart by themselves.
 
-`media_types` holds the types of all families that a run of the leak test has covered with images in the documents
-(`python -m compat.exactness --task image-text-to-text`).
+`media_types` holds the types of all families that a run of the leak test has covered with images or videos in the
+documents (`python -m compat.exactness --task image-text-to-text`). Sounds have not been run, so they are refused.
 """
 
 from autopack.architectures import Family
@@ -31,11 +31,15 @@ minimax_m3_vl mistral3 mistral_large4 muse_glimmer ovis2 paddleocr_vl paligemma 
 qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen4_exp
 shieldgemma2 smolvlm video_llama_3 video_llava vipllava
 """
+_WITH_VIDEOS = """
+cohere_compass cosmos3_edge cosmos3_omni dots3_note exaone4_5 hyperclovax_vision_v2 kimi_k25 lfm3_vl minimax_m3_vl
+muse_glimmer qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe qwen4_exp video_llama_3
+"""
 
 FAMILY = Family(
     name="multimodal",
     model_types=frozenset(_TEXT.split()),
     path="attention site, document by document; positions by document; images in the order of the documents",
     dense_types=frozenset({"dots3_note"}),
-    media_types=frozenset(_WITH_IMAGES.split()),
+    media_types={"image": frozenset(_WITH_IMAGES.split()), "video": frozenset(_WITH_VIDEOS.split())},
 )
