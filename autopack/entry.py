@@ -115,6 +115,8 @@ def _enter(
             padding = Padding(declared.real, inputs.device)
             return _enter_padded(hook, module, arguments, declared, padding, outer, inside)
     if declared.layout is None:
+        if inside and outer is not None and declared.real is None and hook.level + 1 == len(enabled.entries):
+            enabled.tally.left["the mask is made outside of the text model"] += 1
         open_scope(Scope(enabled, None, outer, hook.level))
         return None
     enabled.check_sites()
@@ -151,6 +153,11 @@ def _enter_padded(
     reason = reason or unpadding.obstacle_here(enabled, padding, module, arguments, hook)
     if reason is not None:
         waits = waits and hook.level + 1 < len(enabled.entries)
+        if waits and hook.shifts_labels and declared.labelled_after_padding:
+            waits, reason = (
+                False,
+                "a label is compared with what is predicted at padding, which only this entry could mask",
+            )
         if not waits:
             enabled.tally.left[reason] += 1
         open_scope(Scope(enabled, None, outer, hook.level, waits=waits))

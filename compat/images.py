@@ -121,11 +121,11 @@ def compare(
     """
     found = [as_videos(stock, d) if videos else d for d in documents(stock)]
     reference = {id(d): alone(stock, d).logits[0] for d in found}
-    scale = float(torch.cat(list(reference.values())).std())
+    scale = float(torch.cat(list(reference.values())).detach().std())
     result = {"worst": 0.0, "influence": 0.0, "loss": 0.0}
     for rows in ([found], [found, found[::-1]]):
         logits = model(**packed(model, rows)).logits
-        errors = [float((logits[row, a:b] - reference[id(d)]).abs().max()) for d, row, a, b in spans(rows)]
+        errors = [float((logits[row, a:b] - reference[id(d)]).detach().abs().max()) for d, row, a, b in spans(rows)]
         result["worst"] = max(result["worst"], *(e / scale for e in errors))
         labels = torch.cat([torch.cat([labels_of(d) for d in each], dim=1) for each in rows])
         with torch.no_grad():
@@ -147,7 +147,7 @@ def influence(model: PreTrainedModel, found: list[Document], number: int, *, ima
     """Largest change of another document's logits when one document gets other text or other pixels."""
     other = [changed(d, image=image) if i == number else d for i, d in enumerate(found)]
     before, after = (model(**packed(model, [each])).logits for each in (found, other))
-    moved = [float((after - before)[row, a:b].abs().max()) for _, row, a, b in spans([found])]
+    moved = [float((after - before)[row, a:b].detach().abs().max()) for _, row, a, b in spans([found])]
     if not moved[number] > 0:
         raise AssertionError("the change did not even change its own document")
     return max(value for place, value in enumerate(moved) if place != number)
