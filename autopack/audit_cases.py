@@ -224,3 +224,5 @@ def _special_tokens(config: Any) -> Iterator[Any]:
     for name, value in {**vars(config), **getattr(config.get_text_config(), "__dict__", {})}.items():
         if name.endswith(("token_id", "token_index")):
             yield from value if isinstance(value, list) else [value]
+    codes = getattr(config, "vocabulary_map", None) or {}  # Chameleon forbids the codes of images as predictions
+    yield from (token for name, token in codes.items() if name.startswith("IMGIMG"))

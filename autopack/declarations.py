@@ -30,13 +30,15 @@ class Declared:
 
     `real` is true at tokens that are no padding, (rows, columns) on the host; None where all are. `positions` are the
     position ids of a padded batch, of the same shape, where the call gives any; `labelled_padding` says whether its
-    labels count padding into the loss.
+    labels count padding into the loss, `labelled_after_padding` whether a token after padding has a label, which a loss
+    that shifts compares with a prediction made at padding.
     """
 
     layout: PackedLayout | None
     real: np.ndarray | None = None
     positions: np.ndarray | None = None
     labelled_padding: bool = False
+    labelled_after_padding: bool = False
 
     @property
     def pads(self) -> bool:
@@ -80,8 +82,9 @@ def read(arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.dev
     if starts is None:
         if real.all():
             return Declared(None)
-        labelled = "labels" in host and bool((host["labels"][~real] != IGNORED_LABEL).any())
-        return Declared(None, real, host.get("position_ids"), labelled)
+        counted = host["labels"] != IGNORED_LABEL if "labels" in host else np.zeros(shape, dtype=bool)
+        after = counted[:, 1:] & real[:, 1:] & ~real[:, :-1]
+        return Declared(None, real, host.get("position_ids"), bool(counted[~real].any()), bool(after.any()))
     layout = PackedLayout.from_starts(_with_padding(starts, real), device, host.get("position_ids"), real)
     _check_max_length(arguments, layout, real)
     return Declared(layout, None if real.all() else real)

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from autopack import patching, structure, upstream
+from autopack import patching, registry, structure, upstream
 from autopack.attention.site import adapt_attention, adapt_mask, adapt_preprocessing
 from autopack.delivery import ACROSS, MARK, bind_checkpointing, unbind_checkpointing
 from autopack.errors import UnsupportedModel
@@ -45,6 +45,7 @@ class Enabled:
         self.adjustments: dict[str, Callable[..., Any]] = dict(family.adjustments)
         self.family_sites = family.sites
         self.refused_arguments = dict(family.refused_arguments)
+        self.media = registry.media_of(self.model_type)
         self.entries = structure.entries(model)
         self.attention = structure.attention_modules(model)
         self.ways = dict(family.mixers)

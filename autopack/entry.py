@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack import declarations, spreading, structure, unpadding, upstream
+from autopack import declarations, media, numbering, spreading, structure, unpadding, upstream
 from autopack.delivery import Scope, close_scope, current, open_scope
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.heads import row_head
@@ -141,6 +141,8 @@ def _enter(
             padding = Padding(declared.real, inputs.device)  # type: ignore[arg-type]
             return _enter_padded(hook, module, arguments, declared, padding, outer, inside)
     if declared.layout is None:
+        if inside and outer is not None and declared.real is None and hook.level + 1 == len(enabled.entries):
+            enabled.tally.left["the mask is made outside of the text model"] += 1
         open_scope(Scope(enabled, None, outer, hook.level))
         return None
     enabled.check_sites()
@@ -179,6 +181,9 @@ def _enter_padded(
     reason = reason or unpadding.obstacle_here(enabled, padding, module, arguments, hook)
     if reason is not None:
         waits = waits and hook.level + 1 < len(enabled.entries)
+        if waits and hook.shifts_labels and declared.labelled_after_padding:
+            waits = False
+            reason = "a label is compared with what is predicted at padding, which only this entry could mask"
         if not waits and documents is not None:
             raise UnsupportedModel(
                 f"{documents.name} cannot run the documents of packed rows without padding: {reason}. Run them one per "
@@ -269,12 +274,17 @@ def _packed_call(
     """The arguments of a packed call as the model should see them."""
     _refuse_what_cannot_be_packed(hook, module, arguments, layout)
     call = without_what_packing_drops(hook, module, arguments)
-    if uses_positions(hook) and call.get("position_ids") is None:
-        if not hook.takes_positions:
-            raise UnsupportedModel(
-                f"{type(module).__name__}.forward takes no position_ids, so positions cannot restart at each document"
-            )
-        call["position_ids"] = layout.position_ids(hook.enabled.first_position)
+    if uses_positions(hook):
+        computed = numbering.positions_of_documents(hook.enabled.entries[hook.level :], arguments, layout)
+        if computed is not None:
+            call["position_ids"] = computed
+        elif call.get("position_ids") is None:
+            if not hook.takes_positions:
+                raise UnsupportedModel(
+                    f"{type(module).__name__}.forward takes no position_ids, so positions cannot restart at each "
+                    f"document"
+                )
+            call["position_ids"] = layout.position_ids(hook.enabled.first_position)
     if hook.shifts_labels:
         _mask_boundary_labels(call, layout)
     return call
@@ -315,6 +325,13 @@ def _refuse_what_cannot_be_packed(
             raise UnsupportedModel(
                 f"{name} was given to {type(module).__name__} with packed rows: {reason}. Leave it out, or run the "
                 f"documents one per row."
+            )
+    for name in media.given(arguments):
+        for kind in sorted(media.kinds(name, arguments[name]) - hook.enabled.media):
+            raise UnsupportedModel(
+                f"{name} was given to {type(module).__name__} with packed rows, but no run of the leak test has "
+                f"covered documents of {hook.enabled.model_type!r} with {kind}s. Leave it out (text alone is served), "
+                f"or run the documents one per row."
             )
     if arguments.get("encoder_hidden_states") is not None:
         raise UnsupportedModel(

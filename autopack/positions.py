@@ -13,7 +13,7 @@ AFTER_PAD_TOKEN = {"camembert", "data2vec-text", "roberta", "roberta-prelayernor
 AFTER_PAD_TOKEN |= {"esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "xmod"}
 AFTER_PAD_TOKEN |= {f"{name}_text_model" for name in ("altclip", "bridgetower", "clap", "kosmos_2", "kosmos_2_5")}
 """Model types whose documents start at `pad_token_id + 1`."""
-AT_CONSTANT = {"mpnet": 2, "mra": 2, "nystromformer": 2, "yoso": 2}
+AT_CONSTANT = {"mpnet": 2, "mra": 2, "nystromformer": 2, "paligemma": 1, "yoso": 2}
 """Model types whose documents start at a position of their own, whatever the padding token is."""
 _FROM_MASK = {"opt"}
 """Model types that count positions along the attention mask, and so skip padding."""
@@ -27,6 +27,9 @@ def first_position(config: Any) -> int:
     Raises `ValueError` for a RoBERTa-like config without the `pad_token_id` that its positions start after.
     """
     model_type = getattr(config, "model_type", "")
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if model_type not in AFTER_PAD_TOKEN and getattr(text, "model_type", "") in AFTER_PAD_TOKEN:
+        config, model_type = text, text.model_type
     if model_type not in AFTER_PAD_TOKEN:
         return AT_CONSTANT.get(model_type, 0)
     pad_token_id = getattr(config, "pad_token_id", None)

@@ -14,7 +14,7 @@ from autopack.errors import AutopackError, UnsupportedModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["families", "family_for", "is_covered", "look_up", "register"]
+__all__ = ["families", "family_for", "is_covered", "look_up", "media_of", "register"]
 
 _registered: list[Family] = []
 
@@ -108,6 +108,11 @@ def _without_cross_attention(model: PreTrainedModel, family: Family | None) -> s
             "the halves of one document together"
         )
     return None
+
+
+def media_of(model_type: str) -> frozenset[str]:
+    """The kinds of media that a run of the leak test has covered in the documents of this type."""
+    return frozenset(kind for f in families() for kind, types in f.media_types.items() if model_type in types)
 
 
 def is_covered(family: Family, model: PreTrainedModel) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from autopack.delivery import current
+from autopack.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from autopack.enabled import Enabled
@@ -55,12 +56,15 @@ def _per_document(
 ) -> Any:
     names = ("x", "position_ids", "layer_type")
     call = {**dict(zip(names, args, strict=False)), **kwargs}
-    position_ids = call["position_ids"].expand(layout.rows, -1)
+    position_ids = call["position_ids"]  # (rows or 1, columns), or those of each axis before (M-RoPE)
+    position_ids = position_ids.expand(*position_ids.shape[:-2], layout.rows, layout.columns)
     parts = output if isinstance(output, tuple) else (output,)
+    if any(part.dim() != 3 for part in parts):
+        raise UnsupportedModel(f"{type(module).__name__} gives frequencies of the longest position for several axes")
     flat = [part.expand(layout.rows, *part.shape[1:]).reshape(-1, *part.shape[2:]).clone() for part in parts]
-    for tokens in _groups(layout):
+    for tokens in _groups(layout, position_ids):
         index = torch.from_numpy(tokens).to(position_ids.device)
-        group = dict(call, position_ids=position_ids.reshape(-1)[index][None])
+        group = dict(call, position_ids=position_ids.flatten(-2)[..., index].unsqueeze(-2))
         reset_frequencies(module, call)
         found = type(module).forward(module, **group)
         for whole, part in zip(flat, found if isinstance(found, tuple) else (found,), strict=True):
@@ -70,10 +74,14 @@ def _per_document(
     return whole if isinstance(output, tuple) else whole[0]
 
 
-def _groups(layout: PackedLayout) -> Iterator[np.ndarray]:
+def _groups(layout: PackedLayout, position_ids: torch.Tensor) -> Iterator[np.ndarray]:
     """Tokens of the documents that share their largest position, which is all that the frequencies depend on."""
     lengths = np.diff(layout.bounds)
-    largest = lengths if layout.first_positions is None else lengths + layout.first_positions
+    if position_ids.dim() == 3:
+        highest = position_ids.amax(0).reshape(-1).cpu().numpy()
+        largest = np.maximum.reduceat(highest, layout.bounds[:-1])
+    else:
+        largest = lengths if layout.first_positions is None else lengths + layout.first_positions
     for value in np.unique(largest):
         chosen = np.flatnonzero(largest == value)
         yield np.concatenate([np.arange(layout.bounds[i], layout.bounds[i + 1]) for i in chosen])

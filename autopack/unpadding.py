@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from autopack import positions
+from autopack import media, positions
 from autopack.declarations import IGNORED_LABEL, LAYOUT_KWARGS, Declared
 from autopack.padding import Padding
 
@@ -260,7 +260,7 @@ def _has_a_place(name: str, value: Any, padding: Padding) -> bool:
     if name in (*DROPPED, *LAYOUT_KWARGS) or _is_per_token(name, value, padding):
         return True
     if isinstance(value, torch.Tensor):
-        return value.numel() == 1
+        return value.numel() == 1 and not media.holds_media(name)
     return not has_tensors(value)
 
 
@@ -271,7 +271,7 @@ def has_tensors(value: Any) -> bool:
 
 
 def _is_per_token(name: str, value: Any, padding: Padding) -> bool:
-    if not isinstance(value, torch.Tensor) or name in (*DROPPED, *LAYOUT_KWARGS):
+    if not isinstance(value, torch.Tensor) or name in (*DROPPED, *LAYOUT_KWARGS) or media.holds_media(name):
         return False
     if name == "position_ids":
         return value.dim() in (2, 3) and tuple(value.shape[-2:]) in (padding.shape, (1, padding.columns))

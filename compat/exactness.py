@@ -3,6 +3,7 @@
     python -m compat.exactness                    print the recorded tables of all tasks, one after the other
     python -m compat.exactness --task causal-lm   measure all types of a task and record them in compat/results/
     python -m compat.exactness llama gemma2       some types, printed only; with --record also merged into the results
+    python -m compat.exactness --task image-text-to-text   text alone, and documents with images beside it
 
 `flash` and `flex` run on CPU stand-ins of the same signature, where the model declares support. Every cell is the worst
 relative error of logits over all of the auditor's call modes, in train and eval; gradients and losses are held to their
@@ -30,6 +31,7 @@ from tqdm import tqdm
 import autopack
 from autopack import registry, tiny, upstream
 from autopack.audit_heads import of_document
+from autopack.auditor import TOLERANCE
 from autopack.commands.families import MEASURED
 from autopack.errors import AutopackError
 from autopack.structure import is_pair
@@ -77,13 +79,18 @@ def measure(
         upstream_error = _upstream_error(model, handle) if not report.exact else None
     if upstream_error is not None:
         return {"status": "upstream error", "reason": upstream_error}
+    with _STANDIN.get(backend, contextlib.nullcontext)():
+        with_images = _with_images(model, task, dtype) if task == "image-text-to-text" else {}
     result = {
         "status": "exact" if report.exact else "LEAK",
         "config": model.config.model_type,
         "worst": report.worst,
         "gradient": report.worst_gradient,
         "loss": max((r.loss for r in report.results if r.loss is not None), default=None),
+        **with_images,
     }
+    if result["status"] == "exact" and with_images.get("images") == "LEAK":
+        return {**result, "status": "LEAK", "reason": f"with images: {with_images['images worst']}"}
     return result if report.exact else {**result, "reason": report.worst_case}
 
 
@@ -95,6 +102,45 @@ def measure_in_float64(model_type: str, backend: str, task: str) -> dict[str, An
     with float64_throughout():
         lifted = measure(model_type, backend, torch.float64, task)
     return {**lifted, "with casts": found["reason"]} if lifted["status"] == "exact" else found
+
+
+def _with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
+    """The same for documents with images, where tiny inputs can be made; otherwise that they are refused."""
+    from autopack.tiny import images
+    from compat.images import alone, compare, documents
+
+    if "image" not in registry.media_of(model.config.model_type):
+        found = _refusal_of_images(model)
+        return {"images": "refused" if found else "LEAK", "images reason": found, "images worst": "no error"}
+    assert images.has_images(model), f"{model.config.model_type} is said to be covered with images"
+    stock = tiny.build(model.config.model_type, task=task, dtype=dtype)
+    set_implementation(stock, model.config._attn_implementation)
+    try:
+        errors = compare(model, stock)
+        if "video" in registry.media_of(model.config.model_type):
+            of_videos = compare(model, stock, videos=True)
+            errors = {name: max(value, of_videos[name]) for name, value in errors.items()}
+    except Exception as error:
+        try:
+            alone(stock, documents(stock)[0]).logits.sum().backward()
+        except Exception as upstream:
+            return {"images": "upstream error", "images reason": f"{type(upstream).__name__}: {upstream}"}
+        return {"images": "LEAK", "images worst": f"{type(error).__name__}: {error}"}
+    bounds = {"worst": TOLERANCE[dtype], "influence": TOLERANCE[dtype], "gradient": 10 * TOLERANCE[dtype]}
+    bounds["loss"] = max(1e-5, 10 * TOLERANCE[dtype])
+    exact = all(value <= bounds[name] for name, value in errors.items())
+    return {"images": "exact" if exact else "LEAK", **{f"images {name}": value for name, value in errors.items()}}
+
+
+def _refusal_of_images(model: Any) -> str | None:
+    """What a packed call with pixels of any form raises: it must raise before it looks at them."""
+    ids = tiny.tokens(model.config, 1, 9)
+    where = torch.cat([torch.arange(4), torch.arange(5)])[None]
+    try:
+        model(input_ids=ids, position_ids=where, pixel_values=torch.zeros(1, 3, 32, 32))
+    except AutopackError as error:
+        return str(error).partition(". ")[0]
+    return None
 
 
 def _upstream_error(model: Any, handle: Any) -> str | None:
@@ -116,9 +162,15 @@ def _reason(error: Exception) -> str:
 
 def _cell(result: dict[str, Any]) -> str:
     if result["status"] == "exact":
-        star = "*" if "with casts" in result else ""
-        return star + ("0" if result["worst"] == 0 else f"{result['worst']:.0e}")
+        text = ("*" if "with casts" in result else "") + _number(result["worst"])
+        if "images" not in result:
+            return text
+        return f"{text} / {_number(result['images worst']) if result['images'] == 'exact' else result['images']}"
     return {"undeclared": "-"}.get(result["status"], result["status"])
+
+
+def _number(error: float) -> str:
+    return "0" if error == 0 else f"{error:.0e}"
 
 
 def _table(results: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
@@ -137,6 +189,15 @@ def _path(model_type: str, cells: dict[str, dict[str, Any]]) -> str:
     return next((cell["reason"] for cell in cells.values() if "reason" in cell), "")
 
 
+_ABOUT_IMAGES = (
+    "Two results to a cell: rows of text alone, and rows of documents with images, in one row and in two, with a "
+    "document that has none, two that touch with their images, and one with two images of different sizes where the "
+    "type allows; gradients include those of the vision tower, and other text or pixels of one document leave the "
+    "others as they were. `refused`: packed calls with pixels raise. Types that take videos (family `multimodal`) have "
+    "been run with them too."
+)
+
+
 def _markdown(results: dict[str, dict[str, dict[str, Any]]], task: str, counts: str) -> str:
     import transformers
 
@@ -151,6 +212,7 @@ def _markdown(results: dict[str, dict[str, dict[str, Any]]], task: str, counts: 
         "1e-3 relative. `-`: the model's class declares no support of that implementation. `flex` and `flash` ran on "
         "CPU stand-ins of the kernels' signatures.",
         "",
+        *([_ABOUT_IMAGES, ""] if task == "image-text-to-text" else []),
         counts,
         "",
         "| model type | " + " | ".join(BACKENDS) + " | path, or reason of refusal |",

@@ -32,6 +32,8 @@ class Family:
     `positions` says whether its models with attention take position_ids; where they do not, what counts columns is
     among the mixers.
     `dense_types` score every pair of tokens of a row in code of their own: a row costs the square of its length.
+    `media_types` map a kind of media ("image", "video", "sound", "protein") to those among all model types that a run
+    of the leak test has covered with it in the documents; with other media, packed rows are refused.
     `refused_arguments` are those that no call may bring with packed rows, with the reason.
     `refusal` says why a config cannot be served, or None; `refused_types` are model types that cannot be served at all,
     with the reason.
@@ -46,6 +48,7 @@ class Family:
     attends: bool = True
     positions: bool = True
     dense_types: frozenset[str] = frozenset()
+    media_types: Mapping[str, frozenset[str]] = field(default_factory=dict)
     refused_arguments: Mapping[str, str] = field(default_factory=dict)
     refusal: Callable[[Any], str | None] = _serves_every_config
     refused_types: Mapping[str, str] = field(default_factory=dict)

@@ -24,6 +24,9 @@ FAMILY = Family(
         {
             "bailing_hybrid",
             "kimi_linear",
+            "minicpm_ocr",
+            "minicpmv4_6",
+            "minicpmv4_7",
             "olmo_hybrid",
             "qwen3_5",
             "qwen3_5_moe",

@@ -15,9 +15,13 @@ _MODELS = {
     "its relative encodings and streams are made for the row": "XLNetLMHeadModel XLNetModel",
 }
 
+_TYPES = "blt cpmant deepseek_v4 minimax_m3_vl minimax_m3_vl_text prophetnet reformer xlnet"
+
 FAMILY = Family(
     name="one_by_one",
-    model_types=frozenset({"blt", "cpmant", "deepseek_v4", "minimax_m3_vl_text", "prophetnet", "reformer", "xlnet"}),
+    model_types=frozenset(
+        {"blt", "cpmant", "deepseek_v4", "minimax_m3_vl", "minimax_m3_vl_text", "prophetnet", "reformer", "xlnet"}
+    ),
     path="the whole model, documents of one length as a batch",
     attends=False,
     mixers={name: OneByOne(reason) for reason, names in _MODELS.items() for name in names.split()},

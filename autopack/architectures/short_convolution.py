@@ -18,9 +18,13 @@ def _by_convolutions_or_delayed_value(mixer: Any) -> int | None:
     return None if taps is None else max(taps, 1)
 
 
+_TYPES = "inkling2 inkling2_text inkling_text lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl zaya"
+
 FAMILY = Family(
     name="short_convolution",
-    model_types=frozenset({"inkling2_text", "inkling_text", "lfm2", "lfm2_moe", "lfm3", "zaya"}),
+    model_types=frozenset(
+        {"inkling2", "inkling2_text", "inkling_text", "lfm2", "lfm2_moe", "lfm2_vl", "lfm3", "lfm3_vl", "zaya"}
+    ),
     path="taps masked at the start of each document; attention document by document",
     mixers=dict.fromkeys(
         [

@@ -192,7 +192,7 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
     That saves a device sync per mask and leaves the mask function as the model composed it.
     """
     parameters = upstream.masking_function_parameters()
-    place = parameters.index("position_ids")
+    place, of_mask = parameters.index("position_ids"), parameters.index("attention_mask")
 
     def autopack_preprocess_mask_arguments(*args: Any, **kwargs: Any) -> Any:
         scope = current()
@@ -201,6 +201,9 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
         config = kwargs.get("config", args[0] if args else None)
         if not scope.owner.owns_config(config):
             return original(*args, **kwargs)
+        mask = kwargs.get("attention_mask", args[of_mask] if len(args) > of_mask else None)
+        if isinstance(mask, DocumentMask):  # the model made it before the backbone: it is taken as a 4-D mask is
+            return _as_prepared(original, mask, args, kwargs, of_mask)
         if "position_ids" in kwargs:
             kwargs["position_ids"] = None
         elif len(args) > place:
@@ -208,3 +211,14 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
         return original(*args, **kwargs)
 
     return autopack_preprocess_mask_arguments
+
+
+def _as_prepared(
+    original: Callable[..., Any], mask: DocumentMask, args: tuple[Any, ...], kwargs: dict[str, Any], place: int
+) -> Any:
+    stand_in = torch.empty(1, 1, 1, 1)
+    if "attention_mask" in kwargs:
+        found = original(*args, **{**kwargs, "attention_mask": stand_in})
+    else:
+        found = original(*args[:place], stand_in, *args[place + 1 :], **kwargs)
+    return tuple(mask if part is stand_in else part for part in found)

@@ -50,7 +50,7 @@ def _mix(
     if "use_cache" in names:
         arguments["use_cache"] = False
     assert scope.layout is not None
-    first = arguments[names[0]]
+    first = arguments.get(names[0])
     layout = scope.layout.to(first.device) if isinstance(first, torch.Tensor) else scope.layout
     memory = scope.memory.to(layout.device) if scope.memory is not None and ACROSS in mixer.__dict__ else None
     call = MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory)

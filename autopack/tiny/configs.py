@@ -35,6 +35,8 @@ TASKS = {
     "question-answering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING",
     "next-sentence-prediction": "MODEL_FOR_NEXT_SENTENCE_PREDICTION_MAPPING",
     "multiple-choice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING",
+    "image-text-to-text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
+    "multimodal-lm": "MODEL_FOR_MULTIMODAL_LM_MAPPING",
 }
 """What a model is built for, and transformers' mapping of the types that have a class for it."""
 

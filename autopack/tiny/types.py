@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from autopack.tiny.composites import COMPOSITES
+
 # The value that leaves a field to the configuration class, although a general rule would set it.
 DERIVED = ...
 
@@ -27,7 +29,7 @@ GEMMA4 = {"global_head_dim": 32, "num_kv_shared_layers": 2} | {"layer_types": SL
 MUSICGEN = {"decoder": {"num_codebooks": 1}}
 
 # Nested dictionaries go to the sub-configuration of that name, which also gets what its own type has here.
-TYPES: dict[str, dict[str, Any]] = {
+TYPES: dict[str, dict[str, Any]] = COMPOSITES | {
     "bailing_hybrid": {"head_dim": 16},
     "bamba": {"attn_layer_indices": [1]},
     "bert": DECODER,
@@ -236,6 +238,8 @@ TYPES: dict[str, dict[str, Any]] = {
 
 # Sub-configurations that have to be given by type, because the class or an older release of it makes none by default.
 PARTS: dict[str, dict[str, str]] = {
+    "gemma4": {"vision_config": "gemma4_vision"},
+    "gemma4_unified": {"vision_config": "gemma4_unified_vision"},
     "musicgen": {"text_encoder": "t5", "audio_encoder": "encodec", "decoder": "musicgen_decoder"},
     "musicgen_melody": {"text_encoder": "t5", "audio_encoder": "encodec", "decoder": "musicgen_melody_decoder"},
     "phi4_multimodal": {"vision_config": "phi4_multimodal_vision", "audio_config": "phi4_multimodal_audio"},

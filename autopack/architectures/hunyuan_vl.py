@@ -1,0 +1,17 @@
+"""HunYuan-VL: one of its axes of positions numbers the images, and upstream goes on counting from row to row.
+
+A document would get other numbers for its images than alone, also in a padded batch; text alone is served.
+"""
+
+from autopack.architectures import Family
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family(
+    name="hunyuan_vl",
+    model_types=frozenset({"hunyuan_vl"}),
+    path="attention site, document by document; text alone",
+    refused_arguments={
+        "pixel_values": "its positions number the images of the whole batch, so those of a document go on from others"
+    },
+)

@@ -1,0 +1,215 @@
+"""Documents with images for tiny models: tokens with placeholders, and the pixels in the form that the type takes.
+
+    first = images.document(model, [3, images.IMAGE, 4])
+    second = images.document(model, [images.IMAGE, 5], seed=1)
+    model(**images.row(model, [first, second]))
+
+How many placeholders an image has is not computed here: the model's own `get_image_features` is asked.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autopack.tiny import rules
+from autopack.tiny.models import tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["IMAGE", "Document", "document", "has_images", "kind_of", "row", "rows"]
+
+IMAGE = "image"
+"""Stands for an image among the lengths of runs of text."""
+
+_KINDS = {
+    # (patches, channels * pixels), and the grid of each image
+    "grid": "cohere_compass cosmos3_edge cosmos3_omni dots3_note ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe "
+    "glm5_next glm_ocr glmga hunyuan_vl hyperclovax_vision_v2 lfm3_vl minimax_m3_vl muse_glimmer "
+    "qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe "
+    "qwen4_exp video_llama_3",
+    # the same, (patches, channels, height, width)
+    "grid of squares": "kimi_k25 paddleocr_vl",
+    # (images, channels, height, width)
+    "square": "aria aya_vision blip-2 chameleon cohere2_vision deepseek_vl gemma3 gemma3n got_ocr2 internvl janus "
+    "llama4 llava ovis2 paligemma pp_chart2table qianfan_ocr shieldgemma2 video_llava vipllava",
+    # the same, padded, and the size of each image
+    "sized": "emu3 lighton_ocr mistral3 mistral_large4",
+    # (images, tiles, channels, height, width), and the size of each image
+    "tiles": "granite4_vision llava_next llava_next_video llava_onevision",
+    # (rows, images, channels, height, width)
+    "nested": "granite_docling idefics2 idefics3 smolvlm",
+    # (images, patches, channels * pixels), and where each patch lies
+    "patches": "gemma4 gemma4_unified",
+    # the same, and how many patches lie side by side
+    "spatial patches": "lfm2_vl",
+}
+_SIZE = rules.FIELDS["image_size"]
+_PATCH = rules.FIELDS["patch_size"]
+_SIDE = 2
+"""Patches that are merged, in each direction."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document: what it has for every token, (1, tokens), and the arguments of each of its images."""
+
+    tokens: dict[str, torch.Tensor]
+    images: tuple[dict[str, torch.Tensor], ...]
+
+    def __len__(self) -> int:
+        return self.tokens["input_ids"].shape[1]
+
+
+def kind_of(model: PreTrainedModel) -> str | None:
+    """In which form the type takes images, or None where this module does not know."""
+    return next((kind for kind, types in _KINDS.items() if model.config.model_type in types.split()), None)
+
+
+def has_images(model: PreTrainedModel) -> bool:
+    """Whether documents with images can be made for this model."""
+    return kind_of(model) is not None
+
+
+def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 0) -> Document:
+    """Make a document of runs of text of the given lengths in tokens, and images.
+
+    All that is random follows from the seed: tokens, and pixels with values of order one.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    config = model.config
+    found: list[torch.Tensor] = []
+    kinds: list[torch.Tensor] = []
+    pictures: list[dict[str, torch.Tensor]] = []
+    placeholder = next(
+        value
+        for name in ("image_token_id", "image_token_index")
+        if isinstance(value := getattr(config, name, None), int)
+    )
+    for number, part in enumerate(parts):
+        if isinstance(part, int):
+            ids = tokens(config, 1, part, seed=seed * 100 + number)
+        else:
+            pictures.append(_picture(model, len(pictures) + seed, generator))
+            ids = torch.full((1, _placeholders(model, pictures[-1])), placeholder)
+            start, end = (getattr(config, f"vision_{side}_token_id", None) for side in ("start", "end"))
+            if isinstance(start, int) and isinstance(end, int):
+                ids = torch.cat([torch.tensor([[start]]), ids, torch.tensor([[end]])], dim=1)
+        found.append(ids)
+        kinds.append((ids == placeholder).long())
+    per_token = {"input_ids": torch.cat(found, dim=1)}
+    named = inspect.signature(type(model).forward).parameters
+    if "mm_token_type_ids" in named:
+        per_token["mm_token_type_ids"] = torch.cat(kinds, dim=1)
+    if "token_type_ids" in named:
+        per_token["token_type_ids"] = torch.cat(kinds, dim=1)
+        if config.model_type == "paligemma":  # the last run of text is what is learned, all before it the prefix
+            per_token["token_type_ids"] = torch.cat(
+                [torch.full_like(ids, int(ids is found[-1])) for ids in found], dim=1
+            )
+    return Document(per_token, tuple(pictures))
+
+
+def row(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, torch.Tensor]:
+    """The arguments of a row of these documents: without anything that says where one ends."""
+    return rows(model, [documents])
+
+
+def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dict[str, torch.Tensor]:
+    """The arguments of several rows of documents, which must be equally long."""
+    names = documents[0][0].tokens
+    arguments = {
+        name: torch.cat([torch.cat([d.tokens[name] for d in each], dim=1) for each in documents]) for name in names
+    }
+    pictures = [picture for each in documents for d in each for picture in d.images]
+    if pictures:
+        join = _by_row if kind_of(model) == "nested" else _in_order
+        arguments |= {name: join(name, documents) for name in pictures[0]}
+    return arguments
+
+
+def _in_order(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
+    return torch.cat([picture[name] for each in documents for d in each for picture in d.images])
+
+
+def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
+    """Images of each row, with empty ones after them where other rows have more."""
+    most = max(sum(len(d.images) for d in each) for each in documents)
+    found = []
+    for each in documents:
+        pictures = [picture[name] for d in each for picture in d.images]
+        like = next(d.images[0][name] for e in documents for d in e if d.images)
+        pictures += [torch.zeros_like(like)] * (most - len(pictures))
+        found.append(torch.cat(pictures, dim=1))
+    return torch.cat(found)
+
+
+def _placeholders(model: PreTrainedModel, picture: dict[str, torch.Tensor]) -> int:
+    owner: Any = next(m for m in (getattr(model, "model", None), model) if hasattr(m, "get_image_features"))
+    named = inspect.signature(owner.get_image_features).parameters
+    with torch.no_grad():
+        features = owner.get_image_features(**{name: value for name, value in picture.items() if name in named})
+    found = getattr(features, "pooler_output", None)
+    found = getattr(features, "last_hidden_state", features) if found is None else found
+    parts = found if isinstance(found, list | tuple) else [found]
+    return sum(part.numel() // part.shape[-1] for part in parts)
+
+
+def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """The arguments of one image; images of different numbers have different sizes where the type allows."""
+    kind, vision = kind_of(model), model.config.vision_config
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+
+    def pixels(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    channels = next((getattr(vision, n) for n in ("in_channels", "in_chans", "num_channels") if hasattr(vision, n)), 3)
+    size = getattr(vision, "image_size", _SIZE)
+    size = size if isinstance(size, int) else _SIZE
+    patch = getattr(vision, "patch_size", _PATCH)
+    if kind is not None and kind.startswith("grid"):
+        merge = _merge(model)
+        height, width = merge * (1 + number % 2), merge * 2
+        depth = getattr(vision, "temporal_patch_size", None) or getattr(vision, "patch_temporal", None) or 1
+        shape = (channels * depth * patch**2,) if kind == "grid" else (channels, patch, patch)
+        flat = pixels(height * width, *shape)
+        sizes = {"image_grid_thw": torch.tensor([[1, height, width]])}
+        if model.config.model_type == "video_llama_3":
+            sizes["image_merge_sizes"] = torch.tensor([merge])
+        return {"pixel_values": flat, **sizes}
+    if kind == "square":
+        return {"pixel_values": pixels(1, channels, size, size)}
+    if kind == "sized":
+        found = torch.tensor([[size, size if number % 2 else size // 2]])
+        image = pixels(1, channels, size, size)
+        image[..., int(found[0, 1]) :] = 0
+        return {"pixel_values": image, "image_sizes": found}
+    if kind == "tiles":
+        return {
+            "pixel_values": pixels(1, 5, channels, size, size),
+            "image_sizes": torch.tensor([[size, 2 * size] if number % 2 else [2 * size, 2 * size]]),
+        }
+    if kind == "nested":
+        return {"pixel_values": pixels(1, 1, channels, size, size)}
+    if kind == "spatial patches":
+        high, wide = 2 * _SIDE, _SIDE * (1 + number % 2)
+        flat, mask = pixels(1, 4 * _SIDE**2, channels * patch**2), torch.zeros(1, 4 * _SIDE**2, dtype=torch.long)
+        mask[:, : high * wide] = 1
+        return {"pixel_values": flat, "spatial_shapes": torch.tensor([[high, wide]]), "pixel_attention_mask": mask}
+    assert kind == "patches"
+    patch = getattr(vision, "model_patch_size", patch)
+    side = 2 * getattr(vision, "pooling_kernel_size", 1)
+    where = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy"), dim=-1).reshape(1, -1, 2)
+    return {"pixel_values": pixels(1, side**2, channels * patch**2), "image_position_ids": where}
+
+
+def _merge(model: PreTrainedModel) -> int:
+    vision = model.config.vision_config
+    names = ("spatial_merge_size", "merge_size", "merge_kernel_size")
+    found = next((getattr(vision, name) for name in names if getattr(vision, name, None)), 2)
+    return int(found if isinstance(found, int) else found[0])

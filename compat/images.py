@@ -1,0 +1,164 @@
+"""Documents with images: a packed call against its documents alone, and what one document's images do to the others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from autopack.positions import first_position
+from autopack.structure import shifts_labels
+from autopack.tiny import images
+from autopack.tiny.images import IMAGE, Document
+
+__all__ = ["DOCUMENTS", "alone", "alone_loss", "as_videos", "changed", "compare", "documents", "packed", "spans"]
+
+# The first ends where the next begins with an image: blocks of image tokens touch. One document has none.
+DOCUMENTS: tuple[tuple[int | str, ...], ...] = ((3, IMAGE), (IMAGE, 4), (7,), (2, IMAGE, 3, IMAGE, 4))
+
+
+def documents(model: PreTrainedModel, parts: Sequence[Sequence[int | str]] = DOCUMENTS) -> list[Document]:
+    """One document for each list of parts, all different."""
+    return [images.document(model, each, seed=number + 1) for number, each in enumerate(parts)]
+
+
+def packed(model: PreTrainedModel, found: Sequence[Sequence[Document]], **others: Any) -> dict[str, Any]:
+    """The arguments of packed rows of documents, with position_ids as collators write them."""
+    first = first_position(model.config)
+    where = [torch.cat([torch.arange(first, first + len(d)) for d in each]) for each in found]
+    return {**images.rows(model, found), "position_ids": torch.stack(where), **others}
+
+
+def as_videos(model: PreTrainedModel, document: Document) -> Document:
+    """The document with videos of one frame in place of its images, for types that take a grid of each."""
+    config: Any = model.config
+    tokens = {name: value.clone() for name, value in document.tokens.items()}
+    places = tokens["input_ids"] == config.image_token_id
+    tokens["input_ids"][places] = config.video_token_id
+    if "mm_token_type_ids" in tokens:
+        tokens["mm_token_type_ids"][places] = 2
+    names = {
+        "pixel_values": "pixel_values_videos",
+        "image_grid_thw": "video_grid_thw",
+        "image_merge_sizes": "video_merge_sizes",
+    }
+    videos = tuple({names[name]: value for name, value in picture.items()} for picture in document.images)
+    return Document(tokens, videos)
+
+
+def alone(model: PreTrainedModel, document: Document, **others: Any) -> Any:
+    """The output for one document by itself, which the model numbers as it always does."""
+    arguments: dict[str, Any] = images.row(model, [document])
+    # Every processor gives a mask, and some models compute positions only beside one.
+    mask = torch.ones_like(arguments["input_ids"])
+    return model(**arguments, attention_mask=mask, use_cache=False, **others)
+
+
+def spans(found: Sequence[Sequence[Document]]) -> list[tuple[Document, int, int, int]]:
+    """Each document with its row, first and end column."""
+    places = []
+    for row, each in enumerate(found):
+        first = 0
+        for document in each:
+            places.append((document, row, first, first + len(document)))
+            first += len(document)
+    return places
+
+
+def labels_of(document: Document) -> torch.Tensor:
+    """Labels of all tokens but placeholders, which processors mask."""
+    ids = document.tokens["input_ids"]
+    return torch.where(ids < 100, ids, -100)
+
+
+def alone_loss(model: PreTrainedModel, found: Sequence[Sequence[Document]]) -> torch.Tensor:
+    """The mean loss over the labels of all documents, each run alone."""
+    skipped = int(shifts_labels(model))
+    total: Any = 0.0
+    count = 0
+    for document, *_ in spans(found):
+        labels = labels_of(document)
+        compared = int((labels[:, skipped:] != -100).sum())
+        if compared:
+            total = total + alone(model, document, labels=labels).loss * compared
+            count += compared
+    return total / count
+
+
+def weighted_gradients(model: PreTrainedModel, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of a fixed weighted sum of all logits, by parameter, those of the vision tower included."""
+    generator = torch.Generator().manual_seed(1)
+    total: Any = sum((p * torch.randn(p.shape, generator=generator).to(p)).sum() for p in parts)
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    found = torch.autograd.grad(total, wanted, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(wanted, found, strict=True)]
+
+
+def changed(document: Document, *, image: bool) -> Document:
+    """The document with other text, or with other pixels."""
+    if not image:
+        ids = document.tokens["input_ids"]
+        other = torch.where((ids >= 8) & (ids < 100), 8 + (ids - 8 + 41) % 92, ids)
+        return dataclasses.replace(document, tokens={**document.tokens, "input_ids": other})
+    pictures = tuple(
+        {name: -2 * value if value.is_floating_point() else value for name, value in picture.items()}
+        for picture in document.images
+    )
+    return dataclasses.replace(document, images=pictures)
+
+
+def compare(
+    model: PreTrainedModel, stock: PreTrainedModel, gradients: bool = True, videos: bool = False
+) -> dict[str, float]:
+    """Packed rows of `model` against the documents alone on `stock`, which has the same parameters.
+
+    One row, then two rows with the documents in two orders. Returns the worst errors: `worst` and `influence` relative
+    to the standard deviation of the logits alone, `gradient` to the largest entry of a parameter's gradient (or 1% of
+    the largest of all), `loss` to the loss.
+    """
+    found = [as_videos(stock, d) if videos else d for d in documents(stock)]
+    reference = {id(d): alone(stock, d).logits[0] for d in found}
+    scale = float(torch.cat(list(reference.values())).detach().std())
+    result = {"worst": 0.0, "influence": 0.0, "loss": 0.0}
+    for rows in ([found], [found, found[::-1]]):
+        logits = model(**packed(model, rows)).logits
+        errors = [float((logits[row, a:b] - reference[id(d)]).detach().abs().max()) for d, row, a, b in spans(rows)]
+        result["worst"] = max(result["worst"], *(e / scale for e in errors))
+        labels = torch.cat([torch.cat([labels_of(d) for d in each], dim=1) for each in rows])
+        with torch.no_grad():
+            expected = float(alone_loss(stock, rows))
+            loss = float(model(**packed(model, rows), labels=labels).loss)
+        result["loss"] = max(result["loss"], abs(loss - expected) / abs(expected))
+    with torch.no_grad():
+        result["influence"] = max(
+            influence(model, found, number, image=image) / scale
+            for number, document in enumerate(found)
+            for image in ((False, True) if document.images else (False,))
+        )
+    if gradients:
+        result["gradient"] = gradient_error(model, stock, found)
+    return result
+
+
+def influence(model: PreTrainedModel, found: list[Document], number: int, *, image: bool) -> float:
+    """Largest change of another document's logits when one document gets other text or other pixels."""
+    other = [changed(d, image=image) if i == number else d for i, d in enumerate(found)]
+    before, after = (model(**packed(model, [each])).logits for each in (found, other))
+    moved = [float((after - before)[row, a:b].detach().abs().max()) for _, row, a, b in spans([found])]
+    if not moved[number] > 0:
+        raise AssertionError("the change did not even change its own document")
+    return max(value for place, value in enumerate(moved) if place != number)
+
+
+def gradient_error(model: PreTrainedModel, stock: PreTrainedModel, found: list[Document]) -> float:
+    """Worst difference of a parameter's gradient, packed against the sum over documents alone."""
+    logits = model(**packed(model, [found])).logits
+    got = weighted_gradients(model, [logits[row, a:b] for _, row, a, b in spans([found])])
+    want = weighted_gradients(stock, [alone(stock, d).logits[0] for d in found])
+    overall = max(float(w.abs().max()) for w in want)
+    return max(
+        float((g - w).abs().max()) / max(float(w.abs().max()), 1e-2 * overall) for g, w in zip(got, want, strict=True)
+    )
