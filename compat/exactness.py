@@ -55,7 +55,7 @@ def measure(
     implementation = _IMPLEMENTATION[backend]
     with _STANDIN.get(backend, contextlib.nullcontext)():
         try:
-            model = tiny.build(model_type, task=task, dtype=dtype)
+            model: Any = tiny.build(model_type, task=task, dtype=dtype)
             if backend != "eager":
                 declared = upstream.supported_implementations(model)
                 if not declared & {implementation, implementation.removesuffix("_2")}:

@@ -16,6 +16,7 @@ import torch
 import autopack
 from autopack import registry, tiny
 from compat.exactness import measure
+from compat.standins import float64_throughout
 
 SERVED = sorted(frozenset().union(*(f.model_types for f in registry.families())))
 REFUSED = sorted({t: r for f in registry.families() for t, r in f.refused_types.items()})
@@ -55,6 +56,20 @@ def test_packed_equals_alone_in_float64(model_type, backend):
     orders of summation), so they are held to float32 alone.
     """
     _check(model_type, backend, torch.float64)
+
+
+def test_casts_to_float32_in_upstreams_code_are_all_that_keeps_a_type_from_float64():
+    """GPT-J multiplies queries and keys in float32; what autopack does to it is held to 1e-9 without that."""
+    model = tiny.build("gptj", dtype=torch.float64)
+    with autopack.enable(model):
+        found = autopack.audit(model, modes=("two rows",), training=(True,))
+        with float64_throughout():
+            lifted = autopack.audit(model, modes=("two rows",), training=(True,))
+    assert not found.exact
+    assert found.worst < 1e-5
+    assert lifted.exact, str(lifted)
+    assert lifted.worst < 1e-12
+    assert torch.get_default_dtype() == torch.float32
 
 
 @pytest.mark.parametrize("model_type", _types(SERVED))

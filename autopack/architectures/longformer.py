@@ -27,7 +27,8 @@ class _InWindows(Way):
     recurs: ClassVar[bool] = False
 
     def run(self, call: MixerCall) -> Any:
-        layout, mixer = call.layout, call.mixer
+        layout = call.layout
+        mixer: Any = call.mixer
         rows, mask = call.arguments["hidden_states"], call.arguments["attention_mask"]
         hidden, seen = rows[:, : layout.columns], mask[:, : layout.columns]  # below 0 is padding, above it global
         if call.want_weights and bool((seen > 0).any()):
@@ -36,8 +37,8 @@ class _InWindows(Way):
                 f"global attention, which packed documents do not share. Leave output_attentions or "
                 f"global_attention_mask out, or run the documents one per row."
             )
-        windows = mixer.config.attention_window  # type: ignore[union-attr]
-        window = max(windows) if isinstance(windows, list | tuple) else windows
+        windows = mixer.config.attention_window
+        window: int = max(windows) if isinstance(windows, list | tuple) else windows
         found, back = pieces(layout, equally_long)
         outputs = []
         for piece in found:

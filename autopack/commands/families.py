@@ -141,7 +141,8 @@ def _refused(found: list[dict[str, Any]]) -> list[str]:
 
 def _text(family: dict[str, Any]) -> str:
     lines = [f"{family['name']}: {family['path']}"]
-    lines += textwrap.wrap(" ".join(family["model_types"]), 112, initial_indent="  ", subsequent_indent="  ")
+    types = " ".join(family["model_types"])
+    lines += textwrap.wrap(types, 112, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
     if family["attention"]:
         lines.append("  attention")
         lines += [f"    {device:<5} {path}" for device, path in family["attention"].items()]
