@@ -12,7 +12,7 @@ import numpy as np
 from autopack.packing.lengths import Pieces, take
 from autopack.packing.strategies import permutation
 
-__all__ = ["CostModel", "arrange", "complete", "imbalance", "share"]
+__all__ = ["CostModel", "arrange", "complete", "imbalance", "members", "share"]
 
 POOLS = 4
 """Steps of cheap rows, at most, that are tried as what is dealt out again."""
@@ -120,7 +120,7 @@ def complete(
     cheap = np.argsort(costs, kind="stable")
     best, pooled, chosen = _worst(cost.of_rows(pieces.lengths, divided), ranks), 0, None
     for taken in range(ranks - missing, min(rows, POOLS * ranks) + 1, ranks):
-        pool = _members(bounds, np.sort(cheap[:taken]))
+        pool = members(bounds, np.sort(cheap[:taken]))
         dealt = _deal(pieces.lengths, pool, cost, taken + missing, capacity, limit)
         if dealt is not None:
             of_dealt = cost.of_rows(pieces.lengths[np.concatenate(dealt)], _bounds([len(row) for row in dealt]))
@@ -130,7 +130,7 @@ def complete(
     if chosen is None:
         return pieces, divided
     kept = np.sort(cheap[pooled:])
-    order = np.concatenate([_members(bounds, kept), *chosen])
+    order = np.concatenate([members(bounds, kept), *chosen])
     sizes = np.concatenate([np.diff(bounds)[kept], [len(row) for row in chosen]])
     return Pieces(*(take(column, order) for column in pieces)), _bounds(sizes)
 
@@ -144,7 +144,7 @@ def _worst(costs: np.ndarray, ranks: int) -> float:
     return float(imbalance(np.sort(costs), ranks).max())
 
 
-def _members(bounds: np.ndarray, rows: np.ndarray) -> np.ndarray:
+def members(bounds: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """The pieces of these rows."""
     sizes = np.diff(bounds)[rows]
     ends = np.cumsum(sizes)

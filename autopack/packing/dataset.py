@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import logging
 import os
 import sys
@@ -185,8 +184,6 @@ def _write(dataset: Any, rows: Rows, arguments: Any, num_proc: int | None, load_
     files = dataset.cache_files
     folder = os.path.dirname(files[0]["filename"]) if files else get_temporary_cache_files_directory()
     path = os.path.join(folder, f"cache-{fingerprint}.arrow") if datasets.is_caching_enabled() else None
-    if path is not None and load_from_cache_file is not False:
-        num_proc = _written_by(path) or num_proc
     count, width = len(rows.plan), max(1, BLOCK // rows.plan.capacity)
     numbers = datasets.Dataset.from_dict({"row": np.arange(count)})
     packed = numbers.map(
@@ -205,18 +202,6 @@ def _write(dataset: Any, rows: Rows, arguments: Any, num_proc: int | None, load_
     packed.info.description = f"{rows.plan!r}"[5:-1]
     found = dataset.format
     return packed if found["type"] is None else packed.with_format(found["type"], **found["format_kwargs"])
-
-
-def _written_by(path: str) -> int | None:
-    """How many processes have written the rows to cache files of this name; None if the files are not there."""
-    if os.path.exists(path):
-        return 1
-    base, extension = os.path.splitext(path)
-    parts = glob.glob(f"{glob.escape(base)}_00000_of_*{extension}")
-    for count in (int(part[len(base) :].removesuffix(extension).rpartition("_")[2]) for part in parts):
-        if all(os.path.exists(f"{base}_{n:05d}_of_{count:05d}{extension}") for n in range(count)):
-            return count
-    return None
 
 
 def _features(dataset: Any, rows: Rows) -> Any:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.balance import CostModel, arrange, complete
+from autopack.packing.balance import CostModel, arrange, complete, members
 from autopack.packing.lengths import LONGEST, Counts, Overflow, Pieces, check_int, cut, fit, read, take, zeros
 from autopack.packing.strategies import ORDERED, STRATEGIES
 
@@ -109,11 +109,10 @@ class Plan:
     def select(self, rows: Any) -> Plan:
         """The plan of these rows alone, in this order: (rows,) ints, each at most once. `counts` stays as it is."""
         rows = np.asarray(rows, np.int64)
-        sizes = np.diff(self.bounds)[rows]
-        bounds = np.concatenate([[0], np.cumsum(sizes)])
-        chosen = np.repeat(self.bounds[rows] - bounds[:-1], sizes) + np.arange(bounds[-1])
-        columns = (take(column, chosen) for column in (self.documents, self.offsets, self.lengths))
-        return Plan(*columns, bounds, self.capacity, self.strategy, self.seed, self.counts)
+        bounds = np.concatenate([[0], np.cumsum(np.diff(self.bounds)[rows])])
+        chosen = members(self.bounds, rows)
+        documents, offsets, lengths = (take(c, chosen) for c in (self.documents, self.offsets, self.lengths))
+        return replace(self, documents=documents, offsets=offsets, lengths=lengths, bounds=bounds)
 
     @property
     def tokens_per_row(self) -> np.ndarray:

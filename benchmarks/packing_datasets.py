@@ -1,0 +1,131 @@
+"""What it takes to pack a dataset on disk: `autopack.pack` against TRL's `pack_dataset(strategy="bfd")`.
+
+    python -m benchmarks.packing_datasets
+    python -m benchmarks.packing_datasets --json benchmarks/results/packing_datasets.json
+
+An arrow dataset of token lists (`input_ids` and `labels`, int32), documents like FLAN's, is packed from disk to disk.
+Arms, interleaved in one process, each writing anew every time:
+
+* `autopack`: `autopack.pack(dataset, capacity)`: best-fit decreasing over all documents, with `position_ids`.
+* `autopack, no positions`: the same columns as TRL's: `position_ids=False`.
+* `trl`: `trl.pack_dataset(dataset, capacity, strategy="bfd")`: best-fit decreasing of every 1000 documents.
+* `autopack, cached`: the call that finds its file.
+
+Before anything is timed, the rows of the arms are shown to hold the same documents, each of them once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import interleave
+
+MEAN, SIGMA, LONGEST, VOCABULARY = 471, 1.0, 4096, 32000
+GOAL = 1.0
+ANEW = {"load_from_cache_file": False}
+
+
+def build(folder: str, documents: int, seed: int) -> Any:
+    """A dataset of random tokens on disk."""
+    import datasets
+    import pyarrow as pa
+
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(np.log(MEAN) - SIGMA**2 / 2, SIGMA, documents).astype(np.int64), 1, LONGEST)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    values = pa.array(rng.integers(0, VOCABULARY, offsets[-1], np.int32))
+    lists = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values)
+    datasets.Dataset(pa.table({"input_ids": lists, "labels": lists})).save_to_disk(folder)
+    return datasets.load_from_disk(folder)
+
+
+def facts(dataset: Any, capacity: int) -> dict[str, Any]:
+    """Rows, fill, and what has to be the same in all arms: documents, tokens, and a sum over every token's value."""
+    import pyarrow.compute as pc
+
+    tables = [batch for batch in dataset.data.to_batches() if batch.num_rows]
+    ids = [table.column("input_ids").flatten() for table in tables]
+    lengths = np.concatenate([table.column("seq_lengths").flatten().to_numpy() for table in tables])
+    tokens = sum(len(values) for values in ids)
+    return {
+        "rows": len(dataset),
+        "fill": tokens / (len(dataset) * capacity),
+        "same": {
+            "documents": len(lengths),
+            "tokens": tokens,
+            "sum": sum(pc.sum(values).as_py() for values in ids),
+            "lengths": np.bincount(lengths).tolist(),
+        },
+    }
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", type=int, default=200_000)
+    parser.add_argument("--capacity", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", help="where to put the dataset, which takes 2 GB (a temporary folder)")
+    parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
+    options = parser.parse_args()
+    where = interleave.origin()
+
+    import datasets
+    import trl
+
+    import autopack
+
+    datasets.disable_progress_bars()
+    where |= {name: module.__version__ for name, module in (("datasets", datasets), ("trl", trl))}
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        dataset = build(os.path.join(folder, "documents"), options.documents, options.seed)
+        capacity = options.capacity
+        autopack.pack(dataset, capacity, num_proc=None)  # the file that the cached arm finds
+        arms = {
+            "autopack": lambda: autopack.pack(dataset, capacity, **ANEW),
+            "autopack, no positions": lambda: autopack.pack(dataset, capacity, position_ids=False, **ANEW),
+            "trl": lambda: trl.pack_dataset(dataset, capacity, strategy="bfd", map_kwargs=ANEW),
+        }
+        found = {name: facts(arm(), capacity) for name, arm in arms.items()}
+        wanted = found["trl"].pop("same")
+        for name in ("autopack", "autopack, no positions"):
+            assert found[name].pop("same") == wanted, f"the rows of {name} hold other documents than TRL's"
+        arms["autopack, cached"] = lambda: autopack.pack(dataset, capacity)
+        times = interleave.interleave(arms, options.rounds)
+    ratios = {n: times["trl"]["median"] / times[n]["median"] for n in arms if n != "trl"}
+    reached = ratios["autopack"] > GOAL
+    lines = [
+        interleave.heading(where),
+        f"datasets {where['datasets']}, trl {where['trl']}",
+        "",
+        f"{options.documents:,} documents, {wanted['tokens']:,} tokens, rows of {capacity:,}, from disk to disk",
+        f"{'':<24}{'median':>9}{'min':>9}{'cpu':>9}{'x trl':>8}{'rows':>9}{'fill':>8}",
+    ]
+    for name in arms:
+        timed, rows = times[name], found.get(name, found["autopack"])
+        ratio = f"{ratios[name]:.2f}" if name in ratios else ""
+        lines.append(
+            f"{name:<24}{timed['median']:>7.2f} s{timed['min']:>7.2f} s{timed['cpu median']:>7.2f} s{ratio:>8}"
+            f"{rows['rows']:>9,}{rows['fill']:>8.4f}"
+        )
+    lines += ["", f"goal: faster than TRL, with one column more: {'reached' if reached else 'NOT reached'}"]
+    result = {
+        "origin": where,
+        "settings": {name: value for name, value in vars(options).items() if name not in ("json", "folder")},
+        "times": times,
+        "ratios": ratios,
+        "rows": found,
+        "goal": {"wanted": GOAL, "reached": reached},
+    }
+    interleave.write(options.json, result, "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
