@@ -190,10 +190,10 @@ def _refuse_what_cannot_be_packed(
                 f"{name} was given to {kind} with packed rows: {reason}. Leave it out, or run the documents one "
                 f"per row."
             )
-    name = _without_a_place(hook, arguments, pair)
-    if name is not None:
+    homeless = _without_a_place(hook, arguments, pair)
+    if homeless is not None:
         raise UnsupportedModel(
-            f"{name} was given to {kind} with packed rows, and autopack does not know what of it belongs to which "
+            f"{homeless} was given to {kind} with packed rows, and autopack does not know what of it belongs to which "
             f"document. Leave it out, or run the documents one per row."
         )
 

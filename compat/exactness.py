@@ -46,9 +46,14 @@ _STANDIN = {"flex": flex_standin, "flash": flash_standin}
 
 
 def measure(
-    model_type: str, backend: str, dtype: torch.dtype = torch.float32, task: str = "causal-lm"
+    model_type: str,
+    backend: str,
+    dtype: torch.dtype = torch.float32,
+    task: str = "causal-lm",
+    modes: tuple[str, ...] | None = None,
+    training: tuple[bool, ...] = (False, True),
 ) -> dict[str, Any]:
-    """Audit one tiny model on one backend.
+    """Audit one tiny model on one backend, in the call modes of the auditor (all by default).
 
     Returns `status` (exact, LEAK, refused, undeclared, unbuildable), and the worst errors or the reason.
     """
@@ -73,7 +78,7 @@ def measure(
         try:
             # Verification would refuse what this is here to measure.
             handle = autopack.enable(model, verify="never")
-            report = autopack.audit(model)
+            report = autopack.audit(model, modes=modes, training=training)
         except AutopackError as error:
             return {"status": "refused", "reason": _reason(error)}
         upstream_error = _upstream_error(model, handle) if not report.exact else None

@@ -1,6 +1,7 @@
 """Every causal-LM type that autopack says it serves: packed equals alone in every call mode, on every backend.
 
-flex takes seconds per type on a CPU: tests/attention/test_flex.py runs some, the recorded table has all. The
+What a call mode becomes does not depend on the backend, so all of them are run on eager alone, and on the others a row
+with padding and two rows of different layout. flex takes seconds per type on a CPU: tests/attention/test_flex.py runs some, the recorded table has all. The
 measurement is `compat.exactness.measure`, the same that prints the table. Tolerances are those of the auditor: 1e-4
 of the logits' standard deviation, 1e-3 for gradients and losses in float32; 1e-9 and 1e-8 in float64.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,8 +30,8 @@ DOZEN = ["llama", "mistral", "minicpm3", "doge", "gpt2", "bert", "whisper", "opt
 RESULTS = Path(__file__).parents[1] / "compat" / "results" / "exactness.json"
 
 
-def _check(model_type: str, backend: str, dtype: torch.dtype = torch.float32) -> None:
-    result = measure(model_type, backend, dtype)
+def _check(model_type: str, backend: str, dtype: torch.dtype = torch.float32, **modes: Any) -> None:
+    result = measure(model_type, backend, dtype, **modes)
     if result["status"] == "undeclared":
         pytest.skip(f"{model_type} declares no support of {backend}")
     if result["status"] == "upstream error":
@@ -44,7 +46,8 @@ def _types(names: list[str]) -> list[str]:
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
 @pytest.mark.parametrize("model_type", _types(SERVED))
 def test_packed_equals_alone(model_type, backend):
-    _check(model_type, backend)
+    some = {} if backend == "eager" else {"modes": ("padding mask", "two rows"), "training": (True,)}
+    _check(model_type, backend, **some)
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
