@@ -1,9 +1,10 @@
 """Every causal-LM type that autopack says it serves: packed equals alone in every call mode, on every backend.
 
 What a call mode becomes does not depend on the backend, so all of them are run on eager alone, and on the others a row
-with padding and two rows of different layout. flex takes seconds per type on a CPU: tests/attention/test_flex.py runs some, the recorded table has all. The
-measurement is `compat.exactness.measure`, the same that prints the table. Tolerances are those of the auditor: 1e-4
-of the logits' standard deviation, 1e-3 for gradients and losses in float32; 1e-9 and 1e-8 in float64.
+with padding and two rows of different layout. flex takes seconds per type on a CPU: tests/attention/test_flex.py runs
+some, the recorded table has all. The measurement is `compat.exactness.measure`, the same that prints the table.
+Tolerances are those of the auditor: 1e-4 of the logits' standard deviation, 1e-3 for gradients and losses in float32;
+1e-9 and 1e-8 in float64.
 """
 
 from __future__ import annotations
