@@ -98,7 +98,7 @@ def _spans(case: AnyCase, call: Call) -> dict[str, torch.Tensor]:
 
 
 def _classes(model: PreTrainedModel, case: AnyCase, call: Call) -> dict[str, torch.Tensor]:
-    count, kind = int(model.config.num_labels), getattr(model.config, "problem_type", None)
+    count, kind = model.config.num_labels or 0, getattr(model.config, "problem_type", None)
     numbers = torch.arange(len(call.spans), device=case.device)
     if count == 1 or kind == "regression":
         targets = (numbers[:, None] + torch.arange(count, device=case.device)).float() / 4
@@ -115,7 +115,7 @@ def _token_classes(model: PreTrainedModel, case: AnyCase, call: Call) -> Loss:
     ids = case.inputs(call)
     labels = torch.full_like(ids, -100)
     for row, first, end in call.spans:
-        labels[row, first:end] = ids[row, first:end] % int(model.config.num_labels)
+        labels[row, first:end] = ids[row, first:end] % (model.config.num_labels or 1)
 
     def alone(number: int) -> dict[str, torch.Tensor]:
         row, first, end = call.spans[number]

@@ -62,6 +62,6 @@ def reads_whole_row(model: Any) -> str | None:
             return f"summary_type={kind!r}"
     if "attention_mask" not in inspect.signature(type(model).forward).parameters:
         return "its forward, which takes no attention_mask,"
-    if "p_mask" in inspect.signature(type(model).forward).parameters:
+    if {"p_mask", "question_positions"} & set(inspect.signature(type(model).forward).parameters):  # Splinter's has them
         return "its search for spans"
     return None

@@ -205,6 +205,8 @@ class SpanLogitsHook:
     It holds nothing, since PEFT copies the heads that it trains.
     """
 
+    # Traced, it is left out of a graph for other lengths (torch 2.13), and padding would count.
+    @torch._dynamo.disable
     def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> torch.Tensor | None:
         scope = current()
         documents = None if scope is None else scope.documents
@@ -218,9 +220,11 @@ class DocumentsAlone:
     """
 
     waits = False
+    unpadded = True
 
     def __init__(self, call: _Call, level: int, module: PreTrainedModel):
         self.level = level
+        self.name = call.head.name
         self.call = call
         self.longest = int(call.lengths.max())
         self.groups = [np.flatnonzero(call.lengths == length) for length in np.unique(call.lengths)]

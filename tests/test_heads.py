@@ -18,7 +18,7 @@ import autopack
 from autopack import InvalidPacking, UnsupportedModel, tiny
 from autopack.positions import first_position
 from autopack.tiny.weights import randomize
-from tests.conftest import FLOAT32, FLOAT64, LEAK, LENGTHS, error, positions, spans, token_ids
+from tests.conftest import FLOAT32, FLOAT64, LEAK, LENGTHS, OTHER_LENGTHS, error, positions, spans, token_ids
 from tests.padded import build as build_any
 from tests.padded import gradient_error
 
@@ -434,6 +434,18 @@ def test_only_real_tokens_reach_the_layers():
         packed(model)
         model(input_ids=IDS[:, :24], position_ids=positions((6,) * 4))
     assert shapes == [(1, 33), (4, 6)]
+
+
+def test_compiled():
+    stock = build("llama", "question-answering", num_hidden_layers=1)
+    model = copy.deepcopy(stock)
+    torch._dynamo.reset()
+    with autopack.enable(model):
+        compiled = torch.compile(model, backend="eager")
+        for lengths in (LENGTHS, OTHER_LENGTHS):
+            labels = {"start_positions": torch.zeros(len(lengths)).long(), "end_positions": torch.tensor(lengths) - 1}
+            output = compiled(input_ids=IDS, position_ids=positions(lengths), use_cache=False, **labels)
+            agrees(model, stock, output, IDS[0].split(lengths), labels)
 
 
 @pytest.mark.parametrize("task", ["sequence-classification", "question-answering"])
