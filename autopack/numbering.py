@@ -86,9 +86,10 @@ def _as_rows(
     call: dict[str, Any] = {}
     for name, parameter in parameters.items():
         value = arguments.get(name)
-        of_tokens = isinstance(value, torch.Tensor) and value.shape[:2] == (layout.rows, layout.columns)
-        if of_tokens and not media.holds_media(name):  # the sizes of two images may have the shape of two short rows
-            value = documents.spread(value)
+        # The sizes of two images may have the shape of two short rows.
+        if isinstance(value, torch.Tensor) and not media.holds_media(name):
+            of_tokens = value.shape[:2] == (layout.rows, layout.columns)
+            value = documents.spread(value) if of_tokens else value
         if value is not None or parameter.default is inspect.Parameter.empty:
             call[name] = value
     # A packed call continues no cache, and its mask has become the layout.
