@@ -36,6 +36,7 @@ __all__ = ["measure"]
 RESULTS = Path(__file__).parent / "results"
 BACKENDS = ("eager", "sdpa", "flex", "flash")
 _IMPLEMENTATION = {"eager": "eager", "sdpa": "sdpa", "flex": "flex_attention", "flash": "flash_attention_2"}
+_WITH_MEDIA = ("image-text-to-text", "multimodal-lm")
 _STANDIN = {"flex": flex_standin, "flash": flash_standin}
 
 
@@ -71,7 +72,7 @@ def measure(
     if upstream_error is not None:
         return {"status": "upstream error", "reason": upstream_error}
     with _STANDIN.get(backend, contextlib.nullcontext)():
-        with_images = _with_images(model, task, dtype) if task == "image-text-to-text" else {}
+        with_images = _with_images(model, task, dtype) if task in _WITH_MEDIA else {}
     result = {
         "status": "exact" if report.exact else "LEAK",
         "config": model.config.model_type,
@@ -192,7 +193,7 @@ def _markdown(results: dict[str, dict[str, dict[str, Any]]], task: str, counts: 
         "1e-3 relative. `-`: the model's class declares no support of that implementation. `flex` and `flash` ran on "
         "CPU stand-ins of the kernels' signatures.",
         "",
-        *([_ABOUT_IMAGES, ""] if task == "image-text-to-text" else []),
+        *([_ABOUT_IMAGES, ""] if task in _WITH_MEDIA else []),
         counts,
         "",
         "| model type | " + " | ".join(BACKENDS) + " | path, or reason of refusal |",
@@ -212,7 +213,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types (default: all)")
     parser.add_argument("--record", action="store_true", help="merge the named types into the recorded results")
-    tasks = ("causal-lm", "masked-lm", "image-text-to-text")
+    tasks = ("causal-lm", "masked-lm", *_WITH_MEDIA)
     parser.add_argument("--task", choices=tasks, default="causal-lm", help="of the models' classes")
     parser.add_argument("--float64", action="store_true", help="measure in float64 (tolerance 1e-9)")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))

@@ -10,6 +10,7 @@ __all__ = ["FAMILY"]
 
 _REASONS = {
     "it is a drafter that takes the states of a target model": "gemma4_assistant gemma4_unified_assistant",
+    "it has no forward of its own over its thinker and talker; enable `model.thinker`": "qwen2_5_omni qwen3_omni_moe",
 }
 
 FAMILY = Family(
