@@ -330,7 +330,7 @@ def _gradient_error(model: PreTrainedModel, case: _Case, call: _Call) -> float |
     Gradients that are zero but for rounding (biases that a softmax or norm cancels) count relative to the largest
     gradient of the model instead.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = [p for p in model.parameters() if p.requires_grad and p.numel()]
     if not parameters:
         return None
     generator = torch.Generator().manual_seed(1)
