@@ -273,6 +273,11 @@ def _packed_call(
 ) -> dict[str, Any]:
     """The arguments of a packed call as the model should see them."""
     _refuse_what_cannot_be_packed(hook, module, arguments, layout)
+    if isinstance(getattr(module, "pooler", None), nn.Linear):
+        raise UnsupportedModel(
+            f"{type(module).__name__} hands its pooler the first token of every row, and not of every document. Make "
+            f"it with add_pooling_layer=False, or run the documents one per row."
+        )
     call = without_what_packing_drops(hook, module, arguments)
     if uses_positions(hook):
         computed = numbering.positions_of_documents(hook.enabled.entries[hook.level :], arguments, layout)

@@ -44,7 +44,11 @@ def positions_of_documents(
     if model is None or (told is not None and told.dim() == 3):
         return None
     compute: Callable[..., Any] = getattr(model, _WHOLE, None) or getattr(model, _INDEX)
-    parameters = inspect.signature(compute).parameters
+    parameters = {
+        name: parameter
+        for name, parameter in inspect.signature(compute).parameters.items()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
     sizes = media.given({name: value for name, value in arguments.items() if name in parameters})
     if not sizes:
         return None  # text is numbered as everywhere
@@ -82,13 +86,14 @@ def _as_rows(
     call: dict[str, Any] = {}
     for name, parameter in parameters.items():
         value = arguments.get(name)
-        if isinstance(value, torch.Tensor) and value.shape[:2] == (layout.rows, layout.columns):
-            value = documents.spread(value)
+        # The sizes of two images may have the shape of two short rows.
+        if isinstance(value, torch.Tensor) and not media.holds_media(name):
+            of_tokens = value.shape[:2] == (layout.rows, layout.columns)
+            value = documents.spread(value) if of_tokens else value
         if value is not None or parameter.default is inspect.Parameter.empty:
             call[name] = value
-    call.pop("kwargs", None)
-    call.update({"attention_mask": mask, "past_key_values": None} if "past_key_values" in parameters else {})
-    call["attention_mask"] = mask
+    # A packed call continues no cache, and its mask has become the layout.
+    call = {**call, "attention_mask": mask, **({"past_key_values": None} if "past_key_values" in parameters else {})}
 
     def in_packed_rows(positions: torch.Tensor) -> torch.Tensor:
         flat = documents.real(positions.permute(1, 2, 0))

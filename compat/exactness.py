@@ -42,6 +42,7 @@ __all__ = ["measure", "measure_in_float64", "recorded"]
 RESULTS = Path(__file__).parent / "results"
 BACKENDS = ("eager", "sdpa", "flex", "flash")
 _IMPLEMENTATION = {"eager": "eager", "sdpa": "sdpa", "flex": "flex_attention", "flash": "flash_attention_2"}
+_WITH_MEDIA = ("image-text-to-text", "multimodal-lm")
 _STANDIN = {"flex": flex_standin, "flash": flash_standin}
 
 
@@ -85,7 +86,7 @@ def measure(
     if upstream_error is not None:
         return {"status": "upstream error", "reason": upstream_error}
     with _STANDIN.get(backend, contextlib.nullcontext)():
-        with_images = _with_images(model, task, dtype) if task == "image-text-to-text" else {}
+        with_images = _with_images(model, task, dtype) if task in _WITH_MEDIA else {}
     result = {
         "status": "exact" if report.exact else "LEAK",
         "config": model.config.model_type,
@@ -217,7 +218,7 @@ def _markdown(results: dict[str, dict[str, dict[str, Any]]], task: str, counts: 
         "1e-3 relative. `-`: the model's class declares no support of that implementation. `flex` and `flash` ran on "
         "CPU stand-ins of the kernels' signatures.",
         "",
-        *([_ABOUT_IMAGES, ""] if task == "image-text-to-text" else []),
+        *([_ABOUT_IMAGES, ""] if task in _WITH_MEDIA else []),
         counts,
         "",
         "| model type | " + " | ".join(BACKENDS) + " | path, or reason of refusal |",

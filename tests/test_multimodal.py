@@ -101,11 +101,10 @@ def test_image_blocks_that_touch_are_not_one(model_type):
         logits = model(**packed(model, [touching])).logits
     for document, row, a, b in spans([touching]):
         assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
-    other = [touching[0], changed(touching[1], image=True)]
-    # Gemma 4 splits its masks after it adds the blocks, and leaks where masks are not split at all.
-    others = {"use_cache": False} if model_type == "gemma3" else {}
-    before, after = (stock(**packed(stock, [each]), **others).logits for each in (touching, other))
-    assert (before - after)[0, : len(touching[0])].abs().max() > LEAK
+    if model_type == "gemma3":  # it adds the blocks after the mask has been split by documents, so upstream they merge
+        other = [touching[0], changed(touching[1], image=True)]
+        before, after = (stock(**packed(stock, [each]), use_cache=False).logits for each in (touching, other))
+        assert (before - after)[0, : len(touching[0])].abs().max() > LEAK
 
 
 def test_the_blocks_of_one_document_see_each_other_both_ways():
@@ -133,9 +132,9 @@ def test_the_blocks_of_one_document_see_each_other_both_ways():
 def test_text_alone_on_a_model_of_images(model_type):
     model = build(model_type)
     with autopack.enable(model, verify="never"):
-        report = autopack.audit(model)
+        report = autopack.audit(model, modes=("default", "all-ones mask", "two rows"), training=(True,))
     assert report.exact, report.worst_case
-    assert autopack.audit(model, modes=("two rows",), training=(False,), gradients=False).worst > LEAK
+    assert autopack.audit(model, modes=("all-ones mask",), training=(False,), gradients=False).worst > LEAK
 
 
 @pytest.mark.parametrize("axes", [3, 4])

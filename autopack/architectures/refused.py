@@ -22,6 +22,7 @@ _REASONS = {
     "NllbMoeTop2Router drops what goes over a capacity that it reckons from all tokens of the batch": "nllb-moe",
     "PegasusXGlobalLocalAttention attends by blocks of the row and through tokens that all of it shares": "pegasus_x",
     "T5Gemma2MergedAttention attends to the decoder's tokens and the encoder's states in one softmax": "t5gemma2",
+    "it has no forward of its own over its thinker and talker; enable `model.thinker`": "qwen2_5_omni qwen3_omni_moe",
 }
 
 FAMILY = Family(
