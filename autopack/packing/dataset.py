@@ -102,9 +102,9 @@ def pack(
     for name, value, least in (("first_position", first_position, 0), ("buffer_size", buffer_size, 1)):
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name}={value!r}: wanted an int of at least {least}")
-    carried = {"columns": columns, "drop_columns": drop_columns}
-    planned = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
-    added = {
+    carried: dict[str, Any] = {"columns": columns, "drop_columns": drop_columns}
+    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
+    added: dict[str, Any] = {
         "mask_first_label": mask_first_label,
         "position_ids": position_ids,
         "first_position": int(first_position),
