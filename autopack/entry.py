@@ -273,9 +273,11 @@ def _packed_call(
 ) -> dict[str, Any]:
     """The arguments of a packed call as the model should see them."""
     _refuse_what_cannot_be_packed(hook, module, arguments, layout)
-    if isinstance(getattr(module, "pooler", None), nn.Linear):
+    inside = hook.enabled.entries[hook.level :]
+    backbone = next((entry for entry in inside if isinstance(getattr(entry, "pooler", None), nn.Linear)), None)
+    if backbone is not None:
         raise UnsupportedModel(
-            f"{type(module).__name__} hands its pooler the first token of every row, and not of every document. Make "
+            f"{type(backbone).__name__} hands its pooler the first token of every row, and not of every document. Make "
             f"it with add_pooling_layer=False, or run the documents one per row."
         )
     call = without_what_packing_drops(hook, module, arguments)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import get_args
 
-STRATEGIES = ("best_fit", "first_fit", "sequential", "multipack", "sorted", "fixed_length", "random")
+from autopack.packing.lengths import Overflow
+from autopack.packing.plan import Strategy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,14 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=_positive, default=8, help="documents of a padded batch (%(default)s)")
     parser.add_argument(
         "--overflow",
-        choices=("truncate", "split", "drop", "error"),
+        choices=get_args(Overflow),
         default="truncate",
         help="what becomes of documents longer than a row (%(default)s)",
     )
     parser.add_argument(
         "--strategy",
         action="append",
-        choices=STRATEGIES,
+        choices=get_args(Strategy),
         help="only these ways of filling rows; may be given several times (all)",
     )
     parser.add_argument(
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         args.data,
         args.max_length,
         batch_size=args.batch_size,
-        strategies=args.strategy or STRATEGIES,
+        strategies=args.strategy or get_args(Strategy),
         overflow=args.overflow,
         cost=CostModel(1.0, 1 / (12 * args.hidden_size)),
         ranks=args.ranks,

@@ -216,11 +216,11 @@ class PackingCollator:
             name = label_keys[0] if key == "labels" else key
             is_packed = "seq_lengths" in per_document
             read.targets[key] = _targets(index, name, per_document[key], len(ids), len(read.starts), is_packed)
-        if (given := per_document.get(DOCUMENT_WEIGHT)) is not None:
-            if given.shape != read.starts.shape or not (np.isfinite(given) & (given >= 0)).all():
-                found = f"found {given.tolist()}, wanted a finite number of at least 0 for each of {len(read.starts)}"
+        if (weights := per_document.get(DOCUMENT_WEIGHT)) is not None:
+            if weights.shape != read.starts.shape or not (np.isfinite(weights) & (weights >= 0)).all():
+                found = f"found {weights.tolist()}, wanted a finite number of at least 0 for each of {len(read.starts)}"
                 raise _invalid(index, DOCUMENT_WEIGHT, f"{found} document(s)")
-            read.weights = given
+            read.weights = weights
         if self.max_tokens and len(read) > self.max_tokens:
             found = f"found {len(read)} tokens for rows of at most max_tokens={self.max_tokens}"
             if self.overlong == "error":

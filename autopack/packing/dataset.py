@@ -102,9 +102,9 @@ def pack(
     for name, value, least in (("first_position", first_position, 0), ("buffer_size", buffer_size, 1)):
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name}={value!r}: wanted an int of at least {least}")
-    carried = {"columns": columns, "drop_columns": drop_columns}
-    planned = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
-    added = {
+    carried: dict[str, Any] = {"columns": columns, "drop_columns": drop_columns}
+    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
+    added: dict[str, Any] = {
         "mask_first_label": mask_first_label,
         "position_ids": position_ids,
         "first_position": int(first_position),
@@ -114,7 +114,7 @@ def pack(
     if kind in ("DatasetDict", "IterableDatasetDict"):
         options = {**carried, **planned, **added, "cost": cost, "ranks": ranks, "buffer_size": buffer_size}
         options |= {"num_proc": num_proc, "load_from_cache_file": load_from_cache_file}
-        return type(dataset)({name: pack(split, max_length, **options) for name, split in dataset.items()})
+        return type(dataset)({name: _pack_split(name, split, max_length, options) for name, split in dataset.items()})
     if kind == "IterableDataset":
         if cost is not None or ranks != 1:
             raise ValueError("cost= and ranks= arrange all rows of a dataset, and a stream has no end: leave them out")
@@ -130,6 +130,13 @@ def pack(
     rows = _rows(dataset.data, chosen, max_length, planned, carried, added)
     arguments = (max_length, sorted(planned.items()), columns, sorted(drop_columns), sorted(added.items()))
     return _write(dataset, rows, arguments, num_proc, load_from_cache_file)
+
+
+def _pack_split(name: str, split: Any, max_length: int, options: dict[str, Any]) -> Any:
+    try:
+        return pack(split, max_length, **options)
+    except InvalidPacking as error:
+        raise InvalidPacking(f"split {name!r}: {error}") from error
 
 
 def _kind(dataset: Any) -> str:

@@ -183,12 +183,3 @@ def test_the_command_gives_json(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["baseline"]["tokens"] == 54
     assert {arm["name"] for arm in found["packed"]} >= {"mini-batch", "best_fit", "multipack", "fixed_length"}
-
-
-def test_the_command_knows_the_strategies_of_plan():
-    from typing import get_args
-
-    from autopack.commands.estimate import STRATEGIES
-    from autopack.packing.plan import Strategy
-
-    assert get_args(Strategy) == STRATEGIES

@@ -142,6 +142,8 @@ def test_columns_are_chosen_and_named_options_are_kept():
     packed = autopack.pack(split, 10)
     assert isinstance(packed, datasets.DatasetDict)
     assert packed["test"][:] == autopack.pack(split["test"], 10)[:]
+    with pytest.raises(InvalidPacking, match="split 'train': example \\[1\\] is 9, over the 8 tokens of a row"):
+        autopack.pack(split, 8)
 
 
 def test_names_of_classes_and_the_format_stay():
