@@ -520,6 +520,47 @@ def test_a_head_inside_an_unknown_model_is_refused_and_serves_when_it_is_called(
     assert error(found, torch.cat(expected)) < FLOAT64
 
 
+class T5EncoderForSequenceClassification(transformers.T5PreTrainedModel):
+    """Of T5, upstream has such heads on encoder and decoder together alone."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.encoder = transformers.T5EncoderModel(config)
+        self.score = nn.Linear(config.d_model, config.num_labels)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.encoder.get_input_embeddings()
+
+    def forward(self, input_ids=None, attention_mask=None, inputs_embeds=None, labels=None, **kwargs):
+        states = self.encoder(input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds).last_hidden_state
+        mask = torch.ones_like(states[..., 0]) if attention_mask is None else attention_mask.to(states.dtype)
+        logits = self.score((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+def test_a_head_on_the_encoder_of_t5():
+    model = T5EncoderForSequenceClassification(tiny.config("t5", num_labels=3)).eval()
+    randomize(model, 0)
+    stock, labels = copy.deepcopy(model), {"labels": CLASSES}
+    documents = [IDS[0, a:b] for a, b in spans(LENGTHS)]
+    row = model(input_ids=IDS, position_ids=positions(LENGTHS))
+    assert len(row.logits) == 1  # stock: one result for all
+    autopack.enable(model)
+    # T5's norms go through float32 whatever the dtype of the model.
+    agrees(model, stock, packed(model, **labels), documents, labels, FLOAT32)
+
+
+def test_a_pooler_that_is_handed_single_tokens_is_refused():
+    config = tiny.config("big_bird", task="masked-lm", attention_type="original_full")
+    for cls in (transformers.BigBirdModel, transformers.BigBirdForPreTraining):
+        model = cls(config).eval()
+        autopack.enable(model, verify="never")
+        with pytest.raises(UnsupportedModel, match="BigBirdModel hands its pooler the first token of every row"):
+            packed(model)
+
+
 class MeanOfRow(MambaForSequenceClassification):
     """Reads padding, and nothing says so."""
 
