@@ -1,5 +1,7 @@
 """Models in which nothing smaller than the whole can be kept within documents: each document is run alone."""
 
+from typing import Any
+
 from autopack.architectures import Family
 from autopack.mixers import OneByOne
 
@@ -17,6 +19,16 @@ _MODELS = {
 
 _TYPES = "blt cpmant deepseek_v4 minimax_m3_vl minimax_m3_vl_text prophetnet reformer xlnet"
 
+
+def _refusal(config: Any) -> str | None:
+    if config.model_type == "prophetnet" and config.is_encoder_decoder:
+        return (
+            "the streams of n-grams of its ProphetNetDecoder are numbered from the start of the row, and documents are "
+            "run alone as a whole for models without an encoder only"
+        )
+    return None
+
+
 FAMILY = Family(
     name="one_by_one",
     model_types=frozenset(
@@ -24,5 +36,6 @@ FAMILY = Family(
     ),
     path="the whole model, documents of one length as a batch",
     attends=False,
+    refusal=_refusal,
     mixers={name: OneByOne(reason) for reason, names in _MODELS.items() for name in names.split()},
 )

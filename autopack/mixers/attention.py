@@ -16,7 +16,7 @@ from autopack.attention.mask import DocumentMask
 from autopack.delivery import without_layout
 from autopack.errors import UnsupportedModel
 from autopack.layout import PackedLayout
-from autopack.mixers.rows import Piece, equally_long, in_pieces, piece, pieces, together
+from autopack.mixers.rows import Piece, each_by_itself, equally_long, in_pieces, piece, pieces, together
 from autopack.mixers.site import MixerCall, spread_tokens
 
 __all__ = ["attend_alone"]
@@ -44,7 +44,7 @@ def attend_alone(
     if call.memory is not None:
         return _attend_across(call, call.memory)
     layout = call.layout
-    found, back = pieces(layout, equally_long)
+    found, back = pieces(layout, each_by_itself if _reads_bias_by_row(call) else equally_long)
 
     def change(name: str, value: Any, piece: Piece) -> Any:
         documents, length = piece.where.shape
@@ -113,9 +113,7 @@ def _attend_across(call: MixerCall, memory: PackedLayout) -> Any:
     layout = call.layout
 
     def build() -> tuple[list[tuple[Piece, Piece]], torch.Tensor]:
-        lengths = np.stack([layout.lengths, memory.lengths])
-        kinds, number = np.unique(lengths, axis=1, return_inverse=True)
-        groups = [np.flatnonzero(number.reshape(-1) == kind) for kind in range(kinds.shape[1])]
+        groups = each_by_itself(layout) if _reads_bias_by_row(call) else _alike(layout, memory)
         ours, back = in_pieces(layout, groups)
         return [(own, piece(memory, group)) for own, group in zip(ours, groups, strict=True)], back
 
@@ -136,6 +134,17 @@ def _attend_across(call: MixerCall, memory: PackedLayout) -> Any:
             for pair in found
         ]
     return together(layout, [ours for ours, _ in found], back, outputs)
+
+
+def _alike(layout: PackedLayout, memory: PackedLayout) -> list[np.ndarray]:
+    kinds, number = np.unique(np.stack([layout.lengths, memory.lengths]), axis=1, return_inverse=True)
+    return [np.flatnonzero(number.reshape(-1) == kind) for kind in range(kinds.shape[1])]
+
+
+def _reads_bias_by_row(call: MixerCall) -> bool:
+    """Whether a bias that all rows of a batch share fails there: upstream's flex function looks for one per row."""
+    implementation = getattr(getattr(call.mixer, "config", None), "_attn_implementation", None)
+    return implementation == "flex_attention"
 
 
 def _of_pairs(mask: torch.Tensor, ours: Piece, theirs: Piece) -> torch.Tensor:

@@ -20,6 +20,7 @@ __all__ = [
     "Run",
     "Spread",
     "buckets",
+    "each_by_itself",
     "equally_long",
     "in_pieces",
     "piece",
@@ -103,6 +104,11 @@ def buckets(layout: PackedLayout) -> list[np.ndarray]:
         found.append(order[start:end])
         start = end
     return found
+
+
+def each_by_itself(layout: PackedLayout) -> list[np.ndarray]:
+    """Numbers of the documents, one in each group."""
+    return [np.array([number]) for number in range(len(layout.lengths))]
 
 
 def equally_long(layout: PackedLayout) -> list[np.ndarray]:
