@@ -273,11 +273,10 @@ def _packed_call(
 ) -> dict[str, Any]:
     """The arguments of a packed call as the model should see them."""
     _refuse_what_cannot_be_packed(hook, module, arguments, layout)
-    inside = hook.enabled.entries[hook.level :]
-    backbone = next((entry for entry in inside if isinstance(getattr(entry, "pooler", None), nn.Linear)), None)
-    if backbone is not None:
+    last = hook.enabled.entries[-1]
+    if isinstance(getattr(last, "pooler", None), nn.Linear) and (module is last or _pretrains(module)):
         raise UnsupportedModel(
-            f"{type(backbone).__name__} hands its pooler the first token of every row, and not of every document. Make "
+            f"{type(last).__name__} hands its pooler the first token of every row, and not of every document. Make "
             f"it with add_pooling_layer=False, or run the documents one per row."
         )
     call = without_what_packing_drops(hook, module, arguments)
@@ -295,6 +294,11 @@ def _packed_call(
     if hook.shifts_labels:
         _mask_boundary_labels(call, layout)
     return call
+
+
+def _pretrains(module: PreTrainedModel) -> bool:
+    """Whether a model reads the pooler's output beside the logits of tokens."""
+    return type(module).__name__.endswith("ForPreTraining")
 
 
 def uses_positions(hook: EntryHook) -> bool:

@@ -67,7 +67,9 @@ def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
     from autopack.structure import attention_modules, is_pair, mixers
 
     config = model.config
-    family = next((f for f in families() if config.model_type in f.model_types), None)
+    # A composite that none lists is what its text part is, and is audited.
+    known = [config.model_type, getattr(config.get_text_config(decoder=True), "model_type", None)]
+    family = next((f for name in known for f in families() if name in f.model_types), None)
     reason = next(
         (f.refused_types[config.model_type] for f in families() if config.model_type in f.refused_types), None
     )

@@ -90,6 +90,7 @@ def measure(
     result = {
         "status": "exact" if report.exact else "LEAK",
         "config": model.config.model_type,
+        "path": registry.look_up(model)[0].path,
         "worst": report.worst,
         "gradient": report.worst_gradient,
         "loss": max((r.loss for r in report.results if r.loss is not None), default=None),
@@ -189,6 +190,9 @@ def _table(results: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
 
 def _path(model_type: str, cells: dict[str, dict[str, Any]]) -> str:
     if any(cell["status"] == "exact" for cell in cells.values()):
+        path = next((cell["path"] for cell in cells.values() if "path" in cell), None)
+        if path is not None:
+            return path
         config = next(cell["config"] for cell in cells.values() if "config" in cell)
         family = next((f for f in registry.families() if config in f.model_types), None)
         return family.path if family is not None else "structure: attention site, document by document"

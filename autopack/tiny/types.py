@@ -156,7 +156,7 @@ TYPES: dict[str, dict[str, Any]] = COMPOSITES | {
         "chunk_size": -1,
         "num_blocks": 2,
     },
-    "nemo_speechlm": {"word_timestamp_config": {"head_config": {"audio_hidden_size": 64}}},
+    "nemotron3_diarization": {"head_config": {"audio_hidden_size": 64}},
     "perceiver": {"num_latents": 8, "d_latents": 64, "num_self_attends_per_block": 2},
     "qwen2": QWEN_WINDOW,
     "qwen2_moe": QWEN_WINDOW | {"mlp_only_layers": [0]},
