@@ -24,6 +24,7 @@ from autopack.entry import (
     inputs_of,
     refuse_bypassed_top,
     refuse_caches,
+    refuse_given,
     uses_positions,
     wants_weights,
     without_what_packing_drops,
@@ -184,12 +185,8 @@ def _refuse_what_cannot_be_packed(
             f"{kind} was asked for attention weights with packed rows, where encoder and decoder have documents of "
             f"their own. Leave output_attentions out, or run the documents one per row."
         )
-    for name, reason in hook.enabled.refused_arguments.items():
-        if arguments.get(name) is not None:
-            raise UnsupportedModel(
-                f"{name} was given to {kind} with packed rows: {reason}. Leave it out, or run the documents one "
-                f"per row."
-            )
+    # What an encoder has made already is a half of the call, whatever it was made of.
+    refuse_given(hook.enabled, kind, {name: v for name, v in arguments.items() if name != "encoder_outputs"})
     homeless = _without_a_place(hook, arguments, pair)
     if homeless is not None:
         raise UnsupportedModel(

@@ -36,6 +36,7 @@ __all__ = [
     "inputs_of",
     "refuse_bypassed_top",
     "refuse_caches",
+    "refuse_given",
     "uses_positions",
     "wants_weights",
     "without_what_packing_drops",
@@ -331,19 +332,7 @@ def _refuse_what_cannot_be_packed(
             f"attention_mask must have the shape of the batch, ({layout.rows}, {layout.columns}), on packed rows; "
             f"found {found}. Masks within documents are made by the model; leave a mask prepared by hand out."
         )
-    for name, reason in hook.enabled.refused_arguments.items():
-        if arguments.get(name) is not None:
-            raise UnsupportedModel(
-                f"{name} was given to {type(module).__name__} with packed rows: {reason}. Leave it out, or run the "
-                f"documents one per row."
-            )
-    for name in media.given(arguments):
-        for kind in sorted(media.kinds(name, arguments[name]) - hook.enabled.media):
-            raise UnsupportedModel(
-                f"{name} was given to {type(module).__name__} with packed rows, but no run of the leak test has "
-                f"covered documents of {hook.enabled.model_type!r} with {kind}s. Leave it out (text alone is served), "
-                f"or run the documents one per row."
-            )
+    refuse_given(hook.enabled, type(module).__name__, arguments)
     if arguments.get("encoder_hidden_states") is not None:
         raise UnsupportedModel(
             "encoder_hidden_states were given with packed rows: cross-attention would let every document see the "
@@ -358,6 +347,23 @@ def _refuse_what_cannot_be_packed(
         raise UnsupportedModel(
             f"{hook.head.name} cannot be run on packed rows: {hook.head.refusal}. Run its questions as padded batches."
         )
+
+
+def refuse_given(enabled: Enabled, kind: str, arguments: dict[str, Any]) -> None:
+    """Raise `UnsupportedModel` for an argument that no call of this family may bring with packed rows."""
+    for name, reason in enabled.refused_arguments.items():
+        if arguments.get(name) is not None:
+            raise UnsupportedModel(
+                f"{name} was given to {kind} with packed rows: {reason}. Leave it out, or run the "
+                f"documents one per row."
+            )
+    for name in media.given(arguments):
+        for kind in sorted(media.kinds(name, arguments[name]) - enabled.media):
+            raise UnsupportedModel(
+                f"{name} was given to {kind} with packed rows, but no run of the leak test has "
+                f"covered documents of {enabled.model_type!r} with {kind}s. Leave it out (text alone is served), "
+                f"or run the documents one per row."
+            )
 
 
 def refuse_caches(arguments: dict[str, Any]) -> None:

@@ -33,5 +33,6 @@ FAMILY = Family(
     name="attention",
     model_types=frozenset((_COVERED + _ENCODERS).split()),
     path="attention site, document by document",
+    media_types={"sound": frozenset({"moonshine", "whisper"})},
     dense_types=frozenset({"axk2", "deepseek_v32", "dots3_note_text", "glm_moe_dsa", "hy_v4"}),
 )

@@ -45,6 +45,7 @@ FAMILY = Family(
     ),
     path="positions restarted; attention document by document",
     positions=False,
+    media_types={"sound": frozenset({"speech_to_text"})},
     refusal=_refusal,
     mixers={
         **dict.fromkeys(
