@@ -96,7 +96,18 @@ class ExitHook:
         if scope.pair is not None:
             restored = restore(output, scope.pair)
             return restored.to_tuple() if scope.pair.wants_tuple else restored
-        return None if scope.padding is None else restore(output, scope.padding)
+        if scope.padding is not None:
+            return restore(output, scope.padding)
+        if scope.layout is not None and _pools_single_tokens(module):
+            return _without_pooled_rows(output)
+        return None
+
+
+def _without_pooled_rows(output: Any) -> Any:
+    """The output of a backbone on packed rows whose pooler has seen rows: what it made of them is of no document."""
+    if isinstance(output, tuple):
+        return (output[0], None, *output[2:])
+    return type(output)(**{name: value for name, value in output.items() if name != "pooler_output"})
 
 
 class PoolerHook:
@@ -274,11 +285,10 @@ def _packed_call(
 ) -> dict[str, Any]:
     """The arguments of a packed call as the model should see them."""
     _refuse_what_cannot_be_packed(hook, module, arguments, layout)
-    last = hook.enabled.entries[-1]
-    if isinstance(getattr(last, "pooler", None), nn.Linear) and (module is last or _pretrains(module)):
+    if _pools_single_tokens(hook.enabled.entries[-1]) and type(module).__name__.endswith("ForPreTraining"):
         raise UnsupportedModel(
-            f"{type(last).__name__} hands its pooler the first token of every row, and not of every document. Make "
-            f"it with add_pooling_layer=False, or run the documents one per row."
+            f"{type(module).__name__} pools the first token of every row, and not of every document. Run the documents "
+            f"one per row."
         )
     call = without_what_packing_drops(hook, module, arguments)
     if uses_positions(hook):
@@ -297,9 +307,9 @@ def _packed_call(
     return call
 
 
-def _pretrains(module: PreTrainedModel) -> bool:
-    """Whether a model reads the pooler's output beside the logits of tokens."""
-    return type(module).__name__.endswith("ForPreTraining")
+def _pools_single_tokens(module: nn.Module) -> bool:
+    """Whether a backbone hands its pooler the first token of every row, where no hook sees the documents."""
+    return isinstance(getattr(module, "pooler", None), nn.Linear)
 
 
 def uses_positions(hook: EntryHook) -> bool:

@@ -552,13 +552,22 @@ def test_a_head_on_the_encoder_of_t5():
     agrees(model, stock, packed(model, **labels), documents, labels, FLOAT32)
 
 
-def test_a_pooler_that_is_handed_single_tokens_is_refused():
-    config = tiny.config("big_bird", task="masked-lm", attention_type="original_full")
-    for cls in (transformers.BigBirdModel, transformers.BigBirdForPreTraining):
-        model = cls(config).eval()
-        autopack.enable(model, verify="never")
-        with pytest.raises(UnsupportedModel, match="BigBirdModel hands its pooler the first token of every row"):
-            packed(model)
+@pytest.mark.parametrize(("model_type", "prefix"), [("big_bird", "BigBird"), ("albert", "Albert")])
+def test_a_pooler_that_is_handed_single_tokens_gives_nothing(model_type, prefix):
+    options = {"attention_type": "original_full"} if model_type == "big_bird" else {}
+    config = tiny.config(model_type, task="masked-lm", **options)
+    model = getattr(transformers, f"{prefix}Model")(config).double().eval()
+    expected = torch.cat([model(input_ids=IDS[:, a:b]).last_hidden_state for a, b in spans(LENGTHS)], dim=1)
+    autopack.enable(model, verify="never")
+    output = packed(model)
+    assert error(output.last_hidden_state, expected) < FLOAT64
+    assert output.pooler_output is None
+    assert packed(model, return_dict=False)[1] is None
+    assert model(input_ids=IDS).pooler_output.shape == (1, 64)
+    model = getattr(transformers, f"{prefix}ForPreTraining")(config).eval()
+    autopack.enable(model, verify="never")
+    with pytest.raises(UnsupportedModel, match="ForPreTraining pools the first token of every row"):
+        packed(model)
 
 
 class MeanOfRow(MambaForSequenceClassification):

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from autopack import registry
+from autopack import registry, tiny
 from autopack.mixers import AtOperations
 from tests.conftest import FLOAT32
 
@@ -34,7 +34,7 @@ TYPES = sorted(
     model_type
     for family in registry.families()
     if any(isinstance(way, AtOperations) for way in family.mixers.values())
-    for model_type in family.model_types
+    for model_type in family.model_types & set(tiny.types_for("causal-lm"))
 )
 WITHOUT_KERNELS = {"lfm3", "zaya"}
 """Types for whose convolutions transformers asks for no kernel."""
