@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -79,7 +80,7 @@ def loss_for(model: PreTrainedModel, case: AnyCase, call: Call) -> Loss | None:
         made = _spans(case, call) if head.spans else _classes(model, case, call)
         packed = {name: value[_in_order(call)] for name, value in made.items()}
         return Loss(packed, lambda i: {name: value[i : i + 1] for name, value in made.items()}, [1] * len(call.spans))
-    if call.source is not None and type(model).__name__ not in upstream.seq2seq_class_names():
+    if call.source is not None and "labels" not in inspect.signature(model.forward).parameters:
         return None
     if call.source is not None or type(model).__name__ in upstream.causal_lm_class_names():
         return _next_tokens(model, case, call)

@@ -21,6 +21,7 @@ from autopack import api
 from autopack.audit_cases import MODES, AnyCase, Call, Case, NoReference, PairCase
 from autopack.audit_heads import loss_for, of_document, of_documents
 from autopack.errors import UnsupportedModel
+from autopack.heads import is_head_of_pair
 from autopack.report import LeakReport, ModeResult
 from autopack.rotary import reset_frequencies, row_dependent_rotaries
 from autopack.structure import is_pair
@@ -74,6 +75,11 @@ def audit(
         raise ValueError(f"training must name False, True or both; found {training}")
     if is_pair(base) and "input_ids" not in inspect.signature(base.forward).parameters:
         raise UnsupportedModel(f"{type(base).__name__} takes recordings, of which the auditor has none")
+    if is_head_of_pair(base):
+        raise UnsupportedModel(
+            f"{type(base).__name__} gives one result per row, read off its decoder, so packed rows of it are refused "
+            f"and there is nothing to audit"
+        )
     results: list[ModeResult] = []
     left_out: dict[str, str] = {}
     with _left_as_found(base):

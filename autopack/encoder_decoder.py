@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from autopack import pairs, structure, unpadding, upstream
+from autopack import pairs, structure, unpadding
 from autopack.declarations import IGNORED_LABEL, LAYOUT_KWARGS, Declared
 from autopack.delivery import Scope, current, open_scope
 from autopack.entry import (
@@ -30,6 +30,7 @@ from autopack.entry import (
     without_what_packing_drops,
 )
 from autopack.errors import InvalidPacking, UnsupportedModel
+from autopack.heads import is_head_of_pair
 from autopack.pairs import Half, Pair
 from autopack.positions import first_position
 
@@ -50,9 +51,7 @@ class PairEntryHook(EntryHook):
 
     def __init__(self, enabled: Enabled, level: int):
         super().__init__(enabled, level)
-        name = type(enabled.entries[level]).__name__
-        self.has_other_head = bool({"labels", "start_positions"} & set(self.names))
-        self.has_other_head &= name not in upstream.seq2seq_class_names()
+        self.has_other_head = is_head_of_pair(enabled.entries[level])
         self.reads_one_token_per_row = False
 
     def __call__(

@@ -43,6 +43,15 @@ def row_head(model: Any) -> RowHead | None:
     return None
 
 
+def is_head_of_pair(model: Any) -> bool:
+    """Whether an encoder-decoder has a head with a result of another kind than its decoder's tokens."""
+    from autopack import upstream
+
+    names = set(inspect.signature(type(model).forward).parameters)
+    of_tokens = any(cls.__name__ in upstream.seq2seq_class_names() for cls in type(model).__mro__)
+    return "decoder_input_ids" in names and bool({"labels", "start_positions"} & names) and not of_tokens
+
+
 def looks_for_padding(model: Any) -> bool:
     """Whether the head finds the last token of a row by the padding token, as those of decoders do."""
     return "pad_token_id" in inspect.unwrap(type(model).forward).__code__.co_names

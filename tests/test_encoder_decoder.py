@@ -418,6 +418,19 @@ def test_packed_calls_that_are_refused(change, error, message):
     model(**Pairs.draw().one_row())  # nothing is left behind
 
 
+class Derived(transformers.T5ForConditionalGeneration):
+    """A class of one's own is what it derives from."""
+
+
+def test_a_class_derived_from_one_of_transformers():
+    pairs, model = Pairs.draw(), Derived(tiny.config("t5", task="seq2seq")).eval()
+    alone = Alone.run(model, pairs)
+    autopack.enable(model, verify="never")
+    for form in ("one_row", "padded"):
+        alone.check(pairs, form, model(**getattr(pairs, form)()), model)
+    assert autopack.audit(model, modes=("two rows",)).exact
+
+
 def test_a_classification_head_refuses_packed_rows():
     model = transformers.BartForSequenceClassification(tiny.config("bart", task="sequence-classification")).eval()
     autopack.enable(model, verify="never")
@@ -425,6 +438,8 @@ def test_a_classification_head_refuses_packed_rows():
     row["decoder_input_ids"] = row.pop("labels")
     with pytest.raises(UnsupportedModel, match="one result per row"):
         model(**row)
+    with pytest.raises(UnsupportedModel, match="one result per row"):
+        autopack.audit(model)
 
 
 @pytest.mark.parametrize("model_type", REFUSED)
