@@ -22,6 +22,7 @@ from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.heads import row_head
 from autopack.outputs import restore
 from autopack.padding import Padding
+from autopack.pooling import pool_documents, pools_single_tokens
 
 if TYPE_CHECKING:
     from autopack.declarations import Declared
@@ -88,26 +89,27 @@ class ExitHook:
         self.level = level
 
     def __call__(self, module: PreTrainedModel, args: tuple[Any, ...], output: Any) -> Any:
+        pooled = None
+        if output is not None and pools_single_tokens(module):
+            pooled = self._pooled(module, output)
+            output = output if pooled is None else pooled
         scope = close_scope(self.enabled, self.level)
         if scope is None or output is None:
-            return None
+            return pooled
         if scope.documents is not None and scope.documents.level == self.level:
             return scope.documents.finish(module, output)
         if scope.pair is not None:
             restored = restore(output, scope.pair)
             return restored.to_tuple() if scope.pair.wants_tuple else restored
-        if scope.padding is not None:
-            return restore(output, scope.padding)
-        if scope.layout is not None and _pools_single_tokens(module):
-            return _without_pooled_rows(output)
-        return None
+        return pooled if scope.padding is None else restore(output, scope.padding)
 
-
-def _without_pooled_rows(output: Any) -> Any:
-    """The output of a backbone on packed rows whose pooler has seen rows: what it made of them is of no document."""
-    if isinstance(output, tuple):
-        return (output[0], None, *output[2:])
-    return type(output)(**{name: value for name, value in output.items() if name != "pooler_output"})
+    def _pooled(self, module: PreTrainedModel, output: Any) -> Any:
+        """The output with what the pooler makes of each document, or None for a call that packs nothing."""
+        scope = current()
+        if scope is None or scope.owner is not self.enabled or scope.layout is None:
+            return None
+        starts = scope.layout.upload(spreading.DocumentRows.of(scope.layout).starts)
+        return pool_documents(module, output, starts.to(output[0].device))
 
 
 class PoolerHook:
@@ -285,11 +287,6 @@ def _packed_call(
 ) -> dict[str, Any]:
     """The arguments of a packed call as the model should see them."""
     _refuse_what_cannot_be_packed(hook, module, arguments, layout)
-    if _pools_single_tokens(hook.enabled.entries[-1]) and type(module).__name__.endswith("ForPreTraining"):
-        raise UnsupportedModel(
-            f"{type(module).__name__} pools the first token of every row, and not of every document. Run the documents "
-            f"one per row."
-        )
     call = without_what_packing_drops(hook, module, arguments)
     if uses_positions(hook):
         computed = numbering.positions_of_documents(hook.enabled.entries[hook.level :], arguments, layout)
@@ -305,11 +302,6 @@ def _packed_call(
     if hook.shifts_labels:
         _mask_boundary_labels(call, layout)
     return call
-
-
-def _pools_single_tokens(module: nn.Module) -> bool:
-    """Whether a backbone hands its pooler the first token of every row, where no hook sees the documents."""
-    return isinstance(getattr(module, "pooler", None), nn.Linear)
 
 
 def uses_positions(hook: EntryHook) -> bool:
@@ -359,18 +351,18 @@ def _refuse_what_cannot_be_packed(
         )
 
 
-def refuse_given(enabled: Enabled, kind: str, arguments: dict[str, Any]) -> None:
+def refuse_given(enabled: Enabled, model: str, arguments: dict[str, Any]) -> None:
     """Raise `UnsupportedModel` for an argument that no call of this family may bring with packed rows."""
     for name, reason in enabled.refused_arguments.items():
         if arguments.get(name) is not None:
             raise UnsupportedModel(
-                f"{name} was given to {kind} with packed rows: {reason}. Leave it out, or run the "
+                f"{name} was given to {model} with packed rows: {reason}. Leave it out, or run the "
                 f"documents one per row."
             )
     for name in media.given(arguments):
         for kind in sorted(media.kinds(name, arguments[name]) - enabled.media):
             raise UnsupportedModel(
-                f"{name} was given to {kind} with packed rows, but no run of the leak test has "
+                f"{name} was given to {model} with packed rows, but no run of the leak test has "
                 f"covered documents of {enabled.model_type!r} with {kind}s. Leave it out (text alone is served), "
                 f"or run the documents one per row."
             )

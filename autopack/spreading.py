@@ -18,6 +18,7 @@ from autopack.declarations import IGNORED_LABEL
 from autopack.delivery import current
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.padding import Padding
+from autopack.pooling import activation_of, pools_single_tokens
 from autopack.unpadding import has_tensors, replaced_by
 
 if TYPE_CHECKING:
@@ -320,11 +321,9 @@ def why_alone(enabled: Enabled, level: int) -> str | None:
     model, inner = enabled.entries[level], enabled.entries[level + 1 :]
     if enabled.one_by_one is not None:
         return enabled.one_by_one
-    if enabled.reads_padding:
-        return f"{enabled.model_type} reads padding"
     if not inner:
         return "it holds no backbone that takes tokens"
-    if any(isinstance(getattr(entry, "pooler", None), torch.nn.Linear) for entry in inner):
+    if any(pools_single_tokens(entry) and activation_of(entry) is None for entry in inner):
         return "its pooler is handed one token of every row"
     return heads.reads_whole_row(model)
 

@@ -15,11 +15,11 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from autopack import media, positions
 from autopack.declarations import IGNORED_LABEL, LAYOUT_KWARGS, Declared
 from autopack.padding import Padding
+from autopack.pooling import activation_of, pools_single_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -145,7 +145,7 @@ def obstacle_here(
     """Why one entry cannot unpad, although one further in may; None where nothing speaks against it."""
     if entry.has_other_head:
         return "the head takes the padded form"
-    if isinstance(getattr(module, "pooler", None), nn.Linear):
+    if pools_single_tokens(module) and activation_of(module) is None:
         return "the pooler is handed one token of every row"
     foreign = replaced_by(module)
     if foreign is not None:

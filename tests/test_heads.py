@@ -102,10 +102,11 @@ def agrees(model, stock, output, documents, labels, tolerance=FLOAT64):
 SERVED = [
     *((name, "sequence-classification") for name in ("llama", "bert", "gpt2", "qwen2", "qwen3", "modernbert")),
     *((name, "sequence-classification") for name in ("roberta", "mamba", "zamba2", "bloom", "deberta-v2")),
+    *((name, "sequence-classification") for name in ("albert", "big_bird", "convbert")),
     *((name, "question-answering") for name in ("bert", "llama", "modernbert", "gpt2")),
     ("bert", "next-sentence-prediction"),
-    # These run documents alone: one reads padding, one has no smaller part to serve, one pools in its backbone.
-    *((name, task) for name in ("fnet", "xlnet", "big_bird") for task in ("sequence-classification",)),
+    # These run documents alone: one cannot be told of padding, one has no smaller part to serve.
+    *((name, "sequence-classification") for name in ("fnet", "xlnet")),
     *((name, "question-answering") for name in ("fnet", "xlnet")),
 ]
 
@@ -303,7 +304,10 @@ def test_wrong_labels_are_refused_before_any_token_is_computed(model_type, argum
 def test_what_belongs_to_no_document_is_refused():
     model = build("bert")
     with autopack.enable(model):
-        with pytest.raises(UnsupportedModel, match=r"pixel_values was given .* found a tensor of shape \(1, 3, 8, 8\)"):
+        with pytest.raises(
+            UnsupportedModel,
+            match="pixel_values was given to BertForSequenceClassification .* documents of 'bert' with images",
+        ):
             packed(model, pixel_values=torch.zeros(1, 3, 8, 8))
         with pytest.raises(InvalidPacking, match="use_cache=True"):
             packed(model, use_cache=True)
@@ -553,21 +557,38 @@ def test_a_head_on_the_encoder_of_t5():
 
 
 @pytest.mark.parametrize(("model_type", "prefix"), [("big_bird", "BigBird"), ("albert", "Albert")])
-def test_a_pooler_that_is_handed_single_tokens_gives_nothing(model_type, prefix):
+def test_a_pooler_that_is_handed_single_tokens(model_type, prefix):
     options = {"attention_type": "original_full"} if model_type == "big_bird" else {}
     config = tiny.config(model_type, task="masked-lm", **options)
     model = getattr(transformers, f"{prefix}Model")(config).double().eval()
-    expected = torch.cat([model(input_ids=IDS[:, a:b]).last_hidden_state for a, b in spans(LENGTHS)], dim=1)
-    autopack.enable(model, verify="never")
-    output = packed(model)
-    assert error(output.last_hidden_state, expected) < FLOAT64
-    assert output.pooler_output is None
-    assert packed(model, return_dict=False)[1] is None
+    expected = torch.cat([model(input_ids=IDS[:, a:b]).pooler_output for a, b in spans(LENGTHS)])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    batch = {"input_ids": torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0]]), "attention_mask": mask}
+    of_padded = model(**batch).pooler_output
+    autopack.enable(model, verify="never", unpad="always")
+    assert error(packed(model).pooler_output, expected) < FLOAT64
+    assert error(packed(model, return_dict=False)[1], expected) < FLOAT64
+    with_padding = model(
+        input_ids=torch.cat([IDS, IDS[:, :3]], dim=1),
+        position_ids=positions((*LENGTHS, 3)),
+        attention_mask=(torch.arange(36) < 33).long()[None],
+    )
+    assert error(with_padding.pooler_output, expected) < FLOAT64
+    assert error(model(**batch).pooler_output, of_padded) < FLOAT64
     assert model(input_ids=IDS).pooler_output.shape == (1, 64)
-    model = getattr(transformers, f"{prefix}ForPreTraining")(config).eval()
+
+
+@pytest.mark.parametrize(("model_type", "prefix"), [("big_bird", "BigBird"), ("albert", "Albert")])
+def test_pretraining_with_such_a_pooler(model_type, prefix):
+    options = {"attention_type": "original_full"} if model_type == "big_bird" else {}
+    config = tiny.config(model_type, task="masked-lm", **options)
+    model = getattr(transformers, f"{prefix}ForPreTraining")(config).double().eval()
+    parts = [model(input_ids=IDS[:, a:b]) for a, b in spans(LENGTHS)]
     autopack.enable(model, verify="never")
-    with pytest.raises(UnsupportedModel, match="ForPreTraining pools the first token of every row"):
-        packed(model)
+    found = packed(model)
+    for name in ("prediction_logits", "sop_logits" if model_type == "albert" else "seq_relationship_logits"):
+        expected = torch.cat([part[name] for part in parts], dim=int(name == "prediction_logits"))
+        assert error(found[name], expected) < FLOAT64
 
 
 class MeanOfRow(MambaForSequenceClassification):
