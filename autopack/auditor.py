@@ -58,7 +58,7 @@ def audit(
         lengths: Lengths in tokens of the random documents of a row; two or more.
         modes: Names among `MODES`; all of them by default.
         training: Which of eval (False) and train (True) to run. Dropout and router noise are off in both.
-        gradients: Whether to compare the gradients of all trainable parameters; costs three times their memory.
+        gradients: Whether to compare the gradients of all trainable parameters; costs four times their memory.
         seed: Seed of the documents.
 
     Returns:
@@ -84,11 +84,12 @@ def audit(
     left_out: dict[str, str] = {}
     with _left_as_found(base):
         case = PairCase(base, lengths, seed) if is_pair(base) else Case(base, lengths, seed)
+        alone = {train: _Alone(base, case) for train in training}
         for name in modes or MODES:
             for train in training:
                 base.train(train)
                 try:
-                    results.append(_run_mode(base, case, name, train, gradients))
+                    results.append(_run_mode(base, case, alone[train], name, train, gradients))
                 except NoReference as reason:
                     left_out[name] = str(reason)
     dtype = next((p.dtype for p in base.parameters() if p.is_floating_point()), torch.float32)
@@ -106,11 +107,55 @@ def audit(
     )
 
 
-def _run_mode(model: PreTrainedModel, case: AnyCase, name: str, train: bool, gradients: bool) -> ModeResult:
+class _Alone:
+    """What documents get by themselves, run once for all call modes that have them at the same position."""
+
+    def __init__(self, model: PreTrainedModel, case: AnyCase):
+        self.model = model
+        self.case = case
+        self._results: dict[tuple[int, int], torch.Tensor] = {}
+        self._losses: dict[Any, torch.Tensor] = {}
+        self._gradients: tuple[Any, list[torch.Tensor]] = (None, [])
+
+    def results(self, call: Call) -> list[torch.Tensor]:
+        """The results of each document of a call, with their graph."""
+        for number, key in enumerate(self._keys(call)):
+            if key not in self._results:
+                self._results[key] = of_document(self.model, self._run(call, number))
+        return [self._results[key] for key in self._keys(call)]
+
+    def loss(self, call: Call, number: int, labels: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The loss of one document of a call."""
+        key = self._keys(call)[number], *(bytes(label.cpu().numpy()) for label in labels.values())
+        if key not in self._losses:
+            self._losses[key] = self._run(call, number, **labels).loss
+        return self._losses[key]
+
+    def gradients(self, call: Call, weights: list[torch.Tensor], parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+        """The gradients of a weighted sum of all results; the weights are the same for the same documents."""
+        keys = self._keys(call)
+        if self._gradients[0] != keys:
+            self._gradients = keys, _grad(self.results(call), weights, parameters)
+        return self._gradients[1]
+
+    def _keys(self, call: Call) -> list[tuple[int, int]]:
+        # A document that stands in two rows has a graph for each: where upstream goes through float32, gradients of two
+        # uses round otherwise than the sum of each.
+        return list(enumerate(call.first))
+
+    def _run(self, call: Call, number: int, **labels: torch.Tensor) -> Any:
+        for rotary in row_dependent_rotaries(self.model):
+            reset_frequencies(rotary, _rotary_call(self.model, rotary, self.case.device))
+        return self.model(use_cache=False, **labels, **self.case.alone(call, number))
+
+
+def _run_mode(
+    model: PreTrainedModel, case: AnyCase, reference: _Alone, name: str, train: bool, gradients: bool
+) -> ModeResult:
     call = MODES[name](case)
     try:
         try:
-            alone = [_alone(model, case, call, i, None) for i in range(len(call.spans))]
+            alone = reference.results(call)
         except Exception as failure:
             if not any(call.first):
                 raise
@@ -119,8 +164,8 @@ def _run_mode(model: PreTrainedModel, case: AnyCase, name: str, train: bool, gra
         scale = float(torch.cat([a.detach().double().flatten() for a in alone]).std())
         error = max(_largest(p - a) / scale for p, a in zip(packed, alone, strict=True))
         influence = _influence(model, case, call, packed, scale)
-        gradient = _gradient_error(model, case, call) if gradients else None
-        loss = _loss_error(model, case, call)
+        gradient = _gradient_error(model, reference, call, packed) if gradients else None
+        loss = _loss_error(model, case, reference, call)
     except NoReference:
         raise
     except Exception as failure:
@@ -131,18 +176,6 @@ def _run_mode(model: PreTrainedModel, case: AnyCase, name: str, train: bool, gra
 def _packed(model: PreTrainedModel, case: AnyCase, call: Call, replaced: int | None = None) -> list[torch.Tensor]:
     """What the packed call gives each document, with the tokens of one replaced where asked."""
     return of_documents(model, call, model(**case.given(call, replaced)))
-
-
-def _alone(
-    model: PreTrainedModel, case: AnyCase, call: Call, number: int, labels: dict[str, torch.Tensor] | None
-) -> torch.Tensor:
-    """What one document gets by itself, or its loss where labels are given."""
-    arguments = case.alone(call, number)
-    for rotary in row_dependent_rotaries(model):
-        reset_frequencies(rotary, _rotary_call(model, rotary, case.device))
-    if labels:
-        return model(use_cache=False, **labels, **arguments).loss
-    return of_document(model, model(use_cache=False, **arguments))
 
 
 def _rotary_call(model: PreTrainedModel, rotary: nn.Module, device: torch.device) -> dict[str, Any]:
@@ -172,7 +205,7 @@ def _influence(
     return matrix
 
 
-def _gradient_error(model: PreTrainedModel, case: AnyCase, call: Call) -> float | None:
+def _gradient_error(model: PreTrainedModel, reference: _Alone, call: Call, packed: list[torch.Tensor]) -> float | None:
     """Largest difference of a parameter's gradient, relative to the largest entry of that parameter's gradient.
 
     Gradients that are zero but for rounding (biases that a softmax or norm cancels) count relative to the largest
@@ -186,15 +219,14 @@ def _gradient_error(model: PreTrainedModel, case: AnyCase, call: Call) -> float 
     def weights(like: torch.Tensor) -> torch.Tensor:
         return torch.randn(like.shape, generator=generator).to(like)
 
-    alone = [_alone(model, case, call, i, None) for i in range(len(call.spans))]
-    chosen = [weights(a) for a in alone]
+    chosen = [weights(result) for result in packed]
     try:
-        expected = _grad(alone, chosen, parameters)
+        expected = reference.gradients(call, chosen, parameters)
     except Exception:
         if model.training:
             raise
         return None  # some models have gradients in train mode alone
-    found = _grad(_packed(model, case, call), chosen, parameters)
+    found = _grad(packed, chosen, parameters)
     overall = max(float(e.abs().max()) for e in expected)
     return max(
         _largest(f - e) / max(float(e.abs().max()), 1e-2 * overall) for f, e in zip(found, expected, strict=True)
@@ -206,11 +238,12 @@ def _grad(
 ) -> list[torch.Tensor]:
     """Gradient of a weighted sum of all logits."""
     total = torch.stack([(a * w).sum() for a, w in zip(logits, weights, strict=True)]).sum()
-    grads = torch.autograd.grad(total, parameters, allow_unused=True)
+    # Documents alone are in the graphs of several call modes.
+    grads = torch.autograd.grad(total, parameters, allow_unused=True, retain_graph=True)
     return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters, strict=True)]
 
 
-def _loss_error(model: PreTrainedModel, case: AnyCase, call: Call) -> float | None:
+def _loss_error(model: PreTrainedModel, case: AnyCase, reference: _Alone, call: Call) -> float | None:
     """Relative difference of the model's own loss: packed against the mean over all terms of the documents alone."""
     loss = loss_for(model, case, call)
     if loss is None or not any(loss.counts):
@@ -220,7 +253,7 @@ def _loss_error(model: PreTrainedModel, case: AnyCase, call: Call) -> float | No
             found = model(**case.given(call), **loss.packed).loss
         except UnsupportedModel:
             return None  # logits are computed without labels, and with them the call is refused
-        terms = [_alone(model, case, call, i, loss.alone(i)).double() * n for i, n in enumerate(loss.counts) if n > 0]
+        terms = [reference.loss(call, i, loss.alone(i)).double() * n for i, n in enumerate(loss.counts) if n > 0]
     expected = float(torch.stack(terms).sum()) / sum(loss.counts)
     return abs(float(found) - expected) / abs(expected)
 
