@@ -62,10 +62,10 @@ tell(losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in e
 """
 UNSUPPORTED = """
 from data import *
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import LongT5Config, LongT5ForConditionalGeneration
 torch.manual_seed(0)
-model = T5ForConditionalGeneration(T5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
-                                            decoder_start_token_id=0)).train()
+config = LongT5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0)
+model = LongT5ForConditionalGeneration(config).train()
 tell(losses=[model(**collate(batch)).loss.item() for batch in batches])
 """
 PARENT = """

@@ -33,7 +33,10 @@ CONVOLUTION, CHUNK = 4, 8
 LENGTHS = (1, CONVOLUTION - 1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 130, 1, 40)
 OTHERS = (64, 1, 2, 100, 34)
 FAMILIES = {"delta_rule", "lightning", "rg_lru", "rwkv", "short_convolution", "state_space", "xlstm"}
-TYPES = sorted(t for family in registry.families() if family.name in FAMILIES for t in family.model_types)
+TYPES = sorted(
+    frozenset().union(*(family.model_types for family in registry.families() if family.name in FAMILIES))
+    & set(tiny.types_for("causal-lm"))
+)
 KINDS = {
     "mamba": "MambaMixer",
     "mamba2": "Mamba2Mixer",

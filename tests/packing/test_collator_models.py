@@ -111,7 +111,8 @@ def tiny_of(model_type: str) -> transformers.PreTrainedModel:
     return next(getattr(modeling, name) for name in names if hasattr(modeling, name))(config)
 
 
-@pytest.mark.parametrize("model_type", sorted(AFTER_PAD_TOKEN | AT_CONSTANT.keys()))
+# PaliGemma numbers from 1 too, but its rotation gives the same from any start.
+@pytest.mark.parametrize("model_type", sorted((AFTER_PAD_TOKEN | AT_CONSTANT.keys()) - {"paligemma"}))
 def test_for_model_starts_where_the_model_itself_starts(model_type):
     torch.manual_seed(0)
     model = tiny_of(model_type).eval()
