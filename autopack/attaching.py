@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from autopack import peft, structure
-from autopack.encoder_decoder import HalfEntryHook, PairEntryHook
+from autopack.encoder_decoder import HalfEntryHook, HalfExitHook, PairEntryHook
 from autopack.entry import EntryHook, ExitHook, PoolerHook
 from autopack.heads import row_head
 from autopack.rotary import PerDocumentRotary, row_dependent_rotaries
@@ -29,7 +29,8 @@ def attach(model: PreTrainedModel, enabled: Enabled) -> None:
     enabled.acquire()
     enabled.mark()
     for level, module in enumerate(enabled.entries):
-        leave = ExitHook(enabled, level)
+        of_half = enabled.half_of(module) is not None
+        leave = HalfExitHook(enabled, level) if of_half else ExitHook(enabled, level)
         enabled.hooks += [
             module.register_forward_pre_hook(_entry_hook(enabled, level), with_kwargs=True),
             module.register_forward_hook(leave, always_call=True),

@@ -80,16 +80,17 @@ def audit(
             f"{type(base).__name__} gives one result per row, read off its decoder, so packed rows of it are refused "
             f"and there is nothing to audit"
         )
-    results: list[ModeResult] = []
+    chosen = tuple(modes or MODES)
+    results: dict[tuple[str, bool], ModeResult] = {}
     left_out: dict[str, str] = {}
     with _left_as_found(base):
         case = PairCase(base, lengths, seed) if is_pair(base) else Case(base, lengths, seed)
-        alone = {train: _Alone(base, case) for train in training}
-        for name in modes or MODES:
-            for train in training:
-                base.train(train)
+        for train in training:
+            base.train(train)
+            alone = _Alone(base, case)
+            for name in chosen:
                 try:
-                    results.append(_run_mode(base, case, alone[train], name, train, gradients))
+                    results[name, train] = _run_mode(base, case, alone, name, train, gradients)
                 except NoReference as reason:
                     left_out[name] = str(reason)
     dtype = next((p.dtype for p in base.parameters() if p.is_floating_point()), torch.float32)
@@ -102,7 +103,7 @@ def audit(
         tolerance=TOLERANCE.get(dtype, 1e-4),
         gradient_tolerance=_GRADIENT_FACTOR * TOLERANCE.get(dtype, 1e-4),
         loss_tolerance=max(_LOSS_TOLERANCE, _GRADIENT_FACTOR * TOLERANCE.get(dtype, 1e-4)),
-        results=results,
+        results=[results[name, train] for name in chosen for train in training if (name, train) in results],
         left_out=left_out,
     )
 

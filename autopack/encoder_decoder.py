@@ -20,6 +20,7 @@ from autopack.declarations import IGNORED_LABEL, LAYOUT_KWARGS, Declared
 from autopack.delivery import Scope, current, open_scope
 from autopack.entry import (
     EntryHook,
+    ExitHook,
     by_name,
     inputs_of,
     refuse_bypassed_top,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from autopack.enabled import Enabled
 
-__all__ = ["HalfEntryHook", "PairEntryHook"]
+__all__ = ["HalfEntryHook", "HalfExitHook", "PairEntryHook"]
 
 _PASSED_ON = {"labels", "num_items_in_batch", "return_dict", "use_cache", "output_attentions", "output_hidden_states"}
 _PASSED_ON |= {"output_router_logits"}
@@ -60,6 +61,17 @@ class PairEntryHook(EntryHook):
         return _enter_pair(self, module, args, kwargs)
 
 
+class HalfExitHook(ExitHook):
+    """Forward hook of the models inside an encoder or decoder.
+
+    Not traced, as their entry is not: T5's halves share one code, which Dynamo would read with the scope of the other.
+    """
+
+    @torch._dynamo.disable
+    def __call__(self, module: PreTrainedModel, args: tuple[Any, ...], output: Any) -> Any:
+        return super().__call__(module, args, output)
+
+
 class HalfEntryHook(EntryHook):
     """Forward pre-hook of the models inside an encoder or decoder; on their own they are entered like any other."""
 
@@ -67,6 +79,7 @@ class HalfEntryHook(EntryHook):
         super().__init__(enabled, level)
         self.decodes = decodes
 
+    @torch._dynamo.disable
     def __call__(
         self, module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

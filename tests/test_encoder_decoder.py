@@ -332,6 +332,21 @@ def test_the_bias_is_that_of_the_longest_document():
     assert [bias.shape[-2:] for bias in seen] == [(16, 16)]
 
 
+@pytest.mark.parametrize("model_type", ["t5", "bart"])
+def test_compiled(model_type):
+    model = tiny.build(model_type, task="seq2seq", attn_implementation="sdpa")
+    autopack.enable(model, verify="never")
+    compiled = torch.compile(model, backend="aot_eager", dynamic=True)
+    for pairs in (Pairs.draw(), Pairs.draw(SOURCES[::-1], TARGETS[::-1], seed=1)):
+        expected = model(**pairs.one_row()).logits
+        torch.testing.assert_close(compiled(**pairs.one_row()).logits, expected, rtol=0, atol=1e-3)
+
+
+def test_the_packing_collator_says_what_to_use():
+    with pytest.raises(ValueError, match="Keep transformers.DataCollatorForSeq2Seq"):
+        autopack.PackingCollator.for_model(tiny.build("t5", task="seq2seq"))
+
+
 def test_generation_is_left_as_it_is():
     pairs, model = Pairs.draw(), tiny.build("t5", task="seq2seq")
     model.generation_config.update(max_new_tokens=5, decoder_start_token_id=2, pad_token_id=0, eos_token_id=None)

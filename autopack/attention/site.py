@@ -70,7 +70,7 @@ def _attend(
         layout = layout.to(query.device)
     if memory is not None:
         memory = memory.to(query.device)
-        return attend_across(original, implementation, layout, memory, module, query, key, value, mask, options)
+        return _attend_across(original, implementation, layout, memory, module, query, key, value, mask, options)
     adjust = _adjustment(scope, module)
     if adjust is not None:
         query, key, value, options = adjust(module, layout, query, key, value, options)
@@ -106,6 +106,7 @@ def _adjustment(scope: Scope, module: torch.nn.Module) -> Callable[..., Any] | N
 
 # Lengths on the host would be constants of a compiled graph, and every layout a graph of its own.
 _attend_documents = torch._dynamo.disable(attend_documents)
+_attend_across = torch._dynamo.disable(attend_across)
 
 
 def _registered(implementation: str) -> Callable[..., Any]:

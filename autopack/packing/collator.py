@@ -6,6 +6,7 @@ The method is *MiniBatchPacking + PosID* of "Enhancing Training Efficiency Using
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
@@ -128,11 +129,18 @@ class PackingCollator:
         class of the model, which a config alone does not tell, `mask_first_label=False` for masked language models and
         token classification, `labels="given"` for heads with one result per document. `options` are those of the class
         and win. Raises `ValueError` where there is no config, or a RoBERTa-like one without the `pad_token_id` to start
-        after.
+        after, and for encoder-decoders, whose padded batches run without padding as they are.
         """
         for wrapper in ("_orig_mod", "module"):
             model = getattr(model, wrapper, model)
         model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        forward = getattr(type(model), "forward", None)
+        if forward is not None and "decoder_input_ids" in inspect.signature(forward).parameters:
+            raise ValueError(
+                f"{type(model).__name__} takes tokens for an encoder and a decoder, and this collator packs one row of "
+                f"tokens. Keep transformers.DataCollatorForSeq2Seq: enabled, the model runs its padded batches without "
+                f"the padding"
+            )
         config = getattr(model, "config", model)
         config = config.get_text_config() if hasattr(config, "get_text_config") else config
         model_type = getattr(config, "model_type", None)
