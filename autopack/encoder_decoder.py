@@ -107,6 +107,9 @@ def _enter_pair(
         open_scope(Scope(enabled, None, outer, hook.level))
         return None
     pair, packs = found
+    if not packs and enabled.unpad == "never":
+        open_scope(Scope(enabled, None, outer, hook.level))
+        return None
     if packs:
         _refuse_what_cannot_be_packed(hook, module, arguments, pair)
     else:
@@ -131,8 +134,6 @@ def _enter_pair(
 def _obstacle(hook: PairEntryHook, module: PreTrainedModel, arguments: dict[str, Any], pair: Pair) -> str | None:
     """Why a padded batch has to stay as it came, whatever entry could unpad it."""
     enabled = hook.enabled
-    if enabled.unpad == "never":
-        return "unpad='never'"
     if enabled.uses_positions and not all(half.places.on_the_right for half in pair.halves):
         return f"how {enabled.model_type} counts positions after padding is not known"
     weights = wants_weights(module, arguments)

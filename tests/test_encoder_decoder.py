@@ -20,6 +20,8 @@ import autopack
 from autopack import tiny, upstream
 from autopack.delivery import ACROSS, MARK
 from autopack.errors import InvalidPacking, UnsupportedModel
+from autopack.layout import PackedLayout
+from autopack.mixers import RELATIVE, MixerCall
 from compat.standins import flash_standin, flex_standin, set_implementation
 
 LOGITS, GRADIENTS, LOSS = 1e-4, 1e-3, 1e-5
@@ -345,6 +347,25 @@ def test_compiled(model_type):
 def test_the_packing_collator_says_what_to_use():
     with pytest.raises(ValueError, match="Keep transformers.DataCollatorForSeq2Seq"):
         autopack.PackingCollator.for_model(tiny.build("t5", task="seq2seq"))
+
+
+def test_a_bias_that_reaches_no_attention_of_ours_is_refused():
+    """Of releases whose T5 computes attention by itself: there a bias of one token would broadcast over the row."""
+    layout = PackedLayout.from_lengths([[1, 1, 1]])
+    linear, tokens = torch.nn.Linear(4, 4), {"input": torch.zeros(1, 3, 4)}
+    call = MixerCall(torch.nn.Linear.forward, linear, "input", tokens, layout, False)
+    with pytest.raises(UnsupportedModel, match="does not attend through its attention interface"):
+        RELATIVE.run(call)
+
+
+def test_unpad_never_leaves_padded_batches_and_serves_packed_rows():
+    pairs, model = Pairs.draw(), tiny.build("t5", task="seq2seq")
+    alone = Alone.run(model, pairs)
+    before = model(**pairs.padded()).loss
+    handle = autopack.enable(model, unpad="never", verify="never")
+    assert torch.equal(model(**pairs.padded()).loss, before)
+    assert not handle.tally.left
+    alone.check(pairs, "one_row", model(**pairs.one_row()), model)
 
 
 def test_generation_is_left_as_it_is():

@@ -195,6 +195,12 @@ class RelativeBias(Way):
     recurs: ClassVar[bool] = False
 
     def run(self, call: MixerCall) -> Any:
+        if not structure.attention_modules(call.mixer):
+            raise UnsupportedModel(
+                f"{type(call.mixer).__name__} of this release of transformers does not attend through its attention "
+                f"interface, so autopack has no place to keep documents apart. Use transformers 5.23 or later, or "
+                f"train on padded batches, one document per row."
+            )
         return with_bias_of_longest(call)
 
     def paths(self) -> dict[str, str]:
