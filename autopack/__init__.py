@@ -8,29 +8,29 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from autopack.version import __version__
 
 _PUBLIC = {
     "AutopackError": "autopack.errors",
     "CostModel": "autopack.packing.balance",
-    "Family": "autopack.architectures",
-    "Handle": "autopack.handle",
+    "Family": "autopack.family",
+    "Handle": "autopack.enabling.handle",
     "InvalidPacking": "autopack.errors",
-    "LeakReport": "autopack.report",
+    "LeakReport": "autopack.auditing.report",
     "OutsideForward": "autopack.errors",
     "PackedBatchSampler": "autopack.packing.sampler",
-    "PackedLayout": "autopack.layout",
+    "PackedLayout": "autopack.layout.packed",
     "PackingCollator": "autopack.packing",
     "Plan": "autopack.packing.plan",
     "SiteDrift": "autopack.errors",
-    "TrainerHandle": "autopack.handle",
+    "TrainerHandle": "autopack.enabling.handle",
     "UnsupportedModel": "autopack.errors",
-    "audit": "autopack.auditor",
-    "disable": "autopack.api",
-    "enable": "autopack.api",
+    "audit": "autopack.auditing.auditor",
+    "disable": "autopack.enabling.enable",
+    "enable": "autopack.enabling.enable",
     "estimate": "autopack.packing.estimate",
     "families": "autopack.registry",
-    "is_enabled": "autopack.api",
+    "is_enabled": "autopack.enabling.enable",
     "pack": "autopack.packing.dataset",
     "plan": "autopack.packing.plan",
     "register": "autopack.registry",
@@ -52,12 +52,13 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from autopack.api import disable, enable, is_enabled
-    from autopack.architectures import Family
-    from autopack.auditor import audit
+    from autopack.auditing.auditor import audit
+    from autopack.auditing.report import LeakReport
+    from autopack.enabling.enable import disable, enable, is_enabled
+    from autopack.enabling.handle import Handle, TrainerHandle
     from autopack.errors import AutopackError, InvalidPacking, OutsideForward, SiteDrift, UnsupportedModel
-    from autopack.handle import Handle, TrainerHandle
-    from autopack.layout import PackedLayout
+    from autopack.family import Family
+    from autopack.layout.packed import PackedLayout
     from autopack.packing import PackingCollator
     from autopack.packing.balance import CostModel
     from autopack.packing.dataset import pack
@@ -66,4 +67,3 @@ if TYPE_CHECKING:
     from autopack.packing.plan import Plan, plan
     from autopack.packing.sampler import PackedBatchSampler
     from autopack.registry import families, register
-    from autopack.report import LeakReport

@@ -15,8 +15,8 @@ from autopack import __version__
 from autopack.errors import AutopackError
 
 COMMANDS = {
-    "demo": ("autopack.demo.command", "train a small model offline: padded batches against packed rows"),
-    "doctor": ("autopack.doctor", "say what is installed, what autopack would use, and what is broken"),
+    "demo": ("autopack.commands.demo", "train a small model offline: padded batches against packed rows"),
+    "doctor": ("autopack.commands.doctor", "say what is installed, what autopack would use, and what is broken"),
     "families": ("autopack.commands.families", "list the architectures that are served, how, and what was measured"),
     "estimate": ("autopack.commands.estimate", "say what packing a data set would gain, counted from its lengths"),
     "audit": ("autopack.commands.audit", "measure whether documents in a packed row change each other in a model"),

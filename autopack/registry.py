@@ -8,8 +8,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
-from autopack.architectures import Family
 from autopack.errors import AutopackError, UnsupportedModel
+from autopack.family import Family
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,7 +64,7 @@ def register(family: Family) -> None:
 def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
     """The family of a model, and why it cannot serve it, or None where it can."""
     from autopack.architectures import attention
-    from autopack.structure import attention_modules, is_pair, mixers
+    from autopack.inspection.modules import attention_modules, is_pair, mixers
 
     config = model.config
     # A composite that none lists is what its text part is, and is audited.
@@ -98,7 +98,7 @@ def family_for(model: PreTrainedModel) -> Family:
 
 def _without_cross_attention(model: PreTrainedModel, family: Family | None) -> str | None:
     """Why the two halves of an encoder-decoder cannot be told apart, or None where they can."""
-    from autopack.structure import attention_modules, cross_attention, halves, mixers
+    from autopack.inspection.modules import attention_modules, cross_attention, halves, mixers
 
     found = halves(model)
     if found is None:
@@ -122,12 +122,12 @@ def is_covered(family: Family, model: PreTrainedModel) -> bool:
 
     Remote code may go by the type of another implementation. Mixers have been run on recent releases alone.
     """
-    from autopack import structure, upstream
+    from autopack.inspection import modules, releases
 
-    mixers = structure.mixers(model, family.mixers)
-    mixing = [*structure.entries(model), *structure.attention_modules(model), *mixers]
-    if any(not module.startswith("transformers.") for module, _ in structure.forwards_of(mixing)):
+    mixers = modules.mixers(model, family.mixers)
+    mixing = [*modules.entries(model), *modules.attention_modules(model), *mixers]
+    if any(not module.startswith("transformers.") for module, _ in modules.forwards_of(mixing)):
         return False
-    if family.mixers and not (mixers and upstream.VERSION >= upstream.MIXERS_COVERED_FROM):
+    if family.mixers and not (mixers and releases.VERSION >= releases.MIXERS_COVERED_FROM):
         return False
     return model.config.model_type in family.model_types

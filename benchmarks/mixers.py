@@ -93,8 +93,8 @@ def arms(name: str, documents: list[int], options: argparse.Namespace) -> dict[s
     import torch
 
     import autopack
-    from autopack.delivery import Scope, close_scope, open_scope
-    from autopack.layout import PackedLayout
+    from autopack.layout.packed import PackedLayout
+    from autopack.runtime.scope import Scope, close_scope, open_scope
 
     cls = MIXERS[name][1]
     generator = torch.Generator().manual_seed(options.seed)

@@ -133,7 +133,7 @@ def main() -> None:
     where = interleave.origin()
     build(1, 64)  # transformers' own imports
     imports = interleave.Times()
-    imports.run(lambda: import_module("autopack.api"))
+    imports.run(lambda: import_module("autopack.enabling.enable"))
     start = time.perf_counter()
     enables = measure_enables(30)
     found: dict[str, Any] = {}

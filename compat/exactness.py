@@ -29,12 +29,13 @@ import torch
 from tqdm import tqdm
 
 import autopack
-from autopack import registry, tiny, upstream
-from autopack.audit_heads import of_document
-from autopack.auditor import TOLERANCE
+from autopack import registry, tiny
+from autopack.auditing.auditor import TOLERANCE
+from autopack.auditing.results import of_document
 from autopack.commands.families import MEASURED
 from autopack.errors import AutopackError
-from autopack.structure import is_pair
+from autopack.inspection import releases
+from autopack.inspection.modules import is_pair
 from compat.standins import flash_standin, flex_standin, float64_throughout, set_implementation
 
 __all__ = ["measure", "measure_in_float64", "recorded"]
@@ -63,7 +64,7 @@ def measure(
         try:
             model: Any = tiny.build(model_type, task=task, dtype=dtype)
             if backend != "eager":
-                declared = upstream.supported_implementations(model)
+                declared = releases.supported_implementations(model)
                 if not declared & {implementation, implementation.removesuffix("_2")}:
                     return {"status": "undeclared"}
                 if backend == "sdpa":

@@ -132,7 +132,7 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
 def nothing_left_behind() -> Iterator[None]:
     """Afterwards transformers is as it was before, and no scope is open."""
     from autopack import patching
-    from autopack.delivery import current
+    from autopack.runtime.scope import current
 
     before, sites = installed_functions(), set(patching._installed)
     yield

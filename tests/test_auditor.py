@@ -10,8 +10,8 @@ import torch
 
 import autopack
 from autopack import UnsupportedModel, tiny
-from autopack.auditor import MODES, TOLERANCE
-from autopack.entry import EntryHook
+from autopack.auditing.auditor import MODES, TOLERANCE
+from autopack.calls.hooks import EntryHook
 from tests.conftest import LEAK, attributes, llama, same
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import autopack
-from autopack.delivery import BoundCheckpoint
-from autopack.enabled import Enabled
+from autopack.runtime.checkpointing import BoundCheckpoint
+from autopack.runtime.model import Enabled
 from tests.conftest import (
     FLOAT64,
     LEAK,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopack import InvalidPacking
-from autopack.declarations import read
+from autopack.layout.declarations import read
 from tests.conftest import positions
 
 CPU = torch.device("cpu")

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 import autopack
 from autopack import OutsideForward
-from autopack.delivery import BoundCheckpoint, current, unbind_checkpointing
+from autopack.runtime.checkpointing import BoundCheckpoint, unbind_checkpointing
+from autopack.runtime.scope import current
 from tests.conftest import (
     FLOAT64,
     LEAK,
@@ -93,7 +94,7 @@ def test_checkpointing_that_is_switched_on_between_two_forwards_is_followed(mode
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def test_a_checkpoint_function_that_is_not_bound_raises(model, kind, monkeypatch):
-    monkeypatch.setattr("autopack.enabled.bind_checkpointing", lambda modules: None)
+    monkeypatch.setattr("autopack.runtime.model.bind_checkpointing", lambda modules: None)
     model.train().gradient_checkpointing_enable(kind)
     unbind_checkpointing(list(model.modules()))
     with pytest.raises(OutsideForward, match="use `model.gradient_checkpointing_enable"):
@@ -279,7 +280,7 @@ def test_only_the_look_at_the_stack_tells_what_an_interrupt_left_behind(model, m
     expected = model.model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).last_hidden_state
     TestInterruptedForwards()._interrupt(model, "model.embed_tokens", KeyboardInterrupt)
     with monkeypatch.context() as patched:
-        patched.setattr("autopack.delivery._running", lambda frame: True)
+        patched.setattr("autopack.runtime.scope._running", lambda frame: True)
         found = model.model.forward(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).last_hidden_state
     assert error(found, expected) > LEAK
 

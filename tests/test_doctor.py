@@ -13,8 +13,10 @@ import pytest
 import torch
 import transformers
 
-from autopack import attention, doctor, upstream
+from autopack import attention
 from autopack.cli import main
+from autopack.commands import doctor
+from autopack.inspection import releases
 
 TREE = Path(__file__).parents[1]
 
@@ -94,4 +96,4 @@ def test_minimum_versions_are_those_of_the_package():
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((TREE / "pyproject.toml").read_text())["project"]
     assert [f"{name}>={version}" for name, version in doctor.MINIMUM.items()] == project["dependencies"]
-    assert upstream.MINIMUM_TRANSFORMERS.startswith(doctor.MINIMUM["transformers"])
+    assert releases.MINIMUM_TRANSFORMERS.startswith(doctor.MINIMUM["transformers"])

@@ -10,8 +10,8 @@ from transformers import LlamaForCausalLM, masking_utils
 
 import autopack
 from autopack import SiteDrift, UnsupportedModel, tiny
-from autopack.delivery import MARK
-from autopack.entry import EntryHook
+from autopack.calls.hooks import EntryHook
+from autopack.runtime.marks import MARK
 from tests.conftest import (
     FLOAT64,
     LEAK,
@@ -201,14 +201,16 @@ class TestFailures:
         from transformers.models.llama import modeling_llama
 
         model = llama()
-        monkeypatch.setattr("autopack.structure.eager_functions", lambda m: [(modeling_llama.__name__, "eager_gone")])
+        monkeypatch.setattr(
+            "autopack.inspection.source.eager_functions", lambda m: [(modeling_llama.__name__, "eager_gone")]
+        )
         before = _state(model)
         with pytest.raises(SiteDrift, match="modeling_llama.eager_gone, and the installed transformers has none"):
             autopack.enable(model)
         assert _as_before(model, before)
 
     def test_a_family_that_needs_more_than_there_is(self, monkeypatch):
-        from autopack.architectures import Family
+        from autopack.family import Family
         from autopack.patching import Site
 
         site = Site("transformers.models.llama.modeling_llama", "repeat_kv", lambda f, s: f, parameters=("no_such",))

@@ -17,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopack
-from autopack import tiny, upstream
-from autopack.delivery import ACROSS, MARK
+from autopack import tiny
 from autopack.errors import InvalidPacking, UnsupportedModel
-from autopack.layout import PackedLayout
+from autopack.inspection import releases
+from autopack.layout.packed import PackedLayout
 from autopack.mixers import RELATIVE, MixerCall
+from autopack.runtime.marks import ACROSS, MARK
 from compat.standins import flash_standin, flex_standin, set_implementation
 
 LOGITS, GRADIENTS, LOSS = 1e-4, 1e-3, 1e-5
@@ -34,7 +35,7 @@ SERVED = [
 REFUSED = ["bigbird_pegasus", "fsmt", "led", "longt5", "nllb-moe", "pegasus_x", "prophetnet", "t5gemma2"]
 
 pytestmark = pytest.mark.skipif(
-    upstream.VERSION < upstream.MIXERS_COVERED_FROM, reason="encoder-decoders are covered from transformers 5.23"
+    releases.VERSION < releases.MIXERS_COVERED_FROM, reason="encoder-decoders are covered from transformers 5.23"
 )
 
 

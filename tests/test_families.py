@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from autopack import registry, tiny
-from autopack.architectures import Family
 from autopack.cli import main
 from autopack.commands import families
+from autopack.family import Family
 from autopack.mixers import ROWS
 from compat import exactness
 from compat.exactness import recorded

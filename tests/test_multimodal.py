@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopack
-from autopack import InvalidPacking, UnsupportedModel, media, registry, tiny
+from autopack import InvalidPacking, UnsupportedModel, registry, tiny
+from autopack.inspection import media
 from autopack.tiny import images
 from autopack.tiny.images import IMAGE
 from compat.images import alone, alone_loss, as_videos, changed, compare, documents, influence, labels_of, packed, spans

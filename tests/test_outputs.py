@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOutputWithPast
 
 import autopack
-from autopack.outputs import restore
-from autopack.padding import Padding
+from autopack.calls.outputs import restore
+from autopack.layout.padding import Padding
 from tests.padded import LENGTHS, batch, build, mask_of, twins
 
 REAL = np.array([[1, 1, 0], [1, 1, 1]], bool)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from autopack.padding import Padding
+from autopack.layout.padding import Padding
 
 CPU = torch.device("cpu")
 masks = arrays.arrays(bool, st.tuples(st.integers(1, 5), st.integers(1, 12))).filter(lambda m: m.any(axis=1).all())

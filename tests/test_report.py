@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from autopack.report import LeakReport, ModeResult
+from autopack.auditing.report import LeakReport, ModeResult
 
 NOTHING = np.array([[np.nan, 0.0], [0.0, np.nan]])
 LEAKING = np.array([[np.nan, 0.0], [0.7, np.nan]])

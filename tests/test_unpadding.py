@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopack
-from autopack import positions
-from autopack.entry import PoolerHook
+from autopack.calls.hooks import PoolerHook
+from autopack.inspection import positions
 from tests.padded import (
     FLOAT32,
     GRADIENT,
@@ -201,7 +201,7 @@ class TestNegativeControls:
 
     def test_columns_as_positions_of_a_model_that_counts_along_the_mask(self, monkeypatch):
         monkeypatch.setattr(positions, "_FROM_MASK", set())
-        monkeypatch.setattr("autopack.unpadding.positions.known_in_padded_batch", lambda *_: True)
+        monkeypatch.setattr("autopack.calls.unpadded.positions.known_in_padded_batch", lambda *_: True)
         stock, model = twins(build("opt"))
         inputs = batch("causal LM", mask_of(LENGTHS, "left"))
         with autopack.enable(model) as handle:

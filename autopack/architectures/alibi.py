@@ -1,6 +1,6 @@
 """Decoders whose attention adds a bias by distance (ALiBi, arXiv 2108.12409), in code of their own."""
 
-from autopack.architectures import Family
+from autopack.family import Family
 from autopack.mixers import Alone
 
 __all__ = ["FAMILY"]

@@ -6,7 +6,7 @@ documents, so nothing depends on what the mask code saw. The list holds the type
 covered (`python -m compat.exactness`); any other model of this structure is served after an audit.
 """
 
-from autopack.architectures import Family
+from autopack.family import Family
 
 __all__ = ["FAMILY"]
 

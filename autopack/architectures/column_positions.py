@@ -6,7 +6,7 @@ interface, the others are run on documents alone.
 
 from typing import Any
 
-from autopack.architectures import Family
+from autopack.family import Family
 from autopack.mixers import ALONE, RESTARTING, ROWS
 
 __all__ = ["FAMILY"]

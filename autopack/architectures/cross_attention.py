@@ -1,6 +1,6 @@
 """Models whose text attends to images or proteins across, through layers of their own; text alone is served."""
 
-from autopack.architectures import Family
+from autopack.family import Family
 
 __all__ = ["FAMILY"]
 

@@ -5,7 +5,7 @@ Their convolution and the state of the rule go on from one document into the nex
 
 from typing import Any
 
-from autopack.architectures import Family
+from autopack.family import Family
 from autopack.mixers import AtOperations, LookingBack
 
 __all__ = ["FAMILY"]

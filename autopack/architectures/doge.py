@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from autopack.architectures import Family
-from autopack.delivery import site_scope
+from autopack.family import Family
 from autopack.patching import Site
+from autopack.runtime.scope import site_scope
 
 __all__ = ["FAMILY"]
 

@@ -1,6 +1,6 @@
 """GIT, text alone. Its loss drops as many tokens of a row as an image has, so calls with labels are refused."""
 
-from autopack.architectures import Family
+from autopack.family import Family
 from autopack.mixers import ALONE
 
 __all__ = ["FAMILY"]

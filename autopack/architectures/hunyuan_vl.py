@@ -3,7 +3,7 @@
 A document would get other numbers for its images than alone, also in a padded batch; text alone is served.
 """
 
-from autopack.architectures import Family
+from autopack.family import Family
 
 __all__ = ["FAMILY"]
 

@@ -1,6 +1,6 @@
 """Hybrids of attention and lightning attention, which carries a sum over all tokens before."""
 
-from autopack.architectures import Family
+from autopack.family import Family
 from autopack.mixers import ROWS
 
 __all__ = ["FAMILY"]

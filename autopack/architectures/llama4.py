@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from autopack.architectures import Family
-from autopack.layout import PackedLayout
+from autopack.family import Family
+from autopack.layout.packed import PackedLayout
 
 __all__ = ["FAMILY"]
 

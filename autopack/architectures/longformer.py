@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional
 
-from autopack.architectures import Family
 from autopack.errors import UnsupportedModel
+from autopack.family import Family
+from autopack.layout.batches import equally_long, pieces, together
 from autopack.mixers import MixerCall, Way
-from autopack.mixers.rows import equally_long, pieces, together
 
 __all__ = ["FAMILY"]
 

@@ -1,6 +1,6 @@
 """MobileBERT: its embeddings join each token with its left and right neighbour, across the ends of documents."""
 
-from autopack.architectures import Family
+from autopack.family import Family
 from autopack.mixers import Alone
 
 __all__ = ["FAMILY"]

@@ -10,7 +10,7 @@ keep their images apart by themselves.
 documents (`python -m compat.exactness --task image-text-to-text`). Sounds have not been run, so they are refused.
 """
 
-from autopack.architectures import Family
+from autopack.family import Family
 
 __all__ = ["FAMILY"]
 

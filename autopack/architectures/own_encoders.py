@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autopack.architectures import Family
+from autopack.family import Family
 from autopack.mixers import ALONE, Alone
 
 __all__ = ["FAMILY"]

@@ -4,7 +4,7 @@ Their attention alone could be kept apart, so they would pass a look at their st
 keeps them from leaking.
 """
 
-from autopack.architectures import Family
+from autopack.family import Family
 
 __all__ = ["FAMILY"]
 

@@ -3,7 +3,7 @@
 Upstream resets the recurrence where a position is 0, but its convolution reaches into the document before.
 """
 
-from autopack.architectures import Family
+from autopack.family import Family
 from autopack.mixers import ROWS
 
 __all__ = ["FAMILY"]

@@ -1,6 +1,6 @@
 """RoFormer, which rotates by columns: its table of rotations begins anew with every document."""
 
-from autopack.architectures import Family
+from autopack.family import Family
 from autopack.mixers import Alone
 
 __all__ = ["FAMILY"]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from autopack.architectures import Family
+from autopack.family import Family
 from autopack.mixers import ROWS, LookingBack
 
 __all__ = ["FAMILY"]

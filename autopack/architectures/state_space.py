@@ -4,7 +4,7 @@ Their convolution reaches into the document before, and the state of the scan go
 only in CUDA kernels that take `seq_idx`.
 """
 
-from autopack.architectures import Family
+from autopack.family import Family
 from autopack.mixers import AtOperations
 
 __all__ = ["FAMILY"]

@@ -4,7 +4,7 @@ In a packed row the bias would be one of the row: dense, and counted from its be
 expert take so many tokens of a row and drops the rest, so its experts are run on documents as rows.
 """
 
-from autopack.architectures import Family
+from autopack.family import Family
 from autopack.mixers import ALONE, RELATIVE, ROWS
 
 __all__ = ["FAMILY"]

@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from autopack.architectures import Family
+from autopack.family import Family
+from autopack.layout.batches import Piece, equally_long, pieces, spread_tokens, together
 from autopack.mixers import ALONE, MixerCall, Way
-from autopack.mixers.rows import Piece, equally_long, pieces, together
-from autopack.mixers.site import spread_tokens
 
 __all__ = ["FAMILY"]
 

@@ -1,6 +1,6 @@
 """xLSTM, whose matrix memory goes on from one document into the next."""
 
-from autopack.architectures import Family
+from autopack.family import Family
 from autopack.mixers import ROWS
 
 __all__ = ["FAMILY"]

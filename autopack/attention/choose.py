@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autopack import upstream
-from autopack.attention import flex, varlen
-from autopack.attention.mask import DocumentMask
+from autopack.attention.backends import flex, varlen
+from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
+from autopack.inspection import masks, releases
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,8 +50,8 @@ def candidates(implementation: str, model: PreTrainedModel) -> tuple[str, ...]:
     A backend other than the implementation's own is a candidate only where the model's class declares support of it,
     because only then do both compute the same attention.
     """
-    declared = upstream.supported_implementations(model)
-    if upstream.is_flash(implementation):
+    declared = releases.supported_implementations(model)
+    if releases.is_flash(implementation):
         return ("flash",)
     if implementation == "flex_attention":
         return ("flex",)
@@ -81,7 +81,7 @@ def choose(
                 f"backend='auto'."
             )
         return requested
-    if upstream.is_flash(implementation):
+    if releases.is_flash(implementation):
         return "flash"
     if implementation == "flex_attention":
         return "flex"
@@ -113,11 +113,11 @@ def _refusal(
 
 def pattern_of(
     module: torch.nn.Module, mask: DocumentMask | torch.Tensor | None, options: Mapping[str, Any]
-) -> upstream.Pattern | None:
+) -> masks.Pattern | None:
     """What a token sees of its document, in numbers; None where the mask is not one of the usual ones."""
     if isinstance(mask, DocumentMask):
         return None if mask.absolute else mask.pattern
-    return upstream.Pattern(causal=is_causal(module, options)) if mask is None else None
+    return masks.Pattern(causal=is_causal(module, options)) if mask is None else None
 
 
 def is_causal(module: torch.nn.Module, options: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autopack.errors import AutopackError
 
 if TYPE_CHECKING:
-    from autopack.architectures import Family
+    from autopack.family import Family
 
 MEASURED = Path(__file__).parents[1] / "measured.json"
 """What `python -m compat.exactness` recorded: by task and model type, the worst error of each backend, or a refusal."""

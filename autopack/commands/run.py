@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autopack.errors import AutopackError
-from autopack.integrations import settings
+from autopack.launch import settings
 
 USAGE = """autopack run [options] SCRIPT.py ARGS...
        autopack run [options] -m MODULE ARGS...

@@ -1,6 +1,7 @@
 """Modules that mix tokens in a way of their own, or count them, made to start anew at every document."""
 
-from autopack.mixers.site import MixerCall, adapt_mixer
+from autopack.family import MixerCall, Way
+from autopack.mixers.site import adapt_mixer
 from autopack.mixers.ways import (
     ALONE,
     RELATIVE,
@@ -12,7 +13,6 @@ from autopack.mixers.ways import (
     OneByOne,
     RelativeBias,
     Restarting,
-    Way,
 )
 
 __all__ = [

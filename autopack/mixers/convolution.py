@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
-from autopack.layout import PackedLayout
+from autopack.layout.packed import PackedLayout
 
 __all__ = ["causal_convolution"]
 

@@ -19,17 +19,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.activations import ACT2FN
 
-from autopack import upstream
 from autopack.errors import UnsupportedModel
+from autopack.inspection import releases
+from autopack.layout.batches import Spread
 from autopack.mixers.convolution import causal_convolution
-from autopack.mixers.heads import run_and_redo_heads
-from autopack.mixers.rows import Spread, run_per_document_row
+from autopack.mixers.first_tokens import run_and_redo_heads
+from autopack.mixers.rows import run_per_document_row
 from autopack.mixers.selective_scan import selective_scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from autopack.layout import PackedLayout
+    from autopack.layout.packed import PackedLayout
     from autopack.patching import Site
 
 __all__ = ["OPERATIONS", "PATHS", "adapt_operation", "keeping_documents_apart"]
@@ -86,7 +87,7 @@ def _convolution(
     given = {**dict(zip(("hidden_states", "weight", "bias", "activation"), args, strict=False)), **kwargs}
     hidden, weight, activation = given["hidden_states"], given["weight"], given.get("activation")
     _check(hidden.transpose(1, 2), layout, "causal_conv1d_fn")
-    if not upstream.kernel_parameters(original):
+    if not releases.kernel_parameters(original):
         act = None if activation is None else ACT2FN[activation]
         return causal_convolution(layout, hidden, weight, given.get("bias"), act)
     rest = {name: value for name, value in kwargs.items() if name not in ("hidden_states", "seq_idx")}
@@ -124,7 +125,7 @@ class _Scan:
         self, original: Callable[..., Any], layout: PackedLayout, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         self.check(layout, args, kwargs)
-        if self.chunk is not None and not upstream.kernel_parameters(original):
+        if self.chunk is not None and not releases.kernel_parameters(original):
             kwargs = {**kwargs, "chunk_size": min(kwargs.get("chunk_size", 64), self.chunk(layout.max_seqlen))}
 
         def call(spread: Spread, **more: Any) -> Any:
@@ -170,7 +171,7 @@ def _selective_scan(
     """selective_scan_fn(u, dt, A, B, C, ...), whose kernel knows of no documents."""
     given = {name: value for name, value in kwargs.items() if value is not None and value is not False}
     own = given.keys() - {"use_associative_scan"} <= _OWN_OPTIONS  # an associative scan is for compiled models
-    if upstream.kernel_parameters(original) or len(args) != 5 or not own:
+    if releases.kernel_parameters(original) or len(args) != 5 or not own:
         return _SELECTIVE_SCAN(original, layout, args, kwargs)
     _SELECTIVE_SCAN.check(layout, args, kwargs)
     given.pop("use_associative_scan", None)
@@ -215,7 +216,7 @@ PATHS = {
 
 
 def _takes(operation: Callable[..., Any], name: str) -> bool:
-    return name in upstream.kernel_parameters(operation)
+    return name in releases.kernel_parameters(operation)
 
 
 def _check(tensor: torch.Tensor, layout: PackedLayout, name: str) -> None:

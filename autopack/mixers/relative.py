@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from autopack.mixers.site import MixerCall
+from autopack.family import MixerCall
 
 __all__ = ["with_bias_of_longest"]
 

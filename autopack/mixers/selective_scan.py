@@ -16,7 +16,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import silu, softplus
 
-from autopack.layout import PackedLayout
+from autopack.layout.packed import PackedLayout
 
 __all__ = ["linear_recurrence", "selective_scan"]
 

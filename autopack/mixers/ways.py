@@ -9,58 +9,17 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from autopack import structure
 from autopack.errors import UnsupportedModel
-from autopack.mixers.attention import attend_alone
-from autopack.mixers.heads import run_and_redo_heads
+from autopack.family import MixerCall, Way
+from autopack.inspection import modules
+from autopack.mixers.first_tokens import run_and_redo_heads
 from autopack.mixers.operations import PATHS, adapt_operation, keeping_documents_apart
+from autopack.mixers.own_attention import attend_alone
 from autopack.mixers.positions import positions_of_documents
 from autopack.mixers.relative import with_bias_of_longest
 from autopack.mixers.rows import run_per_document_row
-from autopack.mixers.site import MixerCall
-from autopack.mixers.whole import run_documents_alone
+from autopack.mixers.whole_model import run_documents_alone
 from autopack.patching import Site
-
-__all__ = [
-    "ALONE",
-    "RELATIVE",
-    "RESTARTING",
-    "ROWS",
-    "Alone",
-    "AtOperations",
-    "LookingBack",
-    "OneByOne",
-    "RelativeBias",
-    "Restarting",
-    "Rows",
-    "Way",
-]
-
-
-class Way:
-    """How modules of one class are run on packed rows."""
-
-    attends: ClassVar[bool] = False
-    """Whether it is attention, which has positions."""
-    recurs: ClassVar[bool] = True
-    """Whether what it gives a token depends on padding before it, which no mask takes out."""
-
-    @property
-    def counts(self) -> bool:
-        """Whether it counts columns, those of padding too."""
-        return False
-
-    def run(self, call: MixerCall) -> Any:
-        """Run one module on packed rows."""
-        raise NotImplementedError
-
-    def sites(self, module: str) -> list[Site]:
-        """Functions to stand at, besides the module's forward, in the Python module that defines it."""
-        return []
-
-    def paths(self) -> dict[str, str]:
-        """What computes it: by device, or "any"."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -109,7 +68,7 @@ class AtOperations(Way):
     fused: str | None = None
 
     def run(self, call: MixerCall) -> Any:
-        if not self.sites(structure.defining_class(call.mixer).__module__):
+        if not self.sites(modules.defining_class(call.mixer).__module__):
             return ROWS.run(call)
         call.check()
         with keeping_documents_apart(call.layout) as arrived:
@@ -195,7 +154,7 @@ class RelativeBias(Way):
     recurs: ClassVar[bool] = False
 
     def run(self, call: MixerCall) -> Any:
-        if not structure.attention_modules(call.mixer):
+        if not modules.attention_modules(call.mixer):
             raise UnsupportedModel(
                 f"{type(call.mixer).__name__} of this release of transformers does not attend through its attention "
                 f"interface, so autopack has no place to keep documents apart. Use transformers 5.23 or later, or "

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.heads import row_head
+from autopack.inspection.heads import row_head
+from autopack.inspection.positions import first_position
 from autopack.packing.values import is_int, is_text, numbers
 from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing, check_weighing, token_weights
-from autopack.positions import first_position
 
 __all__ = ["PackingCollator"]
 

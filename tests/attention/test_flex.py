@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import autopack
-from autopack import tiny, upstream
+from autopack import tiny
+from autopack.inspection import masks
 from compat.standins import flex_standin, set_implementation
 
-pytestmark = pytest.mark.skipif(not upstream.has_mask_interface(), reason="this transformers has no mask interface")
+pytestmark = pytest.mark.skipif(not masks.has_mask_interface(), reason="this transformers has no mask interface")
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "llama4_text"])

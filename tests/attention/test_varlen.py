@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autopack.attention import varlen
-from autopack.layout import PackedLayout
-from autopack.upstream import Pattern
+from autopack.attention.backends import varlen
+from autopack.inspection.masks import Pattern
+from autopack.layout.packed import PackedLayout
 from compat.standins import attend_densely
 
 LAYOUT = PackedLayout.from_lengths([[5, 1, 9], [8, 7]])

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 
-from autopack.attention.varlen import call_kernel
+from autopack.attention.backends.varlen import call_kernel
 from compat.standins import loadable
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import autopack
-from autopack import tiny, upstream
+from autopack import tiny
+from autopack.inspection import releases
 from tests.gpu.test_models import routes
 
 LENGTHS = (7, 130, 1, 62)
@@ -54,6 +55,6 @@ def test_packed_equals_alone_with_real_kernels(model_type, dtype):
         pytest.importorskip(package, reason=f"needs the package {package}")
     modeling = importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
     found = {name: getattr(modeling, name) for name in OPERATIONS if hasattr(modeling, name)}
-    in_torch = [name for name, operation in found.items() if not upstream.kernel_parameters(operation)]
+    in_torch = [name for name, operation in found.items() if not releases.kernel_parameters(operation)]
     assert not in_torch, f"{in_torch} did not find their kernels although the packages are installed"
     _check(model_type, dtype)

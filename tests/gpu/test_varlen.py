@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from autopack.attention.varlen import attend_varlen
-from autopack.layout import PackedLayout
-from autopack.upstream import Pattern
+from autopack.attention.backends.varlen import attend_varlen
+from autopack.inspection.masks import Pattern
+from autopack.layout.packed import PackedLayout
 
 LENGTHS = [[7, 130, 1, 62, 256], [200, 200, 56]]
 # One rounding of the output in the dtype (2^-8 or 2^-11 of values of order 1 to 4), and those of P and dS inside.

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autopack
 from autopack import tiny
-from autopack.wrapping import unwrap
+from autopack.integrations.wrappers import unwrap
 from tests.integration.documents import documents, packed, run_alone, targets
 
 try:

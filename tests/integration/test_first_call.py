@@ -14,19 +14,20 @@ from torch import nn
 
 import autopack
 from autopack import tiny
-from autopack.entry import EntryHook
-from autopack.integrations import first_call, launcher
-from autopack.integrations.first_call import FirstCall
-from autopack.integrations.settings import Settings
+from autopack.calls.hooks import EntryHook
+from autopack.launch import first_call, launcher
+from autopack.launch.first_call import FirstCall
+from autopack.launch.session import Session
+from autopack.launch.settings import Settings
 from tests.conftest import FLOAT32, error
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> launcher.Session:
+def session(monkeypatch: pytest.MonkeyPatch) -> Session:
     """Autopack as `autopack run` starts it, but for models that are made here by `waiting` only."""
-    found = launcher.Session(Settings.read({}), started=True)
+    found = Session(Settings.read({}), started=True)
     monkeypatch.setattr(launcher, "session", found)
     return found
 
@@ -58,7 +59,7 @@ def packed(model: Any) -> int:
     return model._autopack_handle.tally.batches
 
 
-def report(session: launcher.Session, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def report(session: Session, capsys: pytest.CaptureFixture[str]) -> list[str]:
     capsys.readouterr()
     session.report()
     return capsys.readouterr().err.splitlines()
@@ -171,7 +172,7 @@ def test_an_error_of_any_kind_leaves_the_model_as_it_is_and_is_raised_with_stric
     def fail(*_: Any, **__: Any) -> Any:
         raise KeyError("some\nbug")
 
-    monkeypatch.setattr("autopack.api.enable", fail)
+    monkeypatch.setattr("autopack.enabling.enable.enable", fail)
     model = waiting()
     for _ in range(2):
         model(**batch())

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from autopack import api, attention, cli, unpadding
+from autopack import attention, cli
 from autopack.commands import run as command
-from autopack.integrations import settings
+from autopack.enabling import enable
+from autopack.launch import settings
 from tests.conftest import FLOAT32
 from tests.integration.scripts import SCRIPTS
 
@@ -238,7 +239,7 @@ def test_an_interpreter_that_cannot_import_autopack_runs_the_script_and_says_so_
 
 def test_a_process_that_does_not_ask_for_transformers_imports_next_to_nothing():
     done = start("-c", "import sys; print(*sys.modules)", **{settings.RUN: "1", "PYTHONPATH": settings.DIRECTORY})
-    assert "autopack.integrations.launcher" in done.out.split()
+    assert "autopack.launch.launcher" in done.out.split()
     assert not {"torch", "transformers", "wrapt", "numpy", "asyncio"} & set(done.out.split())
 
 
@@ -269,8 +270,8 @@ def test_options_and_variables_agree_and_options_win():
 def test_the_table_of_options_has_the_values_that_enable_takes():
     choices = {option.name: option.choices for option in settings.OPTIONS}
     assert choices["backend"] == ("auto", *attention.BACKENDS)
-    assert choices["unpad"] == unpadding.MODES
-    assert choices["verify"] == api._VERIFY
+    assert choices["unpad"] == enable.MODES
+    assert choices["verify"] == enable._VERIFY
 
 
 def test_a_variable_reaches_the_model_and_an_option_overrides_one():

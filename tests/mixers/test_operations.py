@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from torch.nn.functional import conv1d, silu
 
 import autopack
-from autopack import registry, structure, tiny, upstream
-from autopack.layout import PackedLayout
+from autopack import registry, tiny
+from autopack.inspection import modules, releases
+from autopack.layout.packed import PackedLayout
 from autopack.mixers import AtOperations
 from autopack.mixers.convolution import causal_convolution
-from autopack.mixers.heads import run_and_redo_heads
+from autopack.mixers.first_tokens import run_and_redo_heads
 from autopack.mixers.selective_scan import linear_recurrence, selective_scan
 from tests.conftest import FLOAT32, LEAK, alone, error, positions
 
@@ -172,13 +173,13 @@ def test_kernels_from_the_hub_are_told_or_get_one_document_per_row(monkeypatch, 
     ids = tiny.tokens(model.config, 2, sum(LENGTHS[0]))
     expected = alone(model, ids, *LENGTHS)
     layer = Layer(torch_function)
-    assert not upstream.kernel_parameters(layer)
+    assert not releases.kernel_parameters(layer)
     layer.forward = seeing if takes_bounds else blind
     monkeypatch.setattr(lfm2, "causal_conv1d_fn", layer)
     with autopack.enable(model):
         assert error(model(input_ids=ids, position_ids=positions(*LENGTHS)).logits, expected) < FLOAT32
     assert lfm2.causal_conv1d_fn is layer
-    mixers = structure.mixers(model, {"Lfm2ShortConv"})
+    mixers = modules.mixers(model, {"Lfm2ShortConv"})
     assert len(told) == (len(mixers) if takes_bounds else 0)
     if not takes_bounds:
         assert error(model(input_ids=ids, position_ids=positions(*LENGTHS), use_cache=False).logits, expected) > LEAK

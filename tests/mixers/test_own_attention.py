@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import autopack
 from autopack import registry, tiny
-from autopack.layout import PackedLayout
+from autopack.layout.batches import equally_long, pieces
+from autopack.layout.packed import PackedLayout
 from autopack.mixers import OneByOne
-from autopack.mixers.rows import equally_long, pieces
 from tests.conftest import FLOAT32, LEAK, alone, alone_loss, error, positions
 
 ROWS = ((5, 1, 9, 5), (2, 14, 4))

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 import autopack
-from autopack import registry, structure, tiny
-from autopack.layout import PackedLayout
-from autopack.mixers.rows import GROWTH, buckets, run_per_document_row
+from autopack import registry, tiny
+from autopack.inspection import modules
+from autopack.layout.batches import GROWTH, buckets
+from autopack.layout.packed import PackedLayout
+from autopack.mixers.rows import run_per_document_row
 from tests.conftest import (
     FLOAT32,
     FLOAT64,
@@ -116,7 +118,7 @@ def test_two_forwards_before_one_backward_with_checkpointing(model_type, reentra
 
 def test_a_mixer_reached_past_the_entry_is_refused():
     model = tiny.build("bamba")
-    (mixer, *_) = structure.mixers(model, frozenset({"BambaMixer"}))
+    (mixer, *_) = modules.mixers(model, frozenset({"BambaMixer"}))
     with autopack.enable(model), pytest.raises(autopack.OutsideForward):
         mixer(torch.zeros(1, 3, model.config.hidden_size))
 
@@ -125,11 +127,11 @@ def test_other_models_and_disabled_ones_are_not_touched():
     model, other = tiny.build("bamba"), tiny.build("bamba")
     ids = tiny.tokens(model.config, 1, 20)
     before = other(input_ids=ids).logits
-    original = type(structure.mixers(model, frozenset({"BambaMixer"}))[0]).forward
+    original = type(modules.mixers(model, frozenset({"BambaMixer"}))[0]).forward
     with autopack.enable(model):
         assert torch.equal(other(input_ids=ids).logits, before)
         assert torch.equal(model(input_ids=ids).logits, before)
-    assert type(structure.mixers(model, frozenset({"BambaMixer"}))[0]).forward is original
+    assert type(modules.mixers(model, frozenset({"BambaMixer"}))[0]).forward is original
 
 
 lengths = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=8), min_size=1, max_size=3)
@@ -158,11 +160,11 @@ def test_any_causal_mixer_gets_every_document_once_and_from_its_start(rows):
 def test_before_the_release_that_was_covered_a_model_is_audited(monkeypatch):
     from packaging.version import Version
 
-    from autopack import upstream
+    from autopack.inspection import releases
 
     with autopack.enable(tiny.build("lfm2")) as handle:
         assert handle.verified == "by the released leak test of lfm2"
-    monkeypatch.setattr(upstream, "VERSION", Version("4.57.6"))
+    monkeypatch.setattr(releases, "VERSION", Version("4.57.6"))
     with autopack.enable(tiny.build("lfm2")) as handle:
         assert handle.verified.startswith("by an audit of this very model")
 
@@ -176,7 +178,7 @@ def test_a_forward_on_the_instance_goes_past_the_mixer_and_is_refused():
     mask = torch.ones_like(ids)
     mask[0, 5:] = 0
     expected = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-    for mixer in structure.mixers(model, CONVOLUTIONS):
+    for mixer in modules.mixers(model, CONVOLUTIONS):
         mixer.forward = functools.partial(type(mixer).forward, mixer)
     with autopack.enable(model) as handle:
         with pytest.raises(autopack.UnsupportedModel, match="Lfm2ShortConv has a forward of its own"):
@@ -223,7 +225,7 @@ def test_under_the_hooks_of_accelerate_documents_stay_apart(model_type, when):
 def test_code_from_elsewhere_is_audited_whatever_type_it_goes_by(name, monkeypatch):
     """Remote code with a covered model_type: served after an audit, refused where its mixers have other names."""
     model = tiny.build("lfm2")
-    for mixer in structure.mixers(model, CONVOLUTIONS):
+    for mixer in modules.mixers(model, CONVOLUTIONS):
         own = {k: v for k, v in vars(type(mixer)).items() if k not in ("__dict__", "__weakref__")}
         cls = type(name, (torch.nn.Module,), {**own, "__module__": __name__})
         cls.__qualname__ = name

@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers
 
+from autopack.inspection.positions import AFTER_PAD_TOKEN, AT_CONSTANT
 from autopack.packing import PackingCollator
-from autopack.positions import AFTER_PAD_TOKEN, AT_CONSTANT
 from tests.packing.batches import Documents
 
 

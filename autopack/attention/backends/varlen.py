@@ -1,0 +1,184 @@
+"""Variable-length attention by the FlashAttention kernels that torch itself carries (CUDA, torch 2.10 and later).
+
+No flash-attn package is needed. Windows, scale and grouped-query heads go to the kernel; attention sinks are folded in
+through the log-sum-exp, with the backward kernel fed the output and log-sum-exp that include the sink, which makes the
+gradients exact (P = exp(S - lse) is what the kernel recomputes).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from autopack.inspection.masks import Pattern
+from autopack.layout.packed import PackedLayout
+
+__all__ = ["attend_varlen", "availability", "call_kernel", "refusal"]
+
+_MAX_HEAD_SIZE = 256
+
+
+@cache
+def kernel() -> Callable[..., Any] | None:
+    """`torch.nn.attention.varlen.varlen_attn`, or None where torch does not have it."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn
+
+
+def flash_forward() -> Callable[..., Any]:
+    """The kernel with its log-sum-exp, which `varlen_attn` gives without gradients."""
+    return torch.ops.aten._flash_attention_forward
+
+
+def flash_backward() -> Callable[..., Any]:
+    """The kernel's backward, which recomputes the softmax from whatever log-sum-exp it is given."""
+    return torch.ops.aten._flash_attention_backward
+
+
+def availability() -> tuple[bool, str]:
+    """Whether the backend can be used here, and why not."""
+    if kernel() is None:
+        return False, f"torch {torch.__version__} has no torch.nn.attention.varlen; it came with 2.10"
+    if not torch.cuda.is_available():
+        return False, "needs a CUDA device"
+    if torch.cuda.get_device_capability()[0] < 8:
+        return False, "needs compute capability 8.0 (Ampere) or later"
+    return True, "torch.nn.attention.varlen"
+
+
+def refusal(query: torch.Tensor, value: torch.Tensor, pattern: Pattern | None, options: dict[str, Any]) -> str | None:
+    """Why this attention cannot go to the kernel, or None where it can."""
+    if not query.is_cuda:
+        return "the kernel needs CUDA tensors"
+    if query.dtype not in (torch.float16, torch.bfloat16):
+        return f"the kernel takes float16 and bfloat16, not {query.dtype}"
+    if max(query.shape[-1], value.shape[-1]) > _MAX_HEAD_SIZE:
+        return f"the kernel takes heads of up to {_MAX_HEAD_SIZE}, not {query.shape[-1]}"
+    if pattern is None:
+        return "the mask is neither causal, bidirectional, windowed nor chunked"
+    for name in ("softcap", "position_bias"):
+        if options.get(name) is not None:
+            return f"the kernel has no {name}"
+    if options.get("dropout"):
+        return "the kernel has no attention dropout"
+    return None
+
+
+def attend_varlen(
+    layout: PackedLayout,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    pattern: Pattern,
+    scale: float | None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attend within each document of (rows, heads, columns, head size) states in float16 or bfloat16.
+
+    `sinks` are one logit per query head that takes part in each softmax without a value. Returns (rows, columns, heads,
+    value head size).
+    """
+    if pattern.chunk is not None:
+        layout = layout.in_chunks(pattern.chunk)
+    rows, heads, columns, size = query.shape
+    value_size = value.shape[-1]
+    scale = size**-0.5 if scale is None else scale
+    # The kernel wants one head size for all three, and a multiple of 8.
+    padded = -(-max(size, value_size) // 8) * 8
+
+    def flat(states: torch.Tensor) -> torch.Tensor:
+        states = states.transpose(1, 2).reshape(rows * columns, states.shape[1], states.shape[3])
+        return F.pad(states, (0, padded - states.shape[-1])) if states.shape[-1] < padded else states
+
+    window = (-1 if pattern.before is None else pattern.before, _after(pattern))
+    longest = columns if torch.compiler.is_compiling() else layout.max_seqlen
+    if sinks is None:
+        output = call_kernel(flat(query), flat(key), flat(value), layout.cu_seqlens, longest, scale, window)
+    else:
+        output = _SinkAttention.apply(
+            flat(query), flat(key), flat(value), sinks, layout.cu_seqlens, longest, scale, window
+        )
+    return output[..., :value_size].reshape(rows, columns, heads, value_size)
+
+
+def _after(pattern: Pattern) -> int:
+    if pattern.causal:
+        return 0
+    return -1 if pattern.after is None else pattern.after
+
+
+def call_kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    longest: int,
+    scale: float,
+    window: tuple[int, int],
+) -> torch.Tensor:
+    """Call `varlen_attn` on (tokens, heads, head size) states, whichever of its signatures torch has."""
+    function = kernel()
+    assert function is not None
+    parameters = inspect.signature(function).parameters
+    arguments: dict[str, Any] = {}
+    if "scale" in parameters:
+        arguments["scale"] = scale
+    else:
+        query = query * (scale * query.shape[-1] ** 0.5)
+    if "window_size" in parameters:
+        arguments["window_size"] = window
+    elif window in ((-1, 0), (-1, -1)):
+        arguments["is_causal"] = window == (-1, 0)
+    else:
+        raise NotImplementedError(f"torch {torch.__version__}'s varlen_attn has no window_size")
+    if "enable_gqa" in parameters:
+        arguments["enable_gqa"] = query.shape[1] != key.shape[1]
+    elif query.shape[1] != key.shape[1]:
+        key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (key, value))
+    return function(query, key, value, cu_seqlens, cu_seqlens, longest, longest, **arguments)
+
+
+class _SinkAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        sinks: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        longest: int,
+        scale: float,
+        window: tuple[int, int],
+    ) -> torch.Tensor:
+        output, lse, state, unused, _ = flash_forward()(
+            query, key, value, cu_seqlens, cu_seqlens, longest, longest, 0.0, window == (-1, 0), False,
+            scale=scale, window_size_left=window[0], window_size_right=window[1],
+        )  # fmt: skip
+        logits = sinks.float().unsqueeze(1)  # lse is (heads, tokens)
+        with_sink = torch.logaddexp(lse, logits)
+        output = output * torch.exp(lse - with_sink).transpose(0, 1).unsqueeze(-1).to(output.dtype)
+        ctx.save_for_backward(query, key, value, output, with_sink, logits, cu_seqlens, state, unused)
+        ctx.settings = (longest, scale, window, sinks.dtype)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, output, lse, logits, cu_seqlens, state, unused = ctx.saved_tensors
+        longest, scale, window, dtype = ctx.settings
+        grad = grads[0].contiguous()
+        d_query, d_key, d_value = flash_backward()(
+            grad, query, key, value, output, lse, cu_seqlens, cu_seqlens, longest, longest, 0.0, window == (-1, 0),
+            state, unused, scale=scale, window_size_left=window[0], window_size_right=window[1],
+        )  # fmt: skip
+        share = torch.exp(logits - lse)
+        d_sinks = -(share * (grad.float() * output.float()).sum(-1).transpose(0, 1)).sum(1)
+        return d_query, d_key, d_value, d_sinks.to(dtype), None, None, None, None

@@ -1,0 +1,139 @@
+"""What an enabled model's masks become on packed rows: a description, from which each backend takes what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from autopack.errors import UnsupportedModel
+from autopack.inspection import masks
+from autopack.layout.packed import PackedLayout
+
+__all__ = ["DocumentMask"]
+
+
+_UNKNOWN = object()
+
+
+class DocumentMask:
+    """Stands where the model's attention mask would stand, on its way from the mask function to the attention site.
+
+    No tensor over the whole row is made. `function` is the upstream mask function that would have been called with
+    `arguments`; calling it for the length of one document gives the very mask that the document has alone.
+    """
+
+    def __init__(self, layout: PackedLayout, function: Callable[..., Any], arguments: Mapping[str, Any]):
+        self.layout = layout
+        self.function = function
+        self.arguments = dict(arguments)
+        self._alone_by_length: dict[int, Any] = {}
+        self._pattern: Any = _UNKNOWN
+        self._absolute_rule: bool | None = None
+
+    @property
+    def rule(self) -> Callable[..., Any]:
+        """The index-based rule (batch, head, query, key) -> visible, as the model's code composed it."""
+        return self.arguments["mask_function"]
+
+    @property
+    def pattern(self) -> masks.Pattern | None:
+        """The rule in numbers, or None where it is not one of the usual ones."""
+        # Kept by hand: up to Python 3.11 functools.cached_property takes a lock, which breaks compiled graphs.
+        if self._pattern is _UNKNOWN:
+            self._pattern = masks.describe_mask(self.rule)
+        return self._pattern
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees a later one, so that a missing mask stands for a causal call."""
+        return self.pattern is not None and self.pattern.causal
+
+    @property
+    def absolute(self) -> bool:
+        """Whether the rule reads per-token tensors, so that it must be asked with columns of the row."""
+        if self._absolute_rule is None:
+            columns = self.layout.columns
+            tensors = () if self.pattern is not None else masks.captured_tensors(self.rule)
+            self._absolute_rule = any(t.dim() >= 2 and t.shape[-1] >= columns for t in tensors)
+        return self._absolute_rule
+
+    def for_document(self, row: int, first: int, end: int) -> Any:
+        """The mask of one document alone: (1, 1, length, length), or None where the model would have passed none."""
+        if self.absolute:
+            return self._absolute(row, first, end)
+        length = end - first
+        local = self.arguments.get("local_size")
+        if local is not None and length <= local:
+            return self._alone(length)
+        # A rule over relative indices is the same for every length, so one mask serves all documents.
+        longest = self._alone(self.layout.max_seqlen)
+        if longest is None or isinstance(longest, torch.Tensor):
+            return None if longest is None else longest[:, :, :length, :length]
+        return self._alone(length)  # a BlockMask, which forgets its rule when it is sliced
+
+    def _alone(self, length: int) -> Any:
+        if length not in self._alone_by_length:
+            self._alone_by_length[length] = self.function(**masks.with_length(self.arguments, length))
+        return self._alone_by_length[length]
+
+    def _absolute(self, row: int, first: int, end: int) -> torch.Tensor | None:
+        if any(part.chunk is not None for part in masks.known_parts(self.rule)):
+            raise UnsupportedModel(
+                "this model combines chunked attention with per-token blocks (images in chunks); autopack cannot yet "
+                "give a packed document the chunks that it would have alone. Run such documents one per row."
+            )
+        rule = self.rule
+        moved = masks.with_length(self.arguments, end - first)
+        moved["mask_function"] = lambda b, h, q, k: rule(b + row, h, q + first, k + first)
+        return self.function(**moved)
+
+    def packed_rule(self) -> Callable[..., Any]:
+        """The rule over columns of the packed row: what the model says, within one document."""
+        rule, number, start = self.rule, self.layout.seq_idx, self.layout.start_columns
+
+        if self.absolute:
+
+            def within_document(b: Any, h: Any, q: Any, k: Any) -> Any:
+                return (number[b, q] == number[b, k]) & rule(b, h, q, k)
+        else:
+
+            def within_document(b: Any, h: Any, q: Any, k: Any) -> Any:
+                return (number[b, q] == number[b, k]) & rule(b, h, q - start[b, q], k - start[b, k])
+
+        return within_document
+
+    @cached_property
+    def over_rows(self) -> Any:
+        """What the upstream mask function makes of the packed rule: a BlockMask, or a dense mask over whole rows."""
+        arguments = dict(self.arguments, mask_function=self.packed_rule())
+        for skip in ("allow_is_causal_skip", "allow_is_bidirectional_skip"):
+            if skip in arguments:
+                arguments[skip] = False
+        return self.function(**arguments)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Slicing of a mask by model code: what keeps all of it is this mask, anything else the dense one."""
+        kept = index if isinstance(index, tuple) else (index,)
+        size = self.layout.columns
+        if all(isinstance(part, slice) and part.indices(size) == (0, size, 1) for part in kept):
+            return self
+        return self.over_rows[index]
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """The dense mask over whole rows, converted: what model code wants that computes with its mask."""
+        return self.over_rows.to(*args, **kwargs)
+
+    def made_by(self, function: Callable[..., Any]) -> DocumentMask:
+        """The same rule for another backend's mask function."""
+        if function is self.function:
+            return self
+        if function not in self._others:
+            self._others[function] = DocumentMask(self.layout, function, self.arguments)
+        return self._others[function]
+
+    @cached_property
+    def _others(self) -> dict[Callable[..., Any], DocumentMask]:
+        return {}

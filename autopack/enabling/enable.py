@@ -1,0 +1,209 @@
+"""Enable a model or the models of a trainer, and disable them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, overload
+
+from transformers import PreTrainedModel
+
+from autopack import registry
+from autopack.attention import BACKENDS, availability
+from autopack.attention.choose import candidates
+from autopack.calls import documents
+from autopack.enabling.attach import attach, detach
+from autopack.enabling.handle import Handle, TrainerHandle
+from autopack.errors import UnsupportedModel
+from autopack.inspection.heads import row_head
+from autopack.integrations import peft
+from autopack.integrations.wrappers import is_trainer, models_of_trainer, unwrap
+from autopack.runtime.marks import HANDLE, MARK
+from autopack.runtime.model import Enabled
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from autopack.runtime.model import Enabled
+
+
+logger = logging.getLogger(__name__)
+
+_VERIFY = ("auto", "always", "never")
+
+
+@overload
+def enable(model: Trainer, *, backend: str = ..., unpad: str = ..., verify: str = ...) -> TrainerHandle: ...
+@overload
+def enable(model: Any, *, backend: str = ..., unpad: str = ..., verify: str = ...) -> Handle: ...
+def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: str = "auto") -> Handle | TrainerHandle:
+    """Make packed rows exact for this model, and run its padded batches as packed rows.
+
+    Every document of a packed row gets what it would get alone, or the call raises. A padded batch of shape (rows,
+    columns), with a 0/1 `attention_mask`, gives what it gave before, in the shape that it gave before.
+
+    Args:
+        model: A transformers `PreTrainedModel`, plain or inside PEFT (LoRA and the like), DDP, accelerate,
+            `torch.compile` or a module of your own, such as a Lightning module; or a `transformers.Trainer`, whose
+            policy, reference and other models are enabled. Only these instances change: they get forward hooks, and the
+            attention functions of transformers get stand-ins that are inert for every other model.
+        backend: What computes attention on packed rows: `auto`, `flash`, `varlen`, `flex`, `sdpa` or `eager`. `auto`
+            chooses at each call from the model's `attn_implementation`, device, dtype and what the layer asks for.
+        unpad: `auto` runs a padded batch as one packed row and gives its outputs their shape back, zero at padding,
+            wherever that is the same and no cache is wanted; `always` does so in evaluation without labels too, and
+            where padding takes part in the loss, which it then does not; `never` leaves padded batches as they come.
+        verify: `auto` audits a model whose architecture no released run has covered, on the spot, with a few dozen
+            tokens; `always` audits any model; `never` trusts the structure that was found.
+
+    Returns:
+        A handle whose repr says what was done; `handle.remove()` or leaving `with autopack.enable(model):` takes
+        everything back. A second call returns the same handle. For a trainer, a `TrainerHandle` with one per model.
+
+    Raises:
+        UnsupportedModel: The model, or the backend with it, cannot be served exactly. Nothing was changed.
+        SiteDrift: The installed transformers lacks a function that autopack stands at. Nothing was changed.
+
+    The method follows "Enhancing Training Efficiency Using Packing with Flash Attention" (arXiv 2407.09105), carried to
+    every attention implementation.
+    """
+    if backend not in ("auto", *BACKENDS):
+        raise ValueError(f"backend must be one of auto, {', '.join(BACKENDS)}; found {backend!r}")
+    if unpad not in MODES:
+        raise ValueError(f"unpad must be one of {', '.join(MODES)}; found {unpad!r}")
+    if verify not in _VERIFY:
+        raise ValueError(f"verify must be one of {', '.join(_VERIFY)}; found {verify!r}")
+    if is_trainer(model):
+        return _enable_trainer(model, backend, unpad, verify)
+    base = unwrap(model)
+    present = base.__dict__.get(HANDLE)
+    if present is not None:
+        for name, wanted in (("backend", backend), ("unpad", unpad)):
+            found = getattr(present.enabled, name)
+            if wanted not in ("auto", found):
+                raise ValueError(
+                    f"the model is enabled with {name}={found!r}; call autopack.disable(model) before enabling it with "
+                    f"{name}={wanted!r}"
+                )
+        return present
+    peft.check(base)
+    owner = next((m.__dict__[MARK] for m in base.modules() if MARK in m.__dict__), None)
+    if owner is not None:
+        raise UnsupportedModel("a part of this model is enabled on its own; disable that part, then enable the whole")
+    family = registry.family_for(base)
+    enabled = Enabled(base, family, backend, unpad)
+    _check_backend(base, enabled)
+    with _all_or_nothing(base, enabled):
+        attach(base, enabled)
+        verified = _verify(base, enabled, registry.is_covered(family, base), verify)
+        handle = Handle(base, enabled, verified)
+        base.__dict__[HANDLE] = handle
+    reason = documents.why_alone(enabled, 0) if row_head(base) is not None else enabled.one_by_one
+    if reason is not None:
+        logger.warning(
+            "autopack runs %s on one document after another, those of one length as a batch: %s. It is exact, and no "
+            "faster than batches of documents of like lengths.",
+            type(base).__name__,
+            reason,
+        )
+    logger.info(
+        "autopack enabled %s (%s): %s attention modules, %s, verified: %s",
+        type(base).__name__,
+        enabled.model_type,
+        len(enabled.attention),
+        handle.backend,
+        verified,
+    )
+    return handle
+
+
+def _check_backend(model: PreTrainedModel, enabled: Enabled) -> None:
+    for implementation in enabled.implementations():
+        possible = candidates(implementation, model)
+        if enabled.backend != "auto" and enabled.backend not in possible:
+            raise UnsupportedModel(
+                f"backend={enabled.backend!r} cannot serve {type(model).__name__} with attn_implementation="
+                f"{implementation!r}; possible: {', '.join(possible)}. "
+                + (
+                    "Load the model with a flash attention_implementation to use 'flash'."
+                    if enabled.backend == "flash"
+                    else "Load the model with another attn_implementation, or use backend='auto'."
+                )
+            )
+        usable, reason = availability()[enabled.backend] if enabled.backend != "auto" else (True, "")
+        if not usable and enabled.backend == "varlen":
+            raise UnsupportedModel(f"backend='varlen' is not available here: {reason}")
+
+
+@contextmanager
+def _all_or_nothing(model: PreTrainedModel, enabled: Enabled) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        detach(model, enabled)
+        raise
+
+
+def _verify(model: PreTrainedModel, enabled: Enabled, covered: bool, verify: str) -> str:
+    if verify == "never":
+        return "not asked for (verify='never')"
+    if verify == "auto" and covered:
+        return f"by the released leak test of {enabled.model_type}"
+    from autopack.auditing.auditor import audit
+
+    report = audit(model)
+    if not report.exact:
+        raise UnsupportedModel(
+            f"autopack enabled {type(model).__name__} ({enabled.model_type!r}) and audited it, and it is "
+            f"not exact: {report.worst_case}. Something other than attention through transformers' interface mixes "
+            f"tokens of different documents. The model is left as it was."
+        )
+    return f"by an audit of this very model, worst relative error {report.worst:.1e}"
+
+
+def _enable_trainer(trainer: Any, backend: str, unpad: str, verify: str) -> TrainerHandle:
+    needed, others = models_of_trainer(trainer)
+    handles, left_alone = {}, {}
+    with ExitStack() as undo:
+        for name, model in {**needed, **others}.items():
+            was_enabled = HANDLE in unwrap(model).__dict__
+            try:
+                handles[name] = enable(model, backend=backend, unpad=unpad, verify=verify)
+            except UnsupportedModel as error:
+                if name in needed:
+                    raise
+                left_alone[name] = str(error)
+                continue
+            if not was_enabled:
+                undo.callback(handles[name].remove)
+        undo.pop_all()
+    return TrainerHandle(type(trainer).__name__, handles, left_alone)
+
+
+def disable(model: Any) -> None:
+    """Take everything back that `enable` did to this model or trainer; does nothing where nothing is enabled."""
+    for base in _bases(model):
+        handle = base.__dict__.get(HANDLE)
+        if handle is not None:
+            handle.remove()
+
+
+def is_enabled(model: Any) -> bool:
+    """Whether `enable` is in force on this model, on the transformers model inside it, or on the trainer's policy."""
+    return HANDLE in _bases(model)[0].__dict__
+
+
+def _bases(model: Any) -> list[PreTrainedModel]:
+    if not is_trainer(model):
+        return [unwrap(model)]
+    needed, others = models_of_trainer(model)
+    return [unwrap(part) for part in (*needed.values(), *others.values())]
+
+
+MODES = ("auto", "always", "never")

@@ -1,0 +1,128 @@
+"""What `enable` returns: what was done to one model, or to the models of a trainer, and how to take it back."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from autopack.attention import BACKENDS, availability
+from autopack.attention.choose import candidates
+from autopack.enabling.attach import detach
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from transformers import PreTrainedModel
+    from typing_extensions import Self
+
+    from autopack.runtime.model import Enabled
+    from autopack.runtime.tally import Tally
+
+__all__ = ["Handle", "TrainerHandle"]
+
+
+class _Removable:
+    """A context manager that takes everything back on leaving."""
+
+    def remove(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+
+class Handle(_Removable):
+    """What `enable` did to one model. Also a context manager that disables on leaving."""
+
+    def __init__(self, model: PreTrainedModel, enabled: Enabled, verified: str):
+        self.model = model
+        self.enabled = enabled
+        self.verified = verified
+
+    def remove(self) -> None:
+        """Disable the model: hooks, marks, checkpoint functions and installed functions go back by identity."""
+        if self.enabled.active:
+            detach(self.model, self.enabled)
+
+    @property
+    def backend(self) -> str:
+        """The backend that was asked for, and for `auto` those that calls may get here."""
+        enabled = self.enabled
+        if enabled.backend != "auto":
+            return enabled.backend
+        usable = availability()
+        names = {name for impl in enabled.implementations() for name in candidates(impl, self.model)[:2]}
+        on_cuda = any(p.is_cuda for p in self.model.parameters())
+        order = [name for name in BACKENDS if name in names and (on_cuda or name not in ("varlen", "flex"))]
+        return "auto: " + " or ".join(name for name in order if usable[name][0] or name in ("flash", "flex"))
+
+    @property
+    def tally(self) -> Tally:
+        """What became of padded batches: how many ran as packed rows, tokens and padding in them, and what was left."""
+        return self.enabled.tally
+
+    def _facts(self) -> list[tuple[str, str]]:
+        enabled = self.enabled
+        implementations = ", ".join(enabled.implementations())
+        return [
+            ("model", f"{type(self.model).__name__} ({enabled.model_type})"),
+            ("state", "enabled" if enabled.active else "disabled"),
+            ("family", enabled.family),
+            ("attention", f"{len(enabled.attention)} modules, attn_implementation={implementations}"),
+            *([("mixers", f"{len(enabled.mixers)} modules")] if enabled.mixers else []),
+            ("backend", self.backend),
+            ("padding", f"unpad={enabled.unpad!r}" + ("" if enabled.unpad == "never" else f"; {self.tally}")),
+            ("verified", self.verified),
+        ]
+
+    def __repr__(self) -> str:
+        return "autopack.Handle(\n" + self._lines("  ") + ")"
+
+    def _lines(self, indent: str) -> str:
+        return "".join(f"{indent}{name + ':':<11}{value}\n" for name, value in self._facts())
+
+    def _repr_html_(self) -> str:
+        return f"<table><caption>autopack</caption>{_rows(self._facts())}</table>"
+
+
+class TrainerHandle(_Removable):
+    """What `enable` did to the models of a trainer. Also a context manager that disables them all on leaving."""
+
+    def __init__(self, trainer: str, handles: dict[str, Handle], left_alone: dict[str, str]):
+        self.trainer = trainer
+        """Name of the trainer's class."""
+        self.handles = handles
+        """Handle of each model, by the name of the trainer's attribute."""
+        self.left_alone = left_alone
+        """Why a model was left as it is, by the name of the trainer's attribute."""
+
+    def remove(self) -> None:
+        """Disable all models."""
+        for handle in self.handles.values():
+            handle.remove()
+
+    def __repr__(self) -> str:
+        parts = [f"  {name}\n{handle._lines('    ')}" for name, handle in self.handles.items()]
+        parts += [f"  {name}\n    left alone: {reason}\n" for name, reason in self.left_alone.items()]
+        return f"autopack.TrainerHandle(of {self.trainer}\n" + "".join(parts) + ")"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th colspan='2' style='text-align:left'>{html.escape(name)}</th></tr>{_rows(handle._facts())}"
+            for name, handle in self.handles.items()
+        )
+        rows += _rows(self.left_alone.items())
+        return f"<table><caption>autopack: {html.escape(self.trainer)}</caption>{rows}</table>"
+
+
+def _rows(facts: Iterable[tuple[str, str]]) -> str:
+    left = "style='text-align:left'"
+    return "".join(
+        f"<tr><th {left}>{html.escape(name)}</th><td {left}>{html.escape(value)}</td></tr>" for name, value in facts
+    )

@@ -1,0 +1,121 @@
+"""What is known about architectures: one file per family, each holding one frozen `FAMILY`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+
+from autopack.errors import UnsupportedModel
+from autopack.layout.batches import Spread, spread_tokens
+from autopack.layout.packed import PackedLayout
+from autopack.patching import Site
+
+
+def _serves_every_config(config: Any) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Family:
+    """One way of serving a set of architectures.
+
+    `model_types` are those that a run of the leak test has covered; a model of another type that has the same structure
+    is audited when it is enabled. `adjustments` map the class name of an attention module to a function that takes
+    (module, layout, query, key, value, options) and returns the last four as a document alone would have them.
+    `sites` are further functions of transformers to stand at while a model of the family is enabled.
+    `mixers` map the class name of a module that mixes tokens by recurrence or convolution to the way in which it starts
+    anew at every document.
+    `attends` says whether any of its types has attention through transformers' interface.
+    `positions` says whether its models with attention take position_ids; where they do not, what counts columns is
+    among the mixers.
+    `dense_types` score every pair of tokens of a row in code of their own: a row costs the square of its length.
+    `media_types` map a kind of media ("image", "video", "sound", "protein") to those among all model types that a run
+    of the leak test has covered with it in the documents; with other media, packed rows are refused.
+    `refused_arguments` are those that no call may bring with packed rows, with the reason.
+    `refusal` says why a config cannot be served, or None; `refused_types` are model types that cannot be served at all,
+    with the reason.
+    """
+
+    name: str
+    model_types: frozenset[str]
+    path: str
+    adjustments: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    sites: tuple[Site, ...] = ()
+    mixers: Mapping[str, Way] = field(default_factory=dict)
+    attends: bool = True
+    positions: bool = True
+    dense_types: frozenset[str] = frozenset()
+    media_types: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    refused_arguments: Mapping[str, str] = field(default_factory=dict)
+    refusal: Callable[[Any], str | None] = _serves_every_config
+    refused_types: Mapping[str, str] = field(default_factory=dict)
+
+
+_PER_CALL = ("cache_params", "past_key_values", "layer_past", "cache", "attention_mask", "conv_mask", "state")
+"""Arguments that a document alone does not have: caches, states and padding masks."""
+
+
+@dataclass(frozen=True)
+class MixerCall:
+    """One call of a module inside a packed forward."""
+
+    original: Callable[..., Any]
+    mixer: torch.nn.Module
+    first: str
+    """Name of the first parameter, which holds the tokens."""
+    arguments: dict[str, Any]
+    layout: PackedLayout
+    want_weights: bool
+    """Whether the caller asked for attention weights."""
+    memory: PackedLayout | None = None
+    """The layout of the encoder's states, where this is cross-attention."""
+
+    def by_documents(self, spread: Spread) -> Any:
+        """Run the module's own forward on tokens in another form, without caches and masks."""
+        return self.changed(
+            lambda name, value: None if name in _PER_CALL else spread_tokens(value, self.layout, spread),
+        )
+
+    def changed(self, change: Callable[[str, Any], Any]) -> Any:
+        """Run the module's own forward with other arguments."""
+        given = {name: change(name, value) for name, value in self.arguments.items()}
+        return self.original(self.mixer, given.pop(self.first), **given)
+
+    def check(self) -> None:
+        """Raise `UnsupportedModel` where the first tensor does not hold the tokens of the layout."""
+        tokens = next((value for value in self.arguments.values() if isinstance(value, torch.Tensor)), None)
+        shape = () if tokens is None else tuple(tokens.shape)
+        if shape[:2] != (self.layout.rows, self.layout.columns):
+            raise UnsupportedModel(
+                f"{type(self.mixer).__name__} got tokens of shape {shape} inside a packed forward of "
+                f"{self.layout.rows} rows of {self.layout.columns} tokens"
+            )
+
+
+class Way:
+    """How modules of one class are run on packed rows."""
+
+    attends: ClassVar[bool] = False
+    """Whether it is attention, which has positions."""
+    recurs: ClassVar[bool] = True
+    """Whether what it gives a token depends on padding before it, which no mask takes out."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts columns, those of padding too."""
+        return False
+
+    def run(self, call: MixerCall) -> Any:
+        """Run one module on packed rows."""
+        raise NotImplementedError
+
+    def sites(self, module: str) -> list[Site]:
+        """Functions to stand at, besides the module's forward, in the Python module that defines it."""
+        return []
+
+    def paths(self) -> dict[str, str]:
+        """What computes it: by device, or "any"."""
+        raise NotImplementedError

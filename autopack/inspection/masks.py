@@ -1,0 +1,155 @@
+"""How the installed transformers makes masks: the functions it registers, and what a rule of theirs says."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+try:
+    from transformers import masking_utils as masking
+except ImportError:  # up to 4.52
+    masking = None  # type: ignore[assignment]
+
+
+MASKING_UTILS = "transformers.masking_utils"
+
+
+# --- 4.53: masking_utils and AttentionMaskInterface
+
+
+@cache
+def has_mask_interface() -> bool:
+    """Whether masks are made by registered functions (4.53 and later)."""
+    return hasattr(masking, "AttentionMaskInterface")
+
+
+def mask_mapping() -> tuple[str, str]:
+    """Module and path of the mapping from implementation name to mask function."""
+    return MASKING_UTILS, "AttentionMaskInterface._global_mapping"
+
+
+def mask_function(implementation: str) -> Callable[..., Any] | None:
+    """The mask function registered under a name; None where there is none."""
+    return masking.ALL_MASK_ATTENTION_FUNCTIONS.get(implementation)
+
+
+def masking_function_parameters() -> list[str]:
+    """Parameter names of `_preprocess_mask_arguments`, the function that looks for packed rows by itself."""
+    return list(inspect.signature(masking._preprocess_mask_arguments).parameters)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which earlier and later tokens of its document a token sees: reach in tokens, None for unlimited."""
+
+    causal: bool
+    before: int | None = None
+    after: int | None = None
+    chunk: int | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether every token sees its whole document (bidirectional) or all of it up to itself (causal)."""
+        return self.before is None and self.after is None and self.chunk is None
+
+
+def describe_mask(function: Callable[..., Any]) -> Pattern | None:
+    """Recognise a mask function of transformers, or return None where it is anything else.
+
+    Used only to choose a faster backend; a function that is not recognised is evaluated as it stands.
+    """
+    if function is masking.causal_mask_function:
+        return Pattern(causal=True)
+    if function is getattr(masking, "bidirectional_mask_function", None):
+        return Pattern(causal=False)
+    cells = _closure(function)
+    name = getattr(function, "__qualname__", "")
+    if name == "and_masks.<locals>.and_mask":
+        parts = [describe_mask(part) for part in cells.get("mask_functions", ())]
+        found = [part for part in parts if part is not None]
+        return _intersect(found) if found and len(found) == len(parts) else None
+    # The overlays say nothing of causality: they stand beside causal_mask_function or bidirectional_mask_function.
+    if name == "sliding_window_overlay.<locals>.inner_mask":
+        return Pattern(causal=False, before=int(cells["sliding_window"]) - 1)
+    if name == "sliding_window_bidirectional_overlay.<locals>.inner_mask":
+        window = int(cells["sliding_window"])
+        return Pattern(causal=False, before=window, after=window)
+    if name == "chunked_overlay.<locals>.inner_mask":
+        return Pattern(causal=False, chunk=int(cells["chunk_size"]))
+    return None
+
+
+def _intersect(parts: list[Pattern]) -> Pattern:
+    def least(values: list[int | None]) -> int | None:
+        return min((v for v in values if v is not None), default=None)
+
+    chunks = [part.chunk for part in parts]
+    return Pattern(
+        causal=any(part.causal for part in parts),
+        before=least([part.before for part in parts]),
+        after=least([part.after for part in parts]),
+        chunk=least(chunks),
+    )
+
+
+def _closure(function: Callable[..., Any]) -> dict[str, Any]:
+    code = getattr(function, "__code__", None)
+    cells = getattr(function, "__closure__", None) or ()
+    return dict(zip(code.co_freevars, (cell.cell_contents for cell in cells), strict=True)) if code else {}
+
+
+def known_parts(function: Callable[..., Any]) -> list[Pattern]:
+    """The recognised functions among those that a mask function combines, by intersection or union."""
+    inner = [part for value in _closure(function).values() if isinstance(value, tuple | list) for part in value]
+    if inner:
+        return [pattern for part in inner if callable(part) for pattern in known_parts(part)]
+    pattern = describe_mask(function)
+    return [] if pattern is None else [pattern]
+
+
+def captured_tensors(function: Callable[..., Any]) -> list[Any]:
+    """All tensors that a mask function and the functions it combines have captured."""
+    import torch
+
+    found: list[Any] = []
+    for value in _closure(function).values():
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found.extend(t for part in value if callable(part) for t in captured_tensors(part))
+        elif inspect.isfunction(value):
+            found.extend(captured_tensors(value))
+    return found
+
+
+def plain_rule(causal: bool) -> Callable[..., Any]:
+    """The mask function of an unrestricted causal or bidirectional attention."""
+    if causal:
+        return masking.causal_mask_function
+    if hasattr(masking, "bidirectional_mask_function"):
+        return masking.bidirectional_mask_function
+    return lambda batch, head, query, key: query >= 0
+
+
+def query_arguments(length: int, device: Any) -> dict[str, Any]:
+    """How the installed mask functions are told the number of queries, for a call without a cache."""
+    import torch
+
+    if "cache_position" in inspect.signature(masking.sdpa_mask).parameters:
+        return {"cache_position": torch.arange(length, device=device)}
+    return {"q_length": length, "q_offset": 0}
+
+
+def with_length(arguments: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """The arguments of a mask function for one document alone: one row of `length` tokens, no cache, no padding."""
+    alone = dict(arguments, batch_size=1, kv_length=length, kv_offset=0, attention_mask=None)
+    if "cache_position" in alone:  # up to 5.0; later releases say q_length and q_offset
+        alone["cache_position"] = alone["cache_position"][:length]
+    if "q_length" in alone:
+        alone["q_length"] = length
+    if "q_offset" in alone:
+        alone["q_offset"] = 0
+    return alone

@@ -1,0 +1,120 @@
+"""Find, in any model, where attention goes through transformers' interface: by what its code says, not by names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from autopack.inspection.source import class_of, dispatches
+
+_ACROSS = {"encoder_attn", "encoder_decoder_attention"}
+
+
+def attention_modules(root: nn.Module) -> list[nn.Module]:
+    """The modules under `root` that call an attention function of transformers' interface.
+
+    Sub-models that take neither tokens nor embeddings (vision and audio towers) are left out: they pack by themselves.
+    """
+    return [module for module in _text_modules(root) if dispatches(class_of(module))]
+
+
+def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:
+    """The modules under `root` of classes of these names."""
+    # By the names of the bases too: FSDP puts modules into a class of its own that derives from theirs.
+    return [module for module in _text_modules(root) if any(cls.__name__ in names for cls in type(module).__mro__)]
+
+
+def forwards_of(modules: list[nn.Module]) -> list[tuple[str, str]]:
+    """Module and path of each forward that these modules run."""
+    classes = {defining_class(module) for module in modules}
+    return sorted((cls.__module__, f"{cls.__qualname__}.forward") for cls in classes)
+
+
+def defining_class(module: nn.Module) -> Any:
+    """The class whose forward a module runs."""
+    return next(cls for cls in type(module).__mro__ if "forward" in vars(cls))
+
+
+def entries(model: PreTrainedModel) -> list[PreTrainedModel]:
+    """The model and the models inside it that can be called with tokens on their own, the outermost first."""
+    return [module for module in _text_modules(model) if isinstance(module, PreTrainedModel) and _takes_tokens(module)]
+
+
+def is_pair(model: nn.Module) -> bool:
+    """Whether a model calls an encoder and a decoder: it takes tokens for both."""
+    return "decoder_input_ids" in _parameters_of(class_of(model))
+
+
+def halves(model: PreTrainedModel) -> tuple[nn.Module, nn.Module] | None:
+    """The encoder and the decoder of a model that has both, or None."""
+    if not is_pair(model):
+        return None
+    encoder, decoder = model.get_encoder(), model.get_decoder()
+    return (encoder, decoder) if isinstance(encoder, nn.Module) and isinstance(decoder, nn.Module) else None
+
+
+def cross_attention(decoder: nn.Module, mixing: list[nn.Module]) -> list[nn.Module]:
+    """Those of the modules `mixing` under a decoder that attend to what the encoder has made: by their names."""
+    # The class says nothing: most decoders use one class for both.
+    named = {id(module): name for name, module in decoder.named_modules()}
+    return [module for module in mixing if _is_across(named.get(id(module), ""))]
+
+
+def _is_across(path: str) -> bool:
+    parts = path.lower().split(".")
+    return any(part in _ACROSS or "cross" in part or "encdec" in part for part in parts)
+
+
+def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
+    yield root
+    for child in root.children():
+        if isinstance(child, PreTrainedModel) and not (_takes_tokens(child) or _passes_all_on(child)):
+            continue
+        yield from _text_modules(child)
+
+
+@cache
+def _parameters_of(cls: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(cls.forward).parameters)
+
+
+def _takes_tokens(model: PreTrainedModel) -> bool:
+    return bool(_parameters_of(class_of(model)) & {"input_ids", "inputs_embeds", "decoder_input_ids"})
+
+
+def _passes_all_on(model: PreTrainedModel) -> bool:
+    """Decoder wrappers of encoder-decoder types: `forward(*args, **kwargs)`."""
+    return _parameters_of(class_of(model)) <= {"self", "args", "kwargs"}
+
+
+def checkpointed_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules that may hold a gradient checkpointing function."""
+    return [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+
+
+def configs_of(modules: list[nn.Module]) -> list[PretrainedConfig]:
+    """The distinct configs that these modules read, by identity."""
+    found: dict[int, PretrainedConfig] = {}
+    for module in modules:
+        config = getattr(module, "config", None)
+        if config is not None and hasattr(config, "_attn_implementation"):
+            found[id(config)] = config
+    return list(found.values())
+
+
+def device_of(model: PreTrainedModel) -> torch.device:
+    """The device that inputs of the model belong on."""
+    return next(model.get_input_embeddings().parameters()).device

@@ -1,0 +1,78 @@
+"""Find the transformers models inside what users hold: wrappers, modules of their own, trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from autopack.errors import UnsupportedModel
+from autopack.integrations import peft
+
+__all__ = ["is_trainer", "models_of_trainer", "unwrap"]
+
+
+def unwrap(model: Any) -> PreTrainedModel:
+    """The one transformers model inside PEFT, DDP, FSDP, accelerate or torch.compile wrappers, or any other module.
+
+    Raises `UnsupportedModel` for anything that holds none or several, and for PEFT's prompt and prefix tuning.
+    """
+    found = list({id(inner): inner for inner in _outermost(model)}.values()) if isinstance(model, nn.Module) else []
+    if len(found) == 1:
+        return found[0]
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    if found:
+        names = ", ".join(type(inner).__name__ for inner in found)
+        raise UnsupportedModel(
+            f"{kind} holds {len(found)} transformers models ({names}), and autopack enables one at a time. Enable "
+            f"those that you train, each on its own."
+        )
+    raise UnsupportedModel(
+        f"autopack enables transformers models (a PreTrainedModel, also inside PEFT, DDP, accelerate, torch.compile or "
+        f"a module of your own) and transformers Trainers; found {kind}"
+    )
+
+
+def _outermost(module: nn.Module) -> Iterator[PreTrainedModel]:
+    if isinstance(module, PreTrainedModel):
+        yield module
+        return
+    inner = peft.base_model(module)
+    for child in [inner] if inner is not None else module.children():
+        yield from _outermost(child)
+
+
+def is_trainer(subject: Any) -> bool:
+    """Whether this is a `transformers.Trainer` or derives from it; transformers' trainer is not imported for that."""
+    return any(cls.__name__ == "Trainer" and cls.__module__ == "transformers.trainer" for cls in type(subject).__mro__)
+
+
+def models_of_trainer(trainer: Any) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """The models of a trainer, by attribute: those that see its batches, and those that score texts of their own.
+
+    The first are the policy, the reference model and their like; the second, in lists such as `reward_funcs`, make
+    batches by themselves.
+    """
+    if getattr(trainer, "model_init", None) is not None:
+        raise UnsupportedModel(
+            "the trainer has a model_init, and makes a new model when training begins. Call autopack.enable(model) in "
+            "your model_init, before it returns the model."
+        )
+    first: dict[str, nn.Module] = {}
+    second: dict[str, nn.Module] = {}
+    seen: set[int] = set()
+    # The policy first: it is what the trainer is asked about. model_wrapped is the same one in its wrappers.
+    attributes = {"model": trainer.model, **{k: v for k, v in vars(trainer).items() if k != "model_wrapped"}}
+    for name, value in attributes.items():
+        listed = isinstance(value, list | tuple)
+        for number, part in enumerate(value if listed else [value]):
+            models = list(_outermost(part)) if isinstance(part, nn.Module) else []
+            if not models or id(models[0]) in seen:
+                continue
+            seen.update(map(id, models))
+            (second if listed else first)[f"{name}[{number}]" if listed else name] = part
+    if "model" not in first:
+        raise UnsupportedModel(f"{type(trainer).__name__} holds no transformers model in its attribute 'model'")
+    return first, second

@@ -1,0 +1,22 @@
+"""Found first on PYTHONPATH under ``autopack run``: starts autopack here, then gives way to another sitecustomize.
+
+Any interpreter that a script starts may come here, also one that has no autopack or is older than what autopack needs.
+"""
+
+import os
+import sys
+
+_here = os.path.dirname(__file__)
+sys.path[:] = [entry for entry in sys.path if entry != _here]
+
+try:
+    from autopack.launch.launcher import start
+except Exception as error:
+    if os.environ.pop("AUTOPACK_STARTED", "") == str(os.getpid()):
+        sys.stderr.write("autopack: not started, %s cannot import it: %s\n" % (sys.executable, error))  # noqa: UP031
+else:
+    start()
+
+# Where there is no other, this raises the ImportError that `site` expects, and no sitecustomize stays behind.
+sys.modules.pop("sitecustomize", None)
+import sitecustomize  # noqa: E402, F401

@@ -1,0 +1,282 @@
+"""Read what a call declares about its documents, in any of the forms that collators use, and check that it agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from autopack.errors import InvalidPacking
+from autopack.layout.packed import PackedLayout
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["FLASH_KWARGS", "IGNORED_LABEL", "LAYOUT_KWARGS", "Declared", "read"]
+
+FLASH_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+LAYOUT_KWARGS = (*FLASH_KWARGS, "seq_idx")
+"""Arguments that only declare documents: the entry takes them out of a packed call."""
+IGNORED_LABEL = -100
+"""The label that every loss of transformers leaves out."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What one call declares: `layout` is None for a call that packs nothing.
+
+    `real` is true at tokens that are no padding, (rows, columns) on the host; None where all are. `positions` are the
+    position ids of a padded batch, of the same shape, where the call gives any; `labelled_padding` says whether its
+    labels count padding into the loss, `labelled_after_padding` whether a token after padding has a label, which a loss
+    that shifts compares with a prediction made at padding.
+    """
+
+    layout: PackedLayout | None
+    real: np.ndarray | None = None
+    positions: np.ndarray | None = None
+    labelled_padding: bool = False
+    labelled_after_padding: bool = False
+
+    @property
+    def pads(self) -> bool:
+        """Whether this is a padded batch, one document per row."""
+        return self.layout is None and self.real is not None
+
+
+@dataclass(frozen=True)
+class _Declaration:
+    """One declaration: a name for messages, and true where a document starts, (rows, columns) on the host."""
+
+    name: str
+    starts: np.ndarray
+
+
+def read(arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.device) -> Declared:
+    """Find the documents that the arguments of a forward declare for a batch of `shape` (rows, columns).
+
+    Reads `position_ids` (rows, columns), (1, columns), or (3 or 4, rows, columns) for M-RoPE; `attention_mask`
+    (rows, columns) with 0, 1 or segment ids; `cu_seq_lens_q/k` over the flattened rows with `max_length_q/k`; and
+    `seq_idx` (rows, columns). Costs at most one copy from the device to the host, and none where nothing is declared.
+    Raises `InvalidPacking` where a declaration is malformed or two of them disagree.
+    """
+    tensors = dict(_tensors(arguments, shape, device))
+    if not tensors:
+        return Declared(None)
+    host = _to_host(tensors)
+
+    mask = host.get("attention_mask")
+    real = np.ones(shape, dtype=bool) if mask is None else mask != 0
+    if mask is not None and (mask < 0).any():
+        raise InvalidPacking(
+            "attention_mask must hold 0 and 1, or segment ids with 0 for padding; found negative or fractional values. "
+            "An additive mask must be four-dimensional, and cannot be combined with packed rows."
+        )
+
+    declarations = list(_declarations(host, real, shape))
+    _check_agreement(declarations, real)
+    # Packed means that some row holds a second document; whatever else is declared, the call is an ordinary one.
+    starts = next((d.starts for d in declarations if _holds_second_document(d.starts & real, real)), None)
+    if starts is None:
+        if real.all():
+            return Declared(None)
+        counted = host["labels"] != IGNORED_LABEL if "labels" in host else np.zeros(shape, dtype=bool)
+        after = counted[:, 1:] & real[:, 1:] & ~real[:, :-1]
+        return Declared(None, real, host.get("position_ids"), bool(counted[~real].any()), bool(after.any()))
+    layout = PackedLayout.from_starts(_with_padding(starts, real), device, host.get("position_ids"), real)
+    _check_max_length(arguments, layout, real)
+    return Declared(layout, None if real.all() else real)
+
+
+def _tensors(
+    arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.device
+) -> Iterator[tuple[str, torch.Tensor]]:
+    import torch
+
+    rows, columns = shape
+    position_ids = arguments.get("position_ids")
+    if position_ids is not None:
+        _check_tensor("position_ids", position_ids, device)
+        if position_ids.dim() == 3 and position_ids.shape[0] in (3, 4) and position_ids.shape[1:] == shape:
+            # M-RoPE. With four sections the first holds text positions; the vision sections say nothing reliable.
+            position_ids = position_ids[0] if position_ids.shape[0] == 4 else None
+        elif position_ids.dim() != 2 or position_ids.shape[0] not in (1, rows) or position_ids.shape[1] != columns:
+            raise InvalidPacking(
+                f"position_ids must have the shape of the batch, ({rows}, {columns}), or (1, {columns}), or "
+                f"(3 or 4, {rows}, {columns}) for M-RoPE; found {tuple(position_ids.shape)}"
+            )
+        if position_ids is not None:
+            yield "position_ids", position_ids.expand(shape)
+    mask = arguments.get("attention_mask")
+    # Dict, BlockMask and 4-D masks are prepared by the caller: the entry deals with them.
+    if isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape == shape:
+        if mask.device != device:
+            raise InvalidPacking(_wrong_device("attention_mask", mask, device))
+        if mask.is_floating_point():  # what is no whole number must not become one unseen
+            mask = mask.where((mask == mask.round()) & mask.isfinite(), -1)
+        yield "attention_mask", mask
+        labels = arguments.get("labels")
+        if isinstance(labels, torch.Tensor) and labels.shape == shape:
+            yield "labels", labels
+    seq_idx = arguments.get("seq_idx")
+    if seq_idx is not None:
+        _check_tensor("seq_idx", seq_idx, device)
+        if tuple(seq_idx.shape) != shape:
+            raise InvalidPacking(f"seq_idx must have the shape ({rows}, {columns}); found {tuple(seq_idx.shape)}")
+        yield "seq_idx", seq_idx
+    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+        value = arguments.get(name)
+        if value is not None:
+            _check_tensor(name, value, None)
+            if value.dim() != 1 or len(value) < 2:
+                raise InvalidPacking(
+                    f"{name} must have the shape (documents + 1,), documents >= 1; found {tuple(value.shape)}"
+                )
+            yield name, value
+
+
+def _check_tensor(name: str, value: Any, device: torch.device | None) -> None:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        raise InvalidPacking(f"{name} must be an integer tensor; found {type(value).__name__}")
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        raise InvalidPacking(f"{name} must be an integer tensor; found dtype {value.dtype}")
+    if device is not None and value.device != device:
+        raise InvalidPacking(_wrong_device(name, value, device))
+
+
+def _wrong_device(name: str, value: torch.Tensor, device: torch.device) -> str:
+    return (
+        f"{name} must lie on the device of the inputs, {device}; found {value.device}. Move it with `.to({device!s})`"
+    )
+
+
+def _to_host(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Copy all tensors in one transfer, so that a forward costs at most one device sync."""
+    import torch
+
+    device = next(iter(tensors.values())).device
+    flat = torch.cat([t.detach().reshape(-1).to(device=device, dtype=torch.int64) for t in tensors.values()])
+    pieces = np.split(flat.cpu().numpy(), np.cumsum([t.numel() for t in tensors.values()])[:-1])
+    return {name: piece.reshape(t.shape) for (name, t), piece in zip(tensors.items(), pieces, strict=True)}
+
+
+def _declarations(host: dict[str, np.ndarray], real: np.ndarray, shape: tuple[int, int]) -> Iterator[_Declaration]:
+    if "position_ids" in host:
+        yield _Declaration("position_ids", _position_starts(host["position_ids"], real))
+    mask = host.get("attention_mask")
+    if mask is not None and mask.max(initial=0) > 1:
+        yield _Declaration("attention_mask (segment ids)", _segment_starts(mask))
+    if "seq_idx" in host:
+        yield _Declaration("seq_idx", _changes(host["seq_idx"]))
+    if "cu_seq_lens_q" in host or "cu_seq_lens_k" in host:
+        yield _Declaration("cu_seq_lens_q/k", _cumulative_starts(host, shape))
+
+
+def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
+    if (positions[real] < 0).any():
+        raise InvalidPacking(f"position_ids must not be negative; found {int(positions[real].min())}")
+    starts = np.ones(positions.shape, dtype=bool)
+    starts[:, 1:] = np.diff(positions, axis=1) != 1
+    for row in np.flatnonzero(~real.all(axis=1)):
+        # Across a run of padding a document may go on with the next position or with the next column's.
+        columns = np.flatnonzero(real[row])
+        step = np.diff(positions[row, columns])
+        starts[row] = False
+        starts[row, columns[:1]] = True
+        starts[row, columns[1:]] = (step != 1) & (step != np.diff(columns))
+    return starts
+
+
+def _changes(ids: np.ndarray) -> np.ndarray:
+    starts = np.ones(ids.shape, dtype=bool)
+    starts[:, 1:] = np.diff(ids, axis=1) != 0
+    return starts
+
+
+def _segment_starts(mask: np.ndarray) -> np.ndarray:
+    starts = _changes(mask)
+    for row, ids in enumerate(mask):
+        runs = ids[starts[row] & (ids > 0)]
+        values, counts = np.unique(runs, return_counts=True)
+        if (counts > 1).any():
+            raise InvalidPacking(
+                f"attention_mask holds segment ids, and each id must be one unbroken run of a row; in row {row} id "
+                f"{values[counts > 1][0]} comes back after another. Number the documents of a row 1, 2, 3, ..."
+            )
+    return starts
+
+
+def _cumulative_starts(host: dict[str, np.ndarray], shape: tuple[int, int]) -> np.ndarray:
+    q, k = (host.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
+    bounds = q if q is not None else k
+    assert bounds is not None
+    if q is not None and k is not None and not np.array_equal(q, k):
+        raise InvalidPacking(f"cu_seq_lens_q and cu_seq_lens_k must be equal; found {q.tolist()} and {k.tolist()}")
+    rows, columns = shape
+    # Some collators repeat the end; an empty document is none.
+    if bounds[0] != 0 or bounds[-1] != rows * columns or (np.diff(bounds) < 0).any():
+        raise InvalidPacking(
+            f"cu_seq_lens must rise from 0 to the {rows * columns} tokens of the flattened rows; found "
+            f"{bounds.tolist()[:8]}{'...' if len(bounds) > 8 else ''} ending at {bounds[-1]}"
+        )
+    starts = np.zeros(rows * columns + 1, dtype=bool)
+    starts[bounds] = True
+    grid = starts[:-1].reshape(shape)
+    if not grid[:, 0].all():
+        row = int(np.flatnonzero(~grid[:, 0])[0])
+        raise InvalidPacking(
+            f"cu_seq_lens counts over the flattened rows and must have a bound at the start of every row; none at "
+            f"token {row * columns}, where row {row} begins: a document cannot span two rows"
+        )
+    return grid
+
+
+def _check_agreement(declarations: list[_Declaration], real: np.ndarray) -> None:
+    for one, other in pairwise(declarations):
+        # The first real token of a row starts a document whether it is said or not.
+        differs = (one.starts != other.starts) & real & ~_first_real(real)
+        if differs.any():
+            row, column = (int(x[0]) for x in np.nonzero(differs))
+            starting, silent = (one, other) if one.starts[row, column] else (other, one)
+            raise InvalidPacking(
+                f"two declarations disagree: by {starting.name} a document starts at row {row}, column {column}, "
+                f"by {silent.name} none does. Pass one of them, or make them agree."
+            )
+
+
+def _first_real(real: np.ndarray) -> np.ndarray:
+    return real & (np.cumsum(real, axis=1) == 1)
+
+
+def _holds_second_document(starts: np.ndarray, real: np.ndarray) -> bool:
+    return bool((starts & ~_first_real(real)).any())
+
+
+def _with_padding(starts: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Make every run of padding a document of its own; padding inside a document is refused."""
+    edges = np.ones(real.shape, dtype=bool)
+    edges[:, 1:] = real[:, 1:] != real[:, :-1]
+    resumed = edges & real & ~starts & ~_first_real(real)
+    if resumed.any():
+        row, column = (int(x[0]) for x in np.nonzero(resumed))
+        raise InvalidPacking(
+            f"padding lies inside a document: at row {row}, column {column} a document goes on after masked tokens. "
+            f"Between packed documents padding is fine, inside one it is not; remove the masked tokens."
+        )
+    starts = np.where(real, starts, False) | edges
+    starts[:, 0] = True
+    return starts
+
+
+def _check_max_length(arguments: Mapping[str, Any], layout: PackedLayout, real: np.ndarray) -> None:
+    for name in ("max_length_q", "max_length_k"):
+        value = arguments.get(name)
+        # A tensor is not read: it would cost a device sync, and the layout does not need it.
+        if isinstance(value, int) and real.all() and value < layout.max_seqlen:
+            raise InvalidPacking(
+                f"{name} must be at least the longest document, {layout.max_seqlen} tokens; found {value}"
+            )

@@ -1,0 +1,204 @@
+"""Attention that a model computes in code of its own, past transformers' interface: every document on its own.
+
+Documents of one length share a batch, so nothing is padded: whatever the code does with masks, biases and positions,
+it does to what a document alone would bring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from autopack.attention.document_mask import DocumentMask
+from autopack.errors import UnsupportedModel
+from autopack.family import MixerCall
+from autopack.layout.batches import (
+    Piece,
+    each_by_itself,
+    equally_long,
+    in_pieces,
+    piece,
+    pieces,
+    spread_tokens,
+    together,
+)
+from autopack.layout.packed import PackedLayout
+from autopack.runtime.scope import without_layout
+
+__all__ = ["attend_alone"]
+
+_CACHES = ("past_key_values", "layer_past", "cache", "mems")
+_STATES = ("key_value_states", "encoder_hidden_states")
+_MASKS = ("attention_mask", "mask", "attn_mask")
+
+
+def attend_alone(
+    call: MixerCall,
+    beginnings: tuple[tuple[str, int], ...] = (),
+    per_head: tuple[str, ...] = (),
+    channels_first: bool = False,
+) -> Any:
+    """Run an attention module on the documents of packed rows, as if each were alone.
+
+    Masks and biases of pairs are cut out of those of the rows. `beginnings` names arguments with an axis of columns
+    whose beginning is what a document alone has there (tables of positions). `per_head` names biases (rows x heads, 1,
+    columns) of this kind. With `channels_first` the module takes and gives (rows, channels, columns).
+    """
+    if channels_first:
+        call = _with_tokens_first(call)
+    call.check()
+    if call.memory is not None:
+        return _attend_across(call, call.memory)
+    layout = call.layout
+    found, back = pieces(layout, each_by_itself if _reads_bias_by_row(call) else equally_long)
+
+    def change(name: str, value: Any, piece: Piece) -> Any:
+        documents, length = piece.where.shape
+        axis = dict(beginnings).get(name)
+        if name in _CACHES:
+            return None
+        if isinstance(value, DocumentMask):
+            return _described(value, piece)
+        if not isinstance(value, torch.Tensor):
+            return spread_tokens(value, layout, piece.spread)
+        if name in per_head:
+            heads = value.shape[0] // layout.rows
+            return value[:heads, :, :length].repeat(documents, 1, 1)
+        if axis is not None:
+            return value.narrow(axis, 0, min(length, value.shape[axis]))
+        if name == "relative_pos":  # distances, the same for all rows
+            return value[..., :length, :length]
+        if name in _MASKS or (name == "position_bias" and value.dim() == 4):
+            return _of_documents(value, piece)
+        return spread_tokens(value, layout, piece.spread)
+
+    with without_layout():  # such code may go on to transformers' interface
+        outputs = [
+            call.changed(lambda name, value, piece=piece: change(name, value, piece))  # type: ignore[misc]
+            for piece in found
+        ]
+    whole = together(layout, found, back, outputs)
+    if call.want_weights:
+        whole = _with_weights(call, found, whole, outputs)
+    return _transposed(whole) if channels_first else whole
+
+
+def _with_tokens_first(call: MixerCall) -> MixerCall:
+    """The same call, with tokens before channels in what it takes and gives."""
+
+    def with_channels_first(mixer: Any, tokens: torch.Tensor, **others: Any) -> Any:
+        return _transposed(call.original(mixer, tokens.transpose(1, 2), **others))
+
+    tokens = call.arguments[call.first].transpose(1, 2)
+    return replace(call, original=with_channels_first, arguments={**call.arguments, call.first: tokens})
+
+
+def _transposed(output: Any) -> Any:
+    if isinstance(output, dict):
+        return type(output)(**{key: _transposed(part) for key, part in output.items()})
+    if isinstance(output, (tuple, list)):
+        return type(output)(_transposed(part) for part in output)
+    return output.transpose(1, 2) if isinstance(output, torch.Tensor) and output.dim() == 3 else output
+
+
+def _with_weights(call: MixerCall, found: list[Piece], whole: Any, outputs: list[Any]) -> Any:
+    """The merged output, with attention weights in it as blocks of the rows."""
+    if isinstance(whole, dict):
+        return type(whole)(
+            **{key: _with_weights(call, found, part, [each[key] for each in outputs]) for key, part in whole.items()}
+        )
+    if isinstance(whole, (tuple, list)):
+        parts = zip(whole, zip(*outputs, strict=True), strict=True)
+        return type(whole)(_with_weights(call, found, part, list(each)) for part, each in parts)
+    weights = _weights(call, found, outputs)
+    return whole if weights is None else weights
+
+
+def _attend_across(call: MixerCall, memory: PackedLayout) -> Any:
+    """Run cross-attention on pairs of documents; those that are alike in both lengths share a batch."""
+    layout = call.layout
+
+    def build() -> tuple[list[tuple[Piece, Piece]], torch.Tensor]:
+        groups = each_by_itself(layout) if _reads_bias_by_row(call) else _alike(layout, memory)
+        ours, back = in_pieces(layout, groups)
+        return [(own, piece(memory, group)) for own, group in zip(ours, groups, strict=True)], back
+
+    found, back = layout.derived(("across pieces", memory), build)
+
+    def change(name: str, value: Any, ours: Piece, theirs: Piece) -> Any:
+        if name in _CACHES or isinstance(value, DocumentMask):
+            return None  # all that a document's encoder has made is seen
+        if name in _STATES:
+            return theirs.spread(value)
+        if name in _MASKS and isinstance(value, torch.Tensor) and value.shape[-1] == memory.columns:
+            return _of_pairs(value, ours, theirs)
+        return spread_tokens(value, layout, ours.spread)
+
+    with without_layout():
+        outputs = [
+            call.changed(lambda name, value, pair=pair: change(name, value, *pair))  # type: ignore[misc]
+            for pair in found
+        ]
+    return together(layout, [ours for ours, _ in found], back, outputs)
+
+
+def _alike(layout: PackedLayout, memory: PackedLayout) -> list[np.ndarray]:
+    kinds, number = np.unique(np.stack([layout.lengths, memory.lengths]), axis=1, return_inverse=True)
+    return [np.flatnonzero(number.reshape(-1) == kind) for kind in range(kinds.shape[1])]
+
+
+def _reads_bias_by_row(call: MixerCall) -> bool:
+    """Whether a bias that all rows of a batch share fails there: upstream's flex function looks for one per row."""
+    implementation = getattr(getattr(call.mixer, "config", None), "_attn_implementation", None)
+    return implementation == "flex_attention"
+
+
+def _of_pairs(mask: torch.Tensor, ours: Piece, theirs: Piece) -> torch.Tensor:
+    """Of a mask (1, ..., columns or 1, states), what belongs to each pair of documents."""
+    between = (1,) * (mask.dim() - 2)
+    parts = mask.expand(len(theirs.where), *mask.shape[1:])
+    keys = theirs.where.reshape(len(theirs.where), *between, -1)
+    parts = parts.gather(-1, keys.expand(*parts.shape[:-1], -1))
+    if mask.dim() == 2 or mask.shape[-2] == 1:
+        return parts
+    queries = ours.where.reshape(len(ours.where), *between[1:], -1, 1)
+    return parts.gather(-2, queries.expand(*parts.shape[:-2], -1, parts.shape[-1]))
+
+
+def _of_documents(mask: torch.Tensor, piece: Piece) -> torch.Tensor:
+    return piece.square(mask) if mask.dim() > 2 else piece.spread(mask)
+
+
+def _described(mask: DocumentMask, piece: Piece) -> Any:
+    columns = mask.layout.columns
+    first = piece.where[:, 0].tolist() if mask.absolute else [0]
+    documents, length = piece.where.shape
+    masks = [mask.for_document(start // columns, start % columns, start % columns + length) for start in first]
+    made = [each for each in masks if each is not None]
+    if made and not isinstance(made[0], torch.Tensor):  # a BlockMask, the same for every document of one length
+        if mask.absolute:
+            raise UnsupportedModel("a rule over tokens of the row cannot be cut into block masks; use sdpa or eager")
+        return made[0]
+    return torch.cat(made).expand(documents, -1, -1, -1) if made else None
+
+
+def _weights(call: MixerCall, found: list[Piece], parts: Any) -> torch.Tensor | None:
+    """Attention weights of all documents, (rows, heads, columns, columns), 0 between documents."""
+    if not all(_are_weights(part, own) for part, own in zip(parts, found, strict=True)):
+        return None
+    rows, columns = call.layout.rows, call.layout.columns
+    whole = parts[0].new_zeros(rows, parts[0].shape[1], columns, columns)
+    for part, own in zip(parts, found, strict=True):
+        row, column = own.where // columns, own.where % columns
+        for document, weights in enumerate(part):
+            first, last = int(column[document, 0]), int(column[document, -1]) + 1
+            whole[int(row[document, 0]), :, first:last, first:last] = weights
+    return whole
+
+
+def _are_weights(part: Any, piece: Piece) -> bool:
+    documents, length = piece.where.shape
+    return isinstance(part, torch.Tensor) and part.dim() == 4 and part.shape[::2] == (documents, length)

@@ -1,0 +1,43 @@
+"""What became of the padded batches of one enabled model, counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from autopack.layout.padding import Padding
+
+
+@dataclass
+class Tally:
+    """What became of the padded batches of one enabled model."""
+
+    batches: int = 0
+    """Padded batches that ran as a packed row."""
+    tokens: int = 0
+    """Real tokens in them."""
+    padding: int = 0
+    """Padding tokens in them, which were not computed."""
+    left: Counter[str] = field(default_factory=Counter)
+    """Padded batches that were left as they came, by reason."""
+
+    def count(self, *halves: Padding) -> None:
+        """Count a batch that runs as a packed row, or as one for each half of an encoder-decoder."""
+        self.batches += 1
+        self.tokens += sum(padding.tokens for padding in halves)
+        self.padding += sum(padding.real.size - padding.tokens for padding in halves)
+
+    def __str__(self) -> str:
+        parts = []
+        if self.batches:
+            total = self.tokens + self.padding
+            parts.append(
+                f"{_batches(self.batches)} packed inside; {self.padding:,} of {total:,} tokens were padding and were "
+                f"not computed ({self.padding / total:.1%})"
+            )
+        parts += [f"{_batches(count)} left as they came: {reason}" for reason, count in self.left.most_common()]
+        return "; ".join(parts) or "no padded batch yet"
+
+
+def _batches(count: int) -> str:
+    return f"{count:,} padded batch{'es' if count != 1 else ''}"
