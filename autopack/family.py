@@ -18,6 +18,11 @@ def _serves_every_config(config: Any) -> str | None:
     return None
 
 
+def _by_class(known: Mapping[str, Any], module: torch.nn.Module) -> Any:
+    # By the names of the bases too: FSDP puts modules into a class of its own that derives from theirs.
+    return next((known[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in known), None)
+
+
 @dataclass(frozen=True)
 class Family:
     """One way of serving a set of architectures.
@@ -52,6 +57,14 @@ class Family:
     refused_arguments: Mapping[str, str] = field(default_factory=dict)
     refusal: Callable[[Any], str | None] = _serves_every_config
     refused_types: Mapping[str, str] = field(default_factory=dict)
+
+    def way_of(self, module: torch.nn.Module) -> Way | None:
+        """How a module is kept within documents, or None for one that is no mixer of this family."""
+        return _by_class(self.mixers, module)
+
+    def adjustment_of(self, module: torch.nn.Module) -> Callable[..., Any] | None:
+        """What this family does to the queries, keys and values of an attention module, or None."""
+        return _by_class(self.adjustments, module)
 
 
 _PER_CALL = ("cache_params", "past_key_values", "layer_past", "cache", "attention_mask", "conv_mask", "state")
@@ -107,6 +120,16 @@ class Way:
     def counts(self) -> bool:
         """Whether it counts columns, those of padding too."""
         return False
+
+    @property
+    def reads_padding(self) -> bool:
+        """Whether what stands in padding changes what it gives to tokens."""
+        return False
+
+    @property
+    def whole_model_reason(self) -> str | None:
+        """Why nothing less than the whole model can be run on documents, where that is so; else None."""
+        return None
 
     def run(self, call: MixerCall) -> Any:
         """Run one module on packed rows."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,8 +20,6 @@ from typing import Any
 import wrapt
 
 from autopack.errors import SiteDrift
-
-__all__ = ["Site", "abandon", "install", "intact", "uninstall"]
 
 
 @dataclass(frozen=True)
@@ -183,3 +182,49 @@ def intact(sites: Iterable[Site]) -> None:
         entry = _installed.get(site)
         if entry is not None:
             _check_unwrapped(site, entry)
+
+
+class SiteLease:
+    """The sites that one model holds installed, for the attention implementations that it asks for.
+
+    `needed` lists the sites for given implementations. Copies and pickles of a lease hold nothing; they install what
+    they need when they are first asked to `follow`. What a collected lease holds is left by itself.
+    """
+
+    def __init__(self, needed: Callable[[tuple[str, ...]], list[Site]]):
+        self.needed = needed
+        self._implementations: tuple[str, ...] | None = None
+        self._sites: tuple[Site, ...] = ()
+        self._finalizer: weakref.finalize | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_implementations": None, "_sites": (), "_finalizer": None}
+
+    def follow(self, implementations: tuple[str, ...]) -> None:
+        """Hold the sites for these implementations, in place of those held before."""
+        if self._implementations != implementations:
+            with _following:
+                if self._implementations != implementations:  # another thread may have been first
+                    self._acquire(implementations)
+
+    def _acquire(self, implementations: tuple[str, ...]) -> None:
+        sites = install(self.needed(implementations))
+        self.release()
+        self._sites, self._implementations = sites, implementations
+        self._finalizer = weakref.finalize(self, abandon, sites)
+        self._finalizer.atexit = False
+
+    def release(self) -> None:
+        """Leave all sites."""
+        if self._finalizer is not None:
+            self._finalizer.detach()
+            sites, self._sites = self._sites, ()
+            self._finalizer, self._implementations = None, None
+            uninstall(sites)
+
+    def check(self) -> None:
+        """Raise `SiteDrift` where another replacement has covered one of ours."""
+        intact(self._sites)
+
+
+_following = threading.Lock()  # of the process and not of the lease, for locks cannot be copied or pickled

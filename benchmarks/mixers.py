@@ -94,7 +94,7 @@ def arms(name: str, documents: list[int], options: argparse.Namespace) -> dict[s
 
     import autopack
     from autopack.layout.packed import PackedLayout
-    from autopack.runtime.scope import Scope, close_scope, open_scope
+    from autopack.runtime.scope import Scope, in_force
 
     cls = MIXERS[name][1]
     generator = torch.Generator().manual_seed(options.seed)
@@ -114,11 +114,8 @@ def arms(name: str, documents: list[int], options: argparse.Namespace) -> dict[s
         return tensor(mixer(hidden))
 
     def packed(hidden: Any) -> Any:
-        open_scope(Scope(handle.enabled, layout, None, 0))
-        try:
+        with in_force(Scope(handle.enabled, layout)):
             return call(enabled, hidden, layout.position_ids())
-        finally:
-            close_scope(handle.enabled, 0)
 
     def by_document(hidden: Any) -> Any:
         return torch.cat([call(stock, part) for part in hidden.split(documents, dim=1)], dim=1)

@@ -249,7 +249,7 @@ def measure(model_type: str, arrived: Arrived) -> dict[str, Any]:
         (logits * weights).sum().backward()
     return {
         "type": model_type,
-        "mixers": [type(mixer).__name__ for mixer in handle.enabled.mixers],
+        "mixers": [type(mixer).__name__ for mixer in handle.enabled.anatomy.mixers],
         "documents": [n for row in rows for n in row],
         "logits": error(logits, expected),
         "gradients": gradient_error(gradients(model), wanted),

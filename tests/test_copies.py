@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import autopack
+from autopack.patching import SiteLease
 from autopack.runtime.checkpointing import BoundCheckpoint
-from autopack.runtime.model import Enabled
 from tests.conftest import (
     FLOAT64,
     LEAK,
@@ -125,13 +125,13 @@ def test_threads_that_make_the_first_call_of_a_copy_install_once(monkeypatch):
     autopack.enable(model)
     other = copy.deepcopy(model)
     autopack.disable(model)
-    release = Enabled.release
+    release = SiteLease.release
 
-    def release_slowly(enabled):
-        release(enabled)
+    def release_slowly(lease):
+        release(lease)
         time.sleep(0.02)  # the others come before the first has noted what it holds
 
-    monkeypatch.setattr(Enabled, "release", release_slowly)
+    monkeypatch.setattr(SiteLease, "release", release_slowly)
     threads = [threading.Thread(target=other, kwargs={"input_ids": IDS}) for _ in range(4)]
     for thread in threads:
         thread.start()

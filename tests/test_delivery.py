@@ -94,7 +94,7 @@ def test_checkpointing_that_is_switched_on_between_two_forwards_is_followed(mode
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def test_a_checkpoint_function_that_is_not_bound_raises(model, kind, monkeypatch):
-    monkeypatch.setattr("autopack.runtime.model.bind_checkpointing", lambda modules: None)
+    monkeypatch.setattr("autopack.calls.hooks.bind_checkpointing", lambda modules: None)
     model.train().gradient_checkpointing_enable(kind)
     unbind_checkpointing(list(model.modules()))
     with pytest.raises(OutsideForward, match="use `model.gradient_checkpointing_enable"):

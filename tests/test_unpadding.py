@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pytest
 import torch
 from hypothesis import given, settings
@@ -201,11 +202,10 @@ class TestNegativeControls:
 
     def test_columns_as_positions_of_a_model_that_counts_along_the_mask(self, monkeypatch):
         monkeypatch.setattr(positions, "_FROM_MASK", set())
-        monkeypatch.setattr("autopack.calls.unpadded.positions.known_in_padded_batch", lambda *_: True)
         stock, model = twins(build("opt"))
         inputs = batch("causal LM", mask_of(LENGTHS, "left"))
         with autopack.enable(model) as handle:
-            handle.enabled.knows_padded_positions = True
+            handle.enabled.traits = dataclasses.replace(handle.enabled.traits, knows_padded_positions=True)
             assert logit_error(model(**inputs).logits, stock(**inputs).logits, inputs["attention_mask"]) > 0.1
 
     def test_labels_of_first_tokens(self):

@@ -50,18 +50,18 @@ def test_logits_and_loss_of_every_type(task, model_type):
             with autopack.enable(model) as handle:
                 found = model(**inputs, use_cache=False)
                 tally = handle.tally
-            if handle.enabled.recurs and side == "left":
+            if handle.enabled.traits.recurs and side == "left":
                 # Stock carries a state from padding into the document; what the document gets alone is right.
                 assert logit_error(found.logits, alone(model, inputs["input_ids"], mask), mask) < FLOAT32
             else:
                 assert logit_error(found.logits, expected.logits, mask) < FLOAT32
                 assert expected.loss is None or loss_error(found.loss, expected.loss) < FLOAT32
-        if handle.enabled.one_by_one is not None:
+        if handle.enabled.traits.whole_model_reason is not None:
             assert list(tally.left) == ["documents are run alone, and gain nothing from a packed row"]
-        elif handle.enabled.reads_padding:
+        elif handle.enabled.traits.reads_padding:
             (reason,) = tally.left
             assert "reads padding" in reason or (side != "right" and reason == OF_POOLER)
-        elif handle.enabled.model_type == "big_bird" and task == "masked-lm":
+        elif handle.enabled.anatomy.model_type == "big_bird" and task == "masked-lm":
             assert set(tally.left) <= {"the pooler is handed one token of every row", OF_POOLER}
         elif side == "right":
             assert (tally.batches, tally.left) == (1, {})

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from autopack.errors import UnsupportedModel
 from autopack.family import Family
-from autopack.layout.batches import equally_long, pieces, together
+from autopack.layout.batches import Batches, equally_long
 from autopack.mixers import MixerCall, Way
 
 __all__ = ["FAMILY"]
@@ -39,15 +39,15 @@ class _InWindows(Way):
             )
         windows = mixer.config.attention_window
         window: int = max(windows) if isinstance(windows, list | tuple) else windows
-        found, back = pieces(layout, equally_long)
+        found = Batches.grouped(layout, equally_long)
         outputs = []
-        for piece in found:
-            length = piece.where.shape[1]
+        for batch in found.batches:
+            length = batch.shape[1]
             more = -length % window
-            own = functional.pad(piece.spread(seen), (0, more), value=torch.finfo(seen.dtype).min)
+            own = functional.pad(batch.spread(seen), (0, more), value=torch.finfo(seen.dtype).min)
             output = call.original(
                 mixer,
-                functional.pad(piece.spread(hidden), (0, 0, 0, more)),
+                functional.pad(batch.spread(hidden), (0, 0, 0, more)),
                 attention_mask=own,
                 is_index_masked=own < 0,
                 is_index_global_attn=own > 0,
@@ -56,7 +56,7 @@ class _InWindows(Way):
             )
             outputs.append(tuple(part[:, :length] for part in output))
         added = rows.shape[1] - layout.columns
-        whole = together(layout, found, back, outputs)
+        whole = found.together(outputs)
         return tuple(functional.pad(part, (0, 0) * (part.dim() - 2) + (0, added)) for part in whole)
 
     def paths(self) -> dict[str, str]:

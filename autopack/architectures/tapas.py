@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from autopack.family import Family
-from autopack.layout.batches import Piece, equally_long, pieces, spread_tokens, together
+from autopack.layout.batches import Batches, DocumentBatch, equally_long, spread_tokens
 from autopack.mixers import ALONE, MixerCall, Way
 
 __all__ = ["FAMILY"]
@@ -28,17 +28,17 @@ class _ByCells(Way):
 
     def run(self, call: MixerCall) -> Any:
         call.check()
-        found, back = pieces(call.layout, equally_long)
-        return together(call.layout, found, back, [self._embed(call, piece) for piece in found])
+        found = Batches.grouped(call.layout, equally_long)
+        return found.together([self._embed(call, batch) for batch in found.batches])
 
-    def _embed(self, call: MixerCall, piece: Piece) -> torch.Tensor:
-        given = spread_tokens(call.arguments["position_ids"], call.layout, piece.spread)
-        counted = (given == torch.arange(piece.where.shape[1], device=given.device)).all(1)
+    def _embed(self, call: MixerCall, batch: DocumentBatch) -> torch.Tensor:
+        given = spread_tokens(call.arguments["position_ids"], call.layout, batch.spread)
+        counted = (given == torch.arange(batch.shape[1], device=given.device)).all(1)
 
         def embed(positions: torch.Tensor | None) -> Any:
             return call.changed(
                 lambda name, value: (
-                    positions if name == "position_ids" else spread_tokens(value, call.layout, piece.spread)
+                    positions if name == "position_ids" else spread_tokens(value, call.layout, batch.spread)
                 )
             )
 

@@ -12,17 +12,17 @@ from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection import masks
 from autopack.layout.packed import PackedLayout
 from autopack.patching import Site
-from autopack.runtime.scope import current
+from autopack.runtime.scope import running_scope
 
 
 def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     """A mask function that, for packed rows of enabled models, describes the mask instead of making it."""
 
     def autopack_mask(*args: Any, **kwargs: Any) -> Any:
-        scope = current()
-        if scope is None or scope.layout is None or not scope.owner.owns_config(kwargs.get("config")):
+        scope = running_scope()
+        if scope is None or scope.layout is None or not scope.model.anatomy.owns_config(kwargs.get("config")):
             return original(*args, **kwargs)
-        if not scope.owner.attention:  # it stands here for another model; this one cuts its masks by itself
+        if not scope.model.anatomy.attention:  # it stands here for another model; this one cuts its masks by itself
             return original(*args, **kwargs)
         if args:
             raise SiteDrift(f"{site} is called by position inside a packed forward; autopack needs names")
@@ -79,11 +79,11 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
     place, of_mask = parameters.index("position_ids"), parameters.index("attention_mask")
 
     def autopack_preprocess_mask_arguments(*args: Any, **kwargs: Any) -> Any:
-        scope = current()
+        scope = running_scope()
         if scope is None or scope.layout is None:
             return original(*args, **kwargs)
         config = kwargs.get("config", args[0] if args else None)
-        if not scope.owner.owns_config(config):
+        if not scope.model.anatomy.owns_config(config):
             return original(*args, **kwargs)
         mask = kwargs.get("attention_mask", args[of_mask] if len(args) > of_mask else None)
         if isinstance(mask, DocumentMask):  # the model made it before the backbone: it is taken as a 4-D mask is

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from autopack.errors import UnsupportedModel
-from autopack.runtime.scope import current
+from autopack.runtime.scope import of_model
 
 if TYPE_CHECKING:
     from autopack.layout.packed import PackedLayout
-    from autopack.runtime.model import Enabled
+    from autopack.runtime.model import EnabledModel
 
 __all__ = ["PerDocumentRotary", "reset_frequencies", "row_dependent_rotaries"]
 
@@ -40,14 +40,14 @@ def _row_dependent(rope_type: str) -> bool:
 class PerDocumentRotary:
     """Forward hook of a rotary module: recomputes the embeddings of a packed row for each length of document."""
 
-    def __init__(self, enabled: Enabled):
-        self.enabled = enabled
+    def __init__(self, model: EnabledModel):
+        self.model = model
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        scope = current()
-        if scope is None or scope.layout is None or scope.owner is not self.enabled:
+        running = of_model(self.model)
+        if running is None or running.scope.layout is None:
             return None
-        return _per_document(module, scope.layout, args, kwargs, output)
+        return _per_document(module, running.scope.layout, args, kwargs, output)
 
 
 @torch._dynamo.disable

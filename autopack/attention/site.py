@@ -22,7 +22,7 @@ from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection import masks, releases
 from autopack.layout.packed import PackedLayout
 from autopack.patching import Site
-from autopack.runtime.marks import ACROSS
+from autopack.runtime.marks import mark_of
 from autopack.runtime.scope import Scope, site_scope
 
 
@@ -62,18 +62,20 @@ def _attend(
     mask: Any,
     options: dict[str, Any],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    layout, memory = scope.layout, scope.memory if ACROSS in module.__dict__ else None
+    layout, mark = scope.layout, mark_of(module)
     assert layout is not None
+    assert mark is not None
+    memory = scope.memory if mark.reads_encoder else None
     _check_shapes(module, layout, memory or layout, query, key)
     if query.device != layout.device:
         layout = layout.to(query.device)
     if memory is not None:
         memory = memory.to(query.device)
         return _attend_across(original, implementation, layout, memory, module, query, key, value, mask, options)
-    adjust = _adjustment(scope, module)
+    adjust = mark.adjustment
     if adjust is not None:
         query, key, value, options = adjust(module, layout, query, key, value, options)
-    backend = choosing.choose(scope.owner.backend, implementation, module, query, value, mask, options)
+    backend = choosing.choose(scope.model.options.backend, implementation, module, query, value, mask, options)
     if backend == "flash":
         return attend_flash(original, layout, module, query, key, value, mask, options)
     if backend == "varlen":
@@ -93,14 +95,6 @@ def _attend(
             if pattern is not None and not options.get("dropout") and options.get("position_bias") is None:
                 return attend_compiled(layout.cu_seqlens, query, key, value, pattern, options.get("scaling")), None
     return _attend_documents(original, layout, module, query, key, value, mask, options, scope.want_weights)
-
-
-def _adjustment(scope: Scope, module: torch.nn.Module) -> Callable[..., Any] | None:
-    adjustments = scope.owner.adjustments
-    if not adjustments:
-        return None
-    # By the names of the bases too: FSDP puts modules into a class of its own that derives from theirs.
-    return next((adjustments[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in adjustments), None)
 
 
 # Lengths on the host would be constants of a compiled graph, and every layout a graph of its own.

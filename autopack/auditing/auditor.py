@@ -21,11 +21,11 @@ from autopack.attention.rotary import reset_frequencies, row_dependent_rotaries
 from autopack.auditing.cases import MODES, AnyCase, Call, Case, NoReference, PairCase
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.auditing.results import loss_for, of_document, of_documents
-from autopack.enabling import enable
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair
 from autopack.inspection.modules import is_pair
 from autopack.integrations.wrappers import unwrap
+from autopack.runtime.marks import handle_of
 
 __all__ = ["MODES", "TOLERANCE", "audit"]
 
@@ -97,7 +97,7 @@ def audit(
     return LeakReport(
         model=f"{type(base).__name__} ({base.config.model_type})",
         implementation=str(getattr(base.config, "_attn_implementation", None) or "eager"),
-        enabled=enable.is_enabled(base),
+        enabled=handle_of(base) is not None,
         dtype=str(dtype).removeprefix("torch."),
         lengths=lengths,
         tolerance=TOLERANCE.get(dtype, 1e-4),

@@ -12,10 +12,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.auditing.cases import AnyCase, Call
-from autopack.enabling import enable
 from autopack.inspection import releases
 from autopack.inspection.heads import row_head
 from autopack.inspection.source import shifts_labels
+from autopack.runtime.marks import handle_of
 
 __all__ = ["Loss", "OneForAll", "loss_for", "of_document", "of_documents"]
 
@@ -133,7 +133,7 @@ def _next_tokens(model: PreTrainedModel, case: AnyCase, call: Call) -> Loss:
         call.source is None and shifts_labels(model)
     )  # a loss that shifts never uses the first label of a document
     # Stock, the caller has to mask it, as every collator for packing does; enabled, that is left to autopack.
-    masked = 0 if enable.is_enabled(model) else skipped
+    masked = skipped if handle_of(model) is None else 0
     for row, first, end in call.spans:
         labels[row, first + masked : end] = ids[row, first + masked : end]
 

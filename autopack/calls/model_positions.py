@@ -16,7 +16,7 @@ import torch
 
 from autopack.errors import InvalidPacking
 from autopack.inspection import media
-from autopack.layout.batches import piece
+from autopack.layout.batches import DocumentBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -80,9 +80,8 @@ def _as_rows(
     parameters: Mapping[str, Any], arguments: Mapping[str, Any], layout: PackedLayout
 ) -> tuple[dict[str, Any], Callable[[torch.Tensor], torch.Tensor]]:
     """The call for documents as right-padded rows, and how what it returns becomes the packed rows' again."""
-    documents = piece(layout, np.arange(len(layout.lengths)))
-    lengths = np.diff(layout.bounds)
-    mask = layout.upload((np.arange(layout.max_seqlen) < lengths[:, None]).astype(np.int64))
+    documents = DocumentBatch.of(layout, np.arange(len(layout.lengths)))
+    mask = documents.mask.long()
     call: dict[str, Any] = {}
     for name, parameter in parameters.items():
         value = arguments.get(name)

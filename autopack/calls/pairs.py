@@ -1,7 +1,7 @@
-"""Entries of encoder-decoders: the call of the whole finds the documents of both halves, and each half runs by itself.
+"""Calls of encoder-decoders: the documents of both halves are found at the whole, and each half runs as one row.
 
-The call opens a scope without a layout, which names the pair; the encoder and the decoder, models of their own, each
-open one inside it with theirs. Cross-attention finds both layouts in the decoder's.
+The whole runs in a scope without a layout, in which nothing may mix tokens; the encoder and the decoder, models of
+their own, each have one with theirs (`autopack.calls.halves`). Cross-attention finds both layouts in the decoder's.
 """
 
 from __future__ import annotations
@@ -9,205 +9,143 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from autopack.calls import unpadded
-from autopack.calls.hooks import (
-    EntryHook,
-    ExitHook,
-    by_name,
-    inputs_of,
-    refuse_bypassed_top,
-    refuse_caches,
-    refuse_given,
-    uses_positions,
-    wants_weights,
-    without_what_packing_drops,
-)
+from autopack.calls import refusals
+from autopack.calls.call import CACHES, DROPPED, Call
+from autopack.calls.outputs import restore
+from autopack.calls.padding_rules import ANYWHERE, PASSED_ON, first_reason, replaced_by
+from autopack.calls.plan import Plan
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import modules
-from autopack.inspection.heads import is_head_of_pair
-from autopack.inspection.positions import first_position
 from autopack.layout import pair as pairs
-from autopack.layout.declarations import IGNORED_LABEL, LAYOUT_KWARGS, Declared
-from autopack.layout.pair import Half, Pair
-from autopack.runtime.scope import Scope, current, open_scope
+from autopack.layout.batches import DocumentBatch
+from autopack.layout.declarations import IGNORED_LABEL, LAYOUT_KWARGS
+from autopack.runtime.scope import Scope
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from torch import nn
 
-    from autopack.runtime.model import Enabled
+    from autopack.layout.pair import Half, Pair
 
-__all__ = ["HalfEntryHook", "HalfExitHook", "PairEntryHook"]
-
-_PASSED_ON = {"labels", "num_items_in_batch", "return_dict", "use_cache", "output_attentions", "output_hidden_states"}
-_PASSED_ON |= {"output_router_logits"}
-_DROPPED = {*unpadded.DROPPED, *LAYOUT_KWARGS, *pairs.DECLARATIONS}
+_DROPPED = {*DROPPED, *LAYOUT_KWARGS, *pairs.DECLARATIONS}
 
 
-class PairEntryHook(EntryHook):
-    """Forward pre-hook of an encoder-decoder, or of one inside a model with another head."""
+class PairCall(Call):
+    """A call of an encoder-decoder."""
 
-    def __init__(self, enabled: Enabled, level: int):
-        super().__init__(enabled, level)
-        self.has_other_head = is_head_of_pair(enabled.entries[level])
-        self.reads_one_token_per_row = False
+    @cached_property
+    def _found(self) -> tuple[Pair | None, bool]:
+        pad_token_id = getattr(self.module.config, "pad_token_id", None)
+        return pairs.declared_of(self.arguments, pad_token_id) or (None, False)
 
-    def __call__(
-        self, module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        return _enter_pair(self, module, args, kwargs)
+    @property
+    def pair(self) -> Pair | None:
+        """The documents of both halves; None for a call that neither packs nor pads."""
+        return self._found[0]
 
+    @property
+    def packs(self) -> bool:
+        """Whether documents are packed, and not padded."""
+        return self._found[1]
 
-class HalfExitHook(ExitHook):
-    """Forward hook of the models inside an encoder or decoder.
+    @property
+    def holds_pair(self) -> bool:
+        """Whether an entry further in is an encoder-decoder too."""
+        return any(modules.is_pair(entry) for entry in self.entry.inner)
 
-    Not traced, as their entry is not: T5's halves share one code, which Dynamo would read with the scope of the other.
-    """
+    @property
+    def labelled_padding(self) -> bool:
+        """Whether labels of a padded batch count padding of the decoder into the loss."""
+        labels, places = self.arguments.get("labels"), self._halves[-1].places
+        if not isinstance(labels, torch.Tensor) or tuple(labels.shape) != places.shape:
+            return False
+        if self.arguments.get("decoder_attention_mask") is None:
+            return False  # what is padding follows from the labels
+        return bool((labels[torch.from_numpy(~places.real).to(labels.device)] != IGNORED_LABEL).any())
 
-    @torch._dynamo.disable
-    def __call__(self, module: PreTrainedModel, args: tuple[Any, ...], output: Any) -> Any:
-        return super().__call__(module, args, output)
+    @property
+    def _halves(self) -> tuple[Half, ...]:
+        assert self.pair is not None
+        return self.pair.halves
 
+    def obstacle_anywhere(self) -> str | None:
+        """Why a padded batch has to stay as it came, whatever entry could run it without its padding."""
+        anatomy = self.model.anatomy
+        if self.model.traits.uses_positions and not all(half.places.on_the_right for half in self._halves):
+            return f"how {anatomy.model_type} counts positions after padding is not known"
+        reasons = (first_reason(ANYWHERE, self, half.places) for half in self._halves)
+        return next((reason for reason in reasons if reason is not None), None)
 
-class HalfEntryHook(EntryHook):
-    """Forward pre-hook of the models inside an encoder or decoder; on their own they are entered like any other."""
+    def obstacle_here(self) -> str | None:
+        """Why this entry cannot run the halves as rows, although one further in may."""
+        if self.entry.has_other_head:
+            return "the head takes the padded form"
+        foreign = replaced_by(self.module)
+        if foreign is not None:
+            return f"{foreign} has replaced the forward"
+        name = self._without_a_place()
+        return None if name is None else f"{name} has no place in a packed row"
 
-    def __init__(self, enabled: Enabled, level: int, decodes: bool):
-        super().__init__(enabled, level)
-        self.decodes = decodes
+    def check_packed(self) -> None:
+        """Raise `AutopackError` where packed rows came with something that they cannot come with."""
+        refusals.refuse_caches(self)
+        if self.entry.has_other_head:
+            raise UnsupportedModel(
+                f"{self.name} gives one result per row, so the documents of a packed row would share one. Run them "
+                f"one per row."
+            )
+        if self.wants_weights:
+            raise UnsupportedModel(
+                f"{self.name} was asked for attention weights with packed rows, where encoder and decoder have "
+                f"documents of their own. Leave output_attentions out, or run the documents one per row."
+            )
+        # What an encoder has made already is a half of the call, whatever it was made of.
+        refusals.refuse_arguments(self, exempt=("encoder_outputs",))
+        homeless = self._without_a_place()
+        if homeless is not None:
+            raise UnsupportedModel(
+                f"{homeless} was given to {self.name} with packed rows, and autopack does not know what of it belongs "
+                f"to which document. Leave it out, or run the documents one per row."
+            )
 
-    @torch._dynamo.disable
-    def __call__(
-        self, module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        scope = current()
-        if scope is not None and scope.owner is self.enabled and scope.pair is not None:
-            return _enter_half(self, module, args, kwargs, scope)
-        return super().__call__(module, args, kwargs)
-
-
-@torch._dynamo.disable
-def _enter_pair(
-    hook: PairEntryHook, module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    enabled, outer = hook.enabled, current()
-    inside = outer is not None and outer.owner is enabled and outer.level < hook.level
-    if outer is not None and inside and not outer.waits:
-        outer.enter(hook.level)
+    def _without_a_place(self) -> str | None:
+        """The first argument of which it is not known what belongs to which document."""
+        assert self.pair is not None
+        for name, value in self.arguments.items():
+            if name in _DROPPED or value is None or value is False or name == "encoder_outputs":
+                continue
+            if isinstance(value, torch.Tensor):
+                half = _half_of(name, self.pair)
+                has_a_place = value.numel() == 1 or half is None or _is_of(half, name, value)
+            else:
+                has_a_place = not isinstance(value, tuple | list | dict)
+            known = name in self.entry.names or name in PASSED_ON or isinstance(value, bool | int | float | str)
+            if not (known and has_a_place):
+                return name
         return None
-    if not inside:
-        refuse_bypassed_top(enabled, hook.level)
-        enabled.refresh()
-    arguments = by_name(type(module), args, kwargs)
-    found = pairs.declared_of(arguments, getattr(module.config, "pad_token_id", None))
-    if found is None:
-        open_scope(Scope(enabled, None, outer, hook.level))
-        return None
-    pair, packs = found
-    if not packs and enabled.unpad == "never":
-        open_scope(Scope(enabled, None, outer, hook.level))
-        return None
-    if packs:
-        _refuse_what_cannot_be_packed(hook, module, arguments, pair)
-    else:
-        reason = None if inside else _obstacle(hook, module, arguments, pair)
-        waits = reason is None
-        reason = reason or _obstacle_here(hook, module, arguments, pair)
-        if reason is not None:
-            waits = waits and any(modules.is_pair(entry) for entry in enabled.entries[hook.level + 1 :])
-            if not waits:
-                enabled.tally.left[reason] += 1
-            open_scope(Scope(enabled, None, outer, hook.level, waits=waits))
-            return None
-        enabled.tally.count(*(half.places for half in pair.halves))
-    enabled.check_sites()
-    told = arguments.get("return_dict")
-    pair = replace(pair, wants_tuple=not (told if told is not None else getattr(module.config, "return_dict", True)))
-    call = _gather(hook, module, arguments, pair)
-    open_scope(Scope(enabled, None, outer, hook.level, pair=pair))
-    return (), call
 
 
-def _obstacle(hook: PairEntryHook, module: PreTrainedModel, arguments: dict[str, Any], pair: Pair) -> str | None:
-    """Why a padded batch has to stay as it came, whatever entry could unpad it."""
-    enabled = hook.enabled
-    if enabled.uses_positions and not all(half.places.on_the_right for half in pair.halves):
-        return f"how {enabled.model_type} counts positions after padding is not known"
-    weights = wants_weights(module, arguments)
-    declared = Declared(None, labelled_padding=_labels_padding(arguments, pair.decoder))
-    for half in pair.halves:
-        reason = unpadded.obstacle(enabled, half.places, declared, module, arguments, hook, weights)
-        if reason is not None:
-            return reason
-    return None
+class PairAsRows(Plan):
+    """Both halves of an encoder-decoder's call as one row each."""
 
-
-def _labels_padding(arguments: dict[str, Any], decoder: Half) -> bool:
-    labels = arguments.get("labels")
-    if not isinstance(labels, torch.Tensor) or tuple(labels.shape) != decoder.places.shape:
-        return False
-    if arguments.get("decoder_attention_mask") is None:
-        return False  # what is padding follows from the labels
-    padding = torch.from_numpy(~decoder.places.real).to(labels.device)
-    return bool((labels[padding] != IGNORED_LABEL).any())
-
-
-def _obstacle_here(hook: PairEntryHook, module: PreTrainedModel, arguments: dict[str, Any], pair: Pair) -> str | None:
-    """Why this entry cannot run the halves as rows, although one further in may."""
-    if hook.has_other_head:
-        return "the head takes the padded form"
-    foreign = unpadded.replaced_by(module)
-    if foreign is not None:
-        return f"{foreign} has replaced the forward"
-    name = _without_a_place(hook, arguments, pair)
-    return None if name is None else f"{name} has no place in a packed row"
-
-
-def _without_a_place(hook: PairEntryHook, arguments: dict[str, Any], pair: Pair) -> str | None:
-    for name, value in arguments.items():
-        if name in _DROPPED or value is None or value is False or name == "encoder_outputs":
-            continue
-        if name not in hook.names and name not in _PASSED_ON and not isinstance(value, bool | int | float | str):
-            return name
-        if isinstance(value, torch.Tensor) and not _has_a_place(name, value, pair):
-            return name
-        if isinstance(value, tuple | list | dict):
-            return name
-    return None
-
-
-def _has_a_place(name: str, value: torch.Tensor, pair: Pair) -> bool:
-    half = _half_of(name, pair)
-    return value.numel() == 1 or half is None or _is_of(half, name, value)
-
-
-def _refuse_what_cannot_be_packed(
-    hook: PairEntryHook, module: PreTrainedModel, arguments: dict[str, Any], pair: Pair
-) -> None:
-    refuse_caches(arguments)
-    kind = type(module).__name__
-    if hook.has_other_head:
-        raise UnsupportedModel(
-            f"{kind} gives one result per row, so the documents of a packed row would share one. Run them one per row."
+    def __init__(self, call: PairCall, pair: Pair):
+        refusal = (
+            "mixes tokens outside the encoder and the decoder of a packed call, where autopack does not know its "
+            "documents. Train the model on padded batches, with autopack.enable(model, unpad='never')."
         )
-    if wants_weights(module, arguments):
-        raise UnsupportedModel(
-            f"{kind} was asked for attention weights with packed rows, where encoder and decoder have documents of "
-            f"their own. Leave output_attentions out, or run the documents one per row."
-        )
-    # What an encoder has made already is a half of the call, whatever it was made of.
-    refuse_given(hook.enabled, kind, {name: v for name, v in arguments.items() if name != "encoder_outputs"})
-    homeless = _without_a_place(hook, arguments, pair)
-    if homeless is not None:
-        raise UnsupportedModel(
-            f"{homeless} was given to {kind} with packed rows, and autopack does not know what of it belongs to which "
-            f"document. Leave it out, or run the documents one per row."
-        )
+        super().__init__(Scope(call.model, refusal=refusal))
+        self.pair = pair
+        self.wants_tuple = call.wants_tuple
+        """Whether the caller asked for a tuple; inside, outputs go by name, which tells the halves apart."""
+        self.arguments = _arguments(call, pair)
+
+    def finish(self, module: nn.Module, output: Any) -> Any:
+        restored = restore(output, self.pair)
+        return restored.to_tuple() if self.wants_tuple else restored
 
 
 def _half_of(name: str, pair: Pair) -> Half | None:
@@ -222,41 +160,38 @@ def _is_of(half: Half, name: str, value: torch.Tensor) -> bool:
     return shape == (rows, columns) or (name.endswith("position_ids") and shape == (1, columns))
 
 
-def _gather(hook: PairEntryHook, module: PreTrainedModel, arguments: dict[str, Any], pair: Pair) -> dict[str, Any]:
+def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
     """The arguments of the call on both rows."""
-    call: dict[str, Any] = {}
-    for name, value in arguments.items():
-        positions = name.endswith("position_ids") and hook.enabled.uses_positions
+    entry = call.entry
+    found: dict[str, Any] = {}
+    for name, value in call.arguments.items():
+        positions = name.endswith("position_ids") and call.model.traits.uses_positions
         half = _half_of(name, pair)
-        if name in _DROPPED and not positions and (half is not None or name in unpadded.CACHES):
-            if name in hook.names:
-                call[name] = None
+        if name in _DROPPED and not positions and (half is not None or name in CACHES):
+            if name in entry.names:
+                found[name] = None
             continue
         if half is not None and isinstance(value, torch.Tensor) and _is_of(half, name, value):
             value = half.places.gather(value.expand(half.places.rows, *value.shape[1:]))
-        call[name] = value
-    states = arguments.get("encoder_outputs")
+        found[name] = value
+    states = call.arguments.get("encoder_outputs")
     if states is not None and pair.encoder is not None:
-        call["encoder_outputs"] = (pair.encoder.places.gather(states[0]),)
-    if call.get("decoder_input_ids") is None and call.get("decoder_inputs_embeds") is None:
-        call["decoder_input_ids"] = _shifted(module, call["labels"], pair.decoder)
-    if "use_cache" in hook.names or getattr(module.config, "use_cache", False):
-        call["use_cache"] = False
-    return {**call, "return_dict": True}
+        found["encoder_outputs"] = (pair.encoder.places.gather(states[0]),)
+    if found.get("decoder_input_ids") is None and found.get("decoder_inputs_embeds") is None:
+        found["decoder_input_ids"] = _shifted(call, found["labels"], pair.decoder)
+    if "use_cache" in entry.names or getattr(call.module.config, "use_cache", False):
+        found["use_cache"] = False
+    return {**found, "return_dict": True}
 
 
-def _shifted(module: PreTrainedModel, labels: torch.Tensor, decoder: Half) -> torch.Tensor:
+def _shifted(call: Call, labels: torch.Tensor, decoder: Half) -> torch.Tensor:
     """The tokens that the model makes of the labels of each document alone: (1, tokens)."""
-    shift = _shift_of(module)
-    layout = decoder.layout
-    document = layout.seq_idx[0].long().to(labels.device)
-    column = layout.position_ids()[0].to(labels.device)
-    alone = labels.new_full((len(layout.lengths), layout.max_seqlen), IGNORED_LABEL)
-    alone[document, column] = labels[0]
-    return shift(alone)[document, column][None]
+    batch = DocumentBatch.without_padding(decoder.layout)
+    alone = batch.spread(labels).masked_fill(~batch.mask.to(labels.device), IGNORED_LABEL)
+    return batch.real(_shift_of(call.module)(alone))[None]
 
 
-def _shift_of(module: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]:
+def _shift_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     """How a model makes its decoder's tokens of labels: by its method, or by the function that its forward calls."""
     method: Any = getattr(module, "prepare_decoder_input_ids_from_labels", None)
     if method is not None:
@@ -269,52 +204,3 @@ def _shift_of(module: PreTrainedModel) -> Callable[[torch.Tensor], torch.Tensor]
         )
     wanted = list(inspect.signature(function).parameters)[1:]
     return lambda labels: function(labels, **{name: getattr(module.config, name) for name in wanted})
-
-
-@torch._dynamo.disable
-def _enter_half(
-    hook: HalfEntryHook, module: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any], outer: Scope
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    assert outer.pair is not None
-    arguments = by_name(type(module), args, kwargs)
-    encoder = outer.pair.encoder or _recordings(outer.pair, arguments)
-    layout = outer.pair.decoder.layout if hook.decodes else encoder.layout
-    inputs = inputs_of(arguments)
-    if inputs is None or tuple(inputs.shape[:2]) != (1, layout.columns):
-        found = "none" if inputs is None else tuple(inputs.shape)
-        raise UnsupportedModel(
-            f"{type(module).__name__} was to run on a row of {layout.columns} tokens and got {found}: its model "
-            f"changes the tokens on their way. Train it on padded batches with autopack.enable(model, unpad='never')."
-        )
-    call = without_what_packing_drops(hook, module, arguments)
-    if call.get("encoder_attention_mask") is not None:
-        call["encoder_attention_mask"] = None
-    if uses_positions(hook) and call.get("position_ids") is None:
-        if not hook.takes_positions:
-            raise UnsupportedModel(
-                f"{type(module).__name__}.forward takes no position_ids, so positions cannot restart at each document"
-            )
-        call["position_ids"] = layout.position_ids(first_position(module.config))
-    memory = None
-    if hook.decodes:
-        memory = encoder.layout
-        states = call.get("encoder_hidden_states")
-        if isinstance(states, torch.Tensor) and tuple(states.shape[:2]) != (1, memory.columns):
-            call["encoder_hidden_states"] = encoder.places.gather(states)
-    open_scope(Scope(hook.enabled, layout, outer, hook.level, memory=memory))
-    return (), call
-
-
-def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
-    """What an encoder that ran as it is has made of its recordings, one per document, as one row."""
-    states, mask = arguments.get("encoder_hidden_states"), arguments.get("encoder_attention_mask")
-    documents = len(pair.decoder.layout.lengths)
-    if not isinstance(states, torch.Tensor) or len(states) != documents:
-        raise UnsupportedModel(
-            f"the decoder reads {0 if states is None else len(states)} encoded recordings for {documents} documents. "
-            f"Train the model on padded batches with autopack.enable(model, unpad='never')."
-        )
-    real = np.ones(states.shape[:2], dtype=bool)
-    if isinstance(mask, torch.Tensor) and tuple(mask.shape) == real.shape:
-        real = (mask != 0).cpu().numpy()
-    return Half.of_documents(real & (np.cumsum(real, axis=1) == 1), real, states.device)

@@ -1,77 +1,85 @@
-"""Put hooks and marks on a model, and take them off again."""
+"""Put marks and hooks on a model and install its sites, and take all of it off again."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import nn
 
+from autopack import registry
 from autopack.attention.rotary import PerDocumentRotary, row_dependent_rotaries
-from autopack.calls.documents import SpanLogitsHook
-from autopack.calls.hooks import EntryHook, ExitHook, PoolerHook
-from autopack.calls.pairs import HalfEntryHook, HalfExitHook, PairEntryHook
+from autopack.calls.entry import Entry
+from autopack.calls.hooks import EntryHook, ExitHook, PoolerHook, SpanLogitsHook
+from autopack.enabling.sites import needed_sites
 from autopack.inspection import modules
-from autopack.inspection.heads import row_head
-from autopack.integrations import peft
+from autopack.inspection.anatomy import Anatomy
+from autopack.integrations import accelerate, peft
+from autopack.patching import SiteLease
+from autopack.runtime.checkpointing import unbind_checkpointing
+from autopack.runtime.marks import HANDLE, MARK, Mark
+from autopack.runtime.model import EnabledModel, Options, Traits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from autopack.runtime.model import Enabled
-from autopack.runtime.marks import HANDLE
+    from autopack.family import Family
+
+_HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, SpanLogitsHook)
 
 
-def attach(model: PreTrainedModel, enabled: Enabled) -> None:
-    """Install the sites that the model needs, mark its attention modules and hook its entries."""
-    enabled.acquire()
-    enabled.mark()
-    for level, module in enumerate(enabled.entries):
-        of_half = enabled.half_of(module) is not None
-        leave = HalfExitHook(enabled, level) if of_half else ExitHook(enabled, level)
-        enabled.hooks += [
-            module.register_forward_pre_hook(_entry_hook(enabled, level), with_kwargs=True),
-            module.register_forward_hook(leave, always_call=True),
-        ]
+def examine(model: PreTrainedModel, family: Family, options: Options) -> EnabledModel:
+    """Find what has to be known of a model to enable it; changes nothing."""
+    attending = {name for name, way in family.mixers.items() if way.attends}
+    anatomy = Anatomy.of(model, set(family.mixers), attending)
+    traits = Traits.of(family, anatomy, registry.media_of(anatomy.model_type))
+    return EnabledModel(anatomy, traits, options, SiteLease(partial(needed_sites, anatomy, family.sites)))
+
+
+def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> None:
+    """Mark what mixes tokens, install the sites that the model needs, and hook its entries."""
+    anatomy = enabled.anatomy
+    across = modules.cross_attention(anatomy.halves[1], anatomy.mixing) if anatomy.halves is not None else []
+    for module in anatomy.mixing:
+        reads_encoder = any(module is one for one in across)
+        module.__dict__[MARK] = Mark(enabled, family.way_of(module), family.adjustment_of(module), reads_encoder)
+    enabled.lease.follow(enabled.implementations())
+    for level, module in enumerate(anatomy.entries):
+        entry = Entry.of(enabled, level)
+        module.register_forward_pre_hook(EntryHook(entry), with_kwargs=True)
+        module.register_forward_hook(ExitHook(entry), always_call=True)
         pooler = getattr(module, "pooler", None)
         if isinstance(pooler, nn.Module) and not isinstance(pooler, nn.Linear):
-            enabled.hooks.append(pooler.register_forward_pre_hook(PoolerHook(enabled)))
-        head = row_head(module)
-        for child in module.children() if head is not None and head.spans else ():
-            if child not in enabled.entries:
-                enabled.hooks.append(child.register_forward_hook(SpanLogitsHook()))
+            pooler.register_forward_pre_hook(PoolerHook(enabled))
+        for child in module.children() if entry.head is not None and entry.head.spans else ():
+            if not any(child is other for other in anatomy.entries):
+                child.register_forward_hook(SpanLogitsHook())
     for rotary in row_dependent_rotaries(model):
-        enabled.hooks.append(rotary.register_forward_hook(PerDocumentRotary(enabled), with_kwargs=True))
+        rotary.register_forward_hook(PerDocumentRotary(enabled), with_kwargs=True)
     peft.watch()
     enabled.active = True
 
 
-def _entry_hook(enabled: Enabled, level: int) -> EntryHook:
-    module = enabled.entries[level]
-    if modules.is_pair(module):
-        return PairEntryHook(enabled, level)
-    decodes = enabled.half_of(module)
-    return EntryHook(enabled, level) if decodes is None else HalfEntryHook(enabled, level, decodes)
-
-
-def detach(model: PreTrainedModel, enabled: Enabled) -> None:
+def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
     """Take back all that `attach` and calls since have put on the model; safe after a part of it."""
     enabled.active = False
     _remove_hooks(model)
-    enabled.unmark()
-    enabled.unbind()
+    for module in enabled.anatomy.mixing:
+        module.__dict__.pop(MARK, None)
+    unbind_checkpointing(enabled.anatomy.checkpointed)
+    accelerate.put_back(enabled.anatomy.mixers)
     model.__dict__.pop(HANDLE, None)
-    enabled.release()
+    enabled.lease.release()
 
 
 def _remove_hooks(model: nn.Module) -> None:
     # By type and not by handle: a copied model has copies of the hooks, and no handles of its own.
-    ours = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, SpanLogitsHook)
     for module in model.modules():
         for hooks, extras in (
             (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
             (module._forward_hooks, (module._forward_hooks_with_kwargs, module._forward_hooks_always_called)),
         ):
-            for number in [n for n, hook in hooks.items() if isinstance(hook, ours)]:
+            for number in [n for n, hook in hooks.items() if isinstance(hook, _HOOKS)]:
                 del hooks[number]
                 for extra in extras:
                     extra.pop(number, None)

@@ -12,27 +12,19 @@ from transformers import PreTrainedModel
 from autopack import registry
 from autopack.attention import BACKENDS, availability
 from autopack.attention.choose import candidates
-from autopack.calls import documents
-from autopack.enabling.attach import attach, detach
+from autopack.auditing.auditor import audit
+from autopack.calls.entry import why_alone
+from autopack.enabling.attach import attach, detach, examine
 from autopack.enabling.handle import Handle, TrainerHandle
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import row_head
 from autopack.integrations import peft
 from autopack.integrations.wrappers import is_trainer, models_of_trainer, unwrap
-from autopack.runtime.marks import HANDLE, MARK
-from autopack.runtime.model import Enabled
+from autopack.runtime.marks import HANDLE, handle_of, holds_marks
+from autopack.runtime.model import EnabledModel, Options
 
 if TYPE_CHECKING:
     from transformers import Trainer
-
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from autopack.runtime.model import Enabled
-
 
 logger = logging.getLogger(__name__)
 
@@ -82,10 +74,10 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
     if is_trainer(model):
         return _enable_trainer(model, backend, unpad, verify)
     base = unwrap(model)
-    present = base.__dict__.get(HANDLE)
+    present = handle_of(base)
     if present is not None:
         for name, wanted in (("backend", backend), ("unpad", unpad)):
-            found = getattr(present.enabled, name)
+            found = getattr(present.enabled.options, name)
             if wanted not in ("auto", found):
                 raise ValueError(
                     f"the model is enabled with {name}={found!r}; call autopack.disable(model) before enabling it with "
@@ -93,18 +85,17 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
                 )
         return present
     peft.check(base)
-    owner = next((m.__dict__[MARK] for m in base.modules() if MARK in m.__dict__), None)
-    if owner is not None:
+    if holds_marks(base):
         raise UnsupportedModel("a part of this model is enabled on its own; disable that part, then enable the whole")
     family = registry.family_for(base)
-    enabled = Enabled(base, family, backend, unpad)
+    enabled = examine(base, family, Options(backend, unpad))
     _check_backend(base, enabled)
     with _all_or_nothing(base, enabled):
-        attach(base, enabled)
+        attach(base, enabled, family)
         verified = _verify(base, enabled, registry.is_covered(family, base), verify)
         handle = Handle(base, enabled, verified)
         base.__dict__[HANDLE] = handle
-    reason = documents.why_alone(enabled, 0) if row_head(base) is not None else enabled.one_by_one
+    reason = why_alone(enabled, 0) if row_head(base) is not None else enabled.traits.whole_model_reason
     if reason is not None:
         logger.warning(
             "autopack runs %s on one document after another, those of one length as a batch: %s. It is exact, and no "
@@ -115,34 +106,37 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
     logger.info(
         "autopack enabled %s (%s): %s attention modules, %s, verified: %s",
         type(base).__name__,
-        enabled.model_type,
-        len(enabled.attention),
+        enabled.anatomy.model_type,
+        len(enabled.anatomy.attention),
         handle.backend,
         verified,
     )
     return handle
 
 
-def _check_backend(model: PreTrainedModel, enabled: Enabled) -> None:
+def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
+    backend = enabled.options.backend
+    if backend == "auto":
+        return
     for implementation in enabled.implementations():
         possible = candidates(implementation, model)
-        if enabled.backend != "auto" and enabled.backend not in possible:
+        if backend not in possible:
             raise UnsupportedModel(
-                f"backend={enabled.backend!r} cannot serve {type(model).__name__} with attn_implementation="
+                f"backend={backend!r} cannot serve {type(model).__name__} with attn_implementation="
                 f"{implementation!r}; possible: {', '.join(possible)}. "
                 + (
                     "Load the model with a flash attention_implementation to use 'flash'."
-                    if enabled.backend == "flash"
+                    if backend == "flash"
                     else "Load the model with another attn_implementation, or use backend='auto'."
                 )
             )
-        usable, reason = availability()[enabled.backend] if enabled.backend != "auto" else (True, "")
-        if not usable and enabled.backend == "varlen":
+        usable, reason = availability()[backend]
+        if not usable and backend == "varlen":
             raise UnsupportedModel(f"backend='varlen' is not available here: {reason}")
 
 
 @contextmanager
-def _all_or_nothing(model: PreTrainedModel, enabled: Enabled) -> Iterator[None]:
+def _all_or_nothing(model: PreTrainedModel, enabled: EnabledModel) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -150,17 +144,15 @@ def _all_or_nothing(model: PreTrainedModel, enabled: Enabled) -> Iterator[None]:
         raise
 
 
-def _verify(model: PreTrainedModel, enabled: Enabled, covered: bool, verify: str) -> str:
+def _verify(model: PreTrainedModel, enabled: EnabledModel, covered: bool, verify: str) -> str:
     if verify == "never":
         return "not asked for (verify='never')"
     if verify == "auto" and covered:
-        return f"by the released leak test of {enabled.model_type}"
-    from autopack.auditing.auditor import audit
-
+        return f"by the released leak test of {enabled.anatomy.model_type}"
     report = audit(model)
     if not report.exact:
         raise UnsupportedModel(
-            f"autopack enabled {type(model).__name__} ({enabled.model_type!r}) and audited it, and it is "
+            f"autopack enabled {type(model).__name__} ({enabled.anatomy.model_type!r}) and audited it, and it is "
             f"not exact: {report.worst_case}. Something other than attention through transformers' interface mixes "
             f"tokens of different documents. The model is left as it was."
         )
@@ -172,7 +164,7 @@ def _enable_trainer(trainer: Any, backend: str, unpad: str, verify: str) -> Trai
     handles, left_alone = {}, {}
     with ExitStack() as undo:
         for name, model in {**needed, **others}.items():
-            was_enabled = HANDLE in unwrap(model).__dict__
+            was_enabled = handle_of(unwrap(model)) is not None
             try:
                 handles[name] = enable(model, backend=backend, unpad=unpad, verify=verify)
             except UnsupportedModel as error:
@@ -189,14 +181,14 @@ def _enable_trainer(trainer: Any, backend: str, unpad: str, verify: str) -> Trai
 def disable(model: Any) -> None:
     """Take everything back that `enable` did to this model or trainer; does nothing where nothing is enabled."""
     for base in _bases(model):
-        handle = base.__dict__.get(HANDLE)
+        handle = handle_of(base)
         if handle is not None:
             handle.remove()
 
 
 def is_enabled(model: Any) -> bool:
     """Whether `enable` is in force on this model, on the transformers model inside it, or on the trainer's policy."""
-    return HANDLE in _bases(model)[0].__dict__
+    return handle_of(_bases(model)[0]) is not None
 
 
 def _bases(model: Any) -> list[PreTrainedModel]:

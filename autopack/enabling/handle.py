@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from typing_extensions import Self
 
-    from autopack.runtime.model import Enabled
+    from autopack.runtime.model import EnabledModel
     from autopack.runtime.tally import Tally
 
 __all__ = ["Handle", "TrainerHandle"]
@@ -40,7 +40,7 @@ class _Removable:
 class Handle(_Removable):
     """What `enable` did to one model. Also a context manager that disables on leaving."""
 
-    def __init__(self, model: PreTrainedModel, enabled: Enabled, verified: str):
+    def __init__(self, model: PreTrainedModel, enabled: EnabledModel, verified: str):
         self.model = model
         self.enabled = enabled
         self.verified = verified
@@ -54,8 +54,8 @@ class Handle(_Removable):
     def backend(self) -> str:
         """The backend that was asked for, and for `auto` those that calls may get here."""
         enabled = self.enabled
-        if enabled.backend != "auto":
-            return enabled.backend
+        if enabled.options.backend != "auto":
+            return enabled.options.backend
         usable = availability()
         names = {name for impl in enabled.implementations() for name in candidates(impl, self.model)[:2]}
         on_cuda = any(p.is_cuda for p in self.model.parameters())
@@ -71,13 +71,16 @@ class Handle(_Removable):
         enabled = self.enabled
         implementations = ", ".join(enabled.implementations())
         return [
-            ("model", f"{type(self.model).__name__} ({enabled.model_type})"),
+            ("model", f"{type(self.model).__name__} ({enabled.anatomy.model_type})"),
             ("state", "enabled" if enabled.active else "disabled"),
-            ("family", enabled.family),
-            ("attention", f"{len(enabled.attention)} modules, attn_implementation={implementations}"),
-            *([("mixers", f"{len(enabled.mixers)} modules")] if enabled.mixers else []),
+            ("family", enabled.traits.family),
+            ("attention", f"{len(enabled.anatomy.attention)} modules, attn_implementation={implementations}"),
+            *([("mixers", f"{len(enabled.anatomy.mixers)} modules")] if enabled.anatomy.mixers else []),
             ("backend", self.backend),
-            ("padding", f"unpad={enabled.unpad!r}" + ("" if enabled.unpad == "never" else f"; {self.tally}")),
+            (
+                "padding",
+                f"unpad={enabled.options.unpad!r}" + ("" if enabled.options.unpad == "never" else f"; {self.tally}"),
+            ),
             ("verified", self.verified),
         ]
 

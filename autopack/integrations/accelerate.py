@@ -10,8 +10,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["goes_past_its_class", "put_back", "reroute"]
-
 _KEPT = ("_old_forward", "forward")
 
 
@@ -44,8 +42,12 @@ def put_back(modules: list[nn.Module]) -> None:
                 module.__dict__[name] = found.kept
 
 
-def goes_past_its_class(module: nn.Module) -> bool:
-    """Whether a call of the module does not come by the forward of its class."""
+def covered_mixer(mixers: list[nn.Module]) -> str | None:
+    """The class of a mixer whose instance has a forward of its own, past the one that keeps documents apart."""
+    return next((type(mixer).__name__ for mixer in mixers if _goes_past_its_class(mixer)), None)
+
+
+def _goes_past_its_class(module: nn.Module) -> bool:
     first = module.__dict__.get("forward")
     if first is None or isinstance(first, _ByClass):
         return False

@@ -16,7 +16,7 @@ import wrapt
 from torch import nn
 
 from autopack.errors import UnsupportedModel
-from autopack.runtime.marks import MARK
+from autopack.runtime.marks import holds_marks
 
 __all__ = ["PER_TOKEN", "base_model", "check", "watch"]
 
@@ -105,10 +105,6 @@ def _refusal(config: Any) -> str | None:
     return None if kind in PER_TOKEN else "no released test has covered this method on packed rows"
 
 
-def _is_enabled(model: nn.Module) -> bool:
-    return any(MARK in part.__dict__ for part in model.modules())
-
-
 def _stand_at_model(module: Any) -> None:
     _guard(module.PeftModel, "_setup_prompt_encoder", lambda self, name: (self.base_model, self.peft_config[name]))
     # Reached by every call: the base model may have been enabled after, and unseen from, its prompt.
@@ -142,7 +138,7 @@ def _guard(cls: Any, name: str, subject: Callable[..., tuple[nn.Module, Any]]) -
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         model, config = subject(self, *args, **kwargs)
         reason = _refusal(config)
-        if reason is not None and _is_enabled(model):
+        if reason is not None and holds_marks(model):
             raise UnsupportedModel(
                 f"{_kind(config)} was put on a model that autopack enabled: {reason}. {_WAY_OUT} "
                 f"autopack.disable(model) lets it through."
@@ -163,7 +159,7 @@ def _call_the_model(tuner: Any) -> None:
         return
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_enabled(self.model):
+        if not holds_marks(self.model):
             return original(self, *args, **kwargs)
         return original(_Seen(self, model=_Seen(self.model, forward=self.model)), *args, **kwargs)
 
@@ -179,7 +175,7 @@ def _pass_positions_on(wrapper: Any) -> None:
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(original).bind(self, *args, **kwargs).arguments.get("position_ids")
-        if given is None or not _is_enabled(self.base_model):
+        if given is None or not holds_marks(self.base_model):
             return original(self, *args, **kwargs)
         model = functools.partial(self.base_model, position_ids=given)
         return original(_Seen(self, base_model=model), *args, **kwargs)

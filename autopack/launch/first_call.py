@@ -18,6 +18,7 @@ from torch import nn
 from autopack.errors import UnsupportedModel
 from autopack.launch import launcher
 from autopack.launch.session import Session
+from autopack.runtime.marks import handle_of
 
 __all__ = ["FirstCall", "prepare"]
 
@@ -85,7 +86,7 @@ def _first_call(
             session.bypassed(outer)
         return None
     last = next(reversed(module._forward_pre_hooks))
-    if module._forward_pre_hooks[last] is not hook and not _is_enabled(module):
+    if module._forward_pre_hooks[last] is not hook and handle_of(module) is None:
         # Hooks that were put on later take the batch as it comes, so autopack's has to follow them: at the next call.
         module._forward_pre_hooks.move_to_end(_waits(module))
         return None
@@ -99,12 +100,6 @@ def _first_call(
     return entry(module, args, kwargs) if entry is not None else None
 
 
-def _is_enabled(module: nn.Module) -> bool:
-    from autopack.runtime.marks import HANDLE
-
-    return HANDLE in module.__dict__
-
-
 def _enable(module: Any) -> bool:
     """Enable the model that is about to be called, or the one around it that it is the backbone of.
 
@@ -112,15 +107,15 @@ def _enable(module: Any) -> bool:
     raises is raised.
     """
     from autopack.enabling import enable
-    from autopack.runtime.marks import HANDLE
 
     session = launcher.session
     if session is None:
         return False
     outermost = _outermost(module, session)
-    if _is_enabled(outermost):
+    handle = handle_of(outermost)
+    if handle is not None:
         _wait_no_longer(outermost)
-        session.enabled(outermost, outermost.__dict__[HANDLE].enabled, " by the script")
+        session.enabled(outermost, handle.enabled, " by the script")
         return False
     settings = session.settings
     for model in dict.fromkeys((outermost, module)):

@@ -13,7 +13,7 @@ from autopack.launch.settings import Settings
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from autopack.runtime.model import Enabled
+    from autopack.runtime.model import EnabledModel
 
 
 class Session:
@@ -29,7 +29,7 @@ class Session:
         self._outcomes: list[_Outcome] = []
         self._bypassed: weakref.WeakKeyDictionary[PreTrainedModel, _Outcome] = weakref.WeakKeyDictionary()
 
-    def enabled(self, model: PreTrainedModel, enabled: Enabled, by: str = "") -> None:
+    def enabled(self, model: PreTrainedModel, enabled: EnabledModel, by: str = "") -> None:
         """Note a model that is enabled."""
         bypassed = self._bypassed.pop(model, None)
         if bypassed is not None:
@@ -71,12 +71,12 @@ class Session:
 
 
 class _Outcome:
-    def __init__(self, name: str, text: str, enabled: Enabled | None = None):
+    def __init__(self, name: str, text: str, enabled: EnabledModel | None = None):
         self.name = name
         self.text = text
         # Not the model, its handle or all of `enabled`, which would keep it alive.
         self.tally = enabled.tally if enabled is not None else None
-        self.unpad = enabled.unpad if enabled is not None else ""
+        self.unpad = enabled.options.unpad if enabled is not None else ""
         self.process = os.getpid()
 
     def __str__(self) -> str:

@@ -1,92 +1,135 @@
-"""The documents of packed rows as rows of a batch: right-padded, or of one length at a time, and back."""
+"""The documents of packed rows as rows of a batch: right-padded or of one length at a time, and back again.
+
+Whatever runs documents apart (mixers, attention of a model's own, heads with one result per row, functions that number
+tokens) builds its batches here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 
 from autopack.layout.packed import PackedLayout
-from autopack.layout.padding import Padding
-
-if TYPE_CHECKING:
-    from autopack.layout.packed import PackedLayout
-
-
-def spread_tokens(value: Any, layout: PackedLayout, spread: Spread) -> Any:
-    """An argument in another form, where it has something for every token: a tensor (rows or 1, columns, ...)."""
-    if isinstance(value, tuple):
-        return tuple(spread_tokens(part, layout, spread) for part in value)
-    if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.shape[1] != layout.columns:
-        return value
-    return spread(value.expand(layout.rows, *value.shape[1:]))
-
 
 GROWTH = 1.5
 """Largest ratio of lengths in one bucket: padding costs at most a third, and few buckets are needed."""
 
 Spread = Callable[[torch.Tensor], torch.Tensor]
-"""Brings a tensor (rows, columns, ...) into the form (documents, tokens, ...) that a mixer is run in."""
+"""Brings a tensor (rows, columns, ...) into the form (documents, tokens, ...) that a module is run in."""
 Run = Callable[[Spread], Any]
-"""Runs a mixer in that form."""
+"""Runs a module in that form."""
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Some documents, or their first tokens, as right-padded rows."""
+@dataclass(frozen=True, eq=False)
+class DocumentBatch:
+    """Some documents of packed rows, or their first tokens, as right-padded rows of a batch."""
 
-    where: torch.Tensor
-    """Token of the flattened rows that stands at each place: int64 (documents, tokens)."""
-    kept: torch.Tensor | None
-    """Places of the flattened piece that are not padding, in order; None where all are kept."""
+    layout: PackedLayout
+    documents: np.ndarray
+    """Numbers of the documents among those of the layout, in the order of the batch."""
+    lengths: np.ndarray
+    """Tokens of each document that the batch holds."""
     tokens: np.ndarray
-    """Token of the flattened rows at each place that is kept."""
-    columns: int
-    """Columns of the rows."""
+    """Token of the flattened rows at each place of the batch that is not padding, in order."""
+    where: torch.Tensor
+    """Token of the flattened rows that stands at each place: int64 (documents, longest)."""
+    kept: torch.Tensor | None
+    """Places of the flattened batch that are not padding, in order; None where none is."""
+
+    @classmethod
+    def of(cls, layout: PackedLayout, documents: np.ndarray, longest: int | None = None) -> DocumentBatch:
+        """These documents, or the first `longest` tokens of each."""
+        lengths = np.diff(layout.bounds)[documents]
+        lengths = lengths if longest is None else np.minimum(lengths, longest)
+        columns = np.arange(lengths.max())
+        # Padding repeats the last token: it is finite, and what is made of it is dropped.
+        where = layout.bounds[documents][:, None] + np.minimum(columns, lengths[:, None] - 1)
+        real = np.flatnonzero((columns < lengths[:, None]).reshape(-1))
+        kept = None if len(real) == where.size else layout.upload(real)
+        return cls(layout, documents, lengths, where.reshape(-1)[real], layout.upload(where), kept)
+
+    @classmethod
+    def without_padding(cls, layout: PackedLayout) -> DocumentBatch:
+        """All documents of a layout but its runs of padding, in order; made once for each layout."""
+        kept = np.ones(len(layout.lengths), dtype=bool) if layout.is_padding is None else ~layout.is_padding
+        return layout.derived("documents as rows", lambda: cls.of(layout, np.flatnonzero(kept)))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of documents, and tokens of the longest."""
+        return self.where.shape[0], self.where.shape[1]
+
+    @property
+    def starts(self) -> np.ndarray:
+        """First token of each document in the flattened rows."""
+        return self.layout.bounds[self.documents]
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether the documents differ in length."""
+        return self.kept is not None
+
+    @cached_property
+    def mask(self) -> torch.Tensor:
+        """True at tokens, false at padding: bool (documents, longest)."""
+        return self.layout.upload(np.arange(self.shape[1]) < self.lengths[:, None])
 
     def spread(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.reshape(-1, *tensor.shape[2:])[self.where]
+        """A tensor (rows, columns, ...) as (documents, longest, ...), the last token repeated. Differentiable."""
+        return tensor.reshape(-1, *tensor.shape[2:])[self.where.to(tensor.device)]
 
     def square(self, mask: torch.Tensor) -> torch.Tensor:
         """Of a mask or bias (rows or 1, ..., columns or 1, columns), what belongs to each document, without padding.
 
         The result is (documents, ..., tokens or 1, tokens). Some releases make masks for one key more than there are.
         """
-        row, column = self.where // self.columns, self.where % self.columns
+        row, column = self.where // self.layout.columns, self.where % self.layout.columns
         if mask.shape[0] == 1:
             row = torch.zeros_like(row)
-        parts = mask[row[:, 0]]
-        between = (1,) * (mask.dim() - 3)
-        keys = column.reshape(len(column), *between, 1, -1)
-        parts = parts.gather(-1, keys.expand(*parts.shape[:-1], -1))
-        if mask.shape[-2] == 1:
-            return parts
-        queries = column.reshape(len(column), *between, -1, 1)
-        return parts.gather(-2, queries.expand(*parts.shape[:-2], -1, parts.shape[-1]))
+        return gather_pairs(mask[row[:, 0]], column, column)
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tokens of an output (documents, tokens, ...) without padding: (tokens, ...)."""
+        """The tokens of an output (documents, longest, ...) without padding: (tokens, ...)."""
         flat = tensor.reshape(-1, *tensor.shape[2:])
-        return flat if self.kept is None else flat.index_select(0, self.kept)
+        return flat if self.kept is None else flat.index_select(0, self.kept.to(flat.device))
 
     def holds(self, part: Any) -> bool:
         """Whether a part of an output has a value for every token."""
         return isinstance(part, torch.Tensor) and part.shape[:2] == self.where.shape
 
 
-def piece(layout: PackedLayout, documents: np.ndarray, longest: int | None = None) -> Piece:
-    """These documents, or the first `longest` tokens of each, as rows."""
-    starts, lengths = layout.bounds[documents], np.diff(layout.bounds)[documents]
-    lengths = lengths if longest is None else np.minimum(lengths, longest)
-    columns = np.arange(lengths.max())
-    # Padding repeats the last token: it is finite, and what is made of it is dropped.
-    where = starts[:, None] + np.minimum(columns, lengths[:, None] - 1)
-    real = np.flatnonzero((columns < lengths[:, None]).reshape(-1))
-    kept = None if len(real) == where.size else layout.upload(real)
-    return Piece(layout.upload(where), kept, where.reshape(-1)[real], layout.columns)
+def gather_pairs(parts: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Of a mask or bias (documents, ..., columns or 1, columns), the columns `queries` and `keys` of each document."""
+
+    def along(axis: int, columns: torch.Tensor) -> torch.Tensor:
+        between = (1,) * (parts.dim() + axis - 1)
+        index = columns.reshape(len(columns), *between, -1, *(1,) * (-1 - axis))
+        shape = list(parts.shape)
+        shape[axis] = columns.shape[1]
+        return parts.gather(axis, index.expand(shape))
+
+    parts = along(-1, keys)
+    return parts if parts.dim() == 2 or parts.shape[-2] == 1 else along(-2, queries)
+
+
+def by_length(lengths: np.ndarray) -> list[np.ndarray]:
+    """Numbers of the documents of each length, the shortest first: groups that need no padding."""
+    return [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
+
+
+def equally_long(layout: PackedLayout) -> list[np.ndarray]:
+    """`by_length` for the documents of a layout."""
+    return by_length(np.diff(layout.bounds))
+
+
+def each_by_itself(layout: PackedLayout) -> list[np.ndarray]:
+    """Numbers of the documents, one in each group."""
+    return [np.array([number]) for number in range(len(layout.lengths))]
 
 
 def buckets(layout: PackedLayout) -> list[np.ndarray]:
@@ -102,69 +145,61 @@ def buckets(layout: PackedLayout) -> list[np.ndarray]:
     return found
 
 
-def each_by_itself(layout: PackedLayout) -> list[np.ndarray]:
-    """Numbers of the documents, one in each group."""
-    return [np.array([number]) for number in range(len(layout.lengths))]
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """All documents of a layout in several batches, and the way of their results back into packed rows."""
 
-
-def equally_long(layout: PackedLayout) -> list[np.ndarray]:
-    """Numbers of the documents of each length, the shortest first: groups that need no padding."""
-    lengths = np.asarray(layout.lengths)
-    return [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
-
-
-def pieces(
-    layout: PackedLayout, grouping: Callable[[PackedLayout], list[np.ndarray]] = buckets
-) -> tuple[list[Piece], torch.Tensor]:
-    """All documents in pieces, and the places of the tokens of the flattened rows in what the pieces keep."""
-    return layout.derived(("pieces", grouping), lambda: in_pieces(layout, grouping(layout)))
-
-
-def in_pieces(layout: PackedLayout, groups: list[np.ndarray]) -> tuple[list[Piece], torch.Tensor]:
-    """These groups of documents as pieces, and the places of the tokens of the flattened rows in what they keep."""
-    found = [piece(layout, documents) for documents in groups]
-    back = np.argsort(np.concatenate([piece.tokens for piece in found]), kind="stable")
-    return found, layout.upload(back)
-
-
-def together(layout: PackedLayout, pieces: list[Piece], back: torch.Tensor, outputs: list[Any]) -> Any:
-    """What a mixer gave for all pieces, in the form of packed rows; the last one's where it is not by tokens."""
-    if isinstance(outputs[0], dict):  # outputs of transformers too
-        merged = {key: together(layout, pieces, back, [each[key] for each in outputs]) for key in outputs[0]}
-        return type(outputs[0])(**merged)
-    if isinstance(outputs[0], (tuple, list)):
-        return type(outputs[0])(together(layout, pieces, back, list(parts)) for parts in zip(*outputs, strict=True))
-    return _together(layout, pieces, back, outputs)
-
-
-def _together(layout: PackedLayout, pieces: list[Piece], back: torch.Tensor, parts: list[Any]) -> Any:
-    if not all(piece.holds(part) for piece, part in zip(pieces, parts, strict=True)):
-        return parts[-1]
-    whole = torch.cat([piece.real(part) for piece, part in zip(pieces, parts, strict=True)]).index_select(0, back)
-    return whole.reshape(layout.rows, layout.columns, *whole.shape[1:])
-
-
-class DocumentRows:
-    """The documents of packed rows as a right-padded batch, one per row, in order; runs of padding are left out."""
-
-    def __init__(self, layout: PackedLayout):
-        kept = slice(None) if layout.is_padding is None else ~layout.is_padding
-        self.starts: np.ndarray = layout.bounds[:-1][kept]
-        """First token of each document in the flattened rows."""
-        self.lengths: np.ndarray = np.diff(layout.bounds)[kept]
-        columns = np.arange(self.lengths.max())
-        self.padding = Padding(columns < self.lengths[:, None], layout.device)
-        self.is_padded = not self.padding.real.all()
-        self.real = layout.upload(self.padding.real)
-        """True at tokens, (documents, longest)."""
-        self._where = layout.upload((self.starts[:, None] + columns)[self.padding.real])
+    layout: PackedLayout
+    batches: list[DocumentBatch]
+    back: torch.Tensor
+    """Place of every token of the flattened rows in what the batches keep, one after the other."""
 
     @classmethod
-    def of(cls, layout: PackedLayout) -> DocumentRows:
-        """Those of a layout, made once."""
-        return layout.derived("document rows", lambda: cls(layout))
+    def of(cls, layout: PackedLayout, groups: list[np.ndarray]) -> Batches:
+        """These groups of documents, which together are all, one batch each."""
+        batches = [DocumentBatch.of(layout, documents) for documents in groups]
+        back = np.argsort(np.concatenate([batch.tokens for batch in batches]), kind="stable")
+        return cls(layout, batches, layout.upload(back))
 
-    def spread(self, rows: torch.Tensor) -> torch.Tensor:
-        """A tensor (rows, columns, ...) as (documents, longest, ...), zero at padding. Differentiable."""
-        tokens = rows.reshape(-1, *rows.shape[2:]).index_select(0, self._where.to(rows.device))
-        return self.padding.restore(tokens[None])
+    @classmethod
+    def grouped(cls, layout: PackedLayout, grouping: Callable[[PackedLayout], list[np.ndarray]] = buckets) -> Batches:
+        """The documents as `grouping` puts them together; made once for each layout and grouping."""
+        return layout.derived(("batches", grouping), lambda: cls.of(layout, grouping(layout)))
+
+    def together(self, outputs: list[Any], otherwise: Callable[[list[Any]], Any] = lambda parts: parts[-1]) -> Any:
+        """What a module gave for all batches, in the form of packed rows.
+
+        Dictionaries, outputs of transformers, tuples and lists are put together part by part. What does not have a
+        value for every token becomes what `otherwise` makes of it: that of the last batch unless told.
+        """
+        first = outputs[0]
+        if isinstance(first, dict):
+            return type(first)(**{key: self.together([each[key] for each in outputs], otherwise) for key in first})
+        if isinstance(first, (tuple, list)):
+            return type(first)(self.together(list(parts), otherwise) for parts in zip(*outputs, strict=True))
+        pairs = list(zip(self.batches, outputs, strict=True))
+        if not all(batch.holds(part) for batch, part in pairs):
+            return otherwise(outputs)
+        whole = torch.cat([batch.real(part) for batch, part in pairs]).index_select(0, self.back)
+        return whole.reshape(self.layout.rows, self.layout.columns, *whole.shape[1:])
+
+
+def spread_tokens(value: Any, layout: PackedLayout, spread: Spread) -> Any:
+    """An argument in another form, where it has something for every token: a tensor (rows or 1, columns, ...)."""
+    if isinstance(value, tuple):
+        return tuple(spread_tokens(part, layout, spread) for part in value)
+    if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.shape[1] != layout.columns:
+        return value
+    return spread(value.expand(layout.rows, *value.shape[1:]))
+
+
+def mean_loss(losses: list[torch.Tensor | None], counts: list[int], device: torch.device) -> torch.Tensor:
+    """The mean over all terms, of losses that are each the mean of `counts` terms; None stands for a loss of no term.
+
+    Where there is no term at all it is NaN, as a mean over nothing is.
+    """
+    known = [(loss, count) for loss, count in zip(losses, counts, strict=True) if loss is not None]
+    if not known:
+        return torch.full((), torch.nan, device=device)
+    total = sum(count for _, count in known)
+    return torch.stack([loss * (count / total) for loss, count in known]).sum()

@@ -52,8 +52,6 @@ class Pair:
     encoder: Half | None
     """None where the encoder takes no tokens: it runs as it is, on one recording per document."""
     decoder: Half
-    wants_tuple: bool = False
-    """Whether the caller asked for a tuple; inside, outputs go by name, which tells the halves apart."""
 
     def of(self, name: str | None) -> Padding | None:
         """The padding that an output of this name has; None for one that is as the caller expects it."""

@@ -23,7 +23,7 @@ from autopack.errors import UnsupportedModel
 from autopack.inspection import releases
 from autopack.layout.batches import Spread
 from autopack.mixers.convolution import causal_convolution
-from autopack.mixers.first_tokens import run_and_redo_heads
+from autopack.mixers.first_tokens import run_and_redo_first_tokens
 from autopack.mixers.rows import run_per_document_row
 from autopack.mixers.selective_scan import selective_scan
 
@@ -99,7 +99,7 @@ def _convolution(
     def run(spread: Spread) -> Any:
         return original(spread(hidden.transpose(1, 2)).transpose(1, 2), *args[1:], **rest).transpose(1, 2)
 
-    return run_and_redo_heads(run, layout, weight.shape[-1] - 1).transpose(1, 2)
+    return run_and_redo_first_tokens(run, layout, weight.shape[-1] - 1).transpose(1, 2)
 
 
 @dataclass(frozen=True)

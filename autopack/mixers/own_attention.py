@@ -16,19 +16,15 @@ from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall
 from autopack.layout.batches import (
-    Piece,
+    Batches,
+    DocumentBatch,
     each_by_itself,
     equally_long,
-    in_pieces,
-    piece,
-    pieces,
+    gather_pairs,
     spread_tokens,
-    together,
 )
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.scope import without_layout
-
-__all__ = ["attend_alone"]
 
 _CACHES = ("past_key_values", "layer_past", "cache", "mems")
 _STATES = ("key_value_states", "encoder_hidden_states")
@@ -53,17 +49,17 @@ def attend_alone(
     if call.memory is not None:
         return _attend_across(call, call.memory)
     layout = call.layout
-    found, back = pieces(layout, each_by_itself if _reads_bias_by_row(call) else equally_long)
+    found = Batches.grouped(layout, each_by_itself if _reads_bias_by_row(call) else equally_long)
 
-    def change(name: str, value: Any, piece: Piece) -> Any:
-        documents, length = piece.where.shape
+    def change(name: str, value: Any, batch: DocumentBatch) -> Any:
+        documents, length = batch.shape
         axis = dict(beginnings).get(name)
         if name in _CACHES:
             return None
         if isinstance(value, DocumentMask):
-            return _described(value, piece)
+            return _described(value, batch)
         if not isinstance(value, torch.Tensor):
-            return spread_tokens(value, layout, piece.spread)
+            return spread_tokens(value, layout, batch.spread)
         if name in per_head:
             heads = value.shape[0] // layout.rows
             return value[:heads, :, :length].repeat(documents, 1, 1)
@@ -72,17 +68,17 @@ def attend_alone(
         if name == "relative_pos":  # distances, the same for all rows
             return value[..., :length, :length]
         if name in _MASKS or (name == "position_bias" and value.dim() == 4):
-            return _of_documents(value, piece)
-        return spread_tokens(value, layout, piece.spread)
+            return batch.square(value) if value.dim() > 2 else batch.spread(value)
+        return spread_tokens(value, layout, batch.spread)
 
     with without_layout():  # such code may go on to transformers' interface
         outputs = [
-            call.changed(lambda name, value, piece=piece: change(name, value, piece))  # type: ignore[misc]
-            for piece in found
+            call.changed(lambda name, value, batch=batch: change(name, value, batch))  # type: ignore[misc]
+            for batch in found.batches
         ]
-    whole = together(layout, found, back, outputs)
+    whole = found.together(outputs)
     if call.want_weights:
-        whole = _with_weights(call, found, whole, outputs)
+        whole = _with_weights(call, found.batches, whole, outputs)
     return _transposed(whole) if channels_first else whole
 
 
@@ -104,7 +100,7 @@ def _transposed(output: Any) -> Any:
     return output.transpose(1, 2) if isinstance(output, torch.Tensor) and output.dim() == 3 else output
 
 
-def _with_weights(call: MixerCall, found: list[Piece], whole: Any, outputs: list[Any]) -> Any:
+def _with_weights(call: MixerCall, found: list[DocumentBatch], whole: Any, outputs: list[Any]) -> Any:
     """The merged output, with attention weights in it as blocks of the rows."""
     if isinstance(whole, dict):
         return type(whole)(
@@ -121,28 +117,27 @@ def _attend_across(call: MixerCall, memory: PackedLayout) -> Any:
     """Run cross-attention on pairs of documents; those that are alike in both lengths share a batch."""
     layout = call.layout
 
-    def build() -> tuple[list[tuple[Piece, Piece]], torch.Tensor]:
+    def build() -> tuple[Batches, list[DocumentBatch]]:
         groups = each_by_itself(layout) if _reads_bias_by_row(call) else _alike(layout, memory)
-        ours, back = in_pieces(layout, groups)
-        return [(own, piece(memory, group)) for own, group in zip(ours, groups, strict=True)], back
+        return Batches.of(layout, groups), [DocumentBatch.of(memory, group) for group in groups]
 
-    found, back = layout.derived(("across pieces", memory), build)
+    found, read = layout.derived(("batches of pairs", memory), build)
 
-    def change(name: str, value: Any, ours: Piece, theirs: Piece) -> Any:
+    def change(name: str, value: Any, ours: DocumentBatch, theirs: DocumentBatch) -> Any:
         if name in _CACHES or isinstance(value, DocumentMask):
             return None  # all that a document's encoder has made is seen
         if name in _STATES:
             return theirs.spread(value)
         if name in _MASKS and isinstance(value, torch.Tensor) and value.shape[-1] == memory.columns:
-            return _of_pairs(value, ours, theirs)
+            return gather_pairs(value.expand(theirs.shape[0], *value.shape[1:]), ours.where, theirs.where)
         return spread_tokens(value, layout, ours.spread)
 
     with without_layout():
         outputs = [
             call.changed(lambda name, value, pair=pair: change(name, value, *pair))  # type: ignore[misc]
-            for pair in found
+            for pair in zip(found.batches, read, strict=True)
         ]
-    return together(layout, [ours for ours, _ in found], back, outputs)
+    return found.together(outputs)
 
 
 def _alike(layout: PackedLayout, memory: PackedLayout) -> list[np.ndarray]:
@@ -156,26 +151,10 @@ def _reads_bias_by_row(call: MixerCall) -> bool:
     return implementation == "flex_attention"
 
 
-def _of_pairs(mask: torch.Tensor, ours: Piece, theirs: Piece) -> torch.Tensor:
-    """Of a mask (1, ..., columns or 1, states), what belongs to each pair of documents."""
-    between = (1,) * (mask.dim() - 2)
-    parts = mask.expand(len(theirs.where), *mask.shape[1:])
-    keys = theirs.where.reshape(len(theirs.where), *between, -1)
-    parts = parts.gather(-1, keys.expand(*parts.shape[:-1], -1))
-    if mask.dim() == 2 or mask.shape[-2] == 1:
-        return parts
-    queries = ours.where.reshape(len(ours.where), *between[1:], -1, 1)
-    return parts.gather(-2, queries.expand(*parts.shape[:-2], -1, parts.shape[-1]))
-
-
-def _of_documents(mask: torch.Tensor, piece: Piece) -> torch.Tensor:
-    return piece.square(mask) if mask.dim() > 2 else piece.spread(mask)
-
-
-def _described(mask: DocumentMask, piece: Piece) -> Any:
+def _described(mask: DocumentMask, batch: DocumentBatch) -> Any:
     columns = mask.layout.columns
-    first = piece.where[:, 0].tolist() if mask.absolute else [0]
-    documents, length = piece.where.shape
+    first = batch.starts.tolist() if mask.absolute else [0]
+    documents, length = batch.shape
     masks = [mask.for_document(start // columns, start % columns, start % columns + length) for start in first]
     made = [each for each in masks if each is not None]
     if made and not isinstance(made[0], torch.Tensor):  # a BlockMask, the same for every document of one length
@@ -185,20 +164,20 @@ def _described(mask: DocumentMask, piece: Piece) -> Any:
     return torch.cat(made).expand(documents, -1, -1, -1) if made else None
 
 
-def _weights(call: MixerCall, found: list[Piece], parts: Any) -> torch.Tensor | None:
+def _weights(call: MixerCall, found: list[DocumentBatch], parts: Any) -> torch.Tensor | None:
     """Attention weights of all documents, (rows, heads, columns, columns), 0 between documents."""
     if not all(_are_weights(part, own) for part, own in zip(parts, found, strict=True)):
         return None
     rows, columns = call.layout.rows, call.layout.columns
     whole = parts[0].new_zeros(rows, parts[0].shape[1], columns, columns)
     for part, own in zip(parts, found, strict=True):
-        row, column = own.where // columns, own.where % columns
-        for document, weights in enumerate(part):
-            first, last = int(column[document, 0]), int(column[document, -1]) + 1
-            whole[int(row[document, 0]), :, first:last, first:last] = weights
+        for start, weights in zip(own.starts.tolist(), part, strict=True):
+            row, first = divmod(start, columns)
+            here = slice(first, first + own.shape[1])
+            whole[row, :, here, here] = weights
     return whole
 
 
-def _are_weights(part: Any, piece: Piece) -> bool:
-    documents, length = piece.where.shape
+def _are_weights(part: Any, batch: DocumentBatch) -> bool:
+    documents, length = batch.shape
     return isinstance(part, torch.Tensor) and part.dim() == 4 and part.shape[::2] == (documents, length)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autopack.layout.batches import Run, pieces, together
+from autopack.layout.batches import Batches, Run
 from autopack.layout.packed import PackedLayout
 
 
@@ -18,5 +18,5 @@ def run_per_document_row(run: Run, layout: PackedLayout) -> Any:
     What `run` returns in the form (documents, tokens, ...), alone or in a tuple, comes back as (rows, columns, ...);
     anything else in a tuple is that of the last bucket.
     """
-    found, back = pieces(layout)
-    return together(layout, found, back, [run(piece.spread) for piece in found])
+    found = Batches.grouped(layout)
+    return found.together([run(batch.spread) for batch in found.batches])

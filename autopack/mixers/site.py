@@ -11,7 +11,7 @@ import torch
 
 from autopack.family import MixerCall
 from autopack.patching import Site
-from autopack.runtime.marks import ACROSS
+from autopack.runtime.marks import mark_of
 from autopack.runtime.scope import Scope, site_scope
 
 
@@ -45,6 +45,8 @@ def _mix(
     assert scope.layout is not None
     first = arguments.get(names[0])
     layout = scope.layout.to(first.device) if isinstance(first, torch.Tensor) else scope.layout
-    memory = scope.memory.to(layout.device) if scope.memory is not None and ACROSS in mixer.__dict__ else None
-    call = MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory)
-    return scope.owner.way_of(mixer).run(call)
+    mark = mark_of(mixer)
+    assert mark is not None
+    assert mark.way is not None
+    memory = scope.memory.to(layout.device) if scope.memory is not None and mark.reads_encoder else None
+    return mark.way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory))

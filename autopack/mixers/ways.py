@@ -7,16 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall, Way
 from autopack.inspection import modules
-from autopack.mixers.first_tokens import run_and_redo_heads
+from autopack.mixers.first_tokens import run_and_redo_first_tokens
 from autopack.mixers.operations import PATHS, adapt_operation, keeping_documents_apart
 from autopack.mixers.own_attention import attend_alone
-from autopack.mixers.positions import positions_of_documents
-from autopack.mixers.relative import with_bias_of_longest
 from autopack.mixers.rows import run_per_document_row
 from autopack.mixers.whole_model import run_documents_alone
 from autopack.patching import Site
@@ -51,7 +50,7 @@ class LookingBack(Way):
         if reach is None:
             return ROWS.run(call)
         call.check()
-        return run_and_redo_heads(call.by_documents, call.layout, reach)
+        return run_and_redo_first_tokens(call.by_documents, call.layout, reach)
 
     def paths(self) -> dict[str, str]:
         return {"any": "the mixer itself, on whole rows, and again on the first tokens of each document"}
@@ -138,7 +137,7 @@ class Restarting(Way):
         return True
 
     def run(self, call: MixerCall) -> Any:
-        return positions_of_documents(call)
+        return _positions_of_documents(call)
 
     def paths(self) -> dict[str, str]:
         return {"any": "the embedding itself for the longest document, looked up for every token"}
@@ -160,7 +159,7 @@ class RelativeBias(Way):
                 f"interface, so autopack has no place to keep documents apart. Use transformers 5.23 or later, or "
                 f"train on padded batches, one document per row."
             )
-        return with_bias_of_longest(call)
+        return _with_bias_of_longest(call)
 
     def paths(self) -> dict[str, str]:
         return {"any": "the model's own attention, with the bias of the longest document"}
@@ -177,6 +176,10 @@ class OneByOne(Way):
     attends: ClassVar[bool] = True
     recurs: ClassVar[bool] = False
 
+    @property
+    def whole_model_reason(self) -> str:
+        return self.reason
+
     def run(self, call: MixerCall) -> Any:
         return run_documents_alone(call)
 
@@ -188,3 +191,47 @@ class OneByOne(Way):
 
 
 ALONE, RELATIVE, RESTARTING = Alone(), RelativeBias(), Restarting()
+
+
+def _positions_of_documents(call: MixerCall) -> torch.Tensor:
+    """Run an embedding of positions for the longest document, and give every token what its place in its document has.
+
+    The module takes tokens (rows, columns, ...) or a shape, and returns (columns, channels) or (rows, columns,
+    channels); the result is (rows, columns, channels).
+    """
+    layout = call.layout
+
+    def change(name: str, value: Any) -> Any:
+        if name == "position_ids" and isinstance(value, torch.Tensor):  # columns, in one row or one for each
+            return (value if value.dim() == 1 else value[:1])[..., : layout.max_seqlen]
+        if name != call.first or value is None:
+            return value
+        if isinstance(value, torch.Tensor):
+            return value[:1, : layout.max_seqlen]
+        return torch.Size((1, layout.max_seqlen, *value[2:]))
+
+    table = call.changed(change)
+    table = table[0] if table.dim() == 3 else table
+    places = layout.derived("places", layout.position_ids)
+    return table[places.to(table.device)]
+
+
+def _with_bias_of_longest(call: MixerCall) -> Any:
+    """Run an attention module with the bias (1, heads, tokens, tokens) of the longest document.
+
+    Distances are the same in every document, so that each one's bias is the beginning of it. Upstream would make one
+    for the whole row, and a dense one of zeros for cross-attention; there it is (1, heads, 1, 1).
+    """
+    arguments, mixer = dict(call.arguments), call.mixer
+    if arguments.get("position_bias") is None:
+        arguments["position_bias"] = _bias(mixer, arguments, call.layout.max_seqlen)
+    return call.original(mixer, arguments.pop(call.first), **arguments)
+
+
+def _bias(mixer: Any, arguments: dict[str, Any], longest: int) -> torch.Tensor:
+    states = arguments["hidden_states"]
+    if mixer.has_relative_attention_bias and arguments.get("key_value_states") is None:
+        return mixer.compute_bias(longest, longest, device=states.device)
+    # Reentrant checkpointing needs a gradient of something that is handed on, as it does upstream.
+    needs_gradient = mixer.gradient_checkpointing and mixer.training
+    return states.new_zeros((1, mixer.n_heads, 1, 1)).requires_grad_(needs_gradient)

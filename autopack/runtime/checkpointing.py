@@ -1,22 +1,19 @@
-"""Gradient checkpointing: a layer that is recomputed in backward sees the layout of the forward that it belongs to.
+"""Gradient checkpointing: a layer that is recomputed in backward sees the documents of the forward it belongs to.
 
-The scope is bound into every `_gradient_checkpointing_func` of an enabled model.
+The scope of a forward is bound into every `_gradient_checkpointing_func` of an enabled model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from autopack.errors import OutsideForward
+from autopack.runtime.scope import Scope, ambient, in_force
 
-if TYPE_CHECKING:
-    from torch import nn
-
-from autopack.runtime.scope import Scope, _ambient
-
-_RECOMPUTED = -1
-"""Level of a scope that no entry has opened."""
+_FUNCTION = "_gradient_checkpointing_func"
 
 
 class _Rebound:
@@ -27,45 +24,42 @@ class _Rebound:
         self.scope = scope
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.scope.owner.active:
+        if not self.scope.model.active:
             raise OutsideForward(
                 "autopack was disabled between a checkpointed forward and its backward, so the layers cannot be "
                 "recomputed as they were. Disable after backward."
             )
-        if _ambient.scope is self.scope:
+        activation = ambient.activation
+        if activation is not None and activation.scope is self.scope:
             return self.function(*args, **kwargs)  # in the forward itself; changing nothing lets Dynamo trace it
-        # A scope of its own, for a recomputation has its own frame and may have its own thread.
-        before = _ambient.scope
-        scope = self.scope
-        _ambient.scope = Scope(scope.owner, scope.layout, before, _RECOMPUTED, scope.want_weights, memory=scope.memory)
-        try:
+        # A recomputation has its own frame and may have its own thread.
+        with in_force(self.scope):
             return self.function(*args, **kwargs)
-        finally:
-            _ambient.scope = before
 
 
 class BoundCheckpoint:
-    """A `_gradient_checkpointing_func` that carries the current scope to the recomputation in backward."""
+    """A `_gradient_checkpointing_func` that carries the scope in force to the recomputation in backward."""
 
     def __init__(self, function: Callable[..., Any]):
         self.function = function
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        scope = _ambient.scope
-        return self.function(function if scope is None else _Rebound(function, scope), *args, **kwargs)
+        activation = ambient.activation
+        bound = function if activation is None else _Rebound(function, activation.scope)
+        return self.function(bound, *args, **kwargs)
 
 
 def bind_checkpointing(modules: list[nn.Module]) -> None:
     """Wrap every checkpoint function of `modules` that is not wrapped yet: one may have been set since."""
     for module in modules:
-        function = module.__dict__.get("_gradient_checkpointing_func")
+        function = module.__dict__.get(_FUNCTION)
         if function is not None and not isinstance(function, BoundCheckpoint):
-            module.__dict__["_gradient_checkpointing_func"] = BoundCheckpoint(function)
+            module.__dict__[_FUNCTION] = BoundCheckpoint(function)
 
 
 def unbind_checkpointing(modules: list[nn.Module]) -> None:
     """Put back every checkpoint function that `bind_checkpointing` wrapped."""
     for module in modules:
-        function = module.__dict__.get("_gradient_checkpointing_func")
+        function = module.__dict__.get(_FUNCTION)
         if isinstance(function, BoundCheckpoint):
-            module.__dict__["_gradient_checkpointing_func"] = function.function
+            module.__dict__[_FUNCTION] = function.function

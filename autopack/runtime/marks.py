@@ -1,11 +1,47 @@
-"""The attributes by which modules know the enabled model that they belong to."""
+"""What autopack notes on modules: whose attention module or mixer one is, and which handle a model has."""
 
 from __future__ import annotations
 
-MARK = "_autopack"
-"""Name of the attribute by which a module knows the enabled model that it belongs to."""
-ACROSS = "_autopack_across"
-"""Name of the attribute that tells cross-attention: it reads what the encoder has made."""
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
+if TYPE_CHECKING:
+    from autopack.family import Way
+    from autopack.runtime.model import EnabledModel
+
+MARK = "_autopack"
+"""Name of the attribute by which a module that mixes tokens knows its mark."""
 HANDLE = "_autopack_handle"
 """Name of the attribute by which an enabled model knows its handle."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mark:
+    """What a module that mixes tokens has to know when it is called."""
+
+    model: EnabledModel
+    """The enabled model that it is a part of."""
+    way: Way | None = None
+    """How it is kept within documents, where it is a mixer."""
+    adjustment: Callable[..., Any] | None = None
+    """What is done to its queries, keys and values, where it is attention that needs it."""
+    reads_encoder: bool = False
+    """Whether it is cross-attention, which reads what the encoder has made."""
+
+
+def mark_of(module: nn.Module) -> Mark | None:
+    """The mark of a module; None for one that belongs to no enabled model or mixes no tokens."""
+    return module.__dict__.get(MARK)
+
+
+def holds_marks(model: nn.Module) -> bool:
+    """Whether a module of this model belongs to an enabled model."""
+    return any(MARK in module.__dict__ for module in model.modules())
+
+
+def handle_of(model: nn.Module) -> Any:
+    """The handle of an enabled model, or None."""
+    return model.__dict__.get(HANDLE)

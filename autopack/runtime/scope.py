@@ -1,8 +1,7 @@
-"""How a site learns the layout of its own forward, also when checkpointing recomputes it in backward.
+"""How attention, masks and mixers learn the documents of the forward that they run in.
 
-The entry of an enabled model opens a *scope*; attention and rotary sites read it. The scope is bound into every
-`_gradient_checkpointing_func`, so a recomputed layer sees the layout of the forward that it belongs to. A site that is
-reached without its model's scope raises `OutsideForward`.
+The entry of an enabled model puts a *scope* in force for its forward; sites read it. A site that is reached without its
+model's scope raises `OutsideForward`.
 """
 
 from __future__ import annotations
@@ -11,74 +10,73 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from autopack.errors import OutsideForward, UnsupportedModel
+from autopack.runtime.marks import mark_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from autopack.calls.documents import DocumentsAlone, PaddedDocuments
     from autopack.layout.packed import PackedLayout
-    from autopack.layout.padding import Padding
-    from autopack.layout.pair import Pair
-    from autopack.runtime.model import Enabled
-from autopack.runtime.marks import MARK
+    from autopack.runtime.model import EnabledModel
 
 
+NO_ENTRY = -1
+"""Level of an activation that no entry has opened."""
+
+
+@dataclass(frozen=True, eq=False)
 class Scope:
-    """One forward of one enabled model: its layout (None for an unpacked call) and what else its sites need.
+    """What sites may know of one forward of one enabled model."""
 
-    `level` is that of the entry that opened it, as in `Enabled.entries`: 0 for the whole model, 1 for its backbone.
-    """
+    model: EnabledModel
+    layout: PackedLayout | None = None
+    """Where its documents lie; None for a call that packs nothing."""
+    memory: PackedLayout | None = None
+    """The layout of the encoder's states in a decoder: document i of `layout` reads document i of it."""
+    want_weights: bool = False
+    """Whether attention weights are asked for."""
+    refusal: str | None = None
+    """Why nothing in this forward may mix tokens, where nothing may: the end of a sentence that begins with a class."""
+
+
+class Activation:
+    """A scope in force, from the entry that put it in force to the exit that ends it."""
 
     def __init__(
-        self,
-        owner: Enabled,
-        layout: PackedLayout | None,
-        outer: Scope | None,
-        level: int,
-        want_weights: bool = False,
-        padding: Padding | None = None,
-        waits: bool = False,
-        pair: Pair | None = None,
-        memory: PackedLayout | None = None,
-        documents: PaddedDocuments | DocumentsAlone | None = None,
+        self, scope: Scope, outer: Activation | None, level: int, plan: Any = None, frame: FrameType | None = None
     ):
-        self.owner = owner
-        self.layout = layout
-        self.pair = pair
-        """Both halves of the call of an encoder-decoder; each half has a scope of its own, with its layout."""
-        self.memory = memory
-        """The layout of the encoder's states in a decoder: document i of `layout` reads document i of it."""
+        self.scope = scope
         self.outer = outer
-        self.want_weights = want_weights
-        self.padding = padding
-        """The padded batch that runs as this packed row, if one does; the exit restores its form."""
-        self.waits = waits
-        """Whether this is a padded batch that an entry further in may unpad."""
-        self.documents = documents
-        """The documents of packed rows that a head with one result per row gets as its rows, where it does."""
+        """What was in force before, and will be again."""
+        self.plan = plan
+        """What the entry has decided about the call (`autopack.calls.plan.Plan`); None in a recomputation."""
         self.level = level
-        self.levels: tuple[int, ...] = (level,)
+        """Place of that entry among the entries of the model; `NO_ENTRY` in a recomputation."""
+        self.passed: tuple[int, ...] = (level,)
         """Levels of the entries that are being passed now, the outermost first."""
         self.deepest = level
         """The deepest level that has been entered, whether or not it has been left."""
-        self.frame: FrameType | None = _calling_frame()
+        self.frame = frame or _calling_frame()
 
     def enter(self, level: int) -> None:
         """Pass an entry further in: all is done, only its exit has to be told from that of the scope."""
-        self.levels = (*self.levels, level)
+        self.passed = (*self.passed, level)
         self.deepest = max(self.deepest, level)
 
 
+_HELPERS = ("autopack.", "torch._dynamo.", "contextlib")
+
+
 def _calling_frame() -> FrameType | None:
-    """The frame that runs the forward: the innermost one that belongs neither to autopack nor to Dynamo."""
+    """The frame that runs the forward: the innermost one that is no helper's, of autopack, Dynamo or contextlib."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(("autopack.", "torch._dynamo.")):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_HELPERS):
         frame = frame.f_back
     return frame
 
@@ -92,61 +90,74 @@ def _running(wanted: FrameType | None) -> bool:
     return False
 
 
-class _Ambient(threading.local):
+class Ambient(threading.local):
+    """What is in force in this thread."""
+
     # A thread-local and not a ContextVar: torch.compile cannot trace ContextVar.get.
-    scope: Scope | None = None
+    activation: Activation | None = None
 
 
-_ambient = _Ambient()
+ambient = Ambient()
 
 
-def current() -> Scope | None:
-    """The innermost scope of this thread whose forward is running, or None.
+def current() -> Activation | None:
+    """The innermost activation of this thread whose forward is running, or None.
 
     Exit hooks are skipped by a KeyboardInterrupt, and inside compiled code by any exception. What such a forward leaves
     behind is dropped here: its frame is no longer on the stack.
     """
-    scope = _ambient.scope
+    activation = ambient.activation
     if torch.compiler.is_compiling():
-        return scope  # frames cannot be traced
-    while scope is not None and not _running(scope.frame):
-        _ambient.scope = scope = scope.outer
-    return scope
+        return activation  # frames cannot be traced
+    while activation is not None and not _running(activation.frame):
+        ambient.activation = activation = activation.outer
+    return activation
 
 
-def open_scope(scope: Scope) -> None:
-    """Make `scope` the current one of this thread."""
-    _ambient.scope = scope
+def running_scope() -> Scope | None:
+    """The scope of the innermost forward that is running in this thread, or None."""
+    activation = current()
+    return None if activation is None else activation.scope
 
 
-def close_scope(owner: Enabled, level: int) -> Scope | None:
-    """Leave the entry of `level` of the current scope; leaving the first restores the scope that was current before.
+def of_model(model: EnabledModel) -> Activation | None:
+    """The activation of this thread, where it is of this model."""
+    activation = current()
+    return activation if activation is not None and activation.scope.model is model else None
 
-    Returns the scope if it was closed.
-    """
-    scope = _ambient.scope
-    if scope is None or scope.owner is not owner or scope.levels[-1:] != (level,):
-        return None  # an entry that raised has opened nothing
-    scope.levels = scope.levels[:-1]
-    if scope.levels:
+
+def close(model: EnabledModel, level: int) -> Activation | None:
+    """Leave the entry of `level`; leaving the first one ends the activation, which is returned then."""
+    activation = ambient.activation
+    if activation is None or activation.scope.model is not model or activation.passed[-1:] != (level,):
+        return None  # an entry that raised has put nothing in force
+    activation.passed = activation.passed[:-1]
+    if activation.passed:
         return None
-    scope.frame = None
-    _ambient.scope = scope.outer
-    return scope
+    activation.frame = None
+    ambient.activation = activation.outer
+    return activation
+
+
+@contextmanager
+def in_force(scope: Scope, level: int = NO_ENTRY, frame: FrameType | None = None) -> Iterator[None]:
+    """Have a scope in force that no entry has opened; `frame` runs it, by default that of the caller."""
+    outer = ambient.activation
+    ambient.activation = Activation(scope, outer, level, frame=frame)
+    try:
+        yield
+    finally:
+        ambient.activation = outer
 
 
 @contextmanager
 def without_layout() -> Iterator[None]:
     """Run a part of the forward that is under way as if it were not packed."""
-    outer = _ambient.scope
+    outer = ambient.activation
     assert outer is not None
-    inner = Scope(outer.owner, None, outer, outer.level, outer.want_weights)
-    inner.frame = outer.frame  # this function's own caller is about to return
-    _ambient.scope = inner
-    try:
+    # In the frame of the forward, for the caller of this function is about to return.
+    with in_force(replace(outer.scope, layout=None, memory=None), outer.level, outer.frame):
         yield
-    finally:
-        _ambient.scope = outer
 
 
 def site_scope(module: nn.Module) -> Scope | None:
@@ -154,11 +165,11 @@ def site_scope(module: nn.Module) -> Scope | None:
 
     Raises `OutsideForward` for a module of an enabled model that is reached with no scope or with another model's.
     """
-    owner = module.__dict__.get(MARK)
-    if owner is None:
+    mark = mark_of(module)
+    if mark is None:
         return None
-    scope = current()
-    if scope is None or scope.owner is not owner:
+    activation = current()
+    if activation is None or activation.scope.model is not mark.model:
         raise OutsideForward(
             f"{type(module).__name__} belongs to a model that autopack enabled, but it was reached without passing "
             f"that model's entry, so its documents are unknown. Call the model itself (`model(...)`, not "
@@ -166,10 +177,7 @@ def site_scope(module: nn.Module) -> Scope | None:
             f"`model.gradient_checkpointing_enable()`, since other checkpoint wrappers do not carry the layout into "
             f"backward; or call `autopack.disable(model)` first."
         )
-    if scope.layout is None and scope.pair is not None:
-        raise UnsupportedModel(
-            f"{type(module).__name__} mixes tokens outside the encoder and the decoder of a packed call, where "
-            f"autopack does not know its documents. Train the model on padded batches, with "
-            f"autopack.enable(model, unpad='never')."
-        )
+    scope = activation.scope
+    if scope.refusal is not None:
+        raise UnsupportedModel(f"{type(module).__name__} {scope.refusal}")
     return scope

@@ -16,7 +16,7 @@ from autopack.inspection import modules, releases
 from autopack.layout.packed import PackedLayout
 from autopack.mixers import AtOperations
 from autopack.mixers.convolution import causal_convolution
-from autopack.mixers.first_tokens import run_and_redo_heads
+from autopack.mixers.first_tokens import run_and_redo_first_tokens
 from autopack.mixers.selective_scan import linear_recurrence, selective_scan
 from tests.conftest import FLOAT32, LEAK, alone, error, positions
 
@@ -107,7 +107,7 @@ def test_heads_run_again_make_a_mixer_of_known_reach_exact(layout, reach):
     def mix(x):
         return sum(torch.nn.functional.pad(x, (0, 0, lag, 0))[:, : x.shape[1]] * (lag + 1) for lag in range(reach + 1))
 
-    found = run_and_redo_heads(lambda spread: (mix(spread(hidden)), "state"), layout, reach)
+    found = run_and_redo_first_tokens(lambda spread: (mix(spread(hidden)), "state"), layout, reach)
     assert found[1] == "state"
     compare(
         layout,

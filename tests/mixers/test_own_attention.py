@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import autopack
 from autopack import registry, tiny
-from autopack.layout.batches import equally_long, pieces
+from autopack.layout.batches import Batches, equally_long
 from autopack.layout.packed import PackedLayout
 from autopack.mixers import OneByOne
 from tests.conftest import FLOAT32, LEAK, alone, alone_loss, error, positions
@@ -141,10 +141,10 @@ def test_squares_of_documents_are_cut_out_of_masks_of_rows(rows, more):
     rows = [[*row, *([width - sum(row)] if sum(row) < width else [])] for row in rows]
     layout = PackedLayout.from_lengths(rows)
     mask = torch.randn(len(rows), 2, width, width + more)  # up to 4.57 some models have one key more
-    found, _ = pieces(layout, equally_long)
-    for piece in found:
-        for square, where in zip(piece.square(mask), piece.where, strict=True):
+    found = Batches.grouped(layout, equally_long).batches
+    for part in found:
+        for square, where in zip(part.square(mask), part.where, strict=True):
             row, start = int(where[0]) // width, int(where[0]) % width
             end = start + len(where)
             assert torch.equal(square, mask[row, :, start:end, start:end])
-    assert sum(piece.where.numel() for piece in found) == len(rows) * width
+    assert sum(part.where.numel() for part in found) == len(rows) * width

@@ -1,0 +1,110 @@
+"""The documents of packed rows run alone through a whole head, those of one length as a batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from autopack.calls.plan import Plan
+from autopack.errors import UnsupportedModel
+from autopack.layout.batches import DocumentBatch, by_length, mean_loss
+from autopack.layout.declarations import IGNORED_LABEL
+from autopack.runtime.scope import Scope
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from autopack.calls.call import Call
+    from autopack.calls.document_arguments import DocumentArguments
+
+_OWN_TOKENS = {"logits": (), "start_logits": (1,), "end_logits": (1,), "hidden_states": (1,), "attentions": (2, 3)}
+"""Outputs of documents of one length, and their dimensions that are as long as the document."""
+
+
+class DocumentsAlone(Plan):
+    """The documents of a packed call as batches of documents of one length.
+
+    The forward under way gets the first batch; the others are run when it ends.
+    """
+
+    def __init__(self, call: Call, given: DocumentArguments):
+        super().__init__(Scope(call.model))
+        self.given = given
+        self.groups = by_length(given.batch.lengths)
+        """Numbers of the documents of each batch."""
+        self.wants_tuple = call.wants_tuple
+        self._check_ignored()
+        self.calls = [self._of_group(numbers) for numbers in self.groups]
+        self.arguments = self.calls[0]
+
+    def _check_ignored(self) -> None:
+        head, lengths = self.given.head, self.given.batch.lengths
+        for name in head.labels if head.spans else ():
+            value = self.given.arguments.get(name)
+            if value is not None and (value.detach().reshape(-1).cpu().numpy() == lengths).any():
+                raise UnsupportedModel(
+                    f"{name} of some document is its length, which leaves it out of the loss, and "
+                    f"{head.name} runs documents alone here and cannot weigh such a loss. Leave it out of the rows."
+                )
+
+    def _of_group(self, numbers: np.ndarray) -> dict[str, Any]:
+        whole = self.given.batch
+        batch = DocumentBatch.of(whole.layout, whole.documents[numbers])
+        index = torch.from_numpy(numbers)
+        found = self.given.map(
+            lambda name, value: batch.spread(value), lambda value: value.index_select(0, index.to(value.device))
+        )
+        labels = found.get("labels")
+        if labels is not None and not _compared(labels):
+            found["labels"] = None  # its mean would be that of nothing
+        found.pop("num_items_in_batch", None)  # the means of all batches are put together here
+        return {**found, "return_dict": True}
+
+    @torch._dynamo.disable
+    def finish(self, module: nn.Module, output: Any) -> Any:
+        """Run what is left, and put the outputs of all documents in order."""
+        outputs = [output, *(module(**call) for call in self.calls[1:])]
+        merged = {name: self._merge(name, [out.get(name) for out in outputs]) for name in output if name != "loss"}
+        if any(self.given.arguments.get(name) is not None for name in self.given.head.labels):
+            merged["loss"] = self._loss([out.get("loss") for out in outputs])
+        whole = type(output)(**{name: value for name, value in merged.items() if value is not None})
+        return whole.to_tuple() if self.wants_tuple else whole
+
+    def _merge(self, name: str, parts: list[Any]) -> Any:
+        if isinstance(parts[0], (tuple, list)):
+            return tuple(self._merge(name, list(each)) for each in zip(*parts, strict=True))
+        groups = zip(parts, self.groups, strict=True)
+        if not all(isinstance(part, torch.Tensor) and len(part) == len(numbers) for part, numbers in groups):
+            return None
+        fill = torch.finfo(parts[0].dtype).min if name in ("start_logits", "end_logits") else 0.0
+        longest = self.given.batch.shape[1]
+        wide = [_widened(part, _OWN_TOKENS.get(name, ()), longest, fill) for part in parts]
+        if len({part.shape[1:] for part in wide}) > 1:
+            return None
+        order = np.argsort(np.concatenate(self.groups), kind="stable")
+        return torch.cat(wide).index_select(0, torch.from_numpy(order).to(wide[0].device))
+
+    def _loss(self, losses: list[torch.Tensor | None]) -> torch.Tensor:
+        """The mean over documents; every loss is one over those of its batch."""
+        counts = [
+            len(numbers) if call.get("labels") is None else _compared(call["labels"])
+            for call, numbers in zip(self.calls, self.groups, strict=True)
+        ]
+        return mean_loss(losses, counts, self.given.batch.where.device)
+
+
+def _compared(labels: torch.Tensor) -> int:
+    """Number of documents whose label counts in the loss."""
+    if labels.is_floating_point():
+        return len(labels)
+    return int((labels.reshape(len(labels), -1)[:, 0] != IGNORED_LABEL).sum())
+
+
+def _widened(part: torch.Tensor, dimensions: tuple[int, ...], longest: int, fill: float) -> torch.Tensor:
+    for dimension in dimensions:
+        shape = list(part.shape)
+        shape[dimension] = longest - shape[dimension]
+        part = torch.cat([part, part.new_full(shape, fill)], dim=dimension)
+    return part

@@ -1,0 +1,104 @@
+"""One call at one entry: its arguments by name, and what they declare of documents and padding."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autopack.layout import declarations
+from autopack.layout.declarations import Declared
+from autopack.layout.padding import Padding
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from autopack.calls.entry import Entry
+    from autopack.calls.plan import HeadDocuments
+    from autopack.runtime.scope import Activation
+
+CACHES = ("past_key_values", "past_key_value", "cache_params", "state")
+"""Arguments that hold a cache."""
+DROPPED = ("attention_mask", "cache_position", *CACHES)
+"""Arguments that a packed row has no use for: the model gets None."""
+
+
+class Call:
+    """A call that has arrived at an entry, before anything is decided about it."""
+
+    def __init__(
+        self,
+        entry: Entry,
+        module: PreTrainedModel,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        outer: Activation | None,
+    ):
+        self.entry = entry
+        self.model = entry.model
+        self.module = module
+        self.arguments: dict[str, Any] = {**dict(zip(entry.names, args, strict=False)), **kwargs}
+        self.unnamed = max(0, len(args) - len(entry.names))
+        """Number of positional arguments that the forward does not name."""
+        self.outer = outer
+        """The activation of an entry further out that has left this call to decide, if there is one."""
+
+    @property
+    def name(self) -> str:
+        """Name of the class that is called."""
+        return type(self.module).__name__
+
+    @property
+    def documents(self) -> HeadDocuments | None:
+        """The documents of packed rows that an entry further out has made the rows of this batch, if it has."""
+        return None if self.outer is None else self.outer.plan.documents
+
+    @cached_property
+    def inputs(self) -> torch.Tensor | None:
+        """The tokens or embeddings (rows, columns, ...); None where there are none of that form."""
+        found = (self.arguments.get(name) for name in ("input_ids", "inputs_embeds"))
+        return next((value for value in found if isinstance(value, torch.Tensor) and value.dim() >= 2), None)
+
+    @cached_property
+    def declared(self) -> Declared:
+        """What the arguments say of documents and padding."""
+        if self.inputs is None:
+            return Declared(None)
+        return declarations.read(self.arguments, (self.inputs.shape[0], self.inputs.shape[1]), self.inputs.device)
+
+    @cached_property
+    def padding(self) -> Padding:
+        """Where the real tokens of a padded batch lie."""
+        assert self.declared.real is not None
+        assert self.inputs is not None
+        return Padding(self.declared.real, self.inputs.device)
+
+    @property
+    def labelled_padding(self) -> bool:
+        """Whether labels of a padded batch count padding into the loss."""
+        return self.declared.labelled_padding
+
+    @property
+    def may_unpad(self) -> bool:
+        """Whether this is a padded batch that the user wants to run without its padding."""
+        wanted = self.model.options.unpad != "never" or self.documents is not None
+        return self.declared.pads and wanted and not self.unnamed
+
+    @cached_property
+    def wants_weights(self) -> bool:
+        """Whether attention weights are asked for."""
+        told = self.arguments.get("output_attentions")
+        return bool(told if told is not None else getattr(self.module.config, "output_attentions", False))
+
+    @property
+    def wants_tuple(self) -> bool:
+        """Whether a plain tuple is asked for, and not an output with names."""
+        told = self.arguments.get("return_dict")
+        return not (told if told is not None else getattr(self.module.config, "return_dict", True))
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether an argument is a collection that may hold tensors."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return any(isinstance(part, torch.Tensor | tuple | list | dict) for part in parts)

@@ -1,0 +1,54 @@
+"""What becomes of a call: the policy, read from top to bottom."""
+
+from __future__ import annotations
+
+from autopack.calls import documents, refusals
+from autopack.calls.call import Call
+from autopack.calls.packed import Packed
+from autopack.calls.padding_rules import ANYWHERE, AT_THIS_ENTRY, first_reason, labels_after_padding
+from autopack.calls.pairs import PairAsRows, PairCall
+from autopack.calls.plan import Deferred, Plan, Untouched
+from autopack.calls.unpadded import Unpadded
+
+
+def choose(call: Call) -> Plan:
+    """What becomes of a call of a model with one kind of tokens."""
+    layout = call.declared.layout
+    if layout is not None:
+        refusals.check_packed(call, layout)
+        return documents.plan(call, layout) if call.entry.head is not None else Packed(call, layout)
+    if not call.may_unpad:
+        if call.outer is not None and call.declared.real is None and not call.entry.inner:
+            call.model.tally.left["the mask is made outside of the text model"] += 1
+        return Untouched(call.model)
+    anywhere = first_reason(ANYWHERE, call, call.padding) if call.outer is None else None
+    reason = anywhere or first_reason(AT_THIS_ENTRY, call, call.padding)
+    if reason is None:
+        refusals.check_sites(call.model)
+        return Unpadded(call)
+    if anywhere is None and call.entry.inner:
+        reason = labels_after_padding(call)
+        if reason is None:
+            return Deferred(call.model, call.documents)
+    refusals.check_documents_can_stay_padded(call, reason)
+    call.model.tally.left[reason] += 1
+    return Untouched(call.model)
+
+
+def choose_pair(call: PairCall) -> Plan:
+    """What becomes of a call of an encoder-decoder."""
+    if call.pair is None or (not call.packs and call.model.options.unpad == "never"):
+        return Untouched(call.model)
+    if call.packs:
+        call.check_packed()
+    else:
+        anywhere = call.obstacle_anywhere() if call.outer is None else None
+        reason = anywhere or call.obstacle_here()
+        if reason is not None:
+            if anywhere is None and call.holds_pair:
+                return Deferred(call.model, None)
+            call.model.tally.left[reason] += 1
+            return Untouched(call.model)
+        call.model.tally.count(*(half.places for half in call.pair.halves))
+    refusals.check_sites(call.model)
+    return PairAsRows(call, call.pair)

@@ -1,0 +1,92 @@
+"""The arguments of a packed call for a head with one result per row, whose rows are to be the documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from autopack.calls.call import holds_tensors
+from autopack.errors import InvalidPacking, UnsupportedModel
+from autopack.layout.batches import DocumentBatch
+
+if TYPE_CHECKING:
+    from autopack.inspection.heads import RowHead
+    from autopack.layout.packed import PackedLayout
+
+
+class DocumentArguments:
+    """The arguments of a call, each with what its first dimensions stand for: tokens of rows, or documents."""
+
+    def __init__(self, head: RowHead, arguments: dict[str, Any], layout: PackedLayout):
+        self.head = head
+        self.arguments = arguments
+        self.shape = (layout.rows, layout.columns)
+        self.batch = DocumentBatch.without_padding(layout)
+        """The documents, in order, as rows."""
+        for name in head.labels:
+            self._check_labels(name)
+
+    @property
+    def documents(self) -> int:
+        """Number of documents; padding is none."""
+        return len(self.batch.documents)
+
+    def _check_labels(self, name: str) -> None:
+        value = self.arguments.get(name)
+        if value is None:
+            return
+        found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        if not isinstance(value, torch.Tensor) or value.dim() == 0 or len(value) != self.documents:
+            raise InvalidPacking(
+                f"{name} of {self.head.name} must have one entry per document on packed rows, ({self.documents},) or "
+                f"({self.documents}, K); found {found}. The {self.shape[0]} x {self.shape[1]} tokens hold "
+                f"{self.documents} documents of {', '.join(map(str, self.batch.lengths[:8]))}"
+                f"{', ...' if self.documents > 8 else ''} tokens, in order; padding counts unless attention_mask is 0 "
+                f"there."
+            )
+        if self.head.spans:
+            self._check_span(name, value)
+
+    def _check_span(self, name: str, value: torch.Tensor) -> None:
+        at = value.detach().reshape(self.documents, -1)[:, 0].cpu().numpy()
+        wrong = np.flatnonzero((at < 0) | (at > self.batch.lengths))
+        if len(wrong):
+            raise InvalidPacking(
+                f"{name} counts from the start of each document and must lie in 0 ... its length (which stands for no "
+                f"answer inside, and is left out of the loss); document {wrong[0]} has "
+                f"{self.batch.lengths[wrong[0]]} tokens, found {at[wrong[0]]}. Subtract the document's first column "
+                f"from positions in the row."
+            )
+
+    def map(
+        self, of_token: Callable[[str, torch.Tensor], torch.Tensor], of_document: Callable[[torch.Tensor], torch.Tensor]
+    ) -> dict[str, Any]:
+        """The arguments with `of_token` applied to (rows, columns, ...) and `of_document` to (documents, ...)."""
+
+        def change(name: str, value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                if holds_tensors(value):
+                    raise self._no_place(name, type(value).__name__)
+                return value
+            if name == "position_ids" and value.dim() >= 2:
+                value = value.expand(*value.shape[:-2], *self.shape)
+                return of_token(name, value) if value.dim() == 2 else torch.stack([of_token(name, v) for v in value])
+            if name not in self.head.labels and tuple(value.shape[:2]) == self.shape:
+                return of_token(name, value)
+            if value.dim() and len(value) == self.documents:
+                return of_document(value)
+            if value.numel() == 1:
+                return value
+            raise self._no_place(name, f"a tensor of shape {tuple(value.shape)}")
+
+        return {name: change(name, value) for name, value in self.arguments.items()}
+
+    def _no_place(self, name: str, found: str) -> UnsupportedModel:
+        return UnsupportedModel(
+            f"{name} was given to {self.head.name} with packed rows, and autopack cannot tell whose document it is "
+            f"of: wanted one value per token {self.shape} or per document ({self.documents}), found {found}. Run such "
+            f"documents one per row."
+        )

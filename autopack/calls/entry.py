@@ -1,0 +1,143 @@
+"""One entry of an enabled model: the model itself, its backbone, or a half of an encoder-decoder."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from autopack.inspection import heads, modules, releases
+from autopack.inspection.poolers import activation_of, pools_single_tokens
+from autopack.inspection.positions import first_position
+from autopack.inspection.source import shifts_labels
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from autopack.inspection.heads import RowHead
+    from autopack.runtime.model import EnabledModel
+
+_TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "LMHeadModel")
+
+
+class Kind(Enum):
+    """What is called at an entry."""
+
+    MODEL = "a model that takes one kind of tokens"
+    PAIR = "an encoder-decoder, which takes tokens for both halves"
+    HALF = "a model inside an encoder or decoder"
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """What is known beforehand of the calls at one entry."""
+
+    model: EnabledModel
+    level: int
+    """Place among the entries of the model: 0 for the whole, 1 for what it holds."""
+    kind: Kind
+    decodes: bool | None
+    """Whether a half is the decoder."""
+    names: tuple[str, ...]
+    """Names of the parameters of its forward, in order."""
+    takes_others: bool
+    """Whether its forward takes other arguments by `**kwargs`."""
+    shifts_labels: bool
+    """Whether its loss compares the prediction at each token with the label of the next one."""
+    head: RowHead | None
+    """Its head, where that gives one result per row."""
+    runs_alone: str | None
+    """Why such a head has to run the documents of packed rows alone, whatever the call."""
+    inner_head: RowHead | None
+    """Such a head of an entry further in."""
+    has_other_head: bool
+    """Whether it has a head that takes labels but does not predict the next token."""
+    reads_one_token_per_row: bool
+    """Whether a pooler or head reads one token of every row."""
+    first_position: int
+    """Position of the first token of a document."""
+
+    @classmethod
+    def of(cls, model: EnabledModel, level: int) -> Entry:
+        """Look at one of the entries of a model."""
+        entries = model.anatomy.entries
+        module, inner = entries[level], entries[level + 1 :]
+        kind_of_module: Any = type(module)
+        is_pair, decodes = modules.is_pair(module), model.anatomy.in_decoder(module)
+        names, takes_others = _parameters(kind_of_module)
+        head, shifts = heads.row_head(module), shifts_labels(module)
+        other_head = "labels" in names and not shifts and not _is_backbone(module)
+        of_single_tokens = kind_of_module.__name__.endswith(_TOKEN_HEADS) or (
+            kind_of_module.__name__ in releases.causal_lm_class_names()
+        )
+        has_pooler = getattr(entries[-1], "pooler", None) is not None
+        return cls(
+            model=model,
+            level=level,
+            kind=Kind.PAIR if is_pair else Kind.MODEL if decodes is None else Kind.HALF,
+            decodes=decodes,
+            names=names,
+            takes_others=takes_others,
+            shifts_labels=shifts,
+            head=head,
+            runs_alone=None if head is None else why_alone(model, level),
+            inner_head=next((found for found in map(heads.row_head, inner) if found), None),
+            has_other_head=heads.is_head_of_pair(module) if is_pair else other_head,
+            reads_one_token_per_row=not is_pair and (has_pooler or (other_head and not of_single_tokens)),
+            first_position=model.traits.first_position if decodes is None else first_position(module.config),
+        )
+
+    @property
+    def inner(self) -> list[PreTrainedModel]:
+        """The entries further in."""
+        return self.model.anatomy.entries[self.level + 1 :]
+
+    @property
+    def takes_positions(self) -> bool:
+        """Whether its forward takes `position_ids`."""
+        return "position_ids" in self.names or self.takes_others
+
+    @property
+    def uses_positions(self) -> bool:
+        """Whether positions have to restart at every document of a call here."""
+        # A document that is run alone needs none where the model takes none.
+        traits = self.model.traits
+        return traits.uses_positions and (traits.whole_model_reason is None or "position_ids" in self.names)
+
+
+def why_alone(model: EnabledModel, level: int) -> str | None:
+    """Why a head with one result per row has to run the documents of packed rows alone; None where it need not.
+
+    Such a head reads padding although a mask says where it lies, or its backbone cannot run without the padding.
+    """
+    module, inner = model.anatomy.entries[level], model.anatomy.entries[level + 1 :]
+    if model.traits.whole_model_reason is not None:
+        return model.traits.whole_model_reason
+    if not inner:
+        return "it holds no backbone that takes tokens"
+    if any(pools_single_tokens(entry) and activation_of(entry) is None for entry in inner):
+        return "its pooler is handed one token of every row"
+    return heads.reads_whole_row(module)
+
+
+def _is_backbone(model: PreTrainedModel) -> bool:
+    """Whether a model has no head although it takes labels, as the backbones of some image-text models do."""
+    name = type(model).__name__
+    return name.endswith("Model") and "Head" not in name and heads.row_head(model) is None
+
+
+@cache
+def _parameters(cls: Any) -> tuple[tuple[str, ...], bool]:
+    """Names of the forward's parameters in order, and whether it takes others by `**kwargs`.
+
+    A forward that only passes everything on, `forward(*args, **kwargs)`, has the parameters of its base class.
+    """
+    for base in cls.__mro__:
+        if "forward" in vars(base):
+            parameters = list(inspect.signature(base.forward).parameters.values())[1:]
+            named = tuple(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+            if named:
+                return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return (), True

@@ -1,0 +1,67 @@
+"""Packed rows, normalised: no mask, no cache, positions that restart, no label at the boundaries of documents."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autopack.calls.call import DROPPED, Call
+from autopack.calls.model_positions import positions_of_documents
+from autopack.calls.plan import Plan
+from autopack.errors import UnsupportedModel
+from autopack.layout.declarations import IGNORED_LABEL, LAYOUT_KWARGS
+from autopack.runtime.scope import Scope
+
+if TYPE_CHECKING:
+    from autopack.layout.packed import PackedLayout
+
+
+class Packed(Plan):
+    """Packed rows run as the rows that they are."""
+
+    def __init__(self, call: Call, layout: PackedLayout):
+        super().__init__(Scope(call.model, layout, want_weights=call.wants_weights))
+        arguments = without_what_packing_drops(call, call.arguments)
+        if call.entry.uses_positions:
+            computed = positions_of_documents([call.module, *call.entry.inner], call.arguments, layout)
+            if computed is not None:
+                arguments["position_ids"] = computed
+            else:
+                add_positions(call, arguments, layout)
+        if call.entry.shifts_labels:
+            _mask_boundary_labels(arguments, layout)
+        self.arguments = arguments
+
+
+def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a packed row, without declarations, masks and caches."""
+    entry = call.entry
+    kept = {name: value for name, value in arguments.items() if name not in LAYOUT_KWARGS}
+    if not entry.uses_positions:
+        kept.pop("position_ids", None)
+    kept.update(dict.fromkeys((name for name in DROPPED if kept.get(name) is not None), None))
+    if "use_cache" in entry.names or (entry.takes_others and getattr(call.module.config, "use_cache", False)):
+        kept["use_cache"] = False
+    return kept
+
+
+def add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
+    """Add positions that restart at every document, where the call gives none."""
+    if arguments.get("position_ids") is not None:
+        return
+    if not call.entry.takes_positions:
+        raise UnsupportedModel(
+            f"{call.name}.forward takes no position_ids, so positions cannot restart at each document"
+        )
+    arguments["position_ids"] = layout.position_ids(call.entry.first_position)
+
+
+def _mask_boundary_labels(arguments: dict[str, Any], layout: PackedLayout) -> None:
+    """No document predicts the first token of the next: its label is ignored, as it is for a document alone."""
+    bounds = layout.cu_seqlens.long()
+    for name, at in (("labels", bounds[:-1]), ("shift_labels", bounds[1:] - 1)):
+        labels = arguments.get(name)
+        if isinstance(labels, torch.Tensor) and tuple(labels.shape) == (layout.rows, layout.columns):
+            flat = labels.reshape(-1).index_fill(0, at.to(labels.device), IGNORED_LABEL)
+            arguments[name] = flat.reshape(labels.shape)

@@ -1,0 +1,72 @@
+"""What becomes of one call: decided once, at the entry, and asked by everything that comes after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autopack.layout.batches import DocumentBatch
+from autopack.runtime.scope import Scope
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from autopack.runtime.model import EnabledModel
+
+
+@dataclass
+class HeadDocuments:
+    """Documents of packed rows that a head got as a padded batch, whose backbone has to run without the padding."""
+
+    head: str
+    """Name of the head's class."""
+    unpadded: bool = False
+    """Whether the backbone has run without the padding."""
+
+
+class Plan:
+    """What the model gets (`arguments`), what sites read (`scope`), and what the caller gets (`finish`)."""
+
+    arguments: dict[str, Any] | None = None
+    """The arguments of the call, all by name; None where they stay as they came."""
+    defers = False
+    """Whether an entry further in may still run the batch without its padding."""
+    documents: HeadDocuments | None = None
+    """The documents of packed rows that are the rows of this batch, where they are and hold padding."""
+
+    def __init__(self, scope: Scope):
+        self.scope = scope
+
+    def finish(self, module: nn.Module, output: Any) -> Any:
+        """The output as the caller expects it; None where it stays as it is."""
+        return None
+
+    def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor | None:
+        """Hidden states (rows, columns, ...) with one document per row, for a pooler that reads the first column.
+
+        None where they have that form already.
+        """
+        layout = self.scope.layout
+        return None if layout is None else DocumentBatch.without_padding(layout).spread(states)
+
+    def span_logits(self, output: Any) -> torch.Tensor | None:
+        """Logits of starts and ends without those at padding; None where there is nothing to take out."""
+        return None
+
+
+class Untouched(Plan):
+    """The call goes through as it came: it packs nothing, or its padding stays."""
+
+    def __init__(self, model: EnabledModel):
+        super().__init__(Scope(model))
+
+
+class Deferred(Plan):
+    """A padded batch that this entry cannot run without its padding, and one further in may."""
+
+    defers = True
+
+    def __init__(self, model: EnabledModel, documents: HeadDocuments | None):
+        super().__init__(Scope(model))
+        self.documents = documents

@@ -1,0 +1,135 @@
+"""What packed rows are refused for: arguments that cannot be told apart by documents, and ways past the entry."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autopack.calls.call import CACHES, Call
+from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
+from autopack.inspection import media
+from autopack.integrations.accelerate import covered_mixer
+
+if TYPE_CHECKING:
+    from autopack.calls.entry import Entry
+    from autopack.layout.packed import PackedLayout
+    from autopack.runtime.model import EnabledModel
+
+
+def refuse_bypassed_top(entry: Entry) -> None:
+    """A backbone called on its own is fine; called by its top's `forward`, the top's labels went past the entry."""
+    tops = entry.model.anatomy.entries[: entry.level]
+    frame: FrameType | None = sys._getframe(1) if tops else None
+    while frame is not None:
+        # Only of methods: up to Python 3.12 asking for the locals keeps them alive until the frame ends.
+        caller = frame.f_locals.get("self") if "forward" in frame.f_code.co_name else None
+        if any(caller is top for top in tops):
+            raise OutsideForward(
+                f"{type(caller).__name__}.forward was called directly, past the entry of an enabled model. "
+                f"Call the model itself: `model(...)`."
+            )
+        frame = frame.f_back
+
+
+def check_sites(model: EnabledModel) -> None:
+    """Raise `SiteDrift` where somebody has covered one of this model's sites, `UnsupportedModel` where a mixer."""
+    model.lease.check()
+    covered = covered_mixer(model.anatomy.mixers)
+    if covered is not None:
+        raise UnsupportedModel(
+            f"{covered} has a forward of its own on the instance, which goes past autopack's. Take it away, or "
+            f"train the model on padded batches, one document per row."
+        )
+
+
+def check_packed(call: Call, layout: PackedLayout) -> None:
+    """Raise `AutopackError` where packed rows came with something that they cannot come with."""
+    check_sites(call.model)
+    if call.unnamed:
+        given = len(call.entry.names) + call.unnamed
+        raise UnsupportedModel(
+            f"{call.name}.forward does not name the last {call.unnamed} of {given} positional arguments, so "
+            f"autopack cannot tell what they are. Pass them by name."
+        )
+    refuse_caches(call)
+    _refuse_prepared_mask(call.arguments.get("attention_mask"), layout)
+    refuse_arguments(call)
+    if call.arguments.get("encoder_hidden_states") is not None:
+        raise UnsupportedModel(
+            "encoder_hidden_states were given with packed rows: cross-attention would let every document see the "
+            "encoder states of all. Run such documents one per row."
+        )
+    head, inner = call.entry.head, call.entry.inner_head
+    if head is None and inner is not None:
+        raise UnsupportedModel(
+            f"{call.name} holds {inner.name}, which gives one result per row; what of it is per document cannot be "
+            f"told on packed rows. Call {inner.name} itself, or run documents one per row."
+        )
+    if head is not None and head.refusal is not None:
+        raise UnsupportedModel(
+            f"{head.name} cannot be run on packed rows: {head.refusal}. Run its questions as padded batches."
+        )
+
+
+def _refuse_prepared_mask(mask: Any, layout: PackedLayout) -> None:
+    shape = (layout.rows, layout.columns)
+    if mask is None or (isinstance(mask, torch.Tensor) and tuple(mask.shape) == shape):
+        return
+    found = f"a tensor of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
+    raise InvalidPacking(
+        f"attention_mask must have the shape of the batch, {shape}, on packed rows; found {found}. Masks within "
+        f"documents are made by the model; leave a mask prepared by hand out."
+    )
+
+
+def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
+    """Raise `UnsupportedModel` for an argument that no call of this family may bring with packed rows."""
+    traits = call.model.traits
+    given = {name: value for name, value in call.arguments.items() if value is not None and name not in exempt}
+    for name, reason in traits.refused_arguments.items():
+        if name in given:
+            raise UnsupportedModel(
+                f"{name} was given to {call.name} with packed rows: {reason}. Leave it out, or run the "
+                f"documents one per row."
+            )
+    for name in media.given(given):
+        for kind in sorted(media.kinds(name, given[name]) - traits.media):
+            raise UnsupportedModel(
+                f"{name} was given to {call.name} with packed rows, but no run of the leak test has "
+                f"covered documents of {call.model.anatomy.model_type!r} with {kind}s. Leave it out (text alone is "
+                f"served), or run the documents one per row."
+            )
+
+
+def refuse_caches(call: Call) -> None:
+    """Raise `InvalidPacking` where packed rows are to fill or continue a cache."""
+    if call.arguments.get("use_cache"):
+        raise InvalidPacking(
+            "use_cache=True was given with packed rows, but a cache cannot tell documents apart. Leave use_cache out "
+            "(autopack turns the config's default off for packed calls), or run the documents one per row."
+        )
+    given = next((call.arguments[name] for name in CACHES if call.arguments.get(name) is not None), None)
+    held = 0 if given is None else _cached_tokens(given)
+    if held:
+        raise InvalidPacking(
+            f"past_key_values holds {held} tokens, and packed rows cannot continue a cache. "
+            f"Pass no cache, or run the documents one per row."
+        )
+
+
+def _cached_tokens(past: Any) -> int:
+    if hasattr(past, "get_seq_length"):
+        return int(past.get_seq_length())
+    return int(past[0][0].shape[-2]) if past and past[0] is not None else 0
+
+
+def check_documents_can_stay_padded(call: Call, reason: str) -> None:
+    """Raise `UnsupportedModel` where the rows are documents of packed rows, which padding must not reach."""
+    if call.documents is not None:
+        raise UnsupportedModel(
+            f"{call.documents.head} cannot run the documents of packed rows without padding: {reason}. Run them one "
+            f"per row."
+        )

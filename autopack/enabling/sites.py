@@ -1,0 +1,62 @@
+"""Which functions of transformers autopack stands at for one model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from autopack.attention.mask_site import adapt_mask, adapt_preprocessing
+from autopack.attention.site import adapt_attention
+from autopack.errors import UnsupportedModel
+from autopack.inspection import masks, modules, releases, source
+from autopack.inspection.anatomy import Anatomy
+from autopack.mixers import adapt_mixer
+from autopack.patching import Site
+from autopack.runtime.marks import mark_of
+
+
+def needed_sites(anatomy: Anatomy, of_family: tuple[Site, ...], implementations: tuple[str, ...]) -> list[Site]:
+    """The sites for a model of this anatomy, whose mixers are marked, and its present attention implementations."""
+    sites = [*of_family, *_mixer_sites(anatomy.mixers)]
+    # The eager functions stand in for sdpa where attention weights are asked for, so they are always needed.
+    sites += [
+        Site(module, name, adapt_attention, parameters=("module", "query", "key", "value", "attention_mask"))
+        for module, name in source.eager_functions(anatomy.attention)
+    ]
+    for implementation in implementations:
+        if implementation != "eager":
+            sites += _attention_sites(anatomy.attention, implementation)
+        if masks.has_mask_interface() and masks.mask_function(implementation) is not None:
+            sites.append(Site(*masks.mask_mapping(), adapt_mask, key=implementation))
+    if masks.has_mask_interface():
+        parameters = ("config", "position_ids")
+        sites.append(
+            Site(masks.MASKING_UTILS, "_preprocess_mask_arguments", adapt_preprocessing, parameters=parameters)
+        )
+    return sites
+
+
+def _mixer_sites(mixers: list[nn.Module]) -> Iterable[Site]:
+    yield from (Site(module, path, adapt_mixer) for module, path in modules.forwards_of(mixers))
+    found: dict[Site, None] = {}
+    for mixer in mixers:
+        mark = mark_of(mixer)
+        if mark is not None and mark.way is not None:
+            found.update(dict.fromkeys(mark.way.sites(modules.defining_class(mixer).__module__)))
+    yield from found
+
+
+def _attention_sites(attention: list[nn.Module], implementation: str) -> list[Site]:
+    if releases.attention_function(implementation) is None:
+        raise UnsupportedModel(
+            f"attn_implementation={implementation!r} is not registered with transformers' AttentionInterface, so "
+            f"autopack cannot reach it. Load the model with 'sdpa', 'eager', 'flex_attention' or a flash attention."
+        )
+    local = source.modules_with_own_function(attention, implementation)
+    if local:
+        return [
+            Site(module, "ALL_ATTENTION_FUNCTIONS._local_mapping", adapt_attention, key=implementation)
+            for module in local
+        ]
+    return [Site(*releases.attention_mapping(), adapt_attention, key=implementation)]
