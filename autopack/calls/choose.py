@@ -5,7 +5,7 @@ from __future__ import annotations
 from autopack.calls import documents, refusals
 from autopack.calls.call import Call
 from autopack.calls.packed import Packed
-from autopack.calls.padding_rules import ANYWHERE, AT_THIS_ENTRY, first_reason, labels_after_padding
+from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
 from autopack.calls.pairs import PairAsRows, PairCall
 from autopack.calls.plan import Deferred, Plan, Untouched
 from autopack.calls.unpadded import Unpadded
@@ -21,8 +21,8 @@ def choose(call: Call) -> Plan:
         if call.outer is not None and call.declared.real is None and not call.entry.inner:
             call.model.tally.left["the mask is made outside of the text model"] += 1
         return Untouched(call.model)
-    anywhere = first_reason(ANYWHERE, call, call.padding) if call.outer is None else None
-    reason = anywhere or first_reason(AT_THIS_ENTRY, call, call.padding)
+    anywhere = next(reasons_anywhere(call, call.padding), None) if call.outer is None else None
+    reason = anywhere or next(reasons_here(call, call.padding), None)
     if reason is None:
         refusals.check_sites(call.model)
         return Unpadded(call)

@@ -17,7 +17,7 @@ import torch
 from autopack.calls import refusals
 from autopack.calls.call import CACHES, DROPPED, Call
 from autopack.calls.outputs import restore
-from autopack.calls.padding_rules import ANYWHERE, PASSED_ON, first_reason, replaced_by
+from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere, replaced_by
 from autopack.calls.plan import Plan
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import modules
@@ -77,8 +77,7 @@ class PairCall(Call):
         anatomy = self.model.anatomy
         if self.model.traits.uses_positions and not all(half.places.on_the_right for half in self._halves):
             return f"how {anatomy.model_type} counts positions after padding is not known"
-        reasons = (first_reason(ANYWHERE, self, half.places) for half in self._halves)
-        return next((reason for reason in reasons if reason is not None), None)
+        return next((reason for half in self._halves for reason in reasons_anywhere(self, half.places)), None)
 
     def obstacle_here(self) -> str | None:
         """Why this entry cannot run the halves as rows, although one further in may."""
