@@ -1,4 +1,4 @@
-"""Stand-ins at transformers' mask functions: while a model is enabled, masks of packed rows are described, not made."""
+"""The replacements at transformers' mask functions: while a model is enabled, masks of packed rows are described."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection import masks
 from autopack.layout.packed import PackedLayout
 from autopack.patching import Site
-from autopack.runtime.scope import current
+from autopack.runtime.scope import Scope, current
 
 
 def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     """A mask function that, for packed rows of enabled models, describes the mask instead of making it."""
 
     def autopack_mask(*args: Any, **kwargs: Any) -> Any:
-        scope = current()
-        if scope is None or scope.layout is None or not scope.owner.owns_config(kwargs.get("config")):
-            return original(*args, **kwargs)
-        if not scope.owner.attention:  # it stands here for another model; this one cuts its masks by itself
+        scope = _packed_scope(kwargs.get("config"))
+        if scope is None or scope.layout is None or not _reads_descriptions(scope):
             return original(*args, **kwargs)
         if args:
             raise SiteDrift(f"{site} is called by position inside a packed forward; autopack needs names")
@@ -45,6 +43,44 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     return autopack_mask
 
 
+def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    """Keep transformers from looking for packed rows by itself, where autopack has done so already.
+
+    That saves a device sync per mask and leaves the mask function as the model composed it.
+    """
+    names = masks.masking_function_parameters()
+
+    def autopack_preprocess_mask_arguments(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if _packed_scope(given.get("config")) is None:
+            return original(*args, **kwargs)
+        mask = given.get("attention_mask")
+        if not isinstance(mask, DocumentMask):
+            return original(**{**given, "position_ids": None})
+        # The model made it before it called its backbone. A 4-D mask is taken as it is, and handed back.
+        stand_in = torch.empty(1, 1, 1, 1)
+        found = original(**{**given, "attention_mask": stand_in})
+        return tuple(mask if part is stand_in else part for part in found)
+
+    return autopack_preprocess_mask_arguments
+
+
+def _packed_scope(config: Any) -> Scope | None:
+    """The scope of the packed forward that is running, where the config is one of its model's."""
+    scope = current()
+    if scope is None or scope.layout is None or not scope.owner.owns_config(config):
+        return None
+    return scope
+
+
+def _reads_descriptions(scope: Scope) -> bool:
+    """Whether the model attends through transformers' interface, where autopack takes descriptions of masks.
+
+    One that attends in code of its own meets the replacement too, while another model is enabled, and wants tensors.
+    """
+    return bool(scope.owner.attention)
+
+
 def _is_of_memory(arguments: dict[str, Any], memory: PackedLayout) -> bool:
     """Whether a mask is asked for cross-attention: no token of the encoder is hidden from the decoder."""
     pattern = masks.describe_mask(arguments["mask_function"])
@@ -62,47 +98,11 @@ def _check_padding(arguments: dict[str, Any]) -> None:
 
 
 def _insists_on_tensor(arguments: dict[str, Any]) -> bool:
-    """Both skips are refused although the rule is a plain one: the caller wants a tensor whatever it says."""
-    if arguments.get("allow_is_causal_skip", True) or arguments.get("allow_is_bidirectional_skip", False):
-        return False
-    if arguments.get("use_vmap", False):
-        return False  # a rule with a custom part refuses the skips by itself
-    return masks.describe_mask(arguments["mask_function"]) is not None
+    """Whether the caller wants a tensor in any case: it refuses both skips although the rule is a plain one.
 
-
-def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Keep transformers from looking for packed rows by itself, where autopack has done so already.
-
-    That saves a device sync per mask and leaves the mask function as the model composed it.
+    A rule with a custom part, which is vmapped, refuses the skips by itself.
     """
-    parameters = masks.masking_function_parameters()
-    place, of_mask = parameters.index("position_ids"), parameters.index("attention_mask")
-
-    def autopack_preprocess_mask_arguments(*args: Any, **kwargs: Any) -> Any:
-        scope = current()
-        if scope is None or scope.layout is None:
-            return original(*args, **kwargs)
-        config = kwargs.get("config", args[0] if args else None)
-        if not scope.owner.owns_config(config):
-            return original(*args, **kwargs)
-        mask = kwargs.get("attention_mask", args[of_mask] if len(args) > of_mask else None)
-        if isinstance(mask, DocumentMask):  # the model made it before the backbone: it is taken as a 4-D mask is
-            return _as_prepared(original, mask, args, kwargs, of_mask)
-        if "position_ids" in kwargs:
-            kwargs["position_ids"] = None
-        elif len(args) > place:
-            args = (*args[:place], None, *args[place + 1 :])
-        return original(*args, **kwargs)
-
-    return autopack_preprocess_mask_arguments
-
-
-def _as_prepared(
-    original: Callable[..., Any], mask: DocumentMask, args: tuple[Any, ...], kwargs: dict[str, Any], place: int
-) -> Any:
-    stand_in = torch.empty(1, 1, 1, 1)
-    if "attention_mask" in kwargs:
-        found = original(*args, **{**kwargs, "attention_mask": stand_in})
-    else:
-        found = original(*args[:place], stand_in, *args[place + 1 :], **kwargs)
-    return tuple(mask if part is stand_in else part for part in found)
+    skips = arguments.get("allow_is_causal_skip", True) or arguments.get("allow_is_bidirectional_skip", False)
+    if skips or arguments.get("use_vmap", False):
+        return False
+    return masks.describe_mask(arguments["mask_function"]) is not None

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from autopack.attention.backends import varlen
+from autopack.attention.call import AttentionCall
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 from compat.standins import attend_densely
@@ -136,7 +137,9 @@ def test_sinks_are_exact_in_output_and_gradients(monkeypatch, pattern):
 
 
 def test_says_why_it_cannot_serve():
-    query, _, value = _states()
-    assert "CUDA tensors" in varlen.refusal(query, value, Pattern(causal=True), {})
+    function = torch.nn.functional.scaled_dot_product_attention
+    call = AttentionCall(function, "sdpa", torch.nn.Module(), *_states(), None, LAYOUT)
+    assert call.pattern == Pattern(causal=True)
+    assert "CUDA tensors" in varlen.refusal(call)
     usable, reason = varlen.availability()
     assert usable or reason

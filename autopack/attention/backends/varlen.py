@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from autopack.attention.call import AttentionCall, Output
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
-
-__all__ = ["attend_varlen", "availability", "call_kernel", "refusal"]
 
 _MAX_HEAD_SIZE = 256
 
@@ -54,15 +53,16 @@ def availability() -> tuple[bool, str]:
     return True, "torch.nn.attention.varlen"
 
 
-def refusal(query: torch.Tensor, value: torch.Tensor, pattern: Pattern | None, options: dict[str, Any]) -> str | None:
+def refusal(call: AttentionCall) -> str | None:
     """Why this attention cannot go to the kernel, or None where it can."""
+    query, value, options = call.query, call.value, call.options
     if not query.is_cuda:
         return "the kernel needs CUDA tensors"
     if query.dtype not in (torch.float16, torch.bfloat16):
         return f"the kernel takes float16 and bfloat16, not {query.dtype}"
     if max(query.shape[-1], value.shape[-1]) > _MAX_HEAD_SIZE:
         return f"the kernel takes heads of up to {_MAX_HEAD_SIZE}, not {query.shape[-1]}"
-    if pattern is None:
+    if call.pattern is None:
         return "the mask is neither causal, bidirectional, windowed nor chunked"
     for name in ("softcap", "position_bias"):
         if options.get(name) is not None:
@@ -70,6 +70,13 @@ def refusal(query: torch.Tensor, value: torch.Tensor, pattern: Pattern | None, o
     if options.get("dropout"):
         return "the kernel has no attention dropout"
     return None
+
+
+def attend(call: AttentionCall) -> Output:
+    """Attend within each document; there are no attention weights."""
+    pattern, scale, sinks = call.pattern, call.options.get("scaling"), call.options.get("s_aux")
+    assert pattern is not None
+    return attend_varlen(call.layout, call.query, call.key, call.value, pattern, scale, sinks), None
 
 
 def attend_varlen(
@@ -98,21 +105,12 @@ def attend_varlen(
         states = states.transpose(1, 2).reshape(rows * columns, states.shape[1], states.shape[3])
         return F.pad(states, (0, padded - states.shape[-1])) if states.shape[-1] < padded else states
 
-    window = (-1 if pattern.before is None else pattern.before, _after(pattern))
+    reach = pattern.before, 0 if pattern.causal else pattern.after
+    window = tuple(-1 if each is None else each for each in reach)
     longest = columns if torch.compiler.is_compiling() else layout.max_seqlen
-    if sinks is None:
-        output = call_kernel(flat(query), flat(key), flat(value), layout.cu_seqlens, longest, scale, window)
-    else:
-        output = _SinkAttention.apply(
-            flat(query), flat(key), flat(value), sinks, layout.cu_seqlens, longest, scale, window
-        )
+    states, settings = [flat(each) for each in (query, key, value)], (layout.cu_seqlens, longest, scale, window)
+    output = call_kernel(*states, *settings) if sinks is None else _SinkAttention.apply(*states, sinks, *settings)
     return output[..., :value_size].reshape(rows, columns, heads, value_size)
-
-
-def _after(pattern: Pattern) -> int:
-    if pattern.causal:
-        return 0
-    return -1 if pattern.after is None else pattern.after
 
 
 def call_kernel(
@@ -146,39 +144,40 @@ def call_kernel(
     return function(query, key, value, cu_seqlens, cu_seqlens, longest, longest, **arguments)
 
 
+def _flash_arguments(
+    cu_seqlens: torch.Tensor, longest: int, scale: float, window: tuple[int, int]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What torch's forward and backward kernels have in common, by position and by name; there is no dropout."""
+    by_name = {"scale": scale, "window_size_left": window[0], "window_size_right": window[1]}
+    return (cu_seqlens, cu_seqlens, longest, longest, 0.0, window == (-1, 0)), by_name
+
+
 class _SinkAttention(torch.autograd.Function):
+    """Attention of (tokens, heads, head size) states with a sink per head; takes what `call_kernel` takes."""
+
     @staticmethod
     def forward(
-        ctx: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        sinks: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        longest: int,
-        scale: float,
-        window: tuple[int, int],
-    ) -> torch.Tensor:
-        output, lse, state, unused, _ = flash_forward()(
-            query, key, value, cu_seqlens, cu_seqlens, longest, longest, 0.0, window == (-1, 0), False,
-            scale=scale, window_size_left=window[0], window_size_right=window[1],
-        )  # fmt: skip
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor,
+        cu_seqlens: torch.Tensor, *settings: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        by_position, by_name = _flash_arguments(cu_seqlens, *settings)
+        output, lse, state, unused, _ = flash_forward()(query, key, value, *by_position, False, **by_name)
         logits = sinks.float().unsqueeze(1)  # lse is (heads, tokens)
         with_sink = torch.logaddexp(lse, logits)
         output = output * torch.exp(lse - with_sink).transpose(0, 1).unsqueeze(-1).to(output.dtype)
         ctx.save_for_backward(query, key, value, output, with_sink, logits, cu_seqlens, state, unused)
-        ctx.settings = (longest, scale, window, sinks.dtype)
+        ctx.settings = (settings, sinks.dtype)
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, output, lse, logits, cu_seqlens, state, unused = ctx.saved_tensors
-        longest, scale, window, dtype = ctx.settings
+        settings, dtype = ctx.settings
+        by_position, by_name = _flash_arguments(cu_seqlens, *settings)
         grad = grads[0].contiguous()
         d_query, d_key, d_value = flash_backward()(
-            grad, query, key, value, output, lse, cu_seqlens, cu_seqlens, longest, longest, 0.0, window == (-1, 0),
-            state, unused, scale=scale, window_size_left=window[0], window_size_right=window[1],
-        )  # fmt: skip
+            grad, query, key, value, output, lse, *by_position, state, unused, **by_name
+        )
         share = torch.exp(logits - lse)
         d_sinks = -(share * (grad.float() * output.float()).sum(-1).transpose(0, 1)).sum(1)
         return d_query, d_key, d_value, d_sinks.to(dtype), None, None, None, None
