@@ -14,7 +14,6 @@ from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 
 Output = tuple[torch.Tensor, torch.Tensor | None]
-Attention = Callable[..., Output]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +26,7 @@ class AttentionCall:
     those that only declare documents.
     """
 
-    original: Attention
+    original: Callable[..., Any]
     implementation: str
     module: torch.nn.Module
     query: torch.Tensor
@@ -60,7 +59,8 @@ class AttentionCall:
         """
         if self.options.get("is_causal") is None or not isinstance(self.mask, DocumentMask):
             return self.options
-        return {**self.options, "is_causal": mask is None and self.mask.causal}
+        causal = self.mask.pattern is not None and self.mask.pattern.causal
+        return {**self.options, "is_causal": mask is None and causal}
 
     def refuse_dense_mask(self, kernel: str) -> None:
         """Raise `UnsupportedModel` where the model made a mask itself, which `kernel` cannot take."""

@@ -28,23 +28,11 @@ class DocumentMask:
         """The index-based rule (batch, head, query, key) -> visible, as the model's code composed it."""
         self.pattern = masks.describe_mask(self.rule)
         """The rule in numbers, or None where it is not one of the usual ones."""
-        self._absolute: bool | None = None
+        tensors = () if self.pattern is not None else masks.captured_tensors(self.rule)
+        self.absolute = any(t.dim() >= 2 and t.shape[-1] >= layout.columns for t in tensors)
+        """Whether the rule reads per-token tensors, so that it must be asked with columns of the row."""
         self._by_length: dict[int, Any] = {}
         self._others: dict[Callable[..., Any], DocumentMask] = {}
-
-    @property
-    def causal(self) -> bool:
-        """Whether no token sees a later one, so that a missing mask stands for a causal call."""
-        return self.pattern is not None and self.pattern.causal
-
-    @property
-    def absolute(self) -> bool:
-        """Whether the rule reads per-token tensors, so that it must be asked with columns of the row."""
-        # Kept by hand: up to Python 3.11 functools.cached_property takes a lock, which breaks compiled graphs.
-        if self._absolute is None:
-            tensors = () if self.pattern is not None else masks.captured_tensors(self.rule)
-            self._absolute = any(t.dim() >= 2 and t.shape[-1] >= self.layout.columns for t in tensors)
-        return self._absolute
 
     def for_document(self, row: int, first: int, end: int) -> Any:
         """The mask of one document alone: (1, 1, length, length), or None where the model would have passed none."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from autopack.attention.backends import cross
-from autopack.attention.call import Attention, AttentionCall
+from autopack.attention.call import AttentionCall
 from autopack.attention.choose import BACKENDS, choose
 from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.layout.declarations import LAYOUT_KWARGS
@@ -18,13 +18,13 @@ from autopack.runtime.marks import ACROSS
 from autopack.runtime.scope import Scope, site_scope
 
 
-def adapt_attention(original: Attention, site: Site) -> Attention:
+def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     """An attention function that keeps the documents of enabled models apart.
 
     Outside a packed forward of an enabled model it hands the call on as it came.
     """
     # A registered function goes by its key; one in a modeling module is what that model calls eager attention.
-    implementation = site.key or "eager"
+    name = site.key or "eager"
 
     def autopack_attention(
         module: torch.nn.Module,
@@ -40,24 +40,15 @@ def adapt_attention(original: Attention, site: Site) -> Attention:
             return original(module, query, key, value, attention_mask, *args, **kwargs)
         if args:
             raise SiteDrift(f"{type(module).__name__} passes options to {site} by position; autopack needs names")
-        layout, memory = scope.layout.to(query.device), _memory_of(scope, module)
+        layout = scope.layout.to(query.device)
+        memory = scope.memory.to(query.device) if scope.memory is not None and _reads_encoder(module) else None
         _check_shapes(module, layout, memory or layout, query, key)
         options = {name: option for name, option in kwargs.items() if name not in LAYOUT_KWARGS}
         adjust = _adjustment(scope, module) if memory is None else None
         if adjust is not None:
             query, key, value, options = adjust(module, layout, query, key, value, options)
         call = AttentionCall(
-            original,
-            implementation,
-            module,
-            query,
-            key,
-            value,
-            attention_mask,
-            layout,
-            options,
-            None if memory is None else memory.to(query.device),
-            scope.want_weights,
+            original, name, module, query, key, value, attention_mask, layout, options, memory, scope.want_weights
         )
         if memory is not None:
             return cross.attend(call)
@@ -67,9 +58,9 @@ def adapt_attention(original: Attention, site: Site) -> Attention:
     return autopack_attention
 
 
-def _memory_of(scope: Scope, module: torch.nn.Module) -> PackedLayout | None:
-    """The layout of the encoder's states, where the module is cross-attention to them."""
-    return scope.memory if ACROSS in module.__dict__ else None
+def _reads_encoder(module: torch.nn.Module) -> bool:
+    """Whether the module is cross-attention."""
+    return ACROSS in module.__dict__
 
 
 def _adjustment(scope: Scope, module: torch.nn.Module) -> Callable[..., Any] | None:

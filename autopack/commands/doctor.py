@@ -171,10 +171,8 @@ def _choices(found: Diagnosis) -> list[dict[str, str]]:
                 if implementation.startswith("flash") and (kind != "cuda" or dtype is torch.float32):
                     continue
                 heads = torch.zeros(1, 4, 8, 64, device=kind, dtype=dtype)
-                function, layout = (
-                    torch.nn.functional.scaled_dot_product_attention,
-                    PackedLayout.from_lengths([[8]], kind),
-                )
+                function = torch.nn.functional.scaled_dot_product_attention
+                layout = PackedLayout.from_lengths([[8]], kind)
                 call = AttentionCall(function, implementation, torch.nn.Module(), heads, heads, heads, None, layout)
                 backend = choose("auto", call)
                 row = {"attn_implementation": implementation, "device": kind, "dtype": str(dtype).split(".")[-1]}

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from autopack.inspection.masks import Pattern
@@ -35,13 +36,8 @@ _SETTINGS = "SymInt before, SymInt after, SymInt chunk, float scale"
 
 
 def attend_compiled(
-    cu_seqlens: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pattern: Pattern,
-    scale: float | None,
-) -> torch.Tensor:
+    cu_seqlens: Tensor, query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, scale: float | None
+) -> Tensor:
     """Attend within each document of (rows, heads, columns, head size) states; returns (rows, columns, heads, size)."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     reach = pattern.before, 0 if pattern.causal else pattern.after, pattern.chunk
@@ -49,7 +45,7 @@ def attend_compiled(
     return _document_attention(query, key, value, cu_seqlens, before, after, chunk, scale).transpose(1, 2)
 
 
-def _places(cu_seqlens: torch.Tensor, columns: int, chunk: int) -> Iterator[tuple[slice, slice, slice]]:
+def _places(cu_seqlens: Tensor, columns: int, chunk: int) -> Iterator[tuple[slice, slice, slice]]:
     """Where each document, or each chunk of one, stands in (rows, heads, columns)."""
     for first, end in pairwise(cu_seqlens.tolist()):
         row, column = divmod(first, columns)
@@ -58,13 +54,13 @@ def _places(cu_seqlens: torch.Tensor, columns: int, chunk: int) -> Iterator[tupl
             yield slice(row, row + 1), slice(None), slice(start, min(start + chunk, stop))
 
 
-def _hidden(queries: torch.Tensor, keys: torch.Tensor, settings: _Settings) -> torch.Tensor:
+def _hidden(queries: Tensor, keys: Tensor, settings: _Settings) -> Tensor:
     """True where the token of one index does not see that of another: (queries, keys)."""
     distance = queries[:, None] - keys[None, :]
     return (distance > settings.before) | (-distance > settings.after)
 
 
-def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: _Settings) -> torch.Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, settings: _Settings) -> Tensor:
     length, causal, mask = query.shape[2], settings.after == 0, None
     if settings.before < length - 1 or 0 < settings.after < length - 1:
         index = torch.arange(length, device=query.device)
@@ -75,8 +71,8 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, setting
 
 
 def _gradients(
-    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: _Settings
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, settings: _Settings
+) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of `_attend`, written out: autograd is off inside an operator, whatever `enable_grad` says."""
     length, shared, dtype = query.shape[2], key.shape[1], torch.promote_types(query.dtype, torch.float32)
     # (1, key heads, query heads that share it, tokens, size)
@@ -99,10 +95,8 @@ def _gradients(
 
 
 @torch.library.custom_op("autopack::document_attention", mutates_args=(), schema=f"({_TENSORS}, {_SETTINGS}) -> Tensor")
-def _document_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, *flat: Any
-) -> torch.Tensor:
-    settings = _Settings(*flat)
+def _document_attention(*inputs: Any) -> Tensor:
+    (query, key, value, cu_seqlens), settings = inputs[:4], _Settings(*inputs[4:])
     output = query.new_empty(*query.shape[:3], value.shape[3])
     for here in _places(cu_seqlens, query.shape[2], settings.chunk):
         output[here] = _attend(query[here], key[here], value[here], settings)
@@ -114,16 +108,9 @@ def _document_attention(
     mutates_args=(),
     schema=f"(Tensor grad, {_TENSORS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
 )
-def _document_attention_backward(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    *flat: Any,
-) -> tuple[torch.Tensor, ...]:
-    settings, states = _Settings(*flat), (query, key, value)
-    grads = tuple(t.new_empty(t.shape) for t in states)
+def _document_attention_backward(grad: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    (query, key, value, cu_seqlens), settings = inputs[:4], _Settings(*inputs[4:])
+    grads = tuple(t.new_empty(t.shape) for t in (query, key, value))
     for here in _places(cu_seqlens, query.shape[2], settings.chunk):
         parts = _gradients(grad[here], query[here], key[here], value[here], settings)
         for whole, part in zip(grads, parts, strict=True):
@@ -132,21 +119,21 @@ def _document_attention_backward(
 
 
 @_document_attention.register_fake
-def _(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any) -> torch.Tensor:
+def _(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
     return query.new_empty(*query.shape[:3], value.shape[3])
 
 
 @_document_attention_backward.register_fake
-def _(grad: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
+def _(grad: Tensor, *others: Any) -> tuple[Tensor, ...]:
     return tuple(t.new_empty(t.shape) for t in others[:3])
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:4])
     ctx.settings = inputs[4:]
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grads = _document_attention_backward(grad, *ctx.saved_tensors, *ctx.settings)
     return (*grads, None, *(None for _ in ctx.settings))
 

@@ -8,43 +8,27 @@ gradients exact (P = exp(S - lse) is what the kernel recomputes).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from autopack.attention.call import AttentionCall, Output
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # up to torch 2.9
+    varlen_attn = None  # type: ignore[assignment]
+
 _MAX_HEAD_SIZE = 256
-
-
-@cache
-def kernel() -> Callable[..., Any] | None:
-    """`torch.nn.attention.varlen.varlen_attn`, or None where torch does not have it."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    return varlen_attn
-
-
-def flash_forward() -> Callable[..., Any]:
-    """The kernel with its log-sum-exp, which `varlen_attn` gives without gradients."""
-    return torch.ops.aten._flash_attention_forward
-
-
-def flash_backward() -> Callable[..., Any]:
-    """The kernel's backward, which recomputes the softmax from whatever log-sum-exp it is given."""
-    return torch.ops.aten._flash_attention_backward
 
 
 def availability() -> tuple[bool, str]:
     """Whether the backend can be used here, and why not."""
-    if kernel() is None:
+    if varlen_attn is None:
         return False, f"torch {torch.__version__} has no torch.nn.attention.varlen; it came with 2.10"
     if not torch.cuda.is_available():
         return False, "needs a CUDA device"
@@ -81,13 +65,13 @@ def attend(call: AttentionCall) -> Output:
 
 def attend_varlen(
     layout: PackedLayout,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     pattern: Pattern,
     scale: float | None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attend within each document of (rows, heads, columns, head size) states in float16 or bfloat16.
 
     `sinks` are one logit per query head that takes part in each softmax without a value. Returns (rows, columns, heads,
@@ -101,31 +85,23 @@ def attend_varlen(
     # The kernel wants one head size for all three, and a multiple of 8.
     padded = -(-max(size, value_size) // 8) * 8
 
-    def flat(states: torch.Tensor) -> torch.Tensor:
+    def flat(states: Tensor) -> Tensor:
         states = states.transpose(1, 2).reshape(rows * columns, states.shape[1], states.shape[3])
         return F.pad(states, (0, padded - states.shape[-1])) if states.shape[-1] < padded else states
 
-    reach = pattern.before, 0 if pattern.causal else pattern.after
-    window = tuple(-1 if each is None else each for each in reach)
+    before, after = (-1 if each is None else each for each in (pattern.before, 0 if pattern.causal else pattern.after))
     longest = columns if torch.compiler.is_compiling() else layout.max_seqlen
-    states, settings = [flat(each) for each in (query, key, value)], (layout.cu_seqlens, longest, scale, window)
-    output = call_kernel(*states, *settings) if sinks is None else _SinkAttention.apply(*states, sinks, *settings)
+    settings = (layout.cu_seqlens, longest, scale, (before, after))
+    q, k, v = (flat(states) for states in (query, key, value))
+    output = call_kernel(q, k, v, *settings) if sinks is None else _SinkAttention.apply(q, k, v, sinks, *settings)
     return output[..., :value_size].reshape(rows, columns, heads, value_size)
 
 
 def call_kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    longest: int,
-    scale: float,
-    window: tuple[int, int],
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, longest: int, scale: float, window: tuple[int, int]
+) -> Tensor:
     """Call `varlen_attn` on (tokens, heads, head size) states, whichever of its signatures torch has."""
-    function = kernel()
-    assert function is not None
-    parameters = inspect.signature(function).parameters
+    parameters = inspect.signature(varlen_attn).parameters
     arguments: dict[str, Any] = {}
     if "scale" in parameters:
         arguments["scale"] = scale
@@ -141,11 +117,13 @@ def call_kernel(
         arguments["enable_gqa"] = query.shape[1] != key.shape[1]
     elif query.shape[1] != key.shape[1]:
         key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (key, value))
-    return function(query, key, value, cu_seqlens, cu_seqlens, longest, longest, **arguments)
+    return varlen_attn(  # type: ignore[return-value]
+        query, key, value, cu_seqlens, cu_seqlens, longest, longest, **arguments
+    )
 
 
 def _flash_arguments(
-    cu_seqlens: torch.Tensor, longest: int, scale: float, window: tuple[int, int]
+    cu_seqlens: Tensor, longest: int, scale: float, window: tuple[int, int]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What torch's forward and backward kernels have in common, by position and by name; there is no dropout."""
     by_name = {"scale": scale, "window_size_left": window[0], "window_size_right": window[1]}
@@ -153,15 +131,20 @@ def _flash_arguments(
 
 
 class _SinkAttention(torch.autograd.Function):
-    """Attention of (tokens, heads, head size) states with a sink per head; takes what `call_kernel` takes."""
+    """Attention of (tokens, heads, head size) states with a sink per head; the settings are those of `call_kernel`.
+
+    The forward kernel gives its log-sum-exp, which `varlen_attn` gives without gradients; the backward kernel
+    recomputes the softmax from whatever log-sum-exp it is given.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor,
-        cu_seqlens: torch.Tensor, *settings: Any,
-    ) -> torch.Tensor:  # fmt: skip
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, cu_seqlens: Tensor, *settings: Any
+    ) -> Tensor:
         by_position, by_name = _flash_arguments(cu_seqlens, *settings)
-        output, lse, state, unused, _ = flash_forward()(query, key, value, *by_position, False, **by_name)
+        output, lse, state, unused, _ = torch.ops.aten._flash_attention_forward(
+            query, key, value, *by_position, False, **by_name
+        )
         logits = sinks.float().unsqueeze(1)  # lse is (heads, tokens)
         with_sink = torch.logaddexp(lse, logits)
         output = output * torch.exp(lse - with_sink).transpose(0, 1).unsqueeze(-1).to(output.dtype)
@@ -170,12 +153,12 @@ class _SinkAttention(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, lse, logits, cu_seqlens, state, unused = ctx.saved_tensors
         settings, dtype = ctx.settings
         by_position, by_name = _flash_arguments(cu_seqlens, *settings)
         grad = grads[0].contiguous()
-        d_query, d_key, d_value = flash_backward()(
+        d_query, d_key, d_value = torch.ops.aten._flash_attention_backward(
             grad, query, key, value, output, lse, *by_position, state, unused, **by_name
         )
         share = torch.exp(logits - lse)
