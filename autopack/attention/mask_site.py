@@ -20,14 +20,15 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
     def autopack_mask(*args: Any, **kwargs: Any) -> Any:
         scope = _packed_scope(kwargs.get("config"))
-        if scope is None or scope.layout is None or not _reads_descriptions(scope):
+        if scope is None or scope.layout is None:
+            return original(*args, **kwargs)
+        if not scope.owner.attention:
+            # This model attends in code of its own and wants tensors. The replacement stands here for another model.
             return original(*args, **kwargs)
         if args:
             raise SiteDrift(f"{site} is called by position inside a packed forward; autopack needs names")
         _check_padding(kwargs)
-        layout = scope.layout
-        if scope.memory is not None and _is_of_memory(kwargs, scope.memory):
-            layout = scope.memory
+        layout = _of_keys(scope.layout, scope.memory, kwargs)
         if kwargs["batch_size"] != layout.rows or kwargs["kv_length"] != layout.columns:
             raise UnsupportedModel(
                 f"the model asks for a mask over {kwargs['kv_length']} keys in {kwargs['batch_size']} rows, but the "
@@ -73,18 +74,11 @@ def _packed_scope(config: Any) -> Scope | None:
     return scope
 
 
-def _reads_descriptions(scope: Scope) -> bool:
-    """Whether the model attends through transformers' interface, where autopack takes descriptions of masks.
-
-    One that attends in code of its own meets the replacement too, while another model is enabled, and wants tensors.
-    """
-    return bool(scope.owner.attention)
-
-
-def _is_of_memory(arguments: dict[str, Any], memory: PackedLayout) -> bool:
-    """Whether a mask is asked for cross-attention: no token of the encoder is hidden from the decoder."""
-    pattern = masks.describe_mask(arguments["mask_function"])
-    return pattern == masks.Pattern(causal=False) and arguments["kv_length"] == memory.columns
+def _of_keys(layout: PackedLayout, memory: PackedLayout | None, arguments: dict[str, Any]) -> PackedLayout:
+    """The layout of a mask's keys: that of the encoder's states if it is one for cross-attention, which hides none."""
+    if memory is None or arguments["kv_length"] != memory.columns:
+        return layout
+    return memory if masks.describe_mask(arguments["mask_function"]) == masks.Pattern(causal=False) else layout
 
 
 def _check_padding(arguments: dict[str, Any]) -> None:
