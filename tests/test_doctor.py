@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from autopack import attention
+from autopack.attention.choose import BACKENDS, availability
 from autopack.cli import main
 from autopack.commands import doctor
 from autopack.inspection import releases
@@ -40,7 +40,7 @@ def test_healthy_installation(capsys):
     assert printed.rstrip().endswith("Nothing is broken.")
     assert re.search(rf"torch +{re.escape(torch.__version__)}\n", printed)
     assert re.search(rf"transformers +{re.escape(transformers.__version__)}\n", printed)
-    for backend, (available, reason) in attention.availability().items():
+    for backend, (available, reason) in availability().items():
         assert re.search(rf"{backend} +{'yes' if available else 'no'} +{re.escape(reason)}\n", printed)
 
 
@@ -49,7 +49,7 @@ def test_json_says_the_same(capsys):
     data = json.loads(capsys.readouterr().out)
     assert data["packages"]["torch"] == torch.__version__
     assert data["problems"] == []
-    assert set(data["backends"]) == set(attention.BACKENDS)
+    assert set(data["backends"]) == set(BACKENDS)
     on_cpu = {
         (row["attn_implementation"], row["dtype"]): row["backend"] for row in data["choices"] if row["device"] == "cpu"
     }

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from autopack.attention.backends import flex, varlen
-from autopack.attention.document_mask import DocumentMask
+from autopack.attention.backends import flash, flex, per_document, sdpa, varlen
+from autopack.attention.call import AttentionCall, Backend
 from autopack.errors import UnsupportedModel
-from autopack.inspection import masks, releases
+from autopack.inspection import releases
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["BACKENDS", "availability", "candidates", "choose", "pattern_of"]
-
-BACKENDS = ("flash", "varlen", "flex", "sdpa", "eager")
+BACKENDS: dict[str, Backend] = {
+    "flash": flash,
+    "varlen": varlen,
+    "flex": flex,
+    "sdpa": sdpa,
+    "eager": per_document,
+}
+"""What a user can ask for by name."""
 
 
 def availability() -> dict[str, tuple[bool, str]]:
     """For each backend, whether it can be used on this machine, and by what or why not."""
-    return {
-        "flash": _flash_availability(),
-        "varlen": varlen.availability(),
-        "flex": flex.availability(),
-        "sdpa": (True, "torch.nn.functional.scaled_dot_product_attention"),
-        "eager": (True, "the model's own attention function"),
-    }
-
-
-def _flash_availability() -> tuple[bool, str]:
-    from transformers import utils
-
-    found = []
-    for version in (2, 3, 4):
-        check = getattr(utils, f"is_flash_attn_{version}_available", None)
-        if check is not None and check():
-            found.append(f"flash_attention_{version}")
-    if found:
-        return True, ", ".join(found)
-    return False, "no flash-attn package that transformers accepts (pip install flash-attn), or no CUDA device"
+    return {name: backend.availability() for name, backend in BACKENDS.items()}
 
 
 def candidates(implementation: str, model: PreTrainedModel) -> tuple[str, ...]:
@@ -63,64 +46,20 @@ def candidates(implementation: str, model: PreTrainedModel) -> tuple[str, ...]:
     return ("eager",)
 
 
-def choose(
-    requested: str,
-    implementation: str,
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    value: torch.Tensor,
-    mask: DocumentMask | torch.Tensor | None,
-    options: Mapping[str, Any],
-) -> str:
+def choose(requested: str, call: AttentionCall) -> str:
     """The backend for one attention call: the requested one, or the best that serves it. Raises `UnsupportedModel`."""
     if requested != "auto":
-        reason = _refusal(requested, implementation, module, query, value, mask, options)
+        reason = BACKENDS[requested].refusal(call)
         if reason is not None:
             raise UnsupportedModel(
-                f"backend={requested!r} was asked for, but {type(module).__name__} cannot use it: {reason}. Use "
+                f"backend={requested!r} was asked for, but {type(call.module).__name__} cannot use it: {reason}. Use "
                 f"backend='auto'."
             )
         return requested
-    if releases.is_flash(implementation):
+    if releases.is_flash(call.implementation):
         return "flash"
-    if implementation == "flex_attention":
+    if call.implementation == "flex_attention":
         return "flex"
-    if implementation == "sdpa":
-        fast = query.is_cuda and varlen.availability()[0]
-        return (
-            "varlen"
-            if fast and _refusal("varlen", implementation, module, query, value, mask, options) is None
-            else "sdpa"
-        )
+    if call.implementation == "sdpa":
+        return "varlen" if varlen.refusal(call) is None and varlen.availability()[0] else "sdpa"
     return "eager"
-
-
-def _refusal(
-    backend: str,
-    implementation: str,
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    value: torch.Tensor,
-    mask: DocumentMask | torch.Tensor | None,
-    options: Mapping[str, Any],
-) -> str | None:
-    if backend == "varlen":
-        return varlen.refusal(query, value, pattern_of(module, mask, options), dict(options))
-    if backend == "flex" and implementation != "flex_attention":  # there transformers' own checks decide
-        return flex.refusal(query, mask, options)
-    return None
-
-
-def pattern_of(
-    module: torch.nn.Module, mask: DocumentMask | torch.Tensor | None, options: Mapping[str, Any]
-) -> masks.Pattern | None:
-    """What a token sees of its document, in numbers; None where the mask is not one of the usual ones."""
-    if isinstance(mask, DocumentMask):
-        return None if mask.absolute else mask.pattern
-    return masks.Pattern(causal=is_causal(module, options)) if mask is None else None
-
-
-def is_causal(module: torch.nn.Module, options: Mapping[str, Any]) -> bool:
-    """How attention reads a missing mask: the call's `is_causal`, or else the module's."""
-    told = options.get("is_causal")
-    return bool(told if told is not None else getattr(module, "is_causal", True))

@@ -12,11 +12,6 @@ from autopack.errors import UnsupportedModel
 from autopack.inspection import masks
 from autopack.layout.packed import PackedLayout
 
-__all__ = ["DocumentMask"]
-
-
-_UNKNOWN = object()
-
 
 class DocumentMask:
     """Stands where the model's attention mask would stand, on its way from the mask function to the attention site.
@@ -29,57 +24,37 @@ class DocumentMask:
         self.layout = layout
         self.function = function
         self.arguments = dict(arguments)
-        self._alone_by_length: dict[int, Any] = {}
-        self._pattern: Any = _UNKNOWN
-        self._absolute_rule: bool | None = None
-
-    @property
-    def rule(self) -> Callable[..., Any]:
+        self.rule: Callable[..., Any] = arguments["mask_function"]
         """The index-based rule (batch, head, query, key) -> visible, as the model's code composed it."""
-        return self.arguments["mask_function"]
-
-    @property
-    def pattern(self) -> masks.Pattern | None:
+        self.pattern = masks.describe_mask(self.rule)
         """The rule in numbers, or None where it is not one of the usual ones."""
-        # Kept by hand: up to Python 3.11 functools.cached_property takes a lock, which breaks compiled graphs.
-        if self._pattern is _UNKNOWN:
-            self._pattern = masks.describe_mask(self.rule)
-        return self._pattern
-
-    @property
-    def causal(self) -> bool:
-        """Whether no token sees a later one, so that a missing mask stands for a causal call."""
-        return self.pattern is not None and self.pattern.causal
-
-    @property
-    def absolute(self) -> bool:
+        tensors = () if self.pattern is not None else masks.captured_tensors(self.rule)
+        self.absolute = any(t.dim() >= 2 and t.shape[-1] >= layout.columns for t in tensors)
         """Whether the rule reads per-token tensors, so that it must be asked with columns of the row."""
-        if self._absolute_rule is None:
-            columns = self.layout.columns
-            tensors = () if self.pattern is not None else masks.captured_tensors(self.rule)
-            self._absolute_rule = any(t.dim() >= 2 and t.shape[-1] >= columns for t in tensors)
-        return self._absolute_rule
+        self._by_length: dict[int, Any] = {}
+        self._others: dict[Callable[..., Any], DocumentMask] = {}
 
     def for_document(self, row: int, first: int, end: int) -> Any:
         """The mask of one document alone: (1, 1, length, length), or None where the model would have passed none."""
         if self.absolute:
-            return self._absolute(row, first, end)
+            return self._by_columns(row, first, end)
         length = end - first
         local = self.arguments.get("local_size")
         if local is not None and length <= local:
             return self._alone(length)
         # A rule over relative indices is the same for every length, so one mask serves all documents.
         longest = self._alone(self.layout.max_seqlen)
-        if longest is None or isinstance(longest, torch.Tensor):
-            return None if longest is None else longest[:, :, :length, :length]
-        return self._alone(length)  # a BlockMask, which forgets its rule when it is sliced
+        if isinstance(longest, torch.Tensor):
+            return longest[:, :, :length, :length]
+        # A BlockMask forgets its rule when it is sliced, so it is made for each length.
+        return None if longest is None else self._alone(length)
 
     def _alone(self, length: int) -> Any:
-        if length not in self._alone_by_length:
-            self._alone_by_length[length] = self.function(**masks.with_length(self.arguments, length))
-        return self._alone_by_length[length]
+        if length not in self._by_length:
+            self._by_length[length] = self.function(**masks.with_length(self.arguments, length))
+        return self._by_length[length]
 
-    def _absolute(self, row: int, first: int, end: int) -> torch.Tensor | None:
+    def _by_columns(self, row: int, first: int, end: int) -> torch.Tensor | None:
         if any(part.chunk is not None for part in masks.known_parts(self.rule)):
             raise UnsupportedModel(
                 "this model combines chunked attention with per-token blocks (images in chunks); autopack cannot yet "
@@ -93,26 +68,16 @@ class DocumentMask:
     def packed_rule(self) -> Callable[..., Any]:
         """The rule over columns of the packed row: what the model says, within one document."""
         rule, number, start = self.rule, self.layout.seq_idx, self.layout.start_columns
-
         if self.absolute:
-
-            def within_document(b: Any, h: Any, q: Any, k: Any) -> Any:
-                return (number[b, q] == number[b, k]) & rule(b, h, q, k)
-        else:
-
-            def within_document(b: Any, h: Any, q: Any, k: Any) -> Any:
-                return (number[b, q] == number[b, k]) & rule(b, h, q - start[b, q], k - start[b, k])
-
-        return within_document
+            return lambda b, h, q, k: (number[b, q] == number[b, k]) & rule(b, h, q, k)
+        return lambda b, h, q, k: (number[b, q] == number[b, k]) & rule(b, h, q - start[b, q], k - start[b, k])
 
     @cached_property
     def over_rows(self) -> Any:
         """What the upstream mask function makes of the packed rule: a BlockMask, or a dense mask over whole rows."""
-        arguments = dict(self.arguments, mask_function=self.packed_rule())
-        for skip in ("allow_is_causal_skip", "allow_is_bidirectional_skip"):
-            if skip in arguments:
-                arguments[skip] = False
-        return self.function(**arguments)
+        skips = ("allow_is_causal_skip", "allow_is_bidirectional_skip")
+        refused = dict.fromkeys((skip for skip in skips if skip in self.arguments), False)
+        return self.function(**{**self.arguments, **refused, "mask_function": self.packed_rule()})
 
     def __getitem__(self, index: Any) -> Any:
         """Slicing of a mask by model code: what keeps all of it is this mask, anything else the dense one."""
@@ -133,7 +98,3 @@ class DocumentMask:
         if function not in self._others:
             self._others[function] = DocumentMask(self.layout, function, self.arguments)
         return self._others[function]
-
-    @cached_property
-    def _others(self) -> dict[Callable[..., Any], DocumentMask]:
-        return {}

@@ -1,4 +1,4 @@
-"""Stand-ins at transformers' mask functions: while a model is enabled, masks of packed rows are described, not made."""
+"""The replacements at transformers' mask functions: while a model is enabled, masks of packed rows are described."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection import masks
 from autopack.layout.packed import PackedLayout
 from autopack.patching import Site
-from autopack.runtime.scope import running_scope
+from autopack.runtime.scope import Scope, running_scope
 
 
 def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     """A mask function that, for packed rows of enabled models, describes the mask instead of making it."""
 
     def autopack_mask(*args: Any, **kwargs: Any) -> Any:
-        scope = running_scope()
-        if scope is None or scope.layout is None or not scope.model.anatomy.owns_config(kwargs.get("config")):
+        scope = _packed_scope(kwargs.get("config"))
+        if scope is None or scope.layout is None:
             return original(*args, **kwargs)
-        if not scope.model.anatomy.attention:  # it stands here for another model; this one cuts its masks by itself
+        if not scope.model.anatomy.attention:
+            # This model attends in code of its own and wants tensors. The replacement stands here for another model.
             return original(*args, **kwargs)
         if args:
             raise SiteDrift(f"{site} is called by position inside a packed forward; autopack needs names")
         _check_padding(kwargs)
-        layout = scope.layout
-        if scope.memory is not None and _is_of_memory(kwargs, scope.memory):
-            layout = scope.memory
+        layout = _of_keys(scope.layout, scope.memory, kwargs)
         if kwargs["batch_size"] != layout.rows or kwargs["kv_length"] != layout.columns:
             raise UnsupportedModel(
                 f"the model asks for a mask over {kwargs['kv_length']} keys in {kwargs['batch_size']} rows, but the "
@@ -45,10 +44,41 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     return autopack_mask
 
 
-def _is_of_memory(arguments: dict[str, Any], memory: PackedLayout) -> bool:
-    """Whether a mask is asked for cross-attention: no token of the encoder is hidden from the decoder."""
-    pattern = masks.describe_mask(arguments["mask_function"])
-    return pattern == masks.Pattern(causal=False) and arguments["kv_length"] == memory.columns
+def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    """Keep transformers from looking for packed rows by itself, where autopack has done so already.
+
+    That saves a device sync per mask and leaves the mask function as the model composed it.
+    """
+    names = masks.masking_function_parameters()
+
+    def autopack_preprocess_mask_arguments(*args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if _packed_scope(given.get("config")) is None:
+            return original(*args, **kwargs)
+        mask = given.get("attention_mask")
+        if not isinstance(mask, DocumentMask):
+            return original(**{**given, "position_ids": None})
+        # The model made it before it called its backbone. A 4-D mask is taken as it is, and handed back.
+        stand_in = torch.empty(1, 1, 1, 1)
+        found = original(**{**given, "attention_mask": stand_in})
+        return tuple(mask if part is stand_in else part for part in found)
+
+    return autopack_preprocess_mask_arguments
+
+
+def _packed_scope(config: Any) -> Scope | None:
+    """The scope of the packed forward that is running, where the config is one of its model's."""
+    scope = running_scope()
+    if scope is None or scope.layout is None or not scope.model.anatomy.owns_config(config):
+        return None
+    return scope
+
+
+def _of_keys(layout: PackedLayout, memory: PackedLayout | None, arguments: dict[str, Any]) -> PackedLayout:
+    """The layout of a mask's keys: that of the encoder's states if it is one for cross-attention, which hides none."""
+    if memory is None or arguments["kv_length"] != memory.columns:
+        return layout
+    return memory if masks.describe_mask(arguments["mask_function"]) == masks.Pattern(causal=False) else layout
 
 
 def _check_padding(arguments: dict[str, Any]) -> None:
@@ -62,47 +92,11 @@ def _check_padding(arguments: dict[str, Any]) -> None:
 
 
 def _insists_on_tensor(arguments: dict[str, Any]) -> bool:
-    """Both skips are refused although the rule is a plain one: the caller wants a tensor whatever it says."""
-    if arguments.get("allow_is_causal_skip", True) or arguments.get("allow_is_bidirectional_skip", False):
-        return False
-    if arguments.get("use_vmap", False):
-        return False  # a rule with a custom part refuses the skips by itself
-    return masks.describe_mask(arguments["mask_function"]) is not None
+    """Whether the caller wants a tensor in any case: it refuses both skips although the rule is a plain one.
 
-
-def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """Keep transformers from looking for packed rows by itself, where autopack has done so already.
-
-    That saves a device sync per mask and leaves the mask function as the model composed it.
+    A rule with a custom part, which is vmapped, refuses the skips by itself.
     """
-    parameters = masks.masking_function_parameters()
-    place, of_mask = parameters.index("position_ids"), parameters.index("attention_mask")
-
-    def autopack_preprocess_mask_arguments(*args: Any, **kwargs: Any) -> Any:
-        scope = running_scope()
-        if scope is None or scope.layout is None:
-            return original(*args, **kwargs)
-        config = kwargs.get("config", args[0] if args else None)
-        if not scope.model.anatomy.owns_config(config):
-            return original(*args, **kwargs)
-        mask = kwargs.get("attention_mask", args[of_mask] if len(args) > of_mask else None)
-        if isinstance(mask, DocumentMask):  # the model made it before the backbone: it is taken as a 4-D mask is
-            return _as_prepared(original, mask, args, kwargs, of_mask)
-        if "position_ids" in kwargs:
-            kwargs["position_ids"] = None
-        elif len(args) > place:
-            args = (*args[:place], None, *args[place + 1 :])
-        return original(*args, **kwargs)
-
-    return autopack_preprocess_mask_arguments
-
-
-def _as_prepared(
-    original: Callable[..., Any], mask: DocumentMask, args: tuple[Any, ...], kwargs: dict[str, Any], place: int
-) -> Any:
-    stand_in = torch.empty(1, 1, 1, 1)
-    if "attention_mask" in kwargs:
-        found = original(*args, **{**kwargs, "attention_mask": stand_in})
-    else:
-        found = original(*args[:place], stand_in, *args[place + 1 :], **kwargs)
-    return tuple(mask if part is stand_in else part for part in found)
+    skips = arguments.get("allow_is_causal_skip", True) or arguments.get("allow_is_bidirectional_skip", False)
+    if skips or arguments.get("use_vmap", False):
+        return False
+    return masks.describe_mask(arguments["mask_function"]) is not None

@@ -138,9 +138,9 @@ def _devices() -> list[dict[str, str | bool]]:
 def _examine_backends(found: Diagnosis) -> None:
     """Ask autopack itself, so that the doctor cannot say anything but what `enable` will do."""
     try:
-        from autopack import attention
+        from autopack.attention.choose import availability
 
-        usable = attention.availability()
+        usable = availability()
         found.backends = {name: {"available": yes, "reason": reason} for name, (yes, reason) in usable.items()}
         found.choices = _choices(found)
     except Exception as error:
@@ -153,7 +153,9 @@ def _examine_backends(found: Diagnosis) -> None:
 def _choices(found: Diagnosis) -> list[dict[str, str]]:
     import torch
 
+    from autopack.attention.call import AttentionCall
     from autopack.attention.choose import choose
+    from autopack.layout.packed import PackedLayout
 
     implementations = ["sdpa", "eager"]
     implementations += ["flex_attention"] if found.backends["flex"]["available"] else []
@@ -169,7 +171,10 @@ def _choices(found: Diagnosis) -> list[dict[str, str]]:
                 if implementation.startswith("flash") and (kind != "cuda" or dtype is torch.float32):
                     continue
                 heads = torch.zeros(1, 4, 8, 64, device=kind, dtype=dtype)
-                backend = choose("auto", implementation, torch.nn.Module(), heads, heads, None, {})
+                function = torch.nn.functional.scaled_dot_product_attention
+                layout = PackedLayout.from_lengths([[8]], kind)
+                call = AttentionCall(function, implementation, torch.nn.Module(), heads, heads, heads, None, layout)
+                backend = choose("auto", call)
                 row = {"attn_implementation": implementation, "device": kind, "dtype": str(dtype).split(".")[-1]}
                 choices.append({**row, "backend": backend})
     return choices

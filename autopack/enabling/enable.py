@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from transformers import PreTrainedModel
 
 from autopack import registry
-from autopack.attention import BACKENDS, availability
-from autopack.attention.choose import candidates
+from autopack.attention.choose import BACKENDS, availability, candidates
 from autopack.auditing.auditor import audit
 from autopack.calls.entry import why_alone
 from autopack.enabling.attach import attach, detach, examine

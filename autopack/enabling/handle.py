@@ -6,8 +6,7 @@ import html
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from autopack.attention import BACKENDS, availability
-from autopack.attention.choose import candidates
+from autopack.attention.choose import BACKENDS, availability, candidates
 from autopack.enabling.attach import detach
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from autopack.attention.backends import varlen
+from autopack.attention.call import AttentionCall
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 from compat.standins import attend_densely
@@ -72,14 +73,14 @@ PATTERNS = {
 @pytest.mark.parametrize("sizes", [(16, 16), (16, 12), (10, 6)], ids=str)
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS.keys())
 def test_equals_each_document_alone(monkeypatch, pattern, sizes):
-    monkeypatch.setattr(varlen, "kernel", lambda: _kernel)
+    monkeypatch.setattr(varlen, "varlen_attn", _kernel)
     states = _states(*sizes)
     found = varlen.attend_varlen(LAYOUT, *states, pattern, 0.3)
     torch.testing.assert_close(found, _alone(states, pattern, 0.3), atol=1e-12, rtol=1e-10)
 
 
 def test_the_first_signature_of_the_kernel_serves_too(monkeypatch):
-    monkeypatch.setattr(varlen, "kernel", lambda: _old_kernel)
+    monkeypatch.setattr(varlen, "varlen_attn", _old_kernel)
     states = _states()
     found = varlen.attend_varlen(LAYOUT, *states, Pattern(causal=True), 0.3)
     torch.testing.assert_close(found, _alone(states, Pattern(causal=True), 0.3), atol=1e-12, rtol=1e-10)
@@ -120,8 +121,8 @@ def _scores(query, key, value, bounds, scale, window):
 
 @pytest.mark.parametrize("pattern", [PATTERNS["causal"], PATTERNS["window"]], ids=["causal", "window"])
 def test_sinks_are_exact_in_output_and_gradients(monkeypatch, pattern):
-    monkeypatch.setattr(varlen, "flash_forward", lambda: _flash_forward)
-    monkeypatch.setattr(varlen, "flash_backward", lambda: _flash_backward)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", _flash_forward)
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_backward", _flash_backward)
     states = _states()
     sinks = torch.linspace(-1, 2, 4, dtype=torch.float64).requires_grad_()
     found = varlen.attend_varlen(LAYOUT, *states, pattern, 0.3, sinks)
@@ -136,7 +137,9 @@ def test_sinks_are_exact_in_output_and_gradients(monkeypatch, pattern):
 
 
 def test_says_why_it_cannot_serve():
-    query, _, value = _states()
-    assert "CUDA tensors" in varlen.refusal(query, value, Pattern(causal=True), {})
+    function = torch.nn.functional.scaled_dot_product_attention
+    call = AttentionCall(function, "sdpa", torch.nn.Module(), *_states(), None, LAYOUT)
+    assert call.pattern == Pattern(causal=True)
+    assert "CUDA tensors" in varlen.refusal(call)
     usable, reason = varlen.availability()
     assert usable or reason

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from autopack import attention, cli
+from autopack import cli
+from autopack.attention.choose import BACKENDS
 from autopack.commands import run as command
 from autopack.enabling import enable
 from autopack.launch import settings
@@ -269,7 +270,7 @@ def test_options_and_variables_agree_and_options_win():
 
 def test_the_table_of_options_has_the_values_that_enable_takes():
     choices = {option.name: option.choices for option in settings.OPTIONS}
-    assert choices["backend"] == ("auto", *attention.BACKENDS)
+    assert choices["backend"] == ("auto", *BACKENDS)
     assert choices["unpad"] == enable.MODES
     assert choices["verify"] == enable._VERIFY
 

@@ -8,131 +8,71 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from autopack.inspection.masks import Pattern
 
-__all__ = ["attend_compiled"]
-
-
-def attend_compiled(
-    cu_seqlens: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pattern: Pattern,
-    scale: float | None,
-) -> torch.Tensor:
-    """Attend within each document of (rows, heads, columns, head size) states; returns (rows, columns, heads, size)."""
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    before = -1 if pattern.before is None else pattern.before
-    after = -1 if pattern.after is None else pattern.after
-    chunk = 0 if pattern.chunk is None else pattern.chunk
-    output = _document_attention(query, key, value, cu_seqlens, pattern.causal, before, after, chunk, scale)
-    return output.transpose(1, 2)
-
-
-def _spans(cu_seqlens: torch.Tensor, columns: int, chunk: int) -> Iterator[tuple[int, int, int]]:
-    bounds = cu_seqlens.tolist()
-    for first, end in pairwise(bounds):
-        row, column = divmod(first, columns)
-        stop = column + end - first
-        for start in range(column, stop, chunk or end - first):
-            yield row, start, min(start + (chunk or end - first), stop)
-
-
-def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, before: int, after: int, scale: float
-) -> torch.Tensor:
-    length = query.shape[2]
-    mask = None
-    if 0 <= before < length - 1 or 0 <= after < length - 1:
-        index = torch.arange(length, device=query.device)
-        distance = index[:, None] - index[None, :]
-        mask = distance <= before if before >= 0 else torch.ones_like(distance, dtype=torch.bool)
-        if causal:
-            mask = mask & (distance >= 0)
-        elif after >= 0:
-            mask = mask & (-distance <= after)
-    if key.shape[1] != query.shape[1]:
-        key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (key, value))
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, is_causal=causal and mask is None, scale=scale
-    )
-
-
-@torch.library.custom_op("autopack::document_attention", mutates_args=())
-def _document_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    causal: bool,
-    before: int,
-    after: int,
-    chunk: int,
-    scale: float,
-) -> torch.Tensor:
-    output = query.new_empty(*query.shape[:3], value.shape[3])
-    for row, first, end in _spans(cu_seqlens, query.shape[2], chunk):
-        here = slice(row, row + 1), slice(None), slice(first, end)
-        output[here] = _attend(query[here], key[here], value[here], causal, before, after, scale)
-    return output
-
-
-@_document_attention.register_fake
-def _(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    causal: bool,
-    before: int,
-    after: int,
-    chunk: int,
-    scale: float,
-) -> torch.Tensor:
-    return query.new_empty(*query.shape[:3], value.shape[3])
-
-
-@torch.library.custom_op("autopack::document_attention_backward", mutates_args=())
-def _document_attention_backward(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    causal: bool,
-    before: int,
-    after: int,
-    chunk: int,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    grads = tuple(t.new_empty(t.shape) for t in (query, key, value))
-    for row, first, end in _spans(cu_seqlens, query.shape[2], chunk):
-        here = slice(row, row + 1), slice(None), slice(first, end)
-        parts = _gradients(grad[here], query[here], key[here], value[here], causal, before, after, scale)
-        for whole, part in zip(grads, parts, strict=True):
-            whole[here] = part
-    return grads[0], grads[1], grads[2]
-
-
+_UNLIMITED = 1 << 62
+"""Tokens that no document has."""
 _QUERIES = 512
 """Queries of a document whose scores are held at a time: memory grows with its length and not with its square."""
 
 
+class _Settings(NamedTuple):
+    """What the operators take besides tensors: how far a token sees before and after itself, in chunks of what size."""
+
+    before: int
+    after: int
+    chunk: int
+    scale: float
+
+
+_TENSORS = "Tensor query, Tensor key, Tensor value, Tensor cu_seqlens"
+_SETTINGS = "SymInt before, SymInt after, SymInt chunk, float scale"
+
+
+def attend_compiled(
+    cu_seqlens: Tensor, query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, scale: float | None
+) -> Tensor:
+    """Attend within each document of (rows, heads, columns, head size) states; returns (rows, columns, heads, size)."""
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    reach = pattern.before, 0 if pattern.causal else pattern.after, pattern.chunk
+    before, after, chunk = (_UNLIMITED if each is None else each for each in reach)
+    return _document_attention(query, key, value, cu_seqlens, before, after, chunk, scale).transpose(1, 2)
+
+
+def _places(cu_seqlens: Tensor, columns: int, chunk: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Where each document, or each chunk of one, stands in (rows, heads, columns)."""
+    for first, end in pairwise(cu_seqlens.tolist()):
+        row, column = divmod(first, columns)
+        stop = column + end - first
+        for start in range(column, stop, chunk):
+            yield slice(row, row + 1), slice(None), slice(start, min(start + chunk, stop))
+
+
+def _hidden(queries: Tensor, keys: Tensor, settings: _Settings) -> Tensor:
+    """True where the token of one index does not see that of another: (queries, keys)."""
+    distance = queries[:, None] - keys[None, :]
+    return (distance > settings.before) | (-distance > settings.after)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, settings: _Settings) -> Tensor:
+    length, causal, mask = query.shape[2], settings.after == 0, None
+    if settings.before < length - 1 or 0 < settings.after < length - 1:
+        index = torch.arange(length, device=query.device)
+        mask, causal = ~_hidden(index, index, settings), False
+    if key.shape[1] != query.shape[1]:
+        key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (key, value))
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, scale=settings.scale)
+
+
 def _gradients(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    causal: bool,
-    before: int,
-    after: int,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, settings: _Settings
+) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of `_attend`, written out: autograd is off inside an operator, whatever `enable_grad` says."""
     length, shared, dtype = query.shape[2], key.shape[1], torch.promote_types(query.dtype, torch.float32)
     # (1, key heads, query heads that share it, tokens, size)
@@ -142,47 +82,60 @@ def _gradients(
     index = torch.arange(length, device=query.device)
     for first in range(0, length, _QUERIES):
         end = min(first + _QUERIES, length)
-        low = max(0, first - before) if before >= 0 else 0
-        high = end if causal else min(length, end + after) if after >= 0 else length
+        low, high = max(0, first - settings.before), min(length, end + settings.after)
         q, k, v, g = query[..., first:end, :], key[..., low:high, :], value[..., low:high, :], grad[..., first:end, :]
-        distance = index[first:end, None] - index[None, low:high]
-        hidden = distance < (0 if causal else -after if after >= 0 else -length)
-        if before >= 0:
-            hidden = hidden | (distance > before)
-        weights = (q @ k.mT * scale).masked_fill(hidden, -torch.inf).softmax(-1)
+        hidden = _hidden(index[first:end], index[low:high], settings)
+        weights = (q @ k.mT * settings.scale).masked_fill(hidden, -torch.inf).softmax(-1)
         d_value[..., low:high, :] += (weights.mT @ g).sum(2, keepdim=True)
         d_weights = g @ v.mT
-        d_scores = weights * (d_weights - (d_weights * weights).sum(-1, keepdim=True)) * scale
+        d_scores = weights * (d_weights - (d_weights * weights).sum(-1, keepdim=True)) * settings.scale
         d_query[..., first:end, :] = d_scores @ k
         d_key[..., low:high, :] += (d_scores.mT @ q).sum(2, keepdim=True)
     return d_query.flatten(1, 2), d_key.squeeze(2), d_value.squeeze(2)
 
 
+@torch.library.custom_op("autopack::document_attention", mutates_args=(), schema=f"({_TENSORS}, {_SETTINGS}) -> Tensor")
+def _document_attention(*inputs: Any) -> Tensor:
+    (query, key, value, cu_seqlens), settings = inputs[:4], _Settings(*inputs[4:])
+    output = query.new_empty(*query.shape[:3], value.shape[3])
+    for here in _places(cu_seqlens, query.shape[2], settings.chunk):
+        output[here] = _attend(query[here], key[here], value[here], settings)
+    return output
+
+
+@torch.library.custom_op(
+    "autopack::document_attention_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad, {_TENSORS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)",
+)
+def _document_attention_backward(grad: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    (query, key, value, cu_seqlens), settings = inputs[:4], _Settings(*inputs[4:])
+    grads = tuple(t.new_empty(t.shape) for t in (query, key, value))
+    for here in _places(cu_seqlens, query.shape[2], settings.chunk):
+        parts = _gradients(grad[here], query[here], key[here], value[here], settings)
+        for whole, part in zip(grads, parts, strict=True):
+            whole[here] = part
+    return grads
+
+
+@_document_attention.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> Tensor:
+    return query.new_empty(*query.shape[:3], value.shape[3])
+
+
 @_document_attention_backward.register_fake
-def _(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    causal: bool,
-    before: int,
-    after: int,
-    chunk: int,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+def _(grad: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    return tuple(t.new_empty(t.shape) for t in others[:3])
 
 
-def _setup_context(ctx, inputs, output):
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:4])
     ctx.settings = inputs[4:]
 
 
-def _backward(ctx, grad):
-    query, key, value, cu_seqlens = ctx.saved_tensors
-    grads = _document_attention_backward(grad, query, key, value, cu_seqlens, *ctx.settings)
-    return (*grads, None, None, None, None, None, None)
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    grads = _document_attention_backward(grad, *ctx.saved_tensors, *ctx.settings)
+    return (*grads, None, *(None for _ in ctx.settings))
 
 
 _document_attention.register_autograd(_backward, setup_context=_setup_context)

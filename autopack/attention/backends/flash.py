@@ -7,52 +7,55 @@ from typing import Any
 
 import torch
 
-from autopack.attention.backends.per_document import Attention, told_causality
+from autopack.attention.call import AttentionCall, Output
 from autopack.attention.document_mask import DocumentMask
-from autopack.errors import UnsupportedModel
-from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.packed import PackedLayout
 
-__all__ = ["attend_flash"]
+
+def availability() -> tuple[bool, str]:
+    """Whether transformers finds a flash-attn package and a device for it, and which implementations they serve."""
+    from transformers import utils
+
+    checks = {version: getattr(utils, f"is_flash_attn_{version}_available", None) for version in (2, 3, 4)}
+    found = [f"flash_attention_{version}" for version, check in checks.items() if check is not None and check()]
+    if found:
+        return True, ", ".join(found)
+    return False, "no flash-attn package that transformers accepts (pip install flash-attn), or no CUDA device"
 
 
-def attend_flash(
-    attention: Attention,
-    layout: PackedLayout,
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: DocumentMask | torch.Tensor | None,
-    options: Mapping[str, Any],
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def refusal(call: AttentionCall) -> str | None:
+    """None: it serves only models that use it, so what it cannot do is not done for a document alone either."""
+    return None
+
+
+def attend(call: AttentionCall) -> Output:
     """Attend by transformers' flash function with cumulative lengths over all flattened rows.
 
     The function takes windows, softcap and scale from its own arguments, as it does for a document alone. Chunked
-    attention becomes documents of one chunk each.
+    attention becomes documents of one chunk each. Of a rule over per-token blocks flash attention knows nothing for a
+    document alone either.
     """
-    if isinstance(mask, DocumentMask):
-        # Of a rule over per-token blocks flash attention knows nothing for a document alone either.
-        if mask.pattern is not None and mask.pattern.chunk is not None:
-            layout = layout.in_chunks(mask.pattern.chunk)
-    elif mask is not None:
-        raise UnsupportedModel(
-            f"{type(module).__name__} hands flash attention a mask of its own, of shape {tuple(mask.shape)}; autopack "
-            f"cannot split it by documents. Load the model with attn_implementation='sdpa' or 'eager'."
-        )
-    options = {name: option for name, option in options.items() if name not in (*LAYOUT_KWARGS, "position_ids")}
-    options = dict(told_causality(mask, None, options))
+    call.refuse_dense_mask("flash attention")
+    pattern = call.mask.pattern if isinstance(call.mask, DocumentMask) else None
+    layout = call.layout if pattern is None or pattern.chunk is None else call.layout.in_chunks(pattern.chunk)
+    return attend_between(call, layout, layout, call.options_beside(None))
+
+
+def attend_between(
+    call: AttentionCall, layout: PackedLayout, memory: PackedLayout, options: Mapping[str, Any]
+) -> Output:
+    """Attend from each document of `layout` to that of `memory`."""
     # A length per layout must not reach a compiled graph; the row length is an upper bound.
-    longest = layout.columns if torch.compiler.is_compiling() else layout.max_seqlen
-    return attention(
-        module,
-        query,
-        key,
-        value,
+    longest = [each.columns if torch.compiler.is_compiling() else each.max_seqlen for each in (layout, memory)]
+    return call.original(
+        call.module,
+        call.query,
+        call.key,
+        call.value,
         None,
         cu_seq_lens_q=layout.cu_seqlens,
-        cu_seq_lens_k=layout.cu_seqlens,
-        max_length_q=longest,
-        max_length_k=longest,
-        **options,
+        cu_seq_lens_k=memory.cu_seqlens,
+        max_length_q=longest[0],
+        max_length_k=longest[1],
+        **{name: option for name, option in options.items() if name != "position_ids"},
     )

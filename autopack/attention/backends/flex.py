@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from autopack.attention.call import AttentionCall, Output, unpatched
 from autopack.attention.document_mask import DocumentMask
-from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, releases
-from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.packed import PackedLayout
-
-__all__ = ["attend_flex", "availability", "refusal"]
 
 
 def availability() -> tuple[bool, str]:
@@ -27,43 +24,30 @@ def availability() -> tuple[bool, str]:
     return True, "torch.nn.attention.flex_attention"
 
 
-def refusal(query: torch.Tensor, mask: DocumentMask | torch.Tensor | None, options: Mapping[str, Any]) -> str | None:
+def refusal(call: AttentionCall) -> str | None:
     """Why this attention cannot go to flex_attention, or None where it can."""
-    if isinstance(mask, torch.Tensor):
+    if call.implementation == "flex_attention":
+        return None  # transformers' own checks decide
+    if isinstance(call.mask, torch.Tensor):
         return "the model makes a dense mask of its own"
-    if not query.is_cuda and query.requires_grad:
+    if not call.query.is_cuda and call.query.requires_grad:
         return "torch has no backward of flex_attention off CUDA"
-    if options.get("dropout"):
+    if call.options.get("dropout"):
         return "flex_attention has no attention dropout"
     return None
 
 
-def attend_flex(
-    layout: PackedLayout,
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: DocumentMask | torch.Tensor | None,
-    options: Mapping[str, Any],
-    causal: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def attend(call: AttentionCall) -> Output:
     """Attend by transformers' flex function with a BlockMask of the packed rows."""
-    attention = _original(releases.attention_function("flex_attention"))
-    make_mask = _original(masks.mask_function("flex_attention"))
-    if isinstance(mask, torch.Tensor):
-        raise UnsupportedModel(
-            f"{type(module).__name__} hands flex_attention a dense mask of shape {tuple(mask.shape)}; autopack cannot "
-            f"make it block-sparse. Load the model with attn_implementation='sdpa' or 'eager'."
-        )
-    if mask is None:
-        mask = _plain_mask(layout, causal, query.device, make_mask)
-    block_mask = mask.made_by(make_mask).over_rows
-    options = {name: option for name, option in options.items() if name not in LAYOUT_KWARGS}
+    call.refuse_dense_mask("flex_attention")
+    attention = unpatched(releases.attention_function("flex_attention"))
+    make_mask = unpatched(masks.mask_function("flex_attention"))
+    mask = call.mask.made_by(make_mask) if isinstance(call.mask, DocumentMask) else _plain_mask(call, make_mask)
+    options = dict(call.options)
     bias = options.get("position_bias")
-    if isinstance(bias, torch.Tensor) and bias.shape[-1] == layout.max_seqlen != layout.columns:
-        options["position_bias"] = _OfDocuments(bias, layout)
-    return attention(module, query, key, value, block_mask, **options)
+    if isinstance(bias, torch.Tensor) and bias.shape[-1] == call.layout.max_seqlen != call.layout.columns:
+        options["position_bias"] = _OfDocuments(bias, call.layout)
+    return attention(call.module, call.query, call.key, call.value, mask.over_rows, **options)
 
 
 class _OfDocuments:
@@ -81,17 +65,14 @@ class _OfDocuments:
         return self.bias[0, head, places[0], places[1]]
 
 
-def _original(function: Any) -> Any:
-    # The registered function may be autopack's own replacement, which would come back here.
-    return getattr(function, "autopack_original", function)
-
-
-def _plain_mask(layout: PackedLayout, causal: bool, device: torch.device, make_mask: Any) -> DocumentMask:
+def _plain_mask(call: AttentionCall, make_mask: Callable[..., Any]) -> DocumentMask:
+    """The mask of a call that brings none."""
+    layout, device = call.layout, call.query.device
     arguments = {
         "batch_size": layout.rows,
         "kv_length": layout.columns,
         "kv_offset": 0,
-        "mask_function": masks.plain_rule(causal),
+        "mask_function": masks.plain_rule(call.is_causal),
         "attention_mask": None,
         "device": device,
         **masks.query_arguments(layout.columns, device),

@@ -8,44 +8,27 @@ gradients exact (P = exp(S - lse) is what the kernel recomputes).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
+from autopack.attention.call import AttentionCall, Output
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 
-__all__ = ["attend_varlen", "availability", "call_kernel", "refusal"]
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # up to torch 2.9
+    varlen_attn = None  # type: ignore[assignment]
 
 _MAX_HEAD_SIZE = 256
 
 
-@cache
-def kernel() -> Callable[..., Any] | None:
-    """`torch.nn.attention.varlen.varlen_attn`, or None where torch does not have it."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    return varlen_attn
-
-
-def flash_forward() -> Callable[..., Any]:
-    """The kernel with its log-sum-exp, which `varlen_attn` gives without gradients."""
-    return torch.ops.aten._flash_attention_forward
-
-
-def flash_backward() -> Callable[..., Any]:
-    """The kernel's backward, which recomputes the softmax from whatever log-sum-exp it is given."""
-    return torch.ops.aten._flash_attention_backward
-
-
 def availability() -> tuple[bool, str]:
     """Whether the backend can be used here, and why not."""
-    if kernel() is None:
+    if varlen_attn is None:
         return False, f"torch {torch.__version__} has no torch.nn.attention.varlen; it came with 2.10"
     if not torch.cuda.is_available():
         return False, "needs a CUDA device"
@@ -54,15 +37,16 @@ def availability() -> tuple[bool, str]:
     return True, "torch.nn.attention.varlen"
 
 
-def refusal(query: torch.Tensor, value: torch.Tensor, pattern: Pattern | None, options: dict[str, Any]) -> str | None:
+def refusal(call: AttentionCall) -> str | None:
     """Why this attention cannot go to the kernel, or None where it can."""
+    query, value, options = call.query, call.value, call.options
     if not query.is_cuda:
         return "the kernel needs CUDA tensors"
     if query.dtype not in (torch.float16, torch.bfloat16):
         return f"the kernel takes float16 and bfloat16, not {query.dtype}"
     if max(query.shape[-1], value.shape[-1]) > _MAX_HEAD_SIZE:
         return f"the kernel takes heads of up to {_MAX_HEAD_SIZE}, not {query.shape[-1]}"
-    if pattern is None:
+    if call.pattern is None:
         return "the mask is neither causal, bidirectional, windowed nor chunked"
     for name in ("softcap", "position_bias"):
         if options.get(name) is not None:
@@ -72,15 +56,22 @@ def refusal(query: torch.Tensor, value: torch.Tensor, pattern: Pattern | None, o
     return None
 
 
+def attend(call: AttentionCall) -> Output:
+    """Attend within each document; there are no attention weights."""
+    pattern, scale, sinks = call.pattern, call.options.get("scaling"), call.options.get("s_aux")
+    assert pattern is not None
+    return attend_varlen(call.layout, call.query, call.key, call.value, pattern, scale, sinks), None
+
+
 def attend_varlen(
     layout: PackedLayout,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     pattern: Pattern,
     scale: float | None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attend within each document of (rows, heads, columns, head size) states in float16 or bfloat16.
 
     `sinks` are one logit per query head that takes part in each softmax without a value. Returns (rows, columns, heads,
@@ -94,40 +85,23 @@ def attend_varlen(
     # The kernel wants one head size for all three, and a multiple of 8.
     padded = -(-max(size, value_size) // 8) * 8
 
-    def flat(states: torch.Tensor) -> torch.Tensor:
+    def flat(states: Tensor) -> Tensor:
         states = states.transpose(1, 2).reshape(rows * columns, states.shape[1], states.shape[3])
         return F.pad(states, (0, padded - states.shape[-1])) if states.shape[-1] < padded else states
 
-    window = (-1 if pattern.before is None else pattern.before, _after(pattern))
+    before, after = (-1 if each is None else each for each in (pattern.before, 0 if pattern.causal else pattern.after))
     longest = columns if torch.compiler.is_compiling() else layout.max_seqlen
-    if sinks is None:
-        output = call_kernel(flat(query), flat(key), flat(value), layout.cu_seqlens, longest, scale, window)
-    else:
-        output = _SinkAttention.apply(
-            flat(query), flat(key), flat(value), sinks, layout.cu_seqlens, longest, scale, window
-        )
+    settings = (layout.cu_seqlens, longest, scale, (before, after))
+    q, k, v = (flat(states) for states in (query, key, value))
+    output = call_kernel(q, k, v, *settings) if sinks is None else _SinkAttention.apply(q, k, v, sinks, *settings)
     return output[..., :value_size].reshape(rows, columns, heads, value_size)
 
 
-def _after(pattern: Pattern) -> int:
-    if pattern.causal:
-        return 0
-    return -1 if pattern.after is None else pattern.after
-
-
 def call_kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    longest: int,
-    scale: float,
-    window: tuple[int, int],
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, longest: int, scale: float, window: tuple[int, int]
+) -> Tensor:
     """Call `varlen_attn` on (tokens, heads, head size) states, whichever of its signatures torch has."""
-    function = kernel()
-    assert function is not None
-    parameters = inspect.signature(function).parameters
+    parameters = inspect.signature(varlen_attn).parameters
     arguments: dict[str, Any] = {}
     if "scale" in parameters:
         arguments["scale"] = scale
@@ -143,42 +117,50 @@ def call_kernel(
         arguments["enable_gqa"] = query.shape[1] != key.shape[1]
     elif query.shape[1] != key.shape[1]:
         key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (key, value))
-    return function(query, key, value, cu_seqlens, cu_seqlens, longest, longest, **arguments)
+    return varlen_attn(  # type: ignore[return-value]
+        query, key, value, cu_seqlens, cu_seqlens, longest, longest, **arguments
+    )
+
+
+def _flash_arguments(
+    cu_seqlens: Tensor, longest: int, scale: float, window: tuple[int, int]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What torch's forward and backward kernels have in common, by position and by name; there is no dropout."""
+    by_name = {"scale": scale, "window_size_left": window[0], "window_size_right": window[1]}
+    return (cu_seqlens, cu_seqlens, longest, longest, 0.0, window == (-1, 0)), by_name
 
 
 class _SinkAttention(torch.autograd.Function):
+    """Attention of (tokens, heads, head size) states with a sink per head; the settings are those of `call_kernel`.
+
+    The forward kernel gives its log-sum-exp, which `varlen_attn` gives without gradients; the backward kernel
+    recomputes the softmax from whatever log-sum-exp it is given.
+    """
+
     @staticmethod
     def forward(
-        ctx: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        sinks: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        longest: int,
-        scale: float,
-        window: tuple[int, int],
-    ) -> torch.Tensor:
-        output, lse, state, unused, _ = flash_forward()(
-            query, key, value, cu_seqlens, cu_seqlens, longest, longest, 0.0, window == (-1, 0), False,
-            scale=scale, window_size_left=window[0], window_size_right=window[1],
-        )  # fmt: skip
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, cu_seqlens: Tensor, *settings: Any
+    ) -> Tensor:
+        by_position, by_name = _flash_arguments(cu_seqlens, *settings)
+        output, lse, state, unused, _ = torch.ops.aten._flash_attention_forward(
+            query, key, value, *by_position, False, **by_name
+        )
         logits = sinks.float().unsqueeze(1)  # lse is (heads, tokens)
         with_sink = torch.logaddexp(lse, logits)
         output = output * torch.exp(lse - with_sink).transpose(0, 1).unsqueeze(-1).to(output.dtype)
         ctx.save_for_backward(query, key, value, output, with_sink, logits, cu_seqlens, state, unused)
-        ctx.settings = (longest, scale, window, sinks.dtype)
+        ctx.settings = (settings, sinks.dtype)
         return output
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, lse, logits, cu_seqlens, state, unused = ctx.saved_tensors
-        longest, scale, window, dtype = ctx.settings
+        settings, dtype = ctx.settings
+        by_position, by_name = _flash_arguments(cu_seqlens, *settings)
         grad = grads[0].contiguous()
-        d_query, d_key, d_value = flash_backward()(
-            grad, query, key, value, output, lse, cu_seqlens, cu_seqlens, longest, longest, 0.0, window == (-1, 0),
-            state, unused, scale=scale, window_size_left=window[0], window_size_right=window[1],
-        )  # fmt: skip
+        d_query, d_key, d_value = torch.ops.aten._flash_attention_backward(
+            grad, query, key, value, output, lse, *by_position, state, unused, **by_name
+        )
         share = torch.exp(logits - lse)
         d_sinks = -(share * (grad.float() * output.float()).sum(-1).transpose(0, 1)).sum(1)
         return d_query, d_key, d_value, d_sinks.to(dtype), None, None, None, None

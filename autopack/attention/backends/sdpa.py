@@ -1,0 +1,42 @@
+"""SDPA, document by document: by transformers' own function, or in compiled graphs by one operator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from autopack.attention.backends import per_document
+from autopack.attention.backends.compiled import attend_compiled
+from autopack.attention.call import AttentionCall, Output, unpatched
+from autopack.attention.document_mask import DocumentMask
+from autopack.inspection import masks, releases
+
+
+def availability() -> tuple[bool, str]:
+    """It is always there."""
+    return True, "torch.nn.functional.scaled_dot_product_attention"
+
+
+def refusal(call: AttentionCall) -> str | None:
+    """None: it serves any call."""
+    return None
+
+
+def attend(call: AttentionCall) -> Output:
+    """Attend within each document."""
+    pattern, options = call.pattern if torch.compiler.is_compiling() else None, call.options
+    if pattern is None or options.get("dropout") or options.get("position_bias") is not None:
+        return _attend_by_function(call)
+    scale = options.get("scaling")
+    return attend_compiled(call.layout.cu_seqlens, call.query, call.key, call.value, pattern, scale), None
+
+
+@torch._dynamo.disable
+def _attend_by_function(call: AttentionCall) -> Output:
+    if call.implementation != "sdpa":
+        mask = call.mask
+        if isinstance(mask, DocumentMask):
+            mask = mask.made_by(unpatched(masks.mask_function("sdpa")))
+        call = replace(call, original=unpatched(releases.attention_function("sdpa")), mask=mask)
+    return per_document.attend(call)

@@ -1,0 +1,93 @@
+"""One call of an attention function inside a packed forward: what every backend is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from autopack.attention.document_mask import DocumentMask
+from autopack.errors import UnsupportedModel
+from autopack.inspection.masks import Pattern
+from autopack.layout.packed import PackedLayout
+
+Output = tuple[torch.Tensor, torch.Tensor | None]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """What a model hands to its attention function, and where the documents lie.
+
+    `query` is (rows, heads, columns, head size) in the columns of `layout`; `key` and `value` are in those of `memory`,
+    the layout of the encoder's states, where this is cross-attention, and of `layout` otherwise. `original` is the
+    function that the model calls, registered as `implementation`. `options` are its further arguments by name, without
+    those that only declare documents.
+    """
+
+    original: Callable[..., Any]
+    implementation: str
+    module: torch.nn.Module
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: DocumentMask | torch.Tensor | None
+    layout: PackedLayout
+    options: Mapping[str, Any] = field(default_factory=dict)
+    memory: PackedLayout | None = None
+    want_weights: bool = False
+
+    @property
+    def is_causal(self) -> bool:
+        """How attention reads a missing mask: the call's `is_causal`, or else the module's."""
+        told = self.options.get("is_causal")
+        return bool(told if told is not None else getattr(self.module, "is_causal", True))
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """What a token sees of its document, in numbers; None where the mask is not one of the usual ones."""
+        if isinstance(self.mask, DocumentMask):
+            return None if self.mask.absolute else self.mask.pattern
+        return Pattern(causal=self.is_causal) if self.mask is None else None
+
+    def options_beside(self, mask: torch.Tensor | None) -> Mapping[str, Any]:
+        """The options with `is_causal` as the model would have said it beside the mask of a document alone.
+
+        gpt2 and others conclude from the presence of a mask that the call need not be causal (up to 4.57); the
+        description of a mask is present even where a document alone would have had none.
+        """
+        if self.options.get("is_causal") is None or not isinstance(self.mask, DocumentMask):
+            return self.options
+        causal = self.mask.pattern is not None and self.mask.pattern.causal
+        return {**self.options, "is_causal": mask is None and causal}
+
+    def refuse_dense_mask(self, kernel: str) -> None:
+        """Raise `UnsupportedModel` where the model made a mask itself, which `kernel` cannot take."""
+        if self.mask is not None and not isinstance(self.mask, DocumentMask):
+            raise UnsupportedModel(
+                f"{type(self.module).__name__} hands {kernel} a mask of its own, of shape {tuple(self.mask.shape)}; "
+                f"autopack cannot split it by documents. Load the model with attn_implementation='sdpa' or 'eager'."
+            )
+
+
+class Backend(Protocol):
+    """What each module of `autopack.attention.backends` that a user can ask for by name has."""
+
+    def availability(self) -> tuple[bool, str]:
+        """Whether the backend can be used on this machine, and by what or why not."""
+
+    def refusal(self, call: AttentionCall) -> str | None:
+        """Why the backend cannot serve a call, or None where it can."""
+
+    def attend(self, call: AttentionCall) -> Output:
+        """Attend within each document.
+
+        Returns the output (rows, columns, heads, value head size), and the attention weights (rows, heads, columns,
+        columns), zero across documents, where they are wanted and the backend can give them.
+        """
+
+
+def unpatched(function: Any) -> Any:
+    """A function registered with transformers, without the replacement of autopack's that may stand there."""
+    return getattr(function, "autopack_original", function)
