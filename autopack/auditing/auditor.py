@@ -27,8 +27,6 @@ from autopack.inspection.modules import is_pair
 from autopack.integrations.wrappers import unwrap
 from autopack.runtime.marks import handle_of
 
-__all__ = ["MODES", "TOLERANCE", "audit"]
-
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest error, relative to the standard deviation of the logits alone, that counts as rounding.
 

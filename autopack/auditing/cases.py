@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,8 +16,6 @@ from autopack.errors import UnsupportedModel
 from autopack.inspection import modules
 from autopack.inspection.positions import first_position
 
-__all__ = ["MODES", "AnyCase", "Call", "Case", "NoReference", "PairCase"]
-
 
 @dataclass(frozen=True)
 class Call:
@@ -30,43 +28,16 @@ class Call:
     """The call's side of the encoder, where the above is the decoder's."""
 
 
-def _default(case: AnyCase) -> Call:
-    return case.one_row(position_ids=True)
-
-
-def _no_cache(case: AnyCase) -> Call:
-    return case.one_row(position_ids=True, use_cache=False)
-
-
-def _all_ones_mask(case: AnyCase) -> Call:
-    return case.one_row(position_ids=True, mask="ones")
-
-
-def _padding_mask(case: AnyCase) -> Call:
-    return case.one_row(position_ids=True, mask="padding", padding=3)
-
-
-def _segment_ids(case: AnyCase) -> Call:
-    return case.one_row(position_ids=False, mask="segments")
-
-
-def _two_rows(case: AnyCase) -> Call:
-    return case.two_rows()
-
-
-def _mid_document(case: AnyCase) -> Call:
-    return case.one_row(position_ids=True, offset=5)
-
-
-MODES = {
-    "default": _default,
-    "use_cache=False": _no_cache,
-    "all-ones mask": _all_ones_mask,
-    "padding mask": _padding_mask,
-    "segment ids": _segment_ids,
-    "two rows": _two_rows,
-    "mid-document start": _mid_document,
+MODES: dict[str, Callable[[AnyCase], Call]] = {
+    "default": lambda case: case.one_row(position_ids=True),
+    "use_cache=False": lambda case: case.one_row(position_ids=True, use_cache=False),
+    "all-ones mask": lambda case: case.one_row(position_ids=True, mask="ones"),
+    "padding mask": lambda case: case.one_row(position_ids=True, mask="padding", padding=3),
+    "segment ids": lambda case: case.one_row(position_ids=False, mask="segments"),
+    "two rows": lambda case: case.two_rows(),
+    "mid-document start": lambda case: case.one_row(position_ids=True, offset=5),
 }
+"""The ways in which people call a model with packed rows."""
 
 
 class Case:

@@ -17,8 +17,6 @@ from autopack.inspection.heads import row_head
 from autopack.inspection.source import shifts_labels
 from autopack.runtime.marks import handle_of
 
-__all__ = ["Loss", "OneForAll", "loss_for", "of_document", "of_documents"]
-
 
 class OneForAll(Exception):
     """A head gave one result for several documents of a row, so there is none to compare with a document alone."""

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from autopack.layout.packed import PackedLayout
 
-__all__ = ["positions_of_documents"]
-
 _WHOLE = "compute_3d_position_ids"  # since 5.0; it says when positions are computed at all
 _INDEX = "get_rope_index"
 _STATE = "rope_deltas"

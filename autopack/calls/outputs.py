@@ -18,8 +18,6 @@ from autopack.errors import UnsupportedModel
 from autopack.layout.padding import Padding
 from autopack.layout.pair import Pair
 
-__all__ = ["restore"]
-
 _PER_ROW = {"pooler_output"}
 """Outputs of one vector per row; they were made from padded hidden states."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from autopack.runtime.model import EnabledModel
     from autopack.runtime.tally import Tally
 
-__all__ = ["Handle", "TrainerHandle"]
-
 
 class _Removable:
     """A context manager that takes everything back on leaving."""

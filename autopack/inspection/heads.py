@@ -6,8 +6,6 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["RowHead", "row_head"]
-
 _DOCUMENT = ("ForSequenceClassification", "ForNextSentencePrediction", "RewardModel")
 _SPAN = ("ForQuestionAnswering", "ForQuestionAnsweringSimple")
 _CHOICE = ("ForMultipleChoice", "DoubleHeadsModel")

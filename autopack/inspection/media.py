@@ -10,8 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["given", "holds_media", "kinds"]
-
 _NAMES = re.compile(r"pixel|image|video|audio|protein|patches|input_features|input_values|encoder_outputs|target_sizes")
 _CHOICES = re.compile(r"^(vision_feature|output_|use_|num_)")
 """Arguments that only choose how media are read."""

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["activation_of", "pool_documents", "pools_single_tokens"]
-
 _ACTIVATIONS = ("pooler_activation", "activation")
 
 

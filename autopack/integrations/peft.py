@@ -18,8 +18,6 @@ from torch import nn
 from autopack.errors import UnsupportedModel
 from autopack.runtime.marks import holds_marks
 
-__all__ = ["PER_TOKEN", "base_model", "check", "watch"]
-
 # fmt: off
 PER_TOKEN = frozenset({
     "ADALORA", "BEFT", "BOFT", "BONE", "C3A", "DEFT", "DELORA", "FOURIERFT", "FROD", "GLORA", "GRALORA", "HIRA",

@@ -11,8 +11,6 @@ from transformers import PreTrainedModel
 from autopack.errors import UnsupportedModel
 from autopack.integrations import peft
 
-__all__ = ["is_trainer", "models_of_trainer", "unwrap"]
-
 
 def unwrap(model: Any) -> PreTrainedModel:
     """The one transformers model inside PEFT, DDP, FSDP, accelerate or torch.compile wrappers, or any other module.

@@ -15,8 +15,6 @@ from autopack.layout.packed import PackedLayout
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["FLASH_KWARGS", "IGNORED_LABEL", "LAYOUT_KWARGS", "Declared", "read"]
-
 FLASH_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 LAYOUT_KWARGS = (*FLASH_KWARGS, "seq_idx")
 """Arguments that only declare documents: the entry takes them out of a packed call."""

@@ -12,8 +12,6 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PackedLayout"]
-
 _T = TypeVar("_T")
 
 

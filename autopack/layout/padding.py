@@ -13,8 +13,6 @@ from autopack.layout.packed import PackedLayout
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Padding"]
-
 
 @dataclass(frozen=True, eq=False)
 class Padding:

@@ -21,8 +21,6 @@ from autopack.layout.padding import Padding
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DECLARATIONS", "Half", "Pair", "declared_of", "decoder_inputs", "encoder_inputs"]
-
 _OF_ENCODER = {"attention_mask": "attention_mask", "position_ids": "position_ids", "seq_idx": "seq_idx"}
 _OF_DECODER = {name: f"decoder_{name}" for name in _OF_ENCODER}
 _RECORDINGS = ("input_features", "input_values")

@@ -16,8 +16,6 @@ from torch.autograd.function import once_differentiable
 
 from autopack.layout.packed import PackedLayout
 
-__all__ = ["causal_convolution"]
-
 
 class _CausalConvolution(torch.autograd.Function):
     @staticmethod

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from autopack.layout.packed import PackedLayout
     from autopack.patching import Site
 
-__all__ = ["OPERATIONS", "PATHS", "adapt_operation", "keeping_documents_apart"]
-
 
 @dataclass
 class _Mixing:

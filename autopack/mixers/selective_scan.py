@@ -18,8 +18,6 @@ from torch.nn.functional import silu, softplus
 
 from autopack.layout.packed import PackedLayout
 
-__all__ = ["linear_recurrence", "selective_scan"]
-
 
 @dataclass(frozen=True)
 class _Steps:
