@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from autopack.packing.estimate import Estimate
-
-__all__ = ["text"]
+from autopack.packing.arms import Arms
 
 
-def text(found: Estimate) -> str:
+def text(found: Arms) -> str:
     """The estimate as tables, and how its figures come about."""
     baseline, counts, cost = found.baseline, found.counts, found.cost
     lengths = found.as_dict()["lengths"]
