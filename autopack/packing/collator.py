@@ -17,9 +17,10 @@ from autopack.errors import InvalidPacking
 from autopack.inspection.heads import row_head
 from autopack.inspection.positions import first_position
 from autopack.layout.declarations import IGNORED_LABEL
-from autopack.packing.columns import COMPLETION_KEYS, IDS, LABEL_KEYS, LOSS_WEIGHTS, MASK, POSITIONS, invalid
+from autopack.packing.columns import DOCUMENT_WEIGHT, IDS, LABEL_KEYS, LOSS_WEIGHTS, MASK, POSITIONS, invalid
 from autopack.packing.examples import Example, check_alike, read_example
-from autopack.packing.lengths import bounds_of, check_choice, check_int, check_names, is_int, numbered
+from autopack.packing.lengths import bounds_of, numbered
+from autopack.packing.options import check_choice, check_int, check_names, is_int
 from autopack.packing.strategies import next_fit
 from autopack.packing.weights import WEIGHINGS, Weighing, token_weights
 
@@ -164,9 +165,10 @@ class PackingCollator:
         self._settle_labels(read)
         check_alike(read)
         batch = self._assemble(read)
-        for key in read[0].targets:
-            targets = np.concatenate([e.targets[key] for e in read])
-            batch[key] = targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64)
+        for key in read[0].per_document:
+            if key != DOCUMENT_WEIGHT:
+                values = np.concatenate([e.per_document[key] for e in read])
+                batch[key] = values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
         if return_tensors == "pt":
             import torch
 
@@ -197,8 +199,7 @@ class PackingCollator:
             wanted = "wanted with labels='required', and always with mask_first_label=False"
             raise invalid(0, "labels", f"not found in any example, {wanted}; add them, or pass labels='none'")
         for example in examples:
-            kept = np.logical_and.reduce([example.columns[k] for k in COMPLETION_KEYS if k in example.columns])
-            example.columns["labels"] = np.where(kept, example.columns[IDS], IGNORED_LABEL)
+            example.make_labels()
 
     def _assemble(self, examples: list[Example]) -> dict[str, Any]:
         """The rows as numpy arrays, with everything that declares their documents."""
@@ -237,9 +238,7 @@ class PackingCollator:
             if "labels" not in batch:
                 raise invalid(0, "labels", "found none per token, which loss_weights= is for; leave it out")
             given = np.zeros(len(starts))  # what documents of padding keep
-            given[real.flat[starts]] = np.concatenate(
-                [np.ones(len(e.starts)) if e.weights is None else e.weights for e in examples]
-            )
+            given[real.flat[starts]] = np.concatenate([e.weights for e in examples])
             targets = batch["labels"].ravel() != IGNORED_LABEL
             batch[LOSS_WEIGHTS] = token_weights(targets, document_lengths, self.loss_weights, given).reshape(shape)
         if self.return_attention_mask and not real.all():

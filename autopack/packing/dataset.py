@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.lengths import check_choice, check_int
+from autopack.packing.options import check_choice, check_int
 from autopack.packing.plan import Strategy
 from autopack.packing.weights import WEIGHINGS, Weighing
 
@@ -96,25 +96,11 @@ def pack(
     check_choice("loss_weights", loss_weights, WEIGHINGS)
     check_int("first_position", first_position, 0)
     check_int("buffer_size", buffer_size, 1)
-    packing = Packing(
-        max_length,
-        planned={
-            "strategy": strategy,
-            "seed": seed,
-            "overflow": overflow,
-            "max_documents": max_documents,
-            "cost": cost,
-            "ranks": ranks,
-        },
-        carried={"columns": columns, "drop_columns": drop_columns},
-        added={
-            "mask_first_label": mask_first_label,
-            "position_ids": position_ids,
-            "first_position": int(first_position),
-            "loss_weights": loss_weights,
-        },
-    )
-
+    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
+    planned |= {"cost": cost, "ranks": ranks}
+    added: dict[str, Any] = {"mask_first_label": mask_first_label, "position_ids": position_ids}
+    added |= {"first_position": int(first_position), "loss_weights": loss_weights}
+    packing = Packing(max_length, planned, {"columns": columns, "drop_columns": drop_columns}, added)
     if not _kind(dataset).endswith("Dict"):
         return _pack(dataset, packing, buffer_size, num_proc, load_from_cache_file)
     made = {}

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from autopack.errors import InvalidPacking
 from autopack.packing.columns import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, invalid_column
-from autopack.packing.lengths import check_names
+from autopack.packing.options import check_names
 
 ROW_KEYS = (LENGTHS, "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
 """Columns that only packed rows have."""
@@ -35,14 +35,17 @@ class Documents:
         self, table: Any, chosen: np.ndarray | None, columns: Collection[str] | None, drop_columns: Collection[str]
     ):
         self.table = table
-        self.chosen = chosen
+        self.chosen = np.arange(table.num_rows) if chosen is None else chosen
         carried = self._carried(columns, drop_columns)
-        if not (table.num_rows if chosen is None else len(chosen)):
+        if not len(self.chosen):
             raise InvalidPacking("wanted at least one example, found an empty dataset")
         # Of each row of the table: where its values start in a column, the token after its padding, and its tokens.
         self._starts: dict[str, np.ndarray] = {}
         self._begins = np.broadcast_to(np.int64(0), (table.num_rows,))
-        self._sizes = self._lengths_of_ids()
+        ids = self._type(IDS)
+        if not _is_list(ids) or not pa.types.is_integer(_value_type(ids)):
+            raise InvalidPacking(f"column 'input_ids': wanted a list of ints per example, found {ids}")
+        self._sizes = self._lengths(IDS)
         self._values: dict[str, list[pa.Array]] = {}
         self.per_token: list[str] = [IDS]
         self.per_document: list[str] = []
@@ -51,7 +54,7 @@ class Documents:
         if MASK in self.per_token:
             self.per_token.remove(MASK)
             self._remove_padding()
-        empty = int(self._of_chosen(self._sizes == 0).sum())
+        empty = int((self.lengths == 0).sum())
         also = f" (nor in {empty - 1:,} more examples)" if empty > 1 else ""
         way = "leave empty documents out, as by dataset.filter(lambda example: len(example['input_ids']) > 0)"
         self._refuse(self._sizes == 0, IDS, f"found no tokens{also}; {way}")
@@ -82,7 +85,7 @@ class Documents:
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each document, (documents,) int64."""
-        return self._of_chosen(self._sizes)
+        return self._sizes[self.chosen]
 
     @property
     def label_key(self) -> str | None:
@@ -91,7 +94,7 @@ class Documents:
 
     def values(self, name: str, documents: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> pa.Array:
         """The values of parts of documents, one part after the other, in a new array."""
-        rows = self._rows(documents)
+        rows = self.chosen[documents]
         number = np.searchsorted(self.first_rows, rows, "right") - 1
         begins = self._starts[name][rows] + self._begins[rows] + starts
         if name not in self._values:
@@ -108,18 +111,11 @@ class Documents:
 
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
         """The values of a column per document."""
-        return self.table.column(name).take(pa.array(self._rows(documents))).combine_chunks()
-
-    def _rows(self, documents: np.ndarray) -> np.ndarray:
-        """The rows of the table that hold these documents."""
-        return documents if self.chosen is None else self.chosen[documents]
-
-    def _of_chosen(self, of_rows: np.ndarray) -> np.ndarray:
-        return of_rows if self.chosen is None else of_rows[self.chosen]
+        return self.table.column(name).take(pa.array(self.chosen[documents])).combine_chunks()
 
     def _refuse(self, wrong: np.ndarray, name: str, reason: str) -> None:
         """Raises for the first document whose row of the table is `wrong`."""
-        if (found := self._of_chosen(wrong)).any():
+        if (found := wrong[self.chosen]).any():
             raise invalid_column(int(found.argmax()), name, reason)
 
     def _carried(self, columns: Collection[str] | None, drop_columns: Collection[str]) -> list[str]:
@@ -142,12 +138,6 @@ class Documents:
     def _type(self, name: str) -> pa.DataType:
         return self.table.schema.field(name).type
 
-    def _lengths_of_ids(self) -> np.ndarray:
-        found = self._type(IDS)
-        if not _is_list(found) or not pa.types.is_integer(_value_type(found)):
-            raise InvalidPacking(f"column 'input_ids': wanted a list of ints per example, found {found}")
-        return self._lengths(IDS)
-
     def _lengths(self, name: str) -> np.ndarray:
         """How many values each row of the table has in a column of lists; notes where they start."""
         offsets = [_as_list(batch.column(name)).offsets.to_numpy().astype(np.int64) for batch in self.batches]
@@ -166,7 +156,7 @@ class Documents:
         if name in LABEL_KEYS and pa.types.is_floating(value):
             return False  # the targets of a document, as the collator reads them
         lengths = self._lengths(name)
-        wrong = self._of_chosen(lengths != self._sizes)
+        wrong = lengths[self.chosen] != self.lengths
         if not wrong.any():
             return True
         while _is_list(value):
@@ -175,9 +165,7 @@ class Documents:
         if not (is_number or pa.types.is_null(value)):
             return False
         index = int(wrong.argmax())
-        reason = (
-            f"found {self._of_chosen(lengths)[index]} values for {self.lengths[index]} tokens, wanted one per token"
-        )
+        reason = f"found {lengths[self.chosen[index]]} values for {self.lengths[index]} tokens, wanted one per token"
         raise invalid_column(index, name, f"{reason}; name the column in drop_columns")
 
     def _by_batch(self, name: str) -> Iterator[tuple[slice, np.ndarray, np.ndarray, np.ndarray]]:

@@ -14,7 +14,8 @@ from autopack.packing.arms import Arm, Arms, packed_arm, padded_arms
 from autopack.packing.balance import CostModel
 from autopack.packing.estimate_picture import draw
 from autopack.packing.estimate_text import text
-from autopack.packing.lengths import Overflow, fit, is_int
+from autopack.packing.lengths import Overflow, fit
+from autopack.packing.options import is_int
 from autopack.packing.plan import Strategy, plan
 from autopack.packing.sources import lengths_of
 

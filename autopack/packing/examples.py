@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.columns import DOCUMENT_WEIGHT, IDS, LABEL_KEYS, LENGTHS, LOSS_WEIGHTS, MASK, POSITIONS, invalid
+from autopack.layout.declarations import IGNORED_LABEL
+from autopack.packing.columns import (
+    COMPLETION_KEYS,
+    DOCUMENT_WEIGHT,
+    IDS,
+    LABEL_KEYS,
+    LENGTHS,
+    LOSS_WEIGHTS,
+    MASK,
+    POSITIONS,
+    invalid,
+)
 from autopack.packing.lengths import is_text, numbers
 from autopack.packing.weights import are_weights
 
@@ -19,19 +30,12 @@ DECLARATIONS = (MASK, POSITIONS, "seq_idx", LENGTHS)
 
 @dataclass
 class Example:
-    """One example: values per token, where its documents start, and labels and weights of whole documents.
-
-    Attributes:
-        columns: by key, (tokens, ...) each.
-        starts: (documents,) ints, of which the first is 0.
-        targets: by key, (documents, ...) each.
-        weights: (documents,) floats, or None where the example has none.
-    """
+    """One example: values per token, (tokens, ...) by key; where its documents start, of which the first is at 0; and
+    values per document, (documents, ...) by key, such as labels of whole documents."""
 
     columns: dict[str, np.ndarray]
     starts: np.ndarray
-    targets: dict[str, np.ndarray] = field(default_factory=dict)
-    weights: np.ndarray | None = None
+    per_document: dict[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.columns[IDS])
@@ -40,14 +44,23 @@ class Example:
     def label_kind(self) -> str:
         """What labels it has, in words."""
         per_token = "labels per token" if "labels" in self.columns else "no labels"
-        return "labels per document" if "labels" in self.targets else per_token
+        return "labels per document" if "labels" in self.per_document else per_token
+
+    @property
+    def weights(self) -> np.ndarray:
+        """The weight of each document, 1 unless it was given."""
+        return self.per_document.get(DOCUMENT_WEIGHT, np.ones(len(self.starts)))
+
+    def make_labels(self) -> None:
+        """Make labels of the tokens, apart from those that a mask of the completion leaves out."""
+        kept = np.logical_and.reduce([self.columns[k] for k in COMPLETION_KEYS if k in self.columns])
+        self.columns["labels"] = np.where(kept, self.columns[IDS], IGNORED_LABEL)
 
     def truncate(self, length: int) -> None:
         """Keep the first tokens, and the documents that begin in them."""
         self.columns = {k: v[:length] for k, v in self.columns.items()}
         self.starts = self.starts[self.starts < length]
-        self.targets = {k: v[: len(self.starts)] for k, v in self.targets.items()}
-        self.weights = None if self.weights is None else self.weights[: len(self.starts)]
+        self.per_document = {k: v[: len(self.starts)] for k, v in self.per_document.items()}
 
 
 def read_example(index: int, example: Mapping[str, Any], ignored: Collection[str], weighs: bool) -> Example:
@@ -94,15 +107,17 @@ def read_example(index: int, example: Mapping[str, Any], ignored: Collection[str
         else:
             found = f"found shape {values.shape} for {len(ids)} tokens, wanted one value per token"
             raise invalid(index, key, f"{found}; name it in drop_keys (images and scalars are not packed)")
-    lengths, weights = per_document.pop(LENGTHS, None), per_document.pop(DOCUMENT_WEIGHT, None)
+    lengths = per_document.pop(LENGTHS, None)
     read = _without_declarations(index, columns, lengths)
-    for key in sorted(per_document):
-        name = "labels" if key in LABEL_KEYS else key
-        read.targets[name] = _targets(index, key, per_document[key], len(ids), len(read.starts), lengths is not None)
-    if weights is not None and not are_weights(weights, len(read.starts)):
-        found = f"found {weights.tolist()}, wanted a finite number of at least 0 for each of {len(read.starts)}"
-        raise invalid(index, DOCUMENT_WEIGHT, f"{found} document(s)")
-    read.weights = weights
+    for key, values in sorted(per_document.items()):
+        if key == DOCUMENT_WEIGHT:
+            if not are_weights(values, len(read.starts)):
+                found = f"found {values.tolist()}, wanted a finite number of at least 0 for each of {len(read.starts)}"
+                raise invalid(index, key, f"{found} document(s)")
+            read.per_document[key] = values
+        else:
+            name = "labels" if key in LABEL_KEYS else key
+            read.per_document[name] = _targets(index, key, values, len(ids), len(read.starts), lengths is not None)
     return read
 
 
@@ -170,10 +185,7 @@ def check_alike(examples: list[Example]) -> None:
     """All examples have the same keys, with values of the same shape; own positions are optional."""
     first = examples[0]
     for index, example in enumerate(examples):
-        if (example.weights is None) != (first.weights is None):
-            lacking, other = (index, 0) if example.weights is None else (0, index)
-            raise invalid(lacking, DOCUMENT_WEIGHT, f"not found, but example {other} has it; add it, or drop it")
-        wanted, found = ({k: v.shape[1:] for k, v in {**e.columns, **e.targets}.items()} for e in (first, example))
+        wanted, found = ({k: v.shape[1:] for k, v in {**e.columns, **e.per_document}.items()} for e in (first, example))
         for key in sorted((wanted.keys() ^ found.keys()) - {POSITIONS}):
             lacking, other = (index, 0) if key in wanted else (0, index)
             raise invalid(lacking, key, f"not found, but example {other} has it; add it, or name it in drop_keys")

@@ -1,9 +1,9 @@
-"""What people hand in: options, numbers in lists, arrays and tensors, and lengths of documents, which are made to fit."""
+"""Numbers as they are given, in lists, arrays and tensors; lengths of documents, and what becomes of those too long."""
 
 from __future__ import annotations
 
 import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from autopack.errors import InvalidPacking
+from autopack.packing.options import is_int
 
 Overflow = Literal["error", "truncate", "split", "drop"]
 LONGEST = 1 << 31
@@ -50,29 +51,6 @@ class Pieces(NamedTuple):
     def take(self, order: np.ndarray) -> Pieces:
         """These pieces in this order. Offsets that `zeros` made stay one number in memory."""
         return Pieces(*(np.broadcast_to(c[:1], order.shape) if c.strides == (0,) else c[order] for c in self))
-
-
-def is_int(value: Any) -> bool:
-    """Whether a value is an int, of Python or numpy, and no bool."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def check_int(name: str, value: Any, least: int, optional: bool = False) -> None:
-    """Raises `ValueError` for an option that is no int of at least so much, nor None where it is optional."""
-    if not (is_int(value) and value >= least) and not (optional and value is None):
-        raise ValueError(f"{name}={value!r}: wanted an int of at least {least}{' or None' * optional}")
-
-
-def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
-    """Raises `ValueError` for an option that is none of the choices."""
-    if value not in choices:
-        raise ValueError(f"{name}={value!r}: wanted one of {', '.join(map(repr, choices))}")
-
-
-def check_names(option: str, value: Any, what: str) -> None:
-    """Raises `ValueError` for an option that is one name where several are wanted."""
-    if isinstance(value, str):
-        raise ValueError(f"{option}={value!r}: wanted several {what}, such as ({value!r},)")
 
 
 def to_numpy(value: Any) -> Any:

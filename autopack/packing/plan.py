@@ -17,20 +17,8 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, arrange, complete, members
-from autopack.packing.lengths import (
-    LONGEST,
-    Counts,
-    Overflow,
-    Pieces,
-    bounds_of,
-    check_choice,
-    check_int,
-    cut,
-    fit,
-    numbered,
-    read,
-    zeros,
-)
+from autopack.packing.lengths import LONGEST, Counts, Overflow, Pieces, bounds_of, cut, fit, numbered, read, zeros
+from autopack.packing.options import check_choice, check_int
 from autopack.packing.strategies import ORDERED, STRATEGIES
 
 if TYPE_CHECKING:
@@ -245,7 +233,8 @@ def plan(
     check_choice("overflow", overflow, get_args(Overflow))
     check_int("capacity", capacity, 1)
     check_int("seed", seed, 0)
-    check_int("max_documents", 1 if max_documents is None else max_documents, 1)
+    if max_documents is not None:
+        check_int("max_documents", max_documents, 1)
     check_int("ranks", ranks, 1)
     if capacity > LONGEST:
         raise ValueError(f"capacity={capacity}: wanted at most {LONGEST}")

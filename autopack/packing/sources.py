@@ -145,9 +145,8 @@ class _Reader:
 
     def chosen(self, names: Sequence[str]) -> str:
         """The column that holds lengths, tokens or text."""
-        wanted = (self.column,) if self.column is not None else ("text",)
-        if self.column is None and self.tokenizer is None:
-            wanted = (*COLUMNS, "text")
+        unnamed = ("text",) if self.tokenizer is not None else (*COLUMNS, "text")
+        wanted = unnamed if self.column is None else (self.column,)
         found = next((name for name in wanted if name in names), None)
         if found is None:
             raise InvalidPacking(f"found no column {' or '.join(map(repr, wanted))} in {list(names)}; name the column")
