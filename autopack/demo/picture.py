@@ -25,12 +25,15 @@ def draw(result: Comparison) -> Figure:
     import matplotlib
     from matplotlib.figure import Figure
 
-    style: dict[Any, Any] = {"font.size": 12, "axes.titlesize": 13, "axes.titlelocation": "left", "legend.frameon": False}
-    with matplotlib.rc_context({**style, "axes.spines.top": False, "axes.spines.right": False}):
+    style: dict[Any, Any] = {"font.size": 12, "axes.titlesize": 13, "axes.titlelocation": "left"}
+    style |= {"legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False}
+    with matplotlib.rc_context(style):
         figure = Figure(figsize=(16, 8.4), layout="constrained")
         places: list[Any] = [["padded", "losses", "losses"], ["packed", "speed", "leaks"]]
         axes = figure.subplot_mosaic(places, width_ratios=(1.05, 1, 1))
-        figure.suptitle(_title(result), fontsize=20, x=0.01, ha="left")
+        title, settings = _texts(result)
+        figure.suptitle(title, fontsize=20, x=0.01, ha="left")
+        figure.supxlabel(settings, fontsize=12, x=0.01, ha="left", color=FAINT)
         _draw_documents(axes["padded"], axes["packed"], result.shown_batch)
         _draw_losses(axes["losses"], result)
         _draw_speed(axes["speed"], result)
@@ -38,13 +41,14 @@ def draw(result: Comparison) -> Figure:
     return figure
 
 
-def _title(result: Comparison) -> str:
+def _texts(result: Comparison) -> tuple[str, str]:
+    """The title, and what was trained."""
     title = "Packed and padded training differ: this should not happen"
     if result.succeeded:
         title = f"Packed rows: {result.speedup:.1f}× the speed of padded batches, with the same losses and no leak"
     settings = result.settings
-    return (
-        f"{title}\nLlama, {result.parameters / 1e6:.1f} M parameters, float32, {result.threads} CPU threads; "
+    return title, (
+        f"Llama, {result.parameters / 1e6:.1f} M parameters, float32, {result.threads} CPU threads; "
         f"{settings.steps} steps of {settings.batch_size} documents of Python's documentation; same seed, same order"
     )
 

@@ -13,7 +13,7 @@ from autopack.packing.lengths import Pieces, bounds_of, numbered
 from autopack.packing.strategies import permutation
 
 POOLS = 4
-"""Steps of cheap rows, at most, that are tried as what is dealt out again."""
+"""How many steps of the cheapest rows, at most, `complete` tries to deal out again."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class CostModel:
     quadratic: float = 1 / (12 * 4096)
 
     def __post_init__(self) -> None:
-        for name in ("linear", "quadratic"):
-            value = getattr(self, name)
+        for name, value in (("linear", self.linear), ("quadratic", self.quadratic)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
                 raise ValueError(f"{name}={value!r}: wanted a finite number of at least 0")
         if not self.linear + self.quadratic:

@@ -169,10 +169,8 @@ class Documents:
         raise invalid_column(index, name, f"{reason}; name the column in drop_columns")
 
     def _by_batch(self, name: str) -> Iterator[tuple[slice, np.ndarray, np.ndarray, np.ndarray]]:
-        """A column of numbers per token in pieces: rows of the table, their values, and where each row's begin and end.
-
-        Also of rows that are not chosen.
-        """
+        """A column of numbers per token, batch by batch: the rows of the table, all their values, and where each row's
+        values begin and end in those. Rows that are not chosen are read as well."""
         for first, batch in zip(self.first_rows.tolist(), self.batches, strict=True):
             lists = _as_list(batch.column(name))
             offsets = lists.offsets.to_numpy().astype(np.int64)

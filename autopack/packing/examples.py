@@ -30,8 +30,10 @@ DECLARATIONS = (MASK, POSITIONS, "seq_idx", LENGTHS)
 
 @dataclass
 class Example:
-    """One example: values per token, (tokens, ...) by key; where its documents start, of which the first is at 0; and
-    values per document, (documents, ...) by key, such as labels of whole documents."""
+    """One example as arrays: values per token (tokens, ...) by key, and per document (documents, ...) by key.
+
+    `starts` are the tokens at which its documents start; the first is 0.
+    """
 
     columns: dict[str, np.ndarray]
     starts: np.ndarray
@@ -129,7 +131,7 @@ def _numbers(index: int, key: str, value: Any) -> np.ndarray:
 
 
 def _without_declarations(index: int, columns: dict[str, np.ndarray], lengths: np.ndarray | None) -> Example:
-    """The example without padding, and with the starts of its documents for what declares them; positions stay."""
+    """The example without its padding. What declares documents is taken out, apart from positions, and checked."""
     declared = {}
     if (mask := columns.pop(MASK, None)) is not None:
         real = np.flatnonzero(mask)
@@ -189,7 +191,7 @@ def check_alike(examples: list[Example]) -> None:
         for key in sorted((wanted.keys() ^ found.keys()) - {POSITIONS}):
             lacking, other = (index, 0) if key in wanted else (0, index)
             raise invalid(lacking, key, f"not found, but example {other} has it; add it, or name it in drop_keys")
-        for key in wanted.keys() & found.keys():
-            if wanted[key] != found[key]:
+        for key in wanted:
+            if wanted[key] != found.get(key, wanted[key]):
                 differ = f"found values of shape {found[key]}, but {wanted[key]} in example 0; make them equal"
                 raise invalid(index, key, f"{differ} (vectors of floats as labels are targets of a whole document)")

@@ -122,7 +122,7 @@ class WeightedLoss(AbstractContextManager["WeightedLoss"]):
 
 
 class _Taken:
-    """Forward pre-hook that takes the weights out of a call. Apart, so that a copied model copies no trainer."""
+    """Forward pre-hook that takes the weights out of a call; holds no trainer, which copies of the model would copy."""
 
     weights: torch.Tensor | None = None
     in_training = True

@@ -136,7 +136,7 @@ class PackedBatchSampler:
         return len(self._rows) * len(self._asked_ranks())
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Not a generator itself: who asks is up the stack now, and may not be at the first `next`.
+        # No generator: the caller is on the stack now, and may no longer be when the first batch is asked for.
         ranks = self._asked_ranks()
         self._step, self._start = self._start, 0
         return self._from_step(self._step, ranks)

@@ -22,7 +22,7 @@ def from_examples(
     names = list(examples[0])
     for index, example in enumerate(examples):
         if example.keys() != examples[0].keys():
-            name = next(iter(example.keys() ^ examples[0].keys()))
+            name = min(example.keys() ^ examples[0].keys(), key=str)
             lacking, other = (index, 0) if name in names else (0, index)
             raise invalid_column(lacking, name, f"not found, but example {other} has it; add it")
     return from_columns({name: [example[name] for example in examples] for name in names}, columns, drop_columns)
