@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -25,12 +25,10 @@ from autopack.packing.strategies import next_fit
 from autopack.packing.weights import WEIGHINGS, Weighing, token_weights
 
 PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
-CHOICES = {
-    "labels": ("auto", "given", "required", "none"),
-    "overlong": ("error", "truncate"),
-    "return_tensors": ("pt", "np"),
-    "loss_weights": WEIGHINGS,
-}
+Labels = Literal["auto", "given", "required", "none"]
+Overlong = Literal["error", "truncate"]
+Tensors = Literal["pt", "np"]
+CHOICES = {"labels": get_args(Labels), "overlong": get_args(Overlong), "return_tensors": get_args(Tensors)}
 
 # Heads whose loss compares a label with the logits of the same column: a first label is a real target there.
 UNSHIFTED_HEADS = ("ForMaskedLM", "ForTokenClassification", "ForPreTraining", "WithLMHeadModel")
@@ -89,11 +87,11 @@ class PackingCollator:
         ValueError: for options that are out of range or contradict each other.
     """
 
-    labels: Literal["auto", "given", "required", "none"] = "auto"
+    labels: Labels = "auto"
     mask_first_label: bool = True
     first_position: int = 0
     max_tokens: int | None = None
-    overlong: Literal["error", "truncate"] = "error"
+    overlong: Overlong = "error"
     pad_to_multiple_of: int | None = None
     pad_token_id: int = 0
     return_attention_mask: bool = True
@@ -101,10 +99,10 @@ class PackingCollator:
     return_seq_idx: bool = False
     loss_weights: Weighing | None = None
     drop_keys: Collection[str] = ()
-    return_tensors: Literal["pt", "np"] = "pt"
+    return_tensors: Tensors = "pt"
 
     def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
+        for name, choices in {**CHOICES, "loss_weights": WEIGHINGS}.items():
             check_choice(name, getattr(self, name), choices)
         for name, least in {"max_tokens": 1, "pad_to_multiple_of": 1, "first_position": 0, "pad_token_id": 0}.items():
             check_int(name, getattr(self, name), least, optional=least == 1)

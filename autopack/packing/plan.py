@@ -229,7 +229,7 @@ def plan(
         InvalidPacking: for lengths that cannot be packed; the message names the first of them.
         ValueError: for options that are out of range, unknown, or contradict each other.
     """
-    check_choice("strategy", strategy, (*STRATEGIES, "fixed_length"))
+    check_choice("strategy", strategy, get_args(Strategy))
     check_choice("overflow", overflow, get_args(Overflow))
     check_int("capacity", capacity, 1)
     check_int("seed", seed, 0)

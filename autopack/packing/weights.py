@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from autopack.errors import InvalidPacking
 from autopack.packing.columns import DOCUMENT_WEIGHT
 
 Weighing = Literal["document", "token"]
-WEIGHINGS = ("document", "token", None)
+WEIGHINGS = (*get_args(Weighing), None)
 
 
 def are_weights(weights: np.ndarray, documents: int) -> bool:
