@@ -165,7 +165,8 @@ def test_losses_that_are_not_numbers_are_failures(result):
 
 def test_picture_is_written(result, tmp_path):
     pytest.importorskip("matplotlib")
-    from autopack.demo.picture import check_drawable, draw
+    from autopack.commands.pictures import check_drawable
+    from autopack.demo.picture import draw
 
     for other in (result, replace(result, leak=result.stock_leak)):
         path = tmp_path / "result.png"

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
                 f"cannot write {path}: there is no directory {path.parent}; create it or name another one"
             )
     if args.plot is not None:
-        from autopack.demo.picture import check_drawable
+        from autopack.commands.pictures import check_drawable
 
         check_drawable(args.plot)
     model = _load(args)

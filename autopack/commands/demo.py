@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the demo, print its table, and return 0 if packed training equals padded training, else 1."""
     if args.plot is not None:
-        from autopack.demo.picture import check_drawable
+        from autopack.commands.pictures import check_drawable
 
         check_drawable(args.plot)  # before the training and not after it
     _keep_freed_memory()

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from autopack.packing.estimate import estimate
 
     if args.plot is not None:
-        from autopack.demo.picture import check_drawable
+        from autopack.commands.pictures import check_drawable
 
         check_drawable(args.plot)
     found = estimate(

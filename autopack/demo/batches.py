@@ -1,11 +1,13 @@
-"""From texts to mini-batches: a tokenizer trained on the spot, a seeded order, and both ways of stacking examples."""
+"""From texts to mini-batches: a tokenizer trained on the spot, a seeded order, and padded batches."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
+
+from autopack.layout.declarations import IGNORED_LABEL
 
 if TYPE_CHECKING:
     import tokenizers
@@ -41,13 +43,10 @@ def tokenize(texts: Sequence[str], tokenizer: tokenizers.Tokenizer, longest: int
 
 def draw_batches(examples: Sequence[Example], size: int, steps: int, seed: int) -> list[list[Example]]:
     """Draw ``steps`` mini-batches of ``size`` examples in a seeded order, shuffled anew in every epoch."""
-    endless = _epochs(examples, random.Random(seed))
+    generator = random.Random(seed)
+    epochs = iter(lambda: generator.sample(examples, len(examples)), None)
+    endless = chain.from_iterable(epochs)
     return [list(islice(endless, size)) for _ in range(steps)]
-
-
-def _epochs(examples: Sequence[Example], generator: random.Random) -> Iterator[Example]:
-    while True:
-        yield from generator.sample(examples, len(examples))
 
 
 def pad(examples: Sequence[Example]) -> dict[str, Any]:
@@ -56,16 +55,12 @@ def pad(examples: Sequence[Example]) -> dict[str, Any]:
     Returns ``input_ids``, ``attention_mask`` and ``labels`` (-100 at padding), all (rows, longest) int64.
     """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    rows, longest = len(examples), max(len(example["input_ids"]) for example in examples)
-    input_ids = torch.full((rows, longest), END_OF_TEXT_ID)
-    attention_mask = torch.zeros_like(input_ids)
-    for row, example in enumerate(examples):
-        tokens = torch.tensor(example["input_ids"])
-        input_ids[row, : len(tokens)] = tokens
-        attention_mask[row, : len(tokens)] = 1
-    labels = input_ids.masked_fill(attention_mask == 0, -100)
-    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+    rows = [torch.tensor(example["input_ids"]) for example in examples]
+    labels = pad_sequence(rows, batch_first=True, padding_value=IGNORED_LABEL)
+    real = labels != IGNORED_LABEL
+    return {"input_ids": labels.where(real, END_OF_TEXT_ID), "attention_mask": real.long(), "labels": labels}
 
 
 def token_counts(batches: Sequence[Sequence[Example]]) -> tuple[int, int]:

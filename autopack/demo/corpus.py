@@ -17,15 +17,12 @@ from autopack.errors import AutopackError
 
 MINIMUM_CHARACTERS = 60
 """Shorter texts ("Return x.") are left out."""
-
 MINIMUM_DOCUMENTS = 128
 """Fewer are too little to train on; the sections of the reference alone, without any sources, are enough."""
 
 # Not in every installation, or not documentation: a corpus should change as little as possible between machines.
-_SKIPPED = frozenset(
-    {"__pycache__", "dist-packages", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages"}
-    | {"test", "tests", "tkinter", "turtledemo"}
-)
+_SKIPPED = {"__pycache__", "dist-packages", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages"}
+_SKIPPED |= {"test", "tests", "tkinter", "turtledemo"}
 _HEADING = re.compile(r"^(?=[^\n]+\n(?:\*{4,}|={4,}|-{4,}|\^{4,}|~{4,})\n)", re.MULTILINE)
 
 
@@ -34,22 +31,13 @@ class CorpusTooSmall(AutopackError):
 
 
 def collect_documents(root: Path | None = None) -> list[str]:
-    """Collect the documentation of the Python installation, in an order that depends on nothing but its content.
+    """Distinct texts of the Python installation, in an order that depends on nothing but their content.
 
-    Args:
-        root: The directory of the standard library; that of the running interpreter if left out.
-
-    Returns:
-        Distinct texts of at least ``MINIMUM_CHARACTERS`` characters.
-
-    Raises:
-        CorpusTooSmall: Fewer than ``MINIMUM_DOCUMENTS`` texts were found.
+    `root` is the directory of the standard library. That of the running interpreter is read if it is left out, and the
+    language reference with it. Raises `CorpusTooSmall` where there are fewer than `MINIMUM_DOCUMENTS` texts.
     """
-    if root is None:
-        root = Path(sysconfig.get_path("stdlib"))
-        topics = list(_reference_sections())
-    else:
-        topics = []
+    topics = _reference_sections() if root is None else ()
+    root = root or Path(sysconfig.get_path("stdlib"))
     texts = dict.fromkeys(text for text in (*_docstrings(root), *topics) if len(text) >= MINIMUM_CHARACTERS)
     if len(texts) < MINIMUM_DOCUMENTS:
         raise CorpusTooSmall(
@@ -61,7 +49,7 @@ def collect_documents(root: Path | None = None) -> list[str]:
 
 
 def _docstrings(root: Path) -> Iterator[str]:
-    """Yield every docstring below ``root``; the files are parsed and never imported, so nothing in them runs."""
+    """Every docstring below ``root``; the files are parsed and never imported, so nothing in them runs."""
     for path in sorted(root.rglob("*.py")):
         if _SKIPPED.intersection(path.relative_to(root).parts):
             continue
@@ -73,13 +61,11 @@ def _docstrings(root: Path) -> Iterator[str]:
             continue
         for node in ast.walk(tree):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-                text = ast.get_docstring(node)
-                if text:
-                    yield text
+                yield ast.get_docstring(node) or ""
 
 
 def _reference_sections() -> Iterator[str]:
-    """Yield the sections of the language reference; the module that holds it is plain data."""
+    """The sections of the language reference; the module that holds it is plain data."""
     try:
         from pydoc_data.topics import topics
     except ImportError:

@@ -52,14 +52,18 @@ def measure_leak(model: Any, documents: Sequence[Example], reference: Sequence[A
     ids = [document["input_ids"] for document in documents]
     replaced = [[(token * 7 + 13) % vocabulary for token in document] for document in ids]
     row = _logits(model, ids)
-    scale = float(sum(part.std() for part in reference)) / len(reference)
-    alone = max(_distance(part, other) for part, other in zip(row, reference, strict=True))
     changed = [_logits(model, [*ids[:j], replaced[j], *ids[j + 1 :]]) for j in range(len(ids))]
-    influence = [[_distance(row[i], changed[j][i]) / scale for j in range(len(ids))] for i in range(len(ids))]
-    return Leak(influence, alone / scale)
+    scale = float(sum(part.std() for part in reference)) / len(reference)
+
+    def distances(one: Sequence[Any], other: Sequence[Any]) -> list[float]:
+        return [float((a - b).abs().max()) / scale for a, b in zip(one, other, strict=True)]
+
+    influence = zip(*(distances(row, other) for other in changed), strict=True)
+    return Leak([list(of_one) for of_one in influence], max(distances(row, reference)))
 
 
 def _logits(model: Any, documents: Sequence[Sequence[int]]) -> list[Any]:
+    """The logits of each document in a row of all of them."""
     import torch
 
     input_ids = torch.tensor([[token for document in documents for token in document]])
@@ -67,7 +71,3 @@ def _logits(model: Any, documents: Sequence[Sequence[int]]) -> list[Any]:
     with torch.no_grad():
         logits = model(input_ids=input_ids, position_ids=position_ids).logits[0]
     return list(logits.split([len(document) for document in documents]))
-
-
-def _distance(one: Any, other: Any) -> float:
-    return float((one - other).abs().max())

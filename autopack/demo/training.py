@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -33,34 +32,59 @@ class Settings:
     learning_rate: float = 1e-3
 
 
-@dataclass
 class Arm:
     """One of the two trainings: its model, and what was measured in every step."""
 
-    model: Any
-    optimizer: Any
-    losses: list[float] = field(default_factory=list)
-    seconds: float = 0.0
-
-    def step(self, batch: dict[str, Any], learning_rate: float) -> None:
-        """Take one optimizer step on a batch and record its loss and its time."""
+    def __init__(self, settings: Settings) -> None:
         import torch
+        from transformers import AutoModelForCausalLM, LlamaConfig
 
-        started = time.perf_counter()
-        loss = self.model(**batch).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.losses.append(loss.item())
-        self.seconds += time.perf_counter() - started
+        heads = max(1, settings.hidden // 64)
+        config = LlamaConfig(
+            vocab_size=settings.vocabulary,
+            hidden_size=settings.hidden,
+            intermediate_size=settings.hidden * 5 // 2,
+            num_hidden_layers=settings.layers,
+            num_attention_heads=heads,
+            num_key_value_heads=max(1, heads // 2),
+            max_position_embeddings=settings.longest,
+            bos_token_id=None,
+            eos_token_id=END_OF_TEXT_ID,
+            pad_token_id=None,
+            tie_word_embeddings=True,
+        )
+        torch.manual_seed(settings.seed)
+        self.settings = settings
+        self.model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
+        # The second beta and the clipped norm are those of most language models. They also keep the training calm:
+        # where it is not, Adam blows rounding up a thousandfold, whichever way the batches are made.
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.95))
+        self.losses: list[float] = []
+        self.seconds = 0.0
 
     def warm_up(self, batch: dict[str, Any]) -> None:
         """Run a batch forwards and backwards without learning from it, so that first-call costs are not timed."""
         self.model(**batch).loss.backward()
         self.optimizer.zero_grad()
+
+    def step(self, batch: dict[str, Any]) -> None:
+        """Take one optimizer step on a batch and record its loss and its time.
+
+        The learning rate rises for five steps, and then falls to a tenth.
+        """
+        import torch
+
+        started, number = time.perf_counter(), len(self.losses)
+        loss = self.model(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        share = min((number + 1) / 5, 1 - 0.9 * number / self.settings.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * share
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses.append(loss.item())
+        self.seconds += time.perf_counter() - started
 
 
 @dataclass(frozen=True)
@@ -117,13 +141,8 @@ def compare(
 ) -> Comparison:
     """Collect the text, train both arms step by step in turn, and measure the leak of the trained model.
 
-    Args:
-        settings: What to train.
-        tell: Is called with a short line at the beginning of every stage.
-        progress: Wraps the mini-batches that are iterated over, to show how far the training is.
-
-    Raises:
-        CorpusTooSmall: The Python installation holds too little text.
+    `tell` is called with a short line at the beginning of every stage, and `progress` wraps the mini-batches that are
+    iterated over. Raises `CorpusTooSmall` where the Python installation holds too little text.
     """
     tell("collecting the documentation of this Python installation")
     texts = collect_documents()
@@ -137,38 +156,38 @@ def compare(
     import autopack
 
     collate = autopack.PackingCollator()
-    padded, packed = _arm(settings), _arm(settings)
+    padded, packed = Arm(settings), Arm(settings)
     handle = autopack.enable(packed.model)
     # Cache off, as transformers' Trainer has it: a cache would only make the padded arm slower.
     inputs = [({**pad(batch), "use_cache": False}, collate(batch)) for batch in batches]
     largest = max(inputs, key=lambda pair: pair[0]["input_ids"].numel())
-    for arm, batch in zip((padded, packed), largest, strict=True):
-        arm.warm_up(batch)
+    padded.warm_up(largest[0])
+    packed.warm_up(largest[1])
 
     tell(f"training twice, {settings.steps} steps each")
-    for step, (padded_batch, packed_batch) in enumerate(progress(inputs)):
-        rate = _learning_rate(settings, step)
-        padded.step(padded_batch, rate)
-        packed.step(packed_batch, rate)
+    for padded_batch, packed_batch in progress(inputs):
+        padded.step(padded_batch)
+        packed.step(packed_batch)
 
     tell("measuring what documents in one row do to each other")
     model = packed.model.eval()
-    documents = _documents_for_leak_test(examples, settings)
+    short = [example for example in examples if 16 <= len(example["input_ids"]) <= 64]
+    (documents,) = draw_batches(short, DOCUMENTS_IN_LEAK_TEST, 1, settings.seed)
     handle.remove()
     reference = logits_alone(model, documents)
     stock_leak = measure_leak(model, documents, reference, settings.vocabulary)
     autopack.enable(model)
     leak = measure_leak(model, documents, reference, settings.vocabulary)
 
-    real, with_padding = token_counts(batches)
+    real_tokens, padded_tokens = token_counts(batches)
     return Comparison(
         settings=settings,
         texts=len(texts),
         lengths=sorted(len(example["input_ids"]) for example in examples),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         threads=torch.get_num_threads(),
-        real_tokens=real,
-        padded_tokens=with_padding,
+        real_tokens=real_tokens,
+        padded_tokens=padded_tokens,
         padded_losses=padded.losses,
         packed_losses=packed.losses,
         padded_seconds=padded.seconds,
@@ -179,49 +198,9 @@ def compare(
     )
 
 
-def python_version() -> str:
-    """The version of the interpreter whose documentation is the text, such as ``3.12``."""
-    return ".".join(platform.python_version_tuple()[:2])
-
-
-def _arm(settings: Settings) -> Arm:
-    import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    heads = max(1, settings.hidden // 64)
-    config = LlamaConfig(
-        vocab_size=settings.vocabulary,
-        hidden_size=settings.hidden,
-        intermediate_size=settings.hidden * 5 // 2,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=heads,
-        num_key_value_heads=max(1, heads // 2),
-        max_position_embeddings=settings.longest,
-        bos_token_id=None,
-        eos_token_id=END_OF_TEXT_ID,
-        pad_token_id=None,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(settings.seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
-    # The second beta and the clipped norm are those of most language models. They also keep the training calm: where
-    # it is not, Adam blows rounding up a thousandfold, whichever way the batches are made.
-    return Arm(model, torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95)))
-
-
-def _learning_rate(settings: Settings, step: int) -> float:
-    """Linear warm-up over five steps, then linear decay to a tenth."""
-    return settings.learning_rate * min((step + 1) / 5, 1 - 0.9 * step / max(settings.steps, 1))
-
-
-def _documents_for_leak_test(examples: Sequence[Example], settings: Settings) -> list[Example]:
-    short = [example for example in examples if 16 <= len(example["input_ids"]) <= 64]
-    (batch,) = draw_batches(short, DOCUMENTS_IN_LEAK_TEST, 1, settings.seed)
-    return batch
-
-
 def _typical_batch(batches: Sequence[Sequence[Example]]) -> list[int]:
     """The lengths in the mini-batch whose share of padding is the median one."""
     lengths = [[len(example["input_ids"]) for example in batch] for batch in batches]
     fill = [sum(batch) / (len(batch) * max(batch)) for batch in lengths]
-    return min(lengths, key=lambda batch: abs(sum(batch) / (len(batch) * max(batch)) - median(fill)))
+    typical = median(fill)
+    return min(zip(lengths, fill, strict=True), key=lambda pair: abs(pair[1] - typical))[0]

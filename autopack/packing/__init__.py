@@ -2,6 +2,4 @@
 
 from __future__ import annotations
 
-from autopack.packing.collator import PackingCollator
-
-__all__ = ["PackingCollator"]
+from autopack.packing.collator import PackingCollator as PackingCollator

@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from autopack.packing.lengths import Pieces, take
+from autopack.packing.lengths import Pieces, bounds_of, numbered
 from autopack.packing.strategies import permutation
 
-__all__ = ["CostModel", "arrange", "complete", "imbalance", "members", "share"]
-
 POOLS = 4
-"""Steps of cheap rows, at most, that are tried as what is dealt out again."""
+"""How many steps of the cheapest rows, at most, `complete` tries to deal out again."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,7 @@ class CostModel:
     quadratic: float = 1 / (12 * 4096)
 
     def __post_init__(self) -> None:
-        for name in ("linear", "quadratic"):
-            value = getattr(self, name)
+        for name, value in (("linear", self.linear), ("quadratic", self.quadratic)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
                 raise ValueError(f"{name}={value!r}: wanted a finite number of at least 0")
         if not self.linear + self.quadratic:
@@ -123,7 +120,7 @@ def complete(
         pool = members(bounds, np.sort(cheap[:taken]))
         dealt = _deal(pieces.lengths, pool, cost, taken + missing, capacity, limit)
         if dealt is not None:
-            of_dealt = cost.of_rows(pieces.lengths[np.concatenate(dealt)], _bounds([len(row) for row in dealt]))
+            of_dealt = cost.of_rows(pieces.lengths[np.concatenate(dealt)], bounds_of([len(row) for row in dealt]))
             worst = _worst(np.concatenate([costs[cheap[taken:]], of_dealt]), ranks)
             if worst < best:
                 best, pooled, chosen = worst, taken, dealt
@@ -132,11 +129,7 @@ def complete(
     kept = np.sort(cheap[pooled:])
     order = np.concatenate([members(bounds, kept), *chosen])
     sizes = np.concatenate([np.diff(bounds)[kept], [len(row) for row in chosen]])
-    return Pieces(*(take(column, order) for column in pieces)), _bounds(sizes)
-
-
-def _bounds(sizes: Any) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(sizes)])
+    return pieces.take(order), bounds_of(sizes)
 
 
 def _worst(costs: np.ndarray, ranks: int) -> float:
@@ -147,8 +140,7 @@ def _worst(costs: np.ndarray, ranks: int) -> float:
 def members(bounds: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """The pieces of these rows."""
     sizes = np.diff(bounds)[rows]
-    ends = np.cumsum(sizes)
-    return np.repeat(bounds[rows] - ends + sizes, sizes) + np.arange(sizes.sum())
+    return np.repeat(bounds[rows], sizes) + numbered(sizes)
 
 
 def _divide(bounds: np.ndarray, missing: int, ranks: int) -> np.ndarray:
@@ -165,11 +157,10 @@ def _divide(bounds: np.ndarray, missing: int, ranks: int) -> np.ndarray:
     heapq.heapify(heap)
     added = []
     for _ in range(missing):
-        _, start, stop = heapq.heappop(heap)
-        start = -start
+        start, stop = -heap[0][1], heap[0][2]
         middle = (start + stop + 1) // 2
         added.append(middle)
-        heapq.heappush(heap, (start - middle, -start, middle))
+        heapq.heapreplace(heap, (start - middle, -start, middle))
         heapq.heappush(heap, (middle - stop, -middle, stop))
     return np.sort(np.concatenate([bounds, np.array(added, bounds.dtype)]))
 
@@ -186,16 +177,14 @@ def _deal(
     dealt: list[list[int]] = [[] for _ in range(rows)]
     heap = [(0.0, 0, row) for row in range(rows)]
     for document, size, price in zip(members.tolist(), sizes, prices, strict=True):
-        full = []
-        while heap:
-            total, tokens, row = heapq.heappop(heap)
-            if tokens + size <= capacity and len(dealt[row]) < limit:
-                dealt[row].append(document)
-                full.append((total + price, tokens + size, row))
-                break
-            full.append((total, tokens, row))
-        else:
+        passed = []
+        while heap and (heap[0][1] + size > capacity or len(dealt[heap[0][2]]) >= limit):
+            passed.append(heapq.heappop(heap))
+        if not heap:
             return None
-        for entry in full:
+        total, tokens, row = heap[0]
+        dealt[row].append(document)
+        heapq.heapreplace(heap, (total + price, tokens + size, row))
+        for entry in passed:
             heapq.heappush(heap, entry)
     return [np.array(row) for row in dealt] if all(dealt) else None

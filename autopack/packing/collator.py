@@ -8,28 +8,27 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from itertools import pairwise
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.inspection.heads import row_head
 from autopack.inspection.positions import first_position
-from autopack.packing.values import is_int, is_text, numbers
-from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing, check_weighing, token_weights
+from autopack.layout.declarations import IGNORED_LABEL
+from autopack.packing.columns import DOCUMENT_WEIGHT, IDS, LABEL_KEYS, LOSS_WEIGHTS, MASK, POSITIONS, invalid
+from autopack.packing.examples import Example, check_alike, read_example
+from autopack.packing.lengths import bounds_of, numbered
+from autopack.packing.options import check_choice, check_int, check_names, is_int
+from autopack.packing.strategies import next_fit
+from autopack.packing.weights import WEIGHINGS, Weighing, token_weights
 
-__all__ = ["PackingCollator"]
-
-IGNORED = -100
-LABEL_KEYS = ("labels", "label", "label_ids")
-DOCUMENT_KEYS = ("start_positions", "end_positions", "next_sentence_label")
-COMPLETION_KEYS = ("completion_mask", "assistant_masks")
-DECLARATIONS = ("attention_mask", "position_ids", "seq_idx", "seq_lengths")
-PADDING = {"labels": IGNORED, "shift_labels": IGNORED, "special_tokens_mask": 1}
-TENSORS = ("pt", "np")
-LABELS = ("auto", "given", "required", "none")
+PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
+Labels = Literal["auto", "given", "required", "none"]
+Overlong = Literal["error", "truncate"]
+Tensors = Literal["pt", "np"]
+CHOICES = {"labels": get_args(Labels), "overlong": get_args(Overlong), "return_tensors": get_args(Tensors)}
 
 # Heads whose loss compares a label with the logits of the same column: a first label is a real target there.
 UNSHIFTED_HEADS = ("ForMaskedLM", "ForTokenClassification", "ForPreTraining", "WithLMHeadModel")
@@ -88,11 +87,11 @@ class PackingCollator:
         ValueError: for options that are out of range or contradict each other.
     """
 
-    labels: Literal["auto", "given", "required", "none"] = "auto"
+    labels: Labels = "auto"
     mask_first_label: bool = True
     first_position: int = 0
     max_tokens: int | None = None
-    overlong: Literal["error", "truncate"] = "error"
+    overlong: Overlong = "error"
     pad_to_multiple_of: int | None = None
     pad_token_id: int = 0
     return_attention_mask: bool = True
@@ -100,22 +99,16 @@ class PackingCollator:
     return_seq_idx: bool = False
     loss_weights: Weighing | None = None
     drop_keys: Collection[str] = ()
-    return_tensors: Literal["pt", "np"] = "pt"
+    return_tensors: Tensors = "pt"
 
     def __post_init__(self) -> None:
-        choices = {"labels": LABELS, "overlong": ("error", "truncate"), "return_tensors": TENSORS}
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r}: wanted one of {allowed}")
+        for name, choices in {**CHOICES, "loss_weights": WEIGHINGS}.items():
+            check_choice(name, getattr(self, name), choices)
         for name, least in {"max_tokens": 1, "pad_to_multiple_of": 1, "first_position": 0, "pad_token_id": 0}.items():
-            value = getattr(self, name)
-            if not (is_int(value) and value >= least) and not (value is None and least == 1):
-                raise ValueError(f"{name}={value!r}: wanted an int of at least {least}{' or None' * least}")
-        check_weighing(self.loss_weights)
+            check_int(name, getattr(self, name), least, optional=least == 1)
         if self.max_tokens and self.pad_to_multiple_of and self.max_tokens % self.pad_to_multiple_of:
             raise ValueError(f"max_tokens={self.max_tokens}: wanted a multiple of {self.pad_to_multiple_of=}")
-        if isinstance(self.drop_keys, str):
-            raise ValueError(f"drop_keys={self.drop_keys!r}: wanted several keys, such as ({self.drop_keys!r},)")
+        check_names("drop_keys", self.drop_keys, "keys")
 
     def __repr__(self) -> str:
         changed = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default)
@@ -160,266 +153,119 @@ class PackingCollator:
 
     def __call__(self, examples: Iterable[Mapping[str, Any]], return_tensors: str | None = None) -> dict[str, Any]:
         """Returns the packed batch of `examples`; `return_tensors` overrides the option of that name."""
-        if (return_tensors := return_tensors or self.return_tensors) not in TENSORS:
-            raise ValueError(f"return_tensors={return_tensors!r}: wanted one of {TENSORS}")
+        return_tensors = return_tensors or self.return_tensors
+        check_choice("return_tensors", return_tensors, CHOICES["return_tensors"])
         if isinstance(examples, (Mapping, str)) or not isinstance(examples, Iterable):
             raise InvalidPacking(f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts")
-        documents = [self._read(index, example) for index, example in enumerate(examples)]
-        if not documents:
+        read = [self._read(index, example) for index, example in enumerate(examples)]
+        if not read:
             raise InvalidPacking("wanted at least one example, found an empty batch; leave empty batches out")
-        self._settle_labels(documents)
-        _check_same_columns(documents)
-        batch = self._assemble(documents)
-        for key in documents[0].targets:
-            targets = np.concatenate([d.targets[key] for d in documents])
-            batch[key] = targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64)
+        self._settle_labels(read)
+        check_alike(read)
+        batch = self._assemble(read)
+        for key in read[0].per_document:
+            if key != DOCUMENT_WEIGHT:
+                values = np.concatenate([e.per_document[key] for e in read])
+                batch[key] = values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
         if return_tensors == "pt":
             import torch
 
             batch = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in batch.items()}
         return batch
 
-    def _read(self, index: int, example: Mapping[str, Any]) -> _Example:
-        """One example as arrays, without its padding and with its inner starts."""
-        if not isinstance(example, Mapping):
-            raise InvalidPacking(f"example {index}: wanted a mapping with 'input_ids', found {type(example).__name__}")
-        unwanted = {*self.drop_keys, *(LABEL_KEYS if self.labels == "none" else ())}
-        given = {k: v for k, v in example.items() if v is not None and k not in unwanted}
-        if "input_ids" not in given:
-            found = f"found the keys {sorted(map(str, given))}; tokenize first (inputs_embeds are not packed)"
-            raise InvalidPacking(f"example {index}: wanted 'input_ids', {found}")
-        ids = _read_numbers(index, "input_ids", given.pop("input_ids"))
-        is_row = ids.ndim == 2 and len(ids) == 1
-        ids = ids[0] if is_row else ids
-        if not ids.size:
-            raise _invalid(index, "input_ids", "found no tokens; leave empty documents out")
-        if ids.ndim != 1 or ids.dtype.kind != "i" or ids.min() < 0:
-            found = f"{ids.dtype} of shape {ids.shape} from {ids.min()}"
-            raise _invalid(index, "input_ids", f"wanted token ids, ints of at least 0 of shape (T,), found {found}")
-        if len(label_keys := [k for k in LABEL_KEYS if k in given]) > 1:
-            raise _invalid(index, label_keys[1], f"found beside {label_keys[0]!r}; name one of them in drop_keys")
-        columns, per_document = {"input_ids": ids}, {}
-        for key, value in given.items():
-            if key not in (*LABEL_KEYS, *DECLARATIONS) and is_text(value):
-                continue
-            values = _read_numbers(index, key, value)
-            values = values[0] if is_row and values.ndim and len(values) == 1 else values
-            if key == "seq_lengths" or (key == DOCUMENT_WEIGHT and self.loss_weights):
-                per_document[key] = np.atleast_1d(values)
-            elif key == LOSS_WEIGHTS and self.loss_weights:
-                raise _invalid(index, key, f"found beside {self.loss_weights=}; give one of them, or drop it")
-            elif key in LABEL_KEYS and values.shape == ids.shape and values.dtype.kind != "f":
-                columns["labels"] = values.astype(np.int64)
-            elif key in LABEL_KEYS:
-                per_document["labels"] = values
-            elif key in DOCUMENT_KEYS:
-                per_document[key] = values
-            elif values.shape[:1] == ids.shape and values.ndim <= (1 if key in DECLARATIONS else 2):
-                columns[key] = values
-            else:
-                found = f"found shape {values.shape} for {len(ids)} tokens, wanted one value per token"
-                raise _invalid(index, key, f"{found}; name it in drop_keys (images and scalars are not packed)")
-        read = _declared_documents(index, columns, per_document.get("seq_lengths"))
-        for key in sorted(per_document.keys() - {"seq_lengths", DOCUMENT_WEIGHT}):
-            name = label_keys[0] if key == "labels" else key
-            is_packed = "seq_lengths" in per_document
-            read.targets[key] = _targets(index, name, per_document[key], len(ids), len(read.starts), is_packed)
-        if (weights := per_document.get(DOCUMENT_WEIGHT)) is not None:
-            if weights.shape != read.starts.shape or not (np.isfinite(weights) & (weights >= 0)).all():
-                found = f"found {weights.tolist()}, wanted a finite number of at least 0 for each of {len(read.starts)}"
-                raise _invalid(index, DOCUMENT_WEIGHT, f"{found} document(s)")
-            read.weights = weights
+    def _read(self, index: int, example: Mapping[str, Any]) -> Example:
+        """One example as arrays, no longer than a row."""
+        ignored = {*self.drop_keys, *(LABEL_KEYS if self.labels == "none" else ())}
+        read = read_example(index, example, ignored, weighs=self.loss_weights is not None)
         if self.max_tokens and len(read) > self.max_tokens:
-            found = f"found {len(read)} tokens for rows of at most max_tokens={self.max_tokens}"
             if self.overlong == "error":
-                raise _invalid(index, "input_ids", f"{found}; raise it, or pass overlong='truncate'")
+                found = f"found {len(read)} tokens for rows of at most max_tokens={self.max_tokens}"
+                raise invalid(index, IDS, f"{found}; raise it, or pass overlong='truncate'")
             read.truncate(self.max_tokens)
         return read
 
-    def _settle_labels(self, documents: list[_Example]) -> None:
-        """Checks that all examples have the same sort of labels, and makes labels where they are to be made."""
-        sort = documents[0].sort
-        for index, document in enumerate(documents):
-            if document.sort != sort:
-                raise _invalid(index, "labels", f"found {document.sort}, but {sort} in example 0; make them the same")
-        if sort != "no labels" or self.labels in ("given", "none"):
+    def _settle_labels(self, examples: list[Example]) -> None:
+        """Checks that all examples have the same kind of labels, and makes labels where they are to be made."""
+        kind = examples[0].label_kind
+        for index, example in enumerate(examples):
+            if example.label_kind != kind:
+                found = f"found {example.label_kind}, but {kind} in example 0; make them the same"
+                raise invalid(index, "labels", found)
+        if kind != "no labels" or self.labels in ("given", "none"):
             return
         if self.labels == "required" or not self.mask_first_label:
             wanted = "wanted with labels='required', and always with mask_first_label=False"
-            raise _invalid(0, "labels", f"not found in any example, {wanted}; add them, or pass labels='none'")
-        for document in documents:
-            kept = np.logical_and.reduce([document.columns[k] for k in COMPLETION_KEYS if k in document.columns])
-            document.columns["labels"] = np.where(kept, document.columns["input_ids"], IGNORED)
+            raise invalid(0, "labels", f"not found in any example, {wanted}; add them, or pass labels='none'")
+        for example in examples:
+            example.make_labels()
 
-    def _rows(self, lengths: list[int]) -> list[range]:
-        """Which examples share a row: next-fit, in order."""
-        cuts, used = [0], 0
-        for index, length in enumerate(lengths):
-            if self.max_tokens and used + length > self.max_tokens:
-                cuts.append(index)
-                used = 0
-            used += length
-        return [range(start, end) for start, end in pairwise([*cuts, len(lengths)])]
-
-    def _assemble(self, documents: list[_Example]) -> dict[str, Any]:
+    def _assemble(self, examples: list[Example]) -> dict[str, Any]:
         """The rows as numpy arrays, with everything that declares their documents."""
-        lengths = [len(d) for d in documents]
-        rows = self._rows(lengths)
-        used = [sum(lengths[i] for i in row) for row in rows]
-        width = max(used) + -max(used) % (self.pad_to_multiple_of or 1)
-        longest = max(int(np.diff(d.starts, append=len(d)).max()) for d in documents)
-        positions, seq_idx = np.empty((len(rows), width), np.int64), np.empty((len(rows), width), np.int32)
-        batch: dict[str, Any] = {"input_ids": None, "position_ids": positions}
-        for key, first in documents[0].columns.items():
-            if key != "position_ids":
-                kinds = {d.columns[key].dtype.kind for d in documents}
+        lengths = np.array([len(e) for e in examples])
+        ends = np.cumsum(lengths)
+        rows = next_fit(lengths, self.max_tokens or int(ends[-1]), len(lengths))
+        used = np.add.reduceat(lengths, rows[:-1])
+        width = int(used.max()) + -int(used.max()) % (self.pad_to_multiple_of or 1)
+        shape = len(used), width
+        past_end = np.arange(width) - used[:, None]  # columns after the last token of the row; negative at tokens
+        real = past_end < 0
+
+        # Padding is cut into documents as well, none of them longer than the longest real one.
+        longest = max(int(np.diff(e.starts, append=len(e)).max()) for e in examples)
+        is_start = ~real & (past_end % longest == 0)
+        places = np.flatnonzero(real)  # of the tokens in the flattened rows
+        first_tokens = [e.starts + end - len(e) for e, end in zip(examples, ends, strict=True)]
+        is_start.flat[places[np.concatenate(first_tokens)]] = True
+        starts = np.flatnonzero(is_start)
+        document_lengths = np.diff(starts, append=is_start.size)
+
+        positions = (numbered(document_lengths) + self.first_position).reshape(shape)
+        batch: dict[str, Any] = {IDS: None, POSITIONS: positions}
+        for key, first in examples[0].columns.items():
+            if key != POSITIONS:
+                values = [e.columns[key] for e in examples]
+                kinds = {v.dtype.kind for v in values}
                 dtype = np.float32 if "f" in kinds else np.int64 if "i" in kinds else np.bool_
-                padding = self.pad_token_id if key == "input_ids" else PADDING.get(key, 0)
-                batch[key] = np.full((len(rows), width, *first.shape[1:]), padding, dtype)
+                padding = self.pad_token_id if key == IDS else PADDING.get(key, 0)
+                batch[key] = np.full((*shape, *first.shape[1:]), padding, dtype)
+                batch[key][real] = np.concatenate(values)
+        self._keep_positions(examples, positions, places, ends)
+        if self.mask_first_label and "labels" in batch:
+            batch["labels"].flat[starts] = IGNORED_LABEL
         if self.loss_weights:
             if "labels" not in batch:
-                raise _invalid(0, "labels", "found none per token, which loss_weights= is for; leave it out")
-            batch[LOSS_WEIGHTS] = weights = np.empty((len(rows), width), np.float32)
-        bounds = []
-        for number, row in enumerate(rows):
-            for key in documents[0].columns.keys() - {"position_ids"}:
-                np.concatenate([documents[i].columns[key] for i in row], out=batch[key][number, : used[number]])
-            offsets = np.cumsum([0, *(lengths[i] for i in row)])
-            real = [documents[i].starts + offsets[i - row[0]] for i in row]
-            starts = np.concatenate([*real, np.arange(used[number], width, longest)])
-            document_lengths = np.diff(starts, append=width)
-            seq_idx[number] = np.repeat(np.arange(len(starts)), document_lengths)
-            positions[number] = np.arange(width) - np.repeat(starts, document_lengths) + self.first_position
-            for i, end in zip(row, offsets[1:], strict=True):
-                if "position_ids" in documents[i].columns:
-                    positions[number, end - lengths[i] : end] = documents[i].columns["position_ids"]
-            for i, end in zip(row, offsets[1:], strict=True):
-                if end < width and positions[number, end] == (last := positions[number, end - 1]) + 1:
-                    found = f"end at {last}, and the next document of the row starts at {last + 1}: no boundary is left"
-                    raise _invalid(i, "position_ids", f"{found}; drop them by drop_keys=('position_ids',)")
-            if self.mask_first_label and "labels" in batch:
-                batch["labels"][number, starts] = IGNORED
-            if self.loss_weights:
-                given = [
-                    np.ones(len(d.starts)) if d.weights is None else d.weights for d in documents[row.start : row.stop]
-                ]
-                given.append(np.zeros(len(starts) - sum(map(len, given))))  # padding
-                targets = batch["labels"][number] != IGNORED
-                weights[number] = token_weights(targets, document_lengths, self.loss_weights, np.concatenate(given))
-            bounds.append(starts + number * width)
-        if self.return_attention_mask and min(used) < width:
-            batch["attention_mask"] = (np.arange(width) < np.array(used)[:, None]).astype(np.int64)
+                raise invalid(0, "labels", "found none per token, which loss_weights= is for; leave it out")
+            given = np.zeros(len(starts))  # what documents of padding keep
+            given[real.flat[starts]] = np.concatenate([e.weights for e in examples])
+            targets = batch["labels"].ravel() != IGNORED_LABEL
+            batch[LOSS_WEIGHTS] = token_weights(targets, document_lengths, self.loss_weights, given).reshape(shape)
+        if self.return_attention_mask and not real.all():
+            batch[MASK] = real.astype(np.int64)
         if self.return_seq_idx:
-            batch["seq_idx"] = seq_idx
+            before = np.searchsorted(starts, np.arange(shape[0]) * width)  # documents before each row
+            numbers = np.repeat(np.arange(len(starts), dtype=np.int32), document_lengths).reshape(shape)
+            batch["seq_idx"] = numbers - before.astype(np.int32)[:, None]
         if self.return_flash_kwargs:
-            cu_seq_lens = np.concatenate([*bounds, [len(rows) * width]]).astype(np.int32)
+            cu_seq_lens = bounds_of(document_lengths).astype(np.int32)
             batch |= {"cu_seq_lens_q": cu_seq_lens, "cu_seq_lens_k": cu_seq_lens.copy()}
-            batch["max_length_q"] = batch["max_length_k"] = int(np.diff(cu_seq_lens).max())
+            batch["max_length_q"] = batch["max_length_k"] = int(document_lengths.max())
         return batch
 
+    def _keep_positions(
+        self, examples: list[Example], positions: np.ndarray, places: np.ndarray, ends: np.ndarray
+    ) -> None:
+        """Puts the positions that examples have of their own into those of the rows.
 
-@dataclass
-class _Example:
-    """Values per token, where the documents start (the first at 0), and their labels if not per token."""
-
-    columns: dict[str, np.ndarray]
-    starts: np.ndarray
-    targets: dict[str, np.ndarray] = field(default_factory=dict)
-    weights: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return len(self.columns["input_ids"])
-
-    @property
-    def sort(self) -> str:
-        per_token = "labels per token" if "labels" in self.columns else "no labels"
-        return "labels per document" if "labels" in self.targets else per_token
-
-    def truncate(self, length: int) -> None:
-        self.columns = {k: v[:length] for k, v in self.columns.items()}
-        self.starts = self.starts[self.starts < length]
-        self.targets = {k: v[: len(self.starts)] for k, v in self.targets.items()}
-        self.weights = None if self.weights is None else self.weights[: len(self.starts)]
-
-
-def _declared_documents(index: int, columns: dict[str, np.ndarray], lengths: np.ndarray | None) -> _Example:
-    """The example without padding and declarations, apart from its own positions, and where its documents start."""
-    declared = {}
-    if (mask := columns.pop("attention_mask", None)) is not None:
-        real = np.flatnonzero(mask)
-        if not (mask >= 0).all() or not real.size:
-            found = f"found values from {mask.min()} to {mask.max()}"
-            raise _invalid(index, "attention_mask", f"{found}; wanted 0 at padding and 1 at one token or more")
-        low, high = int(real[0]), int(real[-1]) + 1
-        if high - low != real.size:
-            hole = low + int(np.argmin(mask[low:high]))
-            raise _invalid(index, "attention_mask", f"found a zero between ones, at token {hole}; take such tokens out")
-        columns = {k: v[low:high] for k, v in columns.items()}
-        if mask.max() > 1:
-            declared["attention_mask"] = np.flatnonzero(np.diff(mask[low:high])) + 1
-    if "seq_idx" in columns:
-        declared["seq_idx"] = np.flatnonzero(np.diff(columns.pop("seq_idx"))) + 1
-    if lengths is not None:
-        tokens = len(columns["input_ids"])
-        if lengths.ndim != 1 or lengths.dtype.kind != "i" or (lengths < 1).any() or lengths.sum() != tokens:
-            raise _invalid(index, "seq_lengths", f"found {lengths.tolist()}; wanted lengths that sum to {tokens}")
-        declared["seq_lengths"] = np.cumsum(lengths)[:-1]
-    if (positions := columns.get("position_ids")) is not None:
-        if positions.dtype.kind != "i" or positions.min() < 0:
-            raise _invalid(index, "position_ids", f"wanted ints >= 0, found {positions.dtype} from {positions.min()}")
-        step = np.diff(positions)
-        if not declared and (step > 1).any():
-            at = int(np.argmax(step > 1))
-            found = f"jump from {positions[at]} to {positions[at + 1]}, where a packed row starts a new document"
-            raise _invalid(index, "position_ids", f"{found}; name them in drop_keys, or add seq_idx if it is one")
-        declared["position_ids"] = np.flatnonzero(step != 1) + 1
-    name, inner = next(iter(declared.items()), ("", np.empty(0, np.int64)))
-    for other, starts in declared.items():
-        if not np.array_equal(starts, inner):
-            found = f"starts documents at {[0, *starts.tolist()]}, but {name!r} at {[0, *inner.tolist()]}"
-            raise _invalid(index, other, f"{found}; name the wrong one in drop_keys")
-    return _Example(columns, np.concatenate([[0], inner]))
-
-
-def _targets(index: int, key: str, values: np.ndarray, tokens: int, documents: int, is_packed: bool) -> np.ndarray:
-    """Labels that are not per token, as (documents of the example, ...); `is_packed` says that they come as a list."""
-    if documents == 1 and values.shape[:1] == (1,) and (is_packed or (values.ndim == 1 and values.dtype.kind != "f")):
-        return values
-    if documents == 1 and (values.ndim == 0 or (values.ndim == 1 and values.dtype.kind == "f")):
-        return values[None]
-    if documents > 1 and values.ndim in (1, 2) and len(values) == documents:
-        return values
-    found = f"found {values.dtype} of shape {values.shape} for {tokens} tokens in {documents} document(s)"
-    wanted = "wanted an int per token, or per document an int (a class), a float or a vector of floats"
-    raise _invalid(index, key, f"{found}; {wanted}")
-
-
-def _check_same_columns(documents: list[_Example]) -> None:
-    """All examples have the same keys, with values of the same shape; own positions are optional."""
-    first = documents[0]
-    for index, document in enumerate(documents):
-        if (document.weights is None) != (first.weights is None):
-            lacking, other = (index, 0) if document.weights is None else (0, index)
-            raise _invalid(lacking, DOCUMENT_WEIGHT, f"not found, but example {other} has it; add it, or drop it")
-        present, here = ({*d.columns, *d.targets} - {"position_ids"} for d in (first, document))
-        for key in sorted(present ^ here):
-            lacking, other = (index, 0) if key in present else (0, index)
-            raise _invalid(lacking, key, f"not found, but example {other} has it; add it, or name it in drop_keys")
-        shapes = [{k: v.shape[1:] for k, v in d.columns.items()} for d in (first, document)]
-        for shape, d in zip(shapes, (first, document), strict=True):
-            shape |= {k: v.shape[1:] for k, v in d.targets.items()}
-        for key in shapes[0].keys() & shapes[1].keys():
-            if shapes[0][key] != shapes[1][key]:
-                found = f"found values of shape {shapes[1][key]}, but {shapes[0][key]} in example 0; make them equal"
-                raise _invalid(index, key, f"{found} (vectors of floats as labels are targets of a whole document)")
-
-
-def _read_numbers(index: int, key: str, value: Any) -> np.ndarray:
-    try:
-        return numbers(value)
-    except ValueError as error:
-        raise _invalid(index, key, str(error)) from error
-
-
-def _invalid(index: int, key: str, found: str) -> InvalidPacking:
-    return InvalidPacking(f"example {index}, {key!r}: {found}")
+        `places` are those of the tokens in the flattened rows, and `ends` the tokens up to the end of each example.
+        """
+        flat = positions.reshape(-1)
+        for example, end in zip(examples, ends, strict=True):
+            if POSITIONS in example.columns:
+                flat[places[end - len(example) : end]] = example.columns[POSITIONS]
+        last = places[ends - 1]
+        inside = np.flatnonzero((last + 1) % positions.shape[1])  # examples that something follows in their row
+        runs_on = inside[flat[last[inside] + 1] == flat[last[inside]] + 1]
+        if runs_on.size:
+            at = int(flat[last[runs_on[0]]])
+            found = f"end at {at}, and the next document of the row starts at {at + 1}: no boundary is left"
+            raise invalid(int(runs_on[0]), POSITIONS, f"{found}; drop them by drop_keys=('position_ids',)")

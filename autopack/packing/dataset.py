@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Collection, Mapping
@@ -11,18 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.plan import Plan, Strategy, plan
-from autopack.packing.weights import Weighing, check_weighing
+from autopack.packing.options import check_choice, check_int
+from autopack.packing.plan import Strategy
+from autopack.packing.weights import WEIGHINGS, Weighing
 
 if TYPE_CHECKING:
     from autopack.packing.balance import CostModel
-    from autopack.packing.documents import Documents
     from autopack.packing.lengths import Overflow
-    from autopack.packing.rows import Rows
-
-__all__ = ["pack"]
-
-logger = logging.getLogger(__name__)
+    from autopack.packing.rows import Packing, Rows
 
 BLOCK = 1 << 20
 """Tokens that are gathered and written at a time: what a process holds of a dataset on disk."""
@@ -94,49 +89,27 @@ def pack(
         ImportError: where pyarrow is missing: `pip install "autopack[data]"`.
     """
     try:
-        from autopack.packing.streaming import Window, pack_stream
+        from autopack.packing.rows import Packing
     except ImportError as error:
         raise ImportError('autopack.pack needs pyarrow: pip install "autopack[data]"') from error
 
-    check_weighing(loss_weights)
-    for name, value, least in (("first_position", first_position, 0), ("buffer_size", buffer_size, 1)):
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name}={value!r}: wanted an int of at least {least}")
-    carried: dict[str, Any] = {"columns": columns, "drop_columns": drop_columns}
+    check_choice("loss_weights", loss_weights, WEIGHINGS)
+    check_int("first_position", first_position, 0)
+    check_int("buffer_size", buffer_size, 1)
     planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
-    added: dict[str, Any] = {
-        "mask_first_label": mask_first_label,
-        "position_ids": position_ids,
-        "first_position": int(first_position),
-        "loss_weights": loss_weights,
-    }
-    kind = _kind(dataset)
-    if kind in ("DatasetDict", "IterableDatasetDict"):
-        options = {**carried, **planned, **added, "cost": cost, "ranks": ranks, "buffer_size": buffer_size}
-        options |= {"num_proc": num_proc, "load_from_cache_file": load_from_cache_file}
-        return type(dataset)({name: _pack_split(name, split, max_length, options) for name, split in dataset.items()})
-    if kind == "IterableDataset":
-        if cost is not None or ranks != 1:
-            raise ValueError("cost= and ranks= arrange all rows of a dataset, and a stream has no end: leave them out")
-        return pack_stream(dataset, Window(max_length, planned, carried, added), buffer_size)
     planned |= {"cost": cost, "ranks": ranks}
-    if kind == "list":
-        from autopack.packing.examples import as_table
-
-        rows = _rows(as_table(dataset, **carried), None, max_length, planned, carried, added)
-        return rows.table(0, len(rows.plan)).to_pylist()
-    indices = dataset._indices
-    chosen = None if indices is None else indices.column(0).to_numpy().astype(np.int64)
-    rows = _rows(dataset.data, chosen, max_length, planned, carried, added)
-    arguments = (max_length, sorted(planned.items()), columns, sorted(drop_columns), sorted(added.items()))
-    return _write(dataset, rows, arguments, num_proc, load_from_cache_file)
-
-
-def _pack_split(name: str, split: Any, max_length: int, options: dict[str, Any]) -> Any:
-    try:
-        return pack(split, max_length, **options)
-    except InvalidPacking as error:
-        raise InvalidPacking(f"split {name!r}: {error}") from error
+    added: dict[str, Any] = {"mask_first_label": mask_first_label, "position_ids": position_ids}
+    added |= {"first_position": int(first_position), "loss_weights": loss_weights}
+    packing = Packing(max_length, planned, {"columns": columns, "drop_columns": drop_columns}, added)
+    if not _kind(dataset).endswith("Dict"):
+        return _pack(dataset, packing, buffer_size, num_proc, load_from_cache_file)
+    made = {}
+    for name, split in dataset.items():
+        try:
+            made[name] = _pack(split, packing, buffer_size, num_proc, load_from_cache_file)
+        except InvalidPacking as error:
+            raise InvalidPacking(f"split {name!r}: {error}") from error
+    return type(dataset)(made)
 
 
 def _kind(dataset: Any) -> str:
@@ -151,43 +124,36 @@ def _kind(dataset: Any) -> str:
     raise InvalidPacking(f"{wanted}, found {type(dataset).__name__}; pass list(...) of other collections of examples")
 
 
-def _rows(
-    table: Any,
-    chosen: np.ndarray | None,
-    max_length: int,
-    planned: dict[str, Any],
-    carried: dict[str, Any],
-    added: dict[str, Any],
-) -> Rows:
+def _pack(
+    dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None, load_from_cache_file: bool | None
+) -> Any:
+    """Packed rows of one split."""
     from autopack.packing.documents import Documents
-    from autopack.packing.rows import RowOptions, Rows
 
-    documents = Documents(table, chosen, **carried)
-    made = _plan_of(documents, max_length, planned)
-    if made.counts.truncated or made.counts.dropped:
-        logger.warning("Packed: %r", made)
-    else:
-        logger.info("Packed: %r", made)
-    return Rows(documents, made, RowOptions(**added))
+    kind = _kind(dataset)
+    if kind == "IterableDataset":
+        from autopack.packing.streaming import pack_stream
 
+        return pack_stream(dataset, packing, buffer_size)
+    if kind == "list":
+        from autopack.packing.tables import from_examples
 
-def _plan_of(documents: Documents, max_length: int, planned: dict[str, Any]) -> Plan:
-    """The plan of these documents; an error says which option to change."""
-    try:
-        return plan(documents.lengths, max_length, **planned)
-    except InvalidPacking as error:
-        message = str(error).replace("lengths[", "example [").replace("raise the capacity", "raise max_length")
-        raise InvalidPacking(message) from error
+        table = from_examples(dataset, **packing.carried)
+        return packing.rows(Documents(table, None, **packing.carried)).table().to_pylist()
+    rows = packing.rows(Documents.of_dataset(dataset, **packing.carried))
+    return _write(dataset, packing, rows, num_proc, load_from_cache_file)
 
 
-def _write(dataset: Any, rows: Rows, arguments: Any, num_proc: int | None, load_from_cache_file: bool | None) -> Any:
+def _write(dataset: Any, packing: Packing, rows: Rows, num_proc: int | None, load_from_cache_file: bool | None) -> Any:
     """The rows as a Dataset in a cache file, which is written unless it is there."""
     import datasets
     from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
 
     from autopack import __version__
 
-    fingerprint = Hasher.hash((__version__, dataset._fingerprint, arguments))
+    carried = packing.carried["columns"], sorted(packing.carried["drop_columns"])
+    options = packing.max_length, packing.planned, carried, packing.added
+    fingerprint = Hasher.hash((__version__, dataset._fingerprint, options))
     files = dataset.cache_files
     folder = os.path.dirname(files[0]["filename"]) if files else get_temporary_cache_files_directory()
     path = os.path.join(folder, f"cache-{fingerprint}.arrow") if datasets.is_caching_enabled() else None

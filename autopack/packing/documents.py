@@ -10,14 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from autopack.errors import InvalidPacking
-from autopack.packing.collator import LABEL_KEYS
+from autopack.packing.columns import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, invalid_column
+from autopack.packing.options import check_names
 
-__all__ = ["IDS", "Documents", "is_list", "is_number"]
-
-IDS = "input_ids"
-MASK = "attention_mask"
-POSITIONS = "position_ids"
-ROW_KEYS = ("seq_lengths", "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
+ROW_KEYS = (LENGTHS, "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
 """Columns that only packed rows have."""
 
 
@@ -39,27 +35,38 @@ class Documents:
         self, table: Any, chosen: np.ndarray | None, columns: Collection[str] | None, drop_columns: Collection[str]
     ):
         self.table = table
-        self.chosen = chosen
+        self.chosen = np.arange(table.num_rows) if chosen is None else chosen
         carried = self._carried(columns, drop_columns)
-        if not (table.num_rows if chosen is None else len(chosen)):
+        if not len(self.chosen):
             raise InvalidPacking("wanted at least one example, found an empty dataset")
+        # Of each row of the table: where its values start in a column, the token after its padding, and its tokens.
         self._starts: dict[str, np.ndarray] = {}
+        self._begins = np.broadcast_to(np.int64(0), (table.num_rows,))
+        ids = self._type(IDS)
+        if not _is_list(ids) or not pa.types.is_integer(_value_type(ids)):
+            raise InvalidPacking(f"column 'input_ids': wanted a list of ints per example, found {ids}")
+        self._sizes = self._lengths(IDS)
         self._values: dict[str, list[pa.Array]] = {}
         self.per_token: list[str] = [IDS]
         self.per_document: list[str] = []
-        self._sizes = self._lengths_of_ids()
-        self._begins = np.broadcast_to(np.int64(0), (table.num_rows,))
         for name in carried:
-            if self._is_per_token(name):
-                self.per_token.append(name)
-            else:
-                self.per_document.append(name)
+            (self.per_token if self._is_per_token(name) else self.per_document).append(name)
         if MASK in self.per_token:
             self.per_token.remove(MASK)
             self._remove_padding()
-        self._check_not_empty()
+        empty = int((self.lengths == 0).sum())
+        also = f" (nor in {empty - 1:,} more examples)" if empty > 1 else ""
+        way = "leave empty documents out, as by dataset.filter(lambda example: len(example['input_ids']) > 0)"
+        self._refuse(self._sizes == 0, IDS, f"found no tokens{also}; {way}")
         if POSITIONS in self.per_token:
             self._check_positions()
+
+    @classmethod
+    def of_dataset(cls, dataset: Any, columns: Collection[str] | None, drop_columns: Collection[str]) -> Documents:
+        """The documents of a `datasets.Dataset`."""
+        indices = dataset._indices
+        chosen = None if indices is None else indices.column(0).to_numpy().astype(np.int64)
+        return cls(dataset.data, chosen, columns, drop_columns)
 
     def __getstate__(self) -> dict[str, Any]:
         # Arrays of arrow are pickled with all that they hold, also where that is a file.
@@ -78,41 +85,38 @@ class Documents:
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each document, (documents,) int64."""
-        return self._of_chosen(self._sizes)
+        return self._sizes[self.chosen]
 
     @property
     def label_key(self) -> str | None:
         """The column of labels, by whichever name."""
         return next((k for k in (*self.per_token, *self.per_document) if k in LABEL_KEYS), None)
 
-    def rows(self, documents: np.ndarray) -> np.ndarray:
-        """The rows of the table that hold these documents."""
-        return documents if self.chosen is None else self.chosen[documents]
-
     def values(self, name: str, documents: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> pa.Array:
         """The values of parts of documents, one part after the other, in a new array."""
-        rows = self.rows(documents)
+        rows = self.chosen[documents]
         number = np.searchsorted(self.first_rows, rows, "right") - 1
         begins = self._starts[name][rows] + self._begins[rows] + starts
-        children = self._children(name)
+        if name not in self._values:
+            self._values[name] = [_as_list(batch.column(name)).values for batch in self.batches]
+        children = self._values[name]
         spans = zip(number.tolist(), begins.tolist(), lengths.tolist(), strict=True)
         found = pa.concat_arrays([children[n].slice(begin, length) for n, begin, length in spans])
         if found.null_count:
             token = int(np.argmax(found.is_null().to_numpy(zero_copy_only=False)))
             index = int(documents[np.searchsorted(np.cumsum(lengths), token, "right")])
-            raise _invalid(index, name, "found a token without a value; fill it, or name the column in drop_columns")
+            reason = "found a token without a value; fill it, or name the column in drop_columns"
+            raise invalid_column(index, name, reason)
         return found
-
-    def _children(self, name: str) -> list[pa.Array]:
-        if name not in self._values:
-            self._values[name] = [_as_list(batch.column(name)).values for batch in self.batches]
-        return self._values[name]
 
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
         """The values of a column per document."""
-        column = pa.chunked_array([batch.column(name) for batch in self.batches])
-        found = column.take(pa.array(self.rows(documents)))
-        return found.combine_chunks() if found.num_chunks != 1 else found.chunk(0)
+        return self.table.column(name).take(pa.array(self.chosen[documents])).combine_chunks()
+
+    def _refuse(self, wrong: np.ndarray, name: str, reason: str) -> None:
+        """Raises for the first document whose row of the table is `wrong`."""
+        if (found := wrong[self.chosen]).any():
+            raise invalid_column(int(found.argmax()), name, reason)
 
     def _carried(self, columns: Collection[str] | None, drop_columns: Collection[str]) -> list[str]:
         """The columns beside input_ids, in the order of the table."""
@@ -120,8 +124,7 @@ class Documents:
         if IDS not in names:
             raise InvalidPacking(f"wanted a column 'input_ids', found {names}; tokenize first")
         for option, given in (("columns", columns or ()), ("drop_columns", drop_columns)):
-            if isinstance(given, str):
-                raise ValueError(f"{option}={given!r}: wanted several columns, such as ({given!r},)")
+            check_names(option, given, "columns")
             if missing := [name for name in given if name not in names]:
                 raise InvalidPacking(f"{option}: found no column {missing[0]!r} in {names}")
         wanted = [n for n in names if (columns is None or n in (*columns, MASK)) and n not in (IDS, *drop_columns)]
@@ -135,52 +138,39 @@ class Documents:
     def _type(self, name: str) -> pa.DataType:
         return self.table.schema.field(name).type
 
-    def _of_chosen(self, values: np.ndarray) -> np.ndarray:
-        return values if self.chosen is None else values[self.chosen]
-
-    def _lengths_of_ids(self) -> np.ndarray:
-        found = self._type(IDS)
-        if not is_list(found) or not pa.types.is_integer(_value_type(found)):
-            raise InvalidPacking(f"column 'input_ids': wanted a list of ints per example, found {found}")
-        return self._lengths(IDS)
-
     def _lengths(self, name: str) -> np.ndarray:
         """How many values each row of the table has in a column of lists; notes where they start."""
-        offsets = [_as_list(batch.column(name)).offsets.to_numpy() for batch in self.batches]
-        starts = np.concatenate([o[:-1] for o in offsets]).astype(np.int64)
-        lengths = np.concatenate([np.diff(o) for o in offsets]).astype(np.int64)
-        absent = np.concatenate([b.column(name).is_null().to_numpy(zero_copy_only=False) for b in self.batches])
-        if (absent := self._of_chosen(absent)).any():
-            raise _invalid(int(absent.argmax()), name, "found no value; fill it, or leave the example or column out")
+        offsets = [_as_list(batch.column(name)).offsets.to_numpy().astype(np.int64) for batch in self.batches]
+        absent = [batch.column(name).is_null().to_numpy(zero_copy_only=False) for batch in self.batches]
+        self._refuse(np.concatenate(absent), name, "found no value; fill it, or leave the example or column out")
+        starts = np.concatenate([o[:-1] for o in offsets])
         shared = self._starts.get(IDS)
         self._starts[name] = shared if shared is not None and np.array_equal(shared, starts) else starts
-        return lengths
+        return np.concatenate([np.diff(o) for o in offsets])
 
     def _is_per_token(self, name: str) -> bool:
         found = self._type(name)
-        if not is_list(found):
+        if not _is_list(found):
             return False
         value = _value_type(found)
         if name in LABEL_KEYS and pa.types.is_floating(value):
             return False  # the targets of a document, as the collator reads them
         lengths = self._lengths(name)
-        wrong = self._of_chosen(lengths != self._sizes)
+        wrong = lengths[self.chosen] != self.lengths
         if not wrong.any():
             return True
-        while is_list(value):
+        while _is_list(value):
             value = _value_type(value)
-        if not (is_number(value) or pa.types.is_null(value)):
+        is_number = pa.types.is_integer(value) or pa.types.is_floating(value) or pa.types.is_boolean(value)
+        if not (is_number or pa.types.is_null(value)):
             return False
         index = int(wrong.argmax())
-        lengths, sizes = self._of_chosen(lengths), self.lengths
-        reason = f"found {lengths[index]} values for {sizes[index]} tokens, wanted one per token"
-        raise _invalid(index, name, f"{reason}; name the column in drop_columns")
+        reason = f"found {lengths[self.chosen[index]]} values for {self.lengths[index]} tokens, wanted one per token"
+        raise invalid_column(index, name, f"{reason}; name the column in drop_columns")
 
     def _by_batch(self, name: str) -> Iterator[tuple[slice, np.ndarray, np.ndarray, np.ndarray]]:
-        """A column of numbers per token in pieces: rows of the table, their values, and where each row's begin and end.
-
-        Also of rows that are not chosen.
-        """
+        """A column of numbers per token, batch by batch: the rows of the table, all their values, and where each row's
+        values begin and end in those. Rows that are not chosen are read as well."""
         for first, batch in zip(self.first_rows.tolist(), self.batches, strict=True):
             lists = _as_list(batch.column(name))
             offsets = lists.offsets.to_numpy().astype(np.int64)
@@ -190,8 +180,8 @@ class Documents:
 
     def _remove_padding(self) -> None:
         """Takes the zeros of the attention mask off both ends of each document."""
-        begins, lengths = np.zeros(self.table.num_rows, np.int64), np.zeros(self.table.num_rows, np.int64)
-        odd, hole = np.zeros(len(begins), np.bool_), np.zeros(len(begins), np.bool_)
+        begins, lengths = np.zeros((2, self.table.num_rows), np.int64)
+        odd, hole = np.zeros((2, self.table.num_rows), np.bool_)
         for rows, mask, starts, ends in self._by_batch(MASK):
             if (mask == 1).all():
                 lengths[rows] = ends - starts
@@ -203,19 +193,10 @@ class Documents:
             real = np.append(real, 0)  # read for documents without a token, which are refused
             begins[rows] = np.where(last > first, real[first] - starts, 0)
             hole[rows] = (last > first) & (real[last - 1] + 1 - real[first] != last - first)
-        if (found := self._of_chosen(odd)).any():
-            reason = "found values that are not 0 or 1, as segment ids of a packed row are"
-            raise _invalid(int(found.argmax()), MASK, f"{reason}; pack the documents themselves")
-        if (found := self._of_chosen(hole)).any():
-            raise _invalid(int(found.argmax()), MASK, "found a zero between ones; take such tokens out")
+        reason = "found values that are not 0 or 1, as segment ids of a packed row are"
+        self._refuse(odd, MASK, f"{reason}; pack the documents themselves")
+        self._refuse(hole, MASK, "found a zero between ones; take such tokens out")
         self._begins, self._sizes = begins, lengths
-
-    def _check_not_empty(self) -> None:
-        if (empty := self._of_chosen(self._sizes == 0)).any():
-            index, more = int(empty.argmax()), int(empty.sum()) - 1
-            also = f" (nor in {more:,} more examples)" if more else ""
-            way = "leave empty documents out, as by dataset.filter(lambda example: len(example['input_ids']) > 0)"
-            raise _invalid(index, IDS, f"found no tokens{also}; {way}")
 
     def _check_positions(self) -> None:
         """Positions of a document run on by one; where they do not, it is a packed row."""
@@ -226,23 +207,16 @@ class Documents:
         for rows, positions, starts, _ in self._by_batch(POSITIONS):
             breaks = np.flatnonzero(np.diff(positions) != 1) + 1
             begins = starts + self._begins[rows]
-            restarts[rows] = np.searchsorted(breaks, begins + self._sizes[rows]) > np.searchsorted(
-                breaks, begins, "right"
-            )
-        if (found := self._of_chosen(restarts)).any():
-            way = "pack the documents themselves, or name the column in drop_columns"
-            raise _invalid(int(found.argmax()), POSITIONS, f"found positions that restart; {way}")
+            ends = begins + self._sizes[rows]
+            restarts[rows] = np.searchsorted(breaks, ends) > np.searchsorted(breaks, begins, "right")
+        way = "pack the documents themselves, or name the column in drop_columns"
+        self._refuse(restarts, POSITIONS, f"found positions that restart; {way}")
 
 
-def is_list(kind: pa.DataType) -> bool:
+def _is_list(kind: pa.DataType) -> bool:
     """Whether a type is one of lists, also of a fixed size, or of datasets' arrays."""
     kind = getattr(kind, "storage_type", kind)
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-
-
-def is_number(kind: pa.DataType) -> bool:
-    """Whether a type is one of ints, floats or bools."""
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:
@@ -253,7 +227,3 @@ def _as_list(array: pa.Array) -> pa.Array:
     """Lists with offsets, whatever their layout."""
     array = getattr(array, "storage", array)
     return array.cast(pa.large_list(array.type.value_type)) if pa.types.is_fixed_size_list(array.type) else array
-
-
-def _invalid(index: int, name: str, found: str) -> InvalidPacking:
-    return InvalidPacking(f"example {index}, column {name!r}: {found}")

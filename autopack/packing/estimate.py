@@ -6,58 +6,25 @@ Nothing is trained and nothing is timed: costs are those of a `CostModel`, and w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
-
-import numpy as np
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
 
 from autopack.errors import InvalidPacking
+from autopack.packing.arms import Arm, Arms, packed_arm, padded_arms
 from autopack.packing.balance import CostModel
-from autopack.packing.lengths import Counts, Overflow, fit
+from autopack.packing.estimate_picture import draw
+from autopack.packing.estimate_text import text
+from autopack.packing.lengths import Overflow, fit
+from autopack.packing.options import is_int
 from autopack.packing.plan import Strategy, plan
 from autopack.packing.sources import lengths_of
-from autopack.packing.values import is_int
 
 if TYPE_CHECKING:
     from os import PathLike
 
-__all__ = ["Arm", "Estimate", "estimate"]
-
-Order = Literal["random", "grouped"]
-MEGABATCHES = 50
-"""Batches among which transformers groups documents by length."""
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One way of making batches of the documents, for one epoch.
-
-    Attributes:
-        name: `"padded"`, `"mini-batch"` or a strategy of `autopack.plan`.
-        batch_size: documents of a padded batch, or of a mini-batch that becomes one packed row; None for plans.
-        order: of the documents of padded batches: `"random"`, or `"grouped"` by length as transformers'
-            `group_by_length` does; None for others.
-        rows: padded rows, or packed rows.
-        tokens: columns that are computed, padding among them; rows of a plan are padded to the capacity.
-        padding: the share of those that is padding.
-        pairs: pairs of columns that attention computes, the sum of squared lengths; causal attention needs half.
-        cost: by the cost model, in tokens.
-        speedup: the cost of the baseline over this one.
-    """
-
-    name: str
-    batch_size: int | None
-    order: Order | None
-    rows: int
-    tokens: int
-    padding: float
-    pairs: int
-    cost: float
-    speedup: float = 1.0
-
 
 @dataclass(frozen=True, repr=False)
-class Estimate:
+class Estimate(Arms):
     """What packing would gain; `str()` is a table.
 
     Attributes:
@@ -70,45 +37,6 @@ class Estimate:
         packed: the mini-batches of `PackingCollator`, and the plans of all strategies.
     """
 
-    lengths: np.ndarray
-    counts: Counts
-    capacity: int
-    cost: CostModel
-    baseline: Arm
-    padded: tuple[Arm, ...]
-    packed: tuple[Arm, ...]
-
-    def __getitem__(self, name: str) -> Arm:
-        """The packed arm of this name."""
-        found = {arm.name: arm for arm in self.packed}
-        if name not in found:
-            raise KeyError(f"{name!r}: wanted one of {', '.join(found)}")
-        return found[name]
-
-    def tokens_saved(self, arm: Arm) -> float:
-        """The share of the baseline's tokens that an arm does not compute."""
-        return 1 - arm.tokens / self.baseline.tokens
-
-    def attention_saved(self, arm: Arm) -> float:
-        """The share of the baseline's attention, in operations, that an arm does not compute."""
-        return 1 - arm.pairs / self.baseline.pairs
-
-    def as_dict(self) -> dict[str, Any]:
-        """All figures as plain data, without the lengths themselves."""
-        packed = [
-            {**asdict(arm), "tokens_saved": self.tokens_saved(arm), "attention_saved": self.attention_saved(arm)}
-            for arm in self.packed
-        ]
-        return {
-            "capacity": self.capacity,
-            "counts": asdict(self.counts),
-            "lengths": _quantiles(self.lengths),
-            "cost": asdict(self.cost),
-            "baseline": asdict(self.baseline),
-            "padded": [asdict(arm) for arm in self.padded],
-            "packed": packed,
-        }
-
     def __repr__(self) -> str:
         best = max(self.packed, key=lambda arm: arm.speedup)
         return (
@@ -117,8 +45,6 @@ class Estimate:
         )
 
     def __str__(self) -> str:
-        from autopack.packing.estimate_text import text
-
         return text(self)
 
     def plot(self, path: str | PathLike[str] | None = None) -> Any:
@@ -126,8 +52,6 @@ class Estimate:
 
         Needs matplotlib (`pip install "autopack[plot]"`).
         """
-        from autopack.packing.estimate_picture import draw
-
         figure = draw(self)
         if path is not None:
             figure.savefig(path, dpi=150)
@@ -185,58 +109,11 @@ def estimate(
     lengths = pieces.lengths
     if not len(lengths):
         raise InvalidPacking(f"all documents are longer than max_length={max_length}, and overflow='drop' leaves none")
-    total = int(lengths.sum())
-    own = int((lengths * lengths).sum()), float(cost(lengths).sum())
-    orders = _orders(lengths, seed)
-    baseline = _padded(orders(batch_size, "random"), batch_size, "random", total, cost)
-
-    def compared(arm: Arm) -> Arm:
-        return Arm(**{**asdict(arm), "speedup": baseline.cost / arm.cost})
-
-    padded = [
-        compared(_padded(orders(size, order), size, order, total, cost))
-        for size in sorted({*batch_sizes, batch_size})
-        for order in get_args(Order)
-    ]
-    batches = -(-len(lengths) // batch_size)
-    packed = [compared(Arm("mini-batch", batch_size, None, batches, total, 0.0, *own))]
+    padded = padded_arms(lengths, sorted({*batch_sizes, batch_size}), cost, seed)
+    baseline = next(arm for arm in padded if (arm.batch_size, arm.order) == (batch_size, "random"))
+    own = int(lengths.sum()), 0.0, int((lengths * lengths).sum()), float(cost(lengths).sum())
+    packed = [Arm("mini-batch", batch_size, None, -(-len(lengths) // batch_size), *own)]
     for strategy in strategies:
-        made = plan(lengths, max_length, strategy, seed=seed, ranks=ranks)
-        squares = made.lengths * made.lengths
-        price = float(cost(made.lengths).sum()) + cost.linear * made.padding
-        tokens = len(made) * max_length
-        packed.append(
-            compared(Arm(strategy, None, None, len(made), tokens, made.padding / tokens, int(squares.sum()), price))
-        )
-    return Estimate(lengths, counts, max_length, cost, baseline, tuple(padded), tuple(packed))
-
-
-def _orders(lengths: np.ndarray, seed: int) -> Any:
-    """A function of batch size and order that gives the lengths in that order."""
-    shuffled = np.random.default_rng(seed).permutation(lengths)
-
-    def ordered(batch_size: int, order: Order) -> np.ndarray:
-        if order == "random":
-            return shuffled
-        size = batch_size * max(1, min(len(shuffled) // (batch_size * 4), MEGABATCHES))
-        whole = len(shuffled) // size * size
-        grouped = -np.sort(-shuffled[:whole].reshape(-1, size), axis=1).ravel()
-        return np.concatenate([grouped, -np.sort(-shuffled[whole:])])
-
-    return ordered
-
-
-def _padded(lengths: np.ndarray, batch_size: int, order: Order, total: int, cost: CostModel) -> Arm:
-    """Batches of consecutive documents, each padded to its longest."""
-    starts = np.arange(0, len(lengths), batch_size)
-    sizes = np.diff(starts, append=len(lengths))
-    longest = np.maximum.reduceat(lengths, starts)
-    tokens, pairs = int((longest * sizes).sum()), int((longest * longest * sizes).sum())
-    price = float((cost(longest) * sizes).sum())
-    return Arm("padded", batch_size, order, len(lengths), tokens, 1 - total / tokens, pairs, price)
-
-
-def _quantiles(lengths: np.ndarray) -> dict[str, float]:
-    shares = {"min": 0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1}
-    found = np.quantile(lengths, list(shares.values()))
-    return {**dict(zip(shares, found.tolist(), strict=True)), "mean": float(lengths.mean())}
+        packed.append(packed_arm(plan(lengths, max_length, strategy, seed=seed, ranks=ranks), cost))
+    compared = (tuple(arm.against(baseline) for arm in arms) for arms in (padded, packed))
+    return Estimate(lengths, counts, max_length, cost, baseline, *compared)

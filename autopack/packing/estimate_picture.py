@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autopack.errors import AutopackError
+from autopack.packing.arms import Arms
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from autopack.packing.estimate import Estimate
-
-__all__ = ["draw"]
-
 PADDED, GROUPED, PACKED = "#b8bec7", "#8fc1cf", "#1f6f8b"
 
 
-def draw(found: Estimate) -> Figure:
+def draw(found: Arms) -> Figure:
     """The picture; raises `AutopackError` where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure

@@ -1,63 +1,197 @@
-"""Examples in Python, as lists of mappings or as a batch of columns, made into an arrow table."""
+"""How the collator reads one example: its values as arrays, without its padding, and where its documents start."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from autopack.errors import InvalidPacking
-from autopack.packing.documents import IDS, MASK
+from autopack.layout.declarations import IGNORED_LABEL
+from autopack.packing.columns import (
+    COMPLETION_KEYS,
+    DOCUMENT_WEIGHT,
+    IDS,
+    LABEL_KEYS,
+    LENGTHS,
+    LOSS_WEIGHTS,
+    MASK,
+    POSITIONS,
+    invalid,
+)
+from autopack.packing.lengths import is_text, numbers
+from autopack.packing.weights import are_weights
 
-__all__ = ["as_table", "from_columns", "wanted"]
-
-
-def wanted(names: Iterable[str], columns: Collection[str] | None, drop_columns: Collection[str]) -> set[str]:
-    """The columns that are read when `columns` are carried and `drop_columns` are not."""
-    return {name for name in names if name in (IDS, MASK) or columns is None or name in columns} - {*drop_columns}
-
-
-def as_table(
-    examples: Sequence[Mapping[str, Any]], columns: Collection[str] | None, drop_columns: Collection[str]
-) -> pa.Table:
-    """The examples as a table; raises `InvalidPacking` where one lacks a key, or values of one key differ in type."""
-    if not examples:
-        raise InvalidPacking("wanted at least one example, found an empty list")
-    names = list(examples[0])
-    for index, example in enumerate(examples):
-        if example.keys() != examples[0].keys():
-            name = next(iter(example.keys() ^ examples[0].keys()))
-            lacking, other = (index, 0) if name in names else (0, index)
-            raise InvalidPacking(f"example {lacking}, column {name!r}: not found, but example {other} has it; add it")
-    table = {name: [example[name] for example in examples] for name in names}
-    return from_columns(table, wanted(names, columns, drop_columns))
+PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")
+DECLARATIONS = (MASK, POSITIONS, "seq_idx", LENGTHS)
 
 
-def from_columns(columns: Mapping[str, Sequence[Any]], wanted: Collection[str] | None = None) -> pa.Table:
-    """A table of these columns, of lists, arrays or tensors; those that are not wanted have no values in it.
+@dataclass
+class Example:
+    """One example as arrays: values per token (tokens, ...) by key, and per document (documents, ...) by key.
 
-    Examples whose `input_ids` are an array of shape (1, T), as tokenizers give with `return_tensors`, lose that axis.
+    `starts` are the tokens at which its documents start; the first is 0.
     """
-    rows = [hasattr(ids, "shape") and len(ids.shape) == 2 and ids.shape[0] == 1 for ids in columns.get(IDS, ())]
-    made = {}
-    for name, values in columns.items():
-        if wanted is not None and name not in wanted:
-            made[str(name)] = pa.nulls(len(values))
+
+    columns: dict[str, np.ndarray]
+    starts: np.ndarray
+    per_document: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.columns[IDS])
+
+    @property
+    def label_kind(self) -> str:
+        """What labels it has, in words."""
+        per_token = "labels per token" if "labels" in self.columns else "no labels"
+        return "labels per document" if "labels" in self.per_document else per_token
+
+    @property
+    def weights(self) -> np.ndarray:
+        """The weight of each document, 1 unless it was given."""
+        return self.per_document.get(DOCUMENT_WEIGHT, np.ones(len(self.starts)))
+
+    def make_labels(self) -> None:
+        """Make labels of the tokens, apart from those that a mask of the completion leaves out."""
+        kept = np.logical_and.reduce([self.columns[k] for k in COMPLETION_KEYS if k in self.columns])
+        self.columns["labels"] = np.where(kept, self.columns[IDS], IGNORED_LABEL)
+
+    def truncate(self, length: int) -> None:
+        """Keep the first tokens, and the documents that begin in them."""
+        self.columns = {k: v[:length] for k, v in self.columns.items()}
+        self.starts = self.starts[self.starts < length]
+        self.per_document = {k: v[: len(self.starts)] for k, v in self.per_document.items()}
+
+
+def read_example(index: int, example: Mapping[str, Any], ignored: Collection[str], weighs: bool) -> Example:
+    """Reads one example; raises `InvalidPacking` for what cannot be packed.
+
+    Args:
+        index: its number in the batch, for messages.
+        example: its values by key.
+        ignored: keys that are not read.
+        weighs: whether weights of tokens are to be made from its weights of documents.
+    """
+    if not isinstance(example, Mapping):
+        raise InvalidPacking(f"example {index}: wanted a mapping with 'input_ids', found {type(example).__name__}")
+    given = {k: v for k, v in example.items() if v is not None and k not in ignored}
+    if IDS not in given:
+        found = f"found the keys {sorted(map(str, given))}; tokenize first (inputs_embeds are not packed)"
+        raise InvalidPacking(f"example {index}: wanted 'input_ids', {found}")
+    ids = _numbers(index, IDS, given.pop(IDS))
+    is_row = ids.ndim == 2 and len(ids) == 1
+    ids = ids[0] if is_row else ids
+    if not ids.size:
+        raise invalid(index, IDS, "found no tokens; leave empty documents out")
+    if ids.ndim != 1 or ids.dtype.kind != "i" or ids.min() < 0:
+        found = f"{ids.dtype} of shape {ids.shape} from {ids.min()}"
+        raise invalid(index, IDS, f"wanted token ids, ints of at least 0 of shape (T,), found {found}")
+    if len(label_keys := [k for k in LABEL_KEYS if k in given]) > 1:
+        raise invalid(index, label_keys[1], f"found beside {label_keys[0]!r}; name one of them in drop_keys")
+    columns, per_document = {IDS: ids}, {}
+    for key, value in given.items():
+        if key not in (*LABEL_KEYS, *DECLARATIONS) and is_text(value):
             continue
-        if any(rows):
-            values = [v[0] if row and hasattr(v, "shape") else v for v, row in zip(values, rows, strict=True)]
-        try:
-            made[str(name)] = pa.array([_value(v) for v in values], from_pandas=False)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            reason = f"found values that make no column ({error}); fix them, or name it in drop_columns"
-            raise InvalidPacking(f"column {name!r}: {reason}") from error
-    return pa.table(made)
+        values = _numbers(index, key, value)
+        values = values[0] if is_row and values.ndim and len(values) == 1 else values
+        if key == LENGTHS or (key == DOCUMENT_WEIGHT and weighs):
+            per_document[key] = np.atleast_1d(values)
+        elif key == LOSS_WEIGHTS and weighs:
+            raise invalid(index, key, "found beside the option loss_weights=; give one of them, or drop it")
+        elif key in LABEL_KEYS and values.shape == ids.shape and values.dtype.kind != "f":
+            columns["labels"] = values.astype(np.int64)
+        elif key in LABEL_KEYS or key in PER_DOCUMENT:
+            per_document[key] = values
+        elif values.shape[:1] == ids.shape and values.ndim <= (1 if key in DECLARATIONS else 2):
+            columns[key] = values
+        else:
+            found = f"found shape {values.shape} for {len(ids)} tokens, wanted one value per token"
+            raise invalid(index, key, f"{found}; name it in drop_keys (images and scalars are not packed)")
+    lengths = per_document.pop(LENGTHS, None)
+    read = _without_declarations(index, columns, lengths)
+    for key, values in sorted(per_document.items()):
+        if key == DOCUMENT_WEIGHT:
+            if not are_weights(values, len(read.starts)):
+                found = f"found {values.tolist()}, wanted a finite number of at least 0 for each of {len(read.starts)}"
+                raise invalid(index, key, f"{found} document(s)")
+            read.per_document[key] = values
+        else:
+            name = "labels" if key in LABEL_KEYS else key
+            read.per_document[name] = _targets(index, key, values, len(ids), len(read.starts), lengths is not None)
+    return read
 
 
-def _value(value: Any) -> Any:
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        value = (value.float() if value.is_floating_point() else value).numpy()
-    return value.tolist() if isinstance(value, np.ndarray) and value.ndim != 1 else value
+def _numbers(index: int, key: str, value: Any) -> np.ndarray:
+    try:
+        return numbers(value)
+    except ValueError as error:
+        raise invalid(index, key, str(error)) from error
+
+
+def _without_declarations(index: int, columns: dict[str, np.ndarray], lengths: np.ndarray | None) -> Example:
+    """The example without its padding. What declares documents is taken out, apart from positions, and checked."""
+    declared = {}
+    if (mask := columns.pop(MASK, None)) is not None:
+        real = np.flatnonzero(mask)
+        if not (mask >= 0).all() or not real.size:
+            found = f"found values from {mask.min()} to {mask.max()}"
+            raise invalid(index, MASK, f"{found}; wanted 0 at padding and 1 at one token or more")
+        low, high = int(real[0]), int(real[-1]) + 1
+        if high - low != real.size:
+            hole = low + int(np.argmin(mask[low:high]))
+            raise invalid(index, MASK, f"found a zero between ones, at token {hole}; take such tokens out")
+        columns = {k: v[low:high] for k, v in columns.items()}
+        if mask.max() > 1:
+            declared[MASK] = np.flatnonzero(np.diff(mask[low:high])) + 1
+    if "seq_idx" in columns:
+        declared["seq_idx"] = np.flatnonzero(np.diff(columns.pop("seq_idx"))) + 1
+    if lengths is not None:
+        tokens = len(columns[IDS])
+        if lengths.ndim != 1 or lengths.dtype.kind != "i" or (lengths < 1).any() or lengths.sum() != tokens:
+            raise invalid(index, LENGTHS, f"found {lengths.tolist()}; wanted lengths that sum to {tokens}")
+        declared[LENGTHS] = np.cumsum(lengths)[:-1]
+    if (positions := columns.get(POSITIONS)) is not None:
+        if positions.dtype.kind != "i" or positions.min() < 0:
+            raise invalid(index, POSITIONS, f"wanted ints >= 0, found {positions.dtype} from {positions.min()}")
+        step = np.diff(positions)
+        if not declared and (step > 1).any():
+            at = int(np.argmax(step > 1))
+            found = f"jump from {positions[at]} to {positions[at + 1]}, where a packed row starts a new document"
+            raise invalid(index, POSITIONS, f"{found}; name them in drop_keys, or add seq_idx if it is one")
+        declared[POSITIONS] = np.flatnonzero(step != 1) + 1
+    name, inner = next(iter(declared.items()), ("", np.empty(0, np.int64)))
+    for other, starts in declared.items():
+        if not np.array_equal(starts, inner):
+            found = f"starts documents at {[0, *starts.tolist()]}, but {name!r} at {[0, *inner.tolist()]}"
+            raise invalid(index, other, f"{found}; name the wrong one in drop_keys")
+    return Example(columns, np.concatenate([[0], inner]))
+
+
+def _targets(index: int, key: str, values: np.ndarray, tokens: int, documents: int, is_packed: bool) -> np.ndarray:
+    """Labels that are not per token, as (documents of the example, ...); `is_packed` says that they come as a list."""
+    is_vector = values.ndim == 1 and values.dtype.kind == "f"
+    if documents == 1 and values.shape[:1] == (1,) and (is_packed or (values.ndim == 1 and not is_vector)):
+        return values
+    if documents == 1 and (values.ndim == 0 or is_vector):
+        return values[None]
+    if documents > 1 and values.ndim in (1, 2) and len(values) == documents:
+        return values
+    found = f"found {values.dtype} of shape {values.shape} for {tokens} tokens in {documents} document(s)"
+    wanted = "wanted an int per token, or per document an int (a class), a float or a vector of floats"
+    raise invalid(index, key, f"{found}; {wanted}")
+
+
+def check_alike(examples: list[Example]) -> None:
+    """All examples have the same keys, with values of the same shape; own positions are optional."""
+    first = examples[0]
+    for index, example in enumerate(examples):
+        wanted, found = ({k: v.shape[1:] for k, v in {**e.columns, **e.per_document}.items()} for e in (first, example))
+        for key in sorted((wanted.keys() ^ found.keys()) - {POSITIONS}):
+            lacking, other = (index, 0) if key in wanted else (0, index)
+            raise invalid(lacking, key, f"not found, but example {other} has it; add it, or name it in drop_keys")
+        for key in wanted:
+            if wanted[key] != found.get(key, wanted[key]):
+                differ = f"found values of shape {found[key]}, but {wanted[key]} in example 0; make them equal"
+                raise invalid(index, key, f"{differ} (vectors of floats as labels are targets of a whole document)")

@@ -1,20 +1,21 @@
-"""Lengths of documents as they are given, and what becomes of documents that are longer than a row."""
+"""Numbers as they are given, in lists, arrays and tensors; lengths of documents, and what becomes of those too long."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import array
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from autopack.errors import InvalidPacking
-
-__all__ = ["LONGEST", "Counts", "Overflow", "Pieces", "check_int", "cut", "fit", "read", "take", "zeros"]
+from autopack.packing.options import is_int
 
 Overflow = Literal["error", "truncate", "split", "drop"]
 LONGEST = 1 << 31
-"""Tokens of a document or row; the squares of a row's lengths add up to 63 bits at most."""
+"""The most tokens of a document or row: the sum of the squared lengths of a row then fits into 63 bits."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +48,55 @@ class Pieces(NamedTuple):
     offsets: np.ndarray
     lengths: np.ndarray
 
+    def take(self, order: np.ndarray) -> Pieces:
+        """These pieces in this order. Offsets that `zeros` made stay one number in memory."""
+        return Pieces(*(np.broadcast_to(c[:1], order.shape) if c.strides == (0,) else c[order] for c in self))
 
-def check_int(name: str, value: Any, least: int) -> None:
-    """Raises `ValueError` for an option that is no int of at least so much."""
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}={value!r}: wanted an int of at least {least}")
+
+def to_numpy(value: Any) -> Any:
+    """A tensor as a numpy array, with bfloat16 and float16 as float32; anything else as it is."""
+    if not hasattr(value, "detach"):
+        return value
+    value = value.detach().cpu()
+    return (value.float() if value.is_floating_point() else value).numpy()
+
+
+def numbers(value: Any) -> np.ndarray:
+    """A list, array or tensor as a numpy array of int64, float32 or bool; raises `ValueError` for anything else."""
+    try:
+        if isinstance(value, (list, tuple)):
+            with suppress(TypeError):  # not all ints; numpy alone is slower, and makes floats of [1, 2**63]
+                return np.asarray(array.array("q", value))
+        found = np.asarray(to_numpy(value))
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"cannot be read as numbers ({error}); fix it, or name it in drop_keys") from error
+    kind = found.dtype.kind
+    if kind not in "biuf" or (kind == "u" and found.size and found.max() > np.iinfo(np.int64).max):
+        raise ValueError(f"found {found.dtype}, wanted int64, floats or bools; or name it in drop_keys")
+    return found.astype({"b": np.bool_, "f": np.float32}.get(kind, np.int64), copy=False)
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value is text or a mapping, or lists of them."""
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return isinstance(value, (str, bytes, Mapping)) or (isinstance(value, np.ndarray) and value.dtype.kind in "US")
+
+
+def bounds_of(sizes: Any) -> np.ndarray:
+    """Where things of these sizes, end to end, begin and end: (sizes + 1,) ints, from 0 to the sum."""
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+def numbered(sizes: np.ndarray) -> np.ndarray:
+    """For things of these sizes, end to end, the place inside its thing of each element: 0, 1, ... and again."""
+    ends = np.cumsum(sizes)
+    return np.arange(sizes.sum()) - np.repeat(ends - sizes, sizes)
 
 
 def zeros(count: int) -> np.ndarray:
     """Offsets of documents that are not cut: one number in memory, however many there are."""
     return np.broadcast_to(np.int64(0), (count,))
-
-
-def take(column: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """`column[order]`, which stays one number in memory where it is one."""
-    return np.broadcast_to(column[:1], order.shape) if column.strides == (0,) else column[order]
 
 
 def read(lengths: Any) -> np.ndarray:
@@ -91,19 +126,18 @@ def read(lengths: Any) -> np.ndarray:
 
 
 def _not_ints(lengths: Sequence[Any], dtype: np.dtype[Any]) -> str:
-    for index, value in enumerate(lengths):
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
-            return f"lengths[{index}] is {value!r}: wanted an int, its number of tokens; convert from {dtype}"
-    return f"lengths: wanted ints of at most 63 bits, found {max(lengths)}"
+    index = next((index for index, value in enumerate(lengths) if not is_int(value)), None)
+    if index is None:
+        return f"lengths: wanted ints of at most 63 bits, found {max(lengths)}"
+    return f"lengths[{index}] is {lengths[index]!r}: wanted an int, its number of tokens; convert from {dtype}"
 
 
 def fit(lengths: np.ndarray, capacity: int, overflow: Overflow) -> tuple[Pieces, Counts]:
     """Pieces that fit into a row, and what was done to make them fit."""
-    whole = zeros(len(lengths))
-    documents, tokens = np.arange(len(lengths)), int(lengths.sum())
-    over = lengths > capacity
+    count, tokens = len(lengths), int(lengths.sum())
+    documents, over = np.arange(count), lengths > capacity
     if not over.any():
-        return Pieces(documents, whole, lengths), Counts(len(lengths), tokens)
+        return Pieces(documents, zeros(count), lengths), Counts(count, tokens)
     number, excess = int(over.sum()), int((lengths[over] - capacity).sum())
     if overflow == "error":
         index = int(over.argmax())
@@ -111,16 +145,15 @@ def fit(lengths: np.ndarray, capacity: int, overflow: Overflow) -> tuple[Pieces,
         found = f"lengths[{index}] is {lengths[index]}, over the {capacity} tokens of a row{more}"
         raise InvalidPacking(f"{found}; raise the capacity, or pass overflow='truncate', 'split' or 'drop'")
     if overflow == "truncate":
-        counts = Counts(len(lengths), tokens, truncated=number, truncated_tokens=excess)
-        return Pieces(documents, whole, np.minimum(lengths, capacity)), counts
+        counts = Counts(count, tokens, truncated=number, truncated_tokens=excess)
+        return Pieces(documents, zeros(count), np.minimum(lengths, capacity)), counts
     if overflow == "drop":
-        counts = Counts(len(lengths), tokens, dropped=number, dropped_tokens=int(lengths[over].sum()))
-        return Pieces(documents[~over], zeros(len(lengths) - number), lengths[~over]), counts
+        counts = Counts(count, tokens, dropped=number, dropped_tokens=int(lengths[over].sum()))
+        return Pieces(documents[~over], zeros(count - number), lengths[~over]), counts
     parts = -(-lengths // capacity)
-    nth = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
-    owners, offsets = np.repeat(documents, parts), nth * capacity
+    owners, offsets = np.repeat(documents, parts), numbered(parts) * capacity
     pieces = Pieces(owners, offsets, np.minimum(lengths[owners] - offsets, capacity))
-    return pieces, Counts(len(lengths), tokens, split=number)
+    return pieces, Counts(count, tokens, split=number)
 
 
 def cut(lengths: np.ndarray, capacity: int) -> tuple[Pieces, np.ndarray, Counts]:
@@ -130,8 +163,7 @@ def cut(lengths: np.ndarray, capacity: int) -> tuple[Pieces, np.ndarray, Counts]
     first, last = starts // capacity, (ends - 1) // capacity
     parts = last - first + 1
     owners = np.repeat(np.arange(len(lengths)), parts)
-    rows = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts) + first[owners]
+    rows = numbered(parts) + first[owners]
     begin = np.maximum(rows * capacity, starts[owners])
     pieces = Pieces(owners, begin - starts[owners], np.minimum((rows + 1) * capacity, ends[owners]) - begin)
-    bounds = np.concatenate([[0], np.cumsum(np.bincount(rows))])
-    return pieces, bounds, Counts(len(lengths), int(ends[-1]), split=int((parts > 1).sum()))
+    return pieces, bounds_of(np.bincount(rows)), Counts(len(lengths), int(ends[-1]), split=int((parts > 1).sum()))

@@ -7,22 +7,18 @@ all micro-batches of a step; with weights `"document"` that is the mean over doc
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from autopack.errors import InvalidPacking
-from autopack.packing.collator import IGNORED, PackingCollator
-from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
-
-__all__ = ["WeightedLoss", "weigh_documents", "weighted_loss"]
+from autopack.layout.declarations import IGNORED_LABEL
+from autopack.packing.collator import PackingCollator
+from autopack.packing.columns import DOCUMENT_WEIGHT, LOSS_WEIGHTS
+from autopack.packing.weights import Weighing
 
 
 def weighted_loss(
@@ -56,7 +52,7 @@ def weighted_loss(
         raise InvalidPacking(f"wanted one label and one weight per row of logits, found {found}")
     if shift:
         logits, labels, loss_weights = logits[:, :-1], labels[:, 1:], loss_weights[:, 1:]
-    counted = (labels != IGNORED) & (loss_weights > 0)
+    counted = (labels != IGNORED_LABEL) & (loss_weights > 0)
     logits, weights = logits[counted], loss_weights[counted]
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
     total = (cross_entropy(logits, labels[counted], reduction="none") * weights).sum()
@@ -65,7 +61,7 @@ def weighted_loss(
     return total / torch.as_tensor(count, device=total.device).clamp(min=torch.finfo(torch.float32).tiny)
 
 
-class WeightedLoss:
+class WeightedLoss(AbstractContextManager["WeightedLoss"]):
     """`weighted_loss` as the `compute_loss_func` of a trainer, which is told nothing but outputs and labels.
 
     A forward pre-hook of the model takes `loss_weights` out of the batch, and the loss uses them. Made by
@@ -103,12 +99,7 @@ class WeightedLoss:
         if trainer.__dict__.get("get_batch_samples") == self._get_batch_samples:
             del trainer.get_batch_samples
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.remove()
 
     def __repr__(self) -> str:
@@ -131,7 +122,7 @@ class WeightedLoss:
 
 
 class _Taken:
-    """Forward pre-hook that takes the weights out of a call. Apart, so that a copied model copies no trainer."""
+    """Forward pre-hook that takes the weights out of a call; holds no trainer, which copies of the model would copy."""
 
     weights: torch.Tensor | None = None
     in_training = True

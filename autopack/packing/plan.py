@@ -17,15 +17,14 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, arrange, complete, members
-from autopack.packing.lengths import LONGEST, Counts, Overflow, Pieces, check_int, cut, fit, read, take, zeros
+from autopack.packing.lengths import LONGEST, Counts, Overflow, Pieces, bounds_of, cut, fit, numbered, read, zeros
+from autopack.packing.options import check_choice, check_int
 from autopack.packing.strategies import ORDERED, STRATEGIES
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from matplotlib.figure import Figure
-
-__all__ = ["Plan", "Strategy", "plan"]
 
 Strategy = Literal["best_fit", "first_fit", "sequential", "multipack", "sorted", "fixed_length", "random"]
 FORMAT = 1
@@ -79,10 +78,7 @@ class Plan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
             return NotImplemented
-        values = ("capacity", "strategy", "seed", "counts")
-        return all(getattr(self, v) == getattr(other, v) for v in values) and all(
-            np.array_equal(getattr(self, a), getattr(other, a)) for a in ARRAYS
-        )
+        return all(np.array_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -109,10 +105,8 @@ class Plan:
     def select(self, rows: Any) -> Plan:
         """The plan of these rows alone, in this order: (rows,) ints, each at most once. `counts` stays as it is."""
         rows = np.asarray(rows, np.int64)
-        bounds = np.concatenate([[0], np.cumsum(np.diff(self.bounds)[rows])])
-        chosen = members(self.bounds, rows)
-        documents, offsets, lengths = (take(c, chosen) for c in (self.documents, self.offsets, self.lengths))
-        return replace(self, documents=documents, offsets=offsets, lengths=lengths, bounds=bounds)
+        pieces = Pieces(self.documents, self.offsets, self.lengths).take(members(self.bounds, rows))
+        return replace(self, **pieces._asdict(), bounds=bounds_of(np.diff(self.bounds)[rows]))
 
     @property
     def tokens_per_row(self) -> np.ndarray:
@@ -140,9 +134,7 @@ class Plan:
         baseline *without PosID* of arXiv 2407.09105, in which documents see each other.
         """
         lengths = self.lengths[self.pieces(row)]
-        ends = np.cumsum(lengths)
-        columns = np.arange(ends[-1])
-        return columns - np.repeat(ends - lengths, lengths) if restart else columns
+        return numbered(lengths) if restart else np.arange(lengths.sum())
 
     def histogram(self, bins: int = 20) -> tuple[np.ndarray, np.ndarray]:
         """How many rows hold how many tokens: rows (bins,) int64, and edges (bins + 1,) float64 from 0 to capacity."""
@@ -237,40 +229,13 @@ def plan(
         InvalidPacking: for lengths that cannot be packed; the message names the first of them.
         ValueError: for options that are out of range, unknown, or contradict each other.
     """
-    _check_options(capacity, strategy, seed, overflow, max_documents, cost, ranks)
-    found = read(lengths)
-    capacity, ranks = int(capacity), int(ranks)
-    limit = capacity if max_documents is None else int(max_documents)
-    if strategy == "fixed_length":
-        pieces, bounds, counts = cut(found, capacity)
-    else:
-        pieces, counts = fit(found, capacity, overflow)
-        order, bounds = np.zeros(0, np.int64), np.zeros(1, np.int64)
-        if len(pieces.lengths):
-            order, bounds = STRATEGIES[strategy](pieces.lengths, capacity, limit, ranks, int(seed))
-        pieces = Pieces(*(take(column, order) for column in pieces))
-    if ranks > 1 and len(bounds) > 1:
-        pieces, bounds = complete(pieces, bounds, capacity, limit, ranks, cost)
-    made = Plan(*pieces, bounds, capacity, strategy, int(seed), counts)
-    if cost is None:
-        return made
-    return made.select(arrange(made.costs(cost), ranks, int(seed)))
-
-
-def _check_options(
-    capacity: Any, strategy: Any, seed: Any, overflow: Any, max_documents: Any, cost: Any, ranks: Any
-) -> None:
-    known = {"strategy": (strategy, (*STRATEGIES, "fixed_length")), "overflow": (overflow, get_args(Overflow))}
-    for name, (value, choices) in known.items():
-        if value not in choices:
-            raise ValueError(f"{name}={value!r}: wanted one of {', '.join(map(repr, choices))}")
-    for name, value, least in (
-        ("capacity", capacity, 1),
-        ("seed", seed, 0),
-        ("max_documents", 1 if max_documents is None else max_documents, 1),
-        ("ranks", ranks, 1),
-    ):
-        check_int(name, value, least)
+    check_choice("strategy", strategy, get_args(Strategy))
+    check_choice("overflow", overflow, get_args(Overflow))
+    check_int("capacity", capacity, 1)
+    check_int("seed", seed, 0)
+    if max_documents is not None:
+        check_int("max_documents", max_documents, 1)
+    check_int("ranks", ranks, 1)
     if capacity > LONGEST:
         raise ValueError(f"capacity={capacity}: wanted at most {LONGEST}")
     if cost is not None and not isinstance(cost, CostModel):
@@ -279,3 +244,18 @@ def _check_options(
         raise ValueError(f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave one out")
     if max_documents is not None and strategy == "fixed_length":
         raise ValueError("max_documents= cannot be kept by strategy='fixed_length', which fills all rows: leave it out")
+    found = read(lengths)
+    capacity, ranks, seed = int(capacity), int(ranks), int(seed)
+    limit = capacity if max_documents is None else int(max_documents)
+    if strategy == "fixed_length":
+        pieces, bounds, counts = cut(found, capacity)
+    else:
+        pieces, counts = fit(found, capacity, overflow)
+        order, bounds = np.zeros(0, np.int64), np.zeros(1, np.int64)
+        if len(pieces.lengths):
+            order, bounds = STRATEGIES[strategy](pieces.lengths, capacity, limit, ranks, seed)
+        pieces = pieces.take(order)
+    if ranks > 1 and len(bounds) > 1:
+        pieces, bounds = complete(pieces, bounds, capacity, limit, ranks, cost)
+    made = Plan(*pieces, bounds, capacity, strategy, seed, counts)
+    return made if cost is None else made.select(arrange(made.costs(cost), ranks, seed))

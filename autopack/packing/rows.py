@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,124 +12,159 @@ import numpy as np
 import pyarrow as pa
 
 from autopack.errors import InvalidPacking
-from autopack.packing.collator import COMPLETION_KEYS, IGNORED, LABEL_KEYS
-from autopack.packing.documents import IDS, POSITIONS, Documents
-from autopack.packing.plan import Plan
-from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing, token_weights
+from autopack.layout.declarations import IGNORED_LABEL
+from autopack.packing.columns import COMPLETION_KEYS, DOCUMENT_WEIGHT, IDS, LENGTHS, LOSS_WEIGHTS, POSITIONS
+from autopack.packing.documents import Documents
+from autopack.packing.lengths import numbered
+from autopack.packing.plan import Plan, plan
+from autopack.packing.strategies import ORDERED
+from autopack.packing.tables import from_columns
+from autopack.packing.weights import Weighing, token_weights
 
-__all__ = ["RowOptions", "Rows"]
+logger = logging.getLogger(__name__)
 
-LENGTHS = "seq_lengths"
 MOST = 2**31 - 1
 
 
-@dataclass(frozen=True)
-class RowOptions:
-    """What packed rows hold beside the columns of the documents; see `autopack.pack`."""
+@dataclass
+class Rows:
+    """The rows of a plan, any of them at any time; called with a batch of row numbers, as `Dataset.map` does.
 
+    What they hold beside the columns of the documents is said by the options of `autopack.pack` of the same names.
+    Raises `InvalidPacking` where the columns of the documents cannot be columns of such rows.
+    """
+
+    documents: Documents
+    plan: Plan
     mask_first_label: bool = True
     position_ids: bool = True
     first_position: int = 0
     loss_weights: Weighing | None = None
 
-
-class Rows:
-    """The rows of a plan, any of them at any time; called with a batch of row numbers, as `Dataset.map` does.
-
-    Raises `InvalidPacking` where the columns of the documents cannot be columns of such rows.
-    """
-
-    def __init__(self, documents: Documents, plan: Plan, options: RowOptions):
-        self.documents = documents
-        self.plan = plan
-        self.options = options
-        self._check()
-
-    def _check(self) -> None:
+    def __post_init__(self) -> None:
         if self.plan.capacity > MOST:
             raise ValueError(f"max_length={self.plan.capacity}: wanted at most {MOST:,} tokens, as lists of arrow have")
-        documents, counts = self.documents, self.plan.counts
-        key = documents.label_key
+        documents, counts, key = self.documents, self.plan.counts, self.documents.label_key
         if not len(self.plan):
             raise InvalidPacking(f"no document is left of {counts.documents:,}: all are longer than max_length")
         if counts.split and key in documents.per_document:
             way = "use overflow='truncate' or 'drop', or name it in drop_columns"
-            raise InvalidPacking(
-                f"{counts.split:,} documents are cut into pieces, and {key!r} is one per document; {way}"
-            )
-        if self.options.loss_weights is None:
+            found = f"{counts.split:,} documents are cut into pieces, and {key!r} is one per document"
+            raise InvalidPacking(f"{found}; {way}")
+        if self.loss_weights is None:
             return
         if LOSS_WEIGHTS in documents.per_token:
             raise InvalidPacking(f"found a column {LOSS_WEIGHTS!r} beside loss_weights=; name it in drop_columns")
         if key in documents.per_document:
-            raise InvalidPacking(
-                f"loss_weights= is for labels per token, and {key!r} is one per document; leave it out"
-            )
-        if key is None and not self.options.mask_first_label:
+            found = f"loss_weights= is for labels per token, and {key!r} is one per document"
+            raise InvalidPacking(f"{found}; leave it out")
+        if key is None and not self.mask_first_label:
             raise InvalidPacking("loss_weights= with mask_first_label=False needs a column of labels")
 
     def __call__(self, batch: Mapping[str, Any]) -> pa.Table:
         rows = batch["row"]
         return self.table(int(rows[0]), int(rows[-1]) + 1)
 
-    def table(self, first: int, end: int) -> pa.Table:
+    def table(self, first: int = 0, end: int | None = None) -> pa.Table:
         """The rows from `first` to `end`, in new memory."""
         plan, documents = self.plan, self.documents
-        bounds = plan.bounds[first : end + 1]
+        bounds = plan.bounds[first : len(plan) + 1 if end is None else end + 1]
         pieces = slice(int(bounds[0]), int(bounds[-1]))
         chosen, lengths = plan.documents[pieces], plan.lengths[pieces]
         bounds = bounds - bounds[0]
         starts = np.cumsum(lengths) - lengths
         tokens = np.append(starts, lengths.sum())[bounds]  # where the rows begin, and where the last ends
         values = {n: documents.values(n, chosen, plan.offsets[pieces], lengths) for n in documents.per_token}
-        self._mask_first_labels(values, starts)
-        if self.options.position_ids and POSITIONS not in values:
-            values[POSITIONS] = pa.array(_positions(starts, lengths, self.options.first_position))
+        labels = self._mask_first_labels(values, starts)
+        if self.position_ids and POSITIONS not in values:
+            values[POSITIONS] = pa.array((numbered(lengths) + self.first_position).astype(np.int32))
         of_documents = {name: documents.of_documents(name, chosen) for name in documents.per_document}
-        if self.options.loss_weights is not None:
-            values[LOSS_WEIGHTS] = pa.array(self._weights(values, of_documents.get(DOCUMENT_WEIGHT), starts, lengths))
+        if self.loss_weights is not None:
+            targets = _made_targets(values, starts) if labels is None else labels.to_numpy() != IGNORED_LABEL
+            given = of_documents.get(DOCUMENT_WEIGHT)
+            weights = None if given is None else given.to_numpy(zero_copy_only=False)
+            values[LOSS_WEIGHTS] = pa.array(token_weights(targets, lengths, self.loss_weights, weights))
         columns = {name: _lists(tokens, array) for name, array in values.items()}
         columns |= {name: _lists(bounds, array) for name, array in of_documents.items()}
         columns[LENGTHS] = _lists(bounds, pa.array(lengths.astype(np.int32)))
         return pa.table(columns)
 
-    def _mask_first_labels(self, values: dict[str, pa.Array], starts: np.ndarray) -> None:
-        """No token of its document predicts a first label."""
-        key = next((k for k in LABEL_KEYS if k in values), None)
-        if key is None or not self.options.mask_first_label:
-            return
-        if not pa.types.is_signed_integer(values[key].type):
-            found = f"found {values[key].type}, wanted signed ints, of which {IGNORED} is no target"
-            raise InvalidPacking(f"column {key!r}: {found}; cast it, or pass mask_first_label=False")
-        labels = values[key].to_numpy().copy()
-        labels[starts] = IGNORED
-        values[key] = pa.array(labels)
+    def _mask_first_labels(self, values: dict[str, pa.Array], starts: np.ndarray) -> pa.Array | None:
+        """The labels per token, if there are any, of which first ones are masked: no token of its document predicts it.
 
-    def _weights(
-        self, values: dict[str, pa.Array], of_documents: pa.Array | None, starts: np.ndarray, lengths: np.ndarray
-    ) -> np.ndarray:
-        key = next((k for k in LABEL_KEYS if k in values), None)
-        if key is not None:
-            targets = values[key].to_numpy() != IGNORED
-        else:  # as the collator makes them
-            targets = np.ones(len(values[IDS]), np.bool_)
-            for name in COMPLETION_KEYS:
-                if name in values:
-                    targets &= values[name].to_numpy(zero_copy_only=False).astype(np.bool_)
-            targets[starts] = False
-        assert self.options.loss_weights is not None
-        given = None if of_documents is None else of_documents.to_numpy(zero_copy_only=False)
-        return token_weights(targets, lengths, self.options.loss_weights, given)
+        Changes them in `values`.
+        """
+        key = self.documents.label_key
+        if key not in values:
+            return None
+        if self.mask_first_label:
+            if not pa.types.is_signed_integer(values[key].type):
+                found = f"found {values[key].type}, wanted signed ints, of which {IGNORED_LABEL} is no target"
+                raise InvalidPacking(f"column {key!r}: {found}; cast it, or pass mask_first_label=False")
+            labels = values[key].to_numpy().copy()
+            labels[starts] = IGNORED_LABEL
+            values[key] = pa.array(labels)
+        return values[key]
 
 
-def _positions(starts: np.ndarray, lengths: np.ndarray, first: int) -> np.ndarray:
-    """Positions that restart at each document, (tokens,) int32."""
-    steps = np.ones(lengths.sum(), np.int32)
-    steps[starts[1:]] = 1 - lengths[:-1]
-    steps[0] = first
-    return np.cumsum(steps, out=steps)
+def _made_targets(values: dict[str, pa.Array], starts: np.ndarray) -> np.ndarray:
+    """Which tokens are targets where there are no labels, as in those that the collator makes."""
+    targets = np.ones(len(values[IDS]), np.bool_)
+    for name in COMPLETION_KEYS:
+        if name in values:
+            targets &= values[name].to_numpy(zero_copy_only=False).astype(np.bool_)
+    targets[starts] = False
+    return targets
 
 
 def _lists(offsets: np.ndarray, values: pa.Array) -> pa.Array:
     """Values cut at these offsets, as one list each."""
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values)
+
+
+@dataclass
+class Packing:
+    """The options of `autopack.pack` by what they are for: plans, columns that are carried, and what rows hold more."""
+
+    max_length: int
+    planned: dict[str, Any]
+    carried: dict[str, Any]
+    added: dict[str, Any]
+    warned: bool = False
+
+    def plan(self, documents: Documents, **changes: Any) -> Plan:
+        """The plan of these documents; an error says which option of `autopack.pack` to change."""
+        try:
+            return plan(documents.lengths, self.max_length, **{**self.planned, **changes})
+        except InvalidPacking as error:
+            message = str(error).replace("lengths[", "example [").replace("raise the capacity", "raise max_length")
+            raise InvalidPacking(message) from error
+
+    def rows(self, documents: Documents) -> Rows:
+        """The rows of all documents of a dataset."""
+        made = self.plan(documents)
+        lost = made.counts.truncated or made.counts.dropped
+        logger.log(logging.WARNING if lost else logging.INFO, "Packed: %r", made)
+        return Rows(documents, made, **self.added)
+
+    def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        """The rows of a buffer of examples, as `IterableDataset.map` hands it over: columns in, columns out.
+
+        They depend on the buffer alone, so that a stream which resumes makes the same rows again.
+        """
+        names = list(batch)
+        try:
+            documents = Documents(from_columns({n: batch[n] for n in names}, **self.carried), None, **self.carried)
+            seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
+            made = self.plan(documents, seed=seed)
+            if (made.counts.truncated or made.counts.dropped) and not self.warned:
+                logger.warning("Packed: %r; buffers that follow are packed alike, and nothing more is said", made)
+                self.warned = True
+            if not len(made):
+                return {}
+            if self.planned["strategy"] not in ORDERED:  # a plan lists the longest documents first
+                made = made.select(np.random.default_rng(seed).permutation(len(made)))
+            return Rows(documents, made, **self.added).table().to_pydict()
+        except InvalidPacking as error:
+            where = f"in a buffer of {len(batch[names[0]])} examples, counted from its start"
+            raise InvalidPacking(f"{where}: {error}") from error

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -14,16 +14,12 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, share
-from autopack.packing.lengths import check_int, read
+from autopack.packing.lengths import read
+from autopack.packing.options import check_int
 from autopack.packing.plan import Plan, Strategy, plan
-from autopack.packing.strategies import permutation
-
-__all__ = ["PackedBatchSampler"]
+from autopack.packing.strategies import ORDERED, permutation
 
 logger = logging.getLogger(__name__)
-
-AS_DRAWN = ("sequential", "sorted", "multipack")
-"""Strategies whose steps are what they are: rows are not put with others of like cost unless that is asked for."""
 
 
 class PackedBatchSampler:
@@ -93,80 +89,68 @@ class PackedBatchSampler:
                 raise ValueError(f"{name}={value!r} cuts documents, which indices cannot say: use autopack.pack")
         check_int("rows_per_batch", rows_per_batch, 1)
         check_int("seed", seed, 0)
-        self.num_replicas, self.rank = _ranks(num_replicas, rank)
-        self.rows_per_batch, self.drop_last = rows_per_batch, drop_last
-        self._lengths = read(lengths)
         if isinstance(cost, str):
             if cost != "auto":
                 raise ValueError(f"cost={cost!r}: wanted 'auto', an autopack.CostModel, or None")
-            cost = None if strategy in AS_DRAWN else CostModel()
-        self._seed = seed
-        self._options: dict[str, Any] = {
-            "strategy": strategy,
-            "overflow": overflow,
-            "max_documents": max_documents,
-            "cost": cost,
-        }
-        self.max_tokens = max_tokens
-        self._kept = strategy in ("sequential", "sorted")
+            cost = None if strategy in (*ORDERED, "multipack") else CostModel()
+        self.max_tokens, self.rows_per_batch, self.drop_last = max_tokens, rows_per_batch, drop_last
+        self.num_replicas, self.rank = _ranks(num_replicas, rank)
+        self._lengths, self._seed = read(lengths), seed
+        self._options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "max_documents": max_documents}
+        self._options["cost"] = cost
         self._start = self._step = 0
         self._draw(0)
 
     def _draw(self, epoch: int) -> None:
         """Makes the plan of this epoch, and the table of its rows: step by step, rank by rank."""
-        seeds = np.random.SeedSequence([self._seed, 0 if self._kept else epoch]).generate_state(2, np.uint64).tolist()
-        ranks, cost = self.num_replicas, self._options["cost"]
+        is_ordered = self._options["strategy"] in ORDERED
+        seeds = np.random.SeedSequence([self._seed, 0 if is_ordered else epoch]).generate_state(2, np.uint64).tolist()
+        ranks, cost, per_step = self.num_replicas, self._options["cost"], self.rows_per_batch
         self.epoch = epoch
         self.plan: Plan = plan(self._lengths, self.max_tokens, seed=seeds[0], ranks=ranks, **self._options)
-        rows = np.arange(len(self.plan))
+        rows, documents = np.arange(len(self.plan)), np.diff(self.plan.bounds)
         whole, over = divmod(len(rows), ranks)
         self.repeated = self.left_out = 0
-        documents = np.diff(self.plan.bounds)
         rounds = rows[: whole * ranks].reshape(-1, ranks)
-        if not self._kept:
+        if not is_ordered:
             rounds = rounds[permutation(whole, seeds[1])]
         if over and not self.drop_last:
             again = np.resize(np.roll(rows, over), ranks)
             self.repeated = int(documents[again].sum() - documents[rows[whole * ranks :]].sum())
             rounds = np.concatenate([rounds, again[None]])
-            logger.warning(
-                "%d documents make too few rows for %d ranks: the last step repeats %d documents",
-                len(self._lengths),
-                ranks,
-                self.repeated,
-            )
-        per_step = self.rows_per_batch
+            message = "%d documents make too few rows for %d ranks: the last step repeats %d documents"
+            logger.warning(message, len(self._lengths), ranks, self.repeated)
         full = len(rounds) // per_step
         steps, rest = rounds[: full * per_step].reshape(full, per_step, ranks), rounds[None, full * per_step :]
+        costs = None if cost is None or per_step == 1 else self.plan.costs(cost)
+        has_rest = rest.size > 0 and not self.drop_last
+        self._rows = np.full((full + has_rest, ranks, per_step), -1)  # -1 where the last batches have fewer rows
+        self._rows[:full] = _to_ranks(steps, costs)
+        if has_rest:
+            self._rows[full, :, : rest.shape[1]] = _to_ranks(rest, costs)[0]
         if self.drop_last:
             self.left_out = int(documents.sum() - documents[steps].sum())
-        costs = None if cost is None or per_step == 1 else self.plan.costs(cost)
-        self._full = _to_ranks(steps, costs)
-        self._last = None if self.drop_last or not rest.size else _to_ranks(rest, costs)[0]
-        self._steps = full + (self._last is not None)
 
     def __len__(self) -> int:
         """Batches of this rank in this epoch, from its beginning; those of all ranks where accelerate asks."""
-        return self._steps * (1 if self._shard() is None else self.num_replicas)
+        return len(self._rows) * len(self._asked_ranks())
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Not a generator itself: who asks is up the stack now, and may not be at the first `next`.
-        ranks = [self.rank] if self._shard() is None else range(self.num_replicas)
-        start, self._start = self._start, 0
-        self._step = start
-        return self._batches(start, ranks)
+        # No generator: the caller is on the stack now, and may no longer be when the first batch is asked for.
+        ranks = self._asked_ranks()
+        self._step, self._start = self._start, 0
+        return self._from_step(self._step, ranks)
 
-    def _batches(self, start: int, ranks: Any) -> Iterator[list[int]]:
-        chosen, full, last = self.plan, self._full, self._last
-        for step in range(start, self._steps):
+    def _from_step(self, start: int, ranks: Sequence[int]) -> Iterator[list[int]]:
+        chosen, rows = self.plan, self._rows
+        for step in range(start, len(rows)):
             self._step = step + 1
-            batches = full[step] if last is None or step < len(full) else last
             for rank in ranks:
-                yield np.concatenate([chosen[row] for row in batches[rank].tolist()]).tolist()
+                yield np.concatenate([chosen[row] for row in rows[step, rank].tolist() if row >= 0]).tolist()
 
     def __repr__(self) -> str:
         return (
-            f"PackedBatchSampler({self._options['strategy']}, epoch {self.epoch}: {self._steps:,} steps of "
+            f"PackedBatchSampler({self._options['strategy']}, epoch {self.epoch}: {len(self._rows):,} steps of "
             f"{self.rows_per_batch} x {self.max_tokens:,} tokens on each of {self.num_replicas} ranks, this is rank "
             f"{self.rank}; fill {self.plan.fill:.4f})"
         )
@@ -204,14 +188,16 @@ class PackedBatchSampler:
             raise InvalidPacking(f"wanted what PackedBatchSampler.state_dict gave, found {state!r}") from error
         ours = self._made_of()
         differ = [
-            f"{k} was {theirs.get(k)!r} and is {ours.get(k)!r}" for k in {**ours, **theirs} if _differ(k, ours, theirs)
+            f"{key} was {theirs.get(key)!r} and is {ours.get(key)!r}"
+            for key in {**ours, **theirs}
+            if key not in ours or key not in theirs or ours[key] != theirs[key]
         ]
         if differ:
             raise InvalidPacking(f"the state is of another sampler: {'; '.join(differ)}; make this one with the same")
         self.set_epoch(epoch)
         check_int("step", step, 0)
-        if step > self._steps:
-            raise InvalidPacking(f"the state is at step {step} of an epoch of {self._steps} steps")
+        if step > len(self._rows):
+            raise InvalidPacking(f"the state is at step {step} of an epoch of {len(self._rows)} steps")
         self._start = self._step = step
 
     @cached_property
@@ -231,28 +217,26 @@ class PackedBatchSampler:
             "cost": cost and [cost.linear, cost.quadratic],
         }
 
-    def _shard(self) -> Any:
-        """The `BatchSamplerShard` of accelerate that is asking, if one is."""
+    def _asked_ranks(self) -> Sequence[int]:
+        """The ranks whose batches are asked for: this one, and all of them by a `BatchSamplerShard` of accelerate."""
         accelerate: Any = sys.modules.get("accelerate.data_loader")
         frame = None if accelerate is None else sys._getframe(1)
         while frame is not None:
-            if frame.f_globals.get("__name__") == accelerate.__name__:
-                asking = frame.f_locals.get("self")
-                if isinstance(asking, accelerate.BatchSamplerShard) and self._is_in(asking):
-                    if asking.num_processes != self.num_replicas:
-                        raise InvalidPacking(
-                            f"accelerate shares out batches to {asking.num_processes} processes, and this sampler is "
-                            f"made for {self.num_replicas}: pass num_replicas={asking.num_processes} and the rank, or "
-                            f"neither"
-                        )
-                    return asking
-                if isinstance(asking, accelerate.DataLoaderDispatcher) and self.num_replicas > 1:
+            asking = frame.f_locals.get("self") if frame.f_globals.get("__name__") == accelerate.__name__ else None
+            if isinstance(asking, accelerate.DataLoaderDispatcher) and self.num_replicas > 1:
+                raise InvalidPacking(
+                    "accelerate's dispatch_batches=True puts the batches of all ranks together and cuts them up by "
+                    "rows, which packed rows do not survive: pass dispatch_batches=False"
+                )
+            if isinstance(asking, accelerate.BatchSamplerShard) and self._is_in(asking):
+                if asking.num_processes != self.num_replicas:
                     raise InvalidPacking(
-                        "accelerate's dispatch_batches=True puts the batches of all ranks together and cuts them up by "
-                        "rows, which packed rows do not survive: pass dispatch_batches=False"
+                        f"accelerate shares out batches to {asking.num_processes} processes, and this sampler is made "
+                        f"for {self.num_replicas}: pass num_replicas={asking.num_processes} and the rank, or neither"
                     )
+                return range(self.num_replicas)
             frame = frame.f_back
-        return None
+        return (self.rank,)
 
     def _is_in(self, wrapper: Any) -> bool:
         while wrapper is not None and wrapper is not self:
@@ -289,7 +273,3 @@ def _ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
     if rank >= num_replicas:
         raise ValueError(f"rank={rank}: wanted an int below num_replicas={num_replicas}")
     return int(num_replicas), int(rank)
-
-
-def _differ(key: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    return key not in ours or key not in theirs or ours[key] != theirs[key]

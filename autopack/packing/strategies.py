@@ -5,20 +5,19 @@ They work on numbers of documents per length, or on sums over all documents, and
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["ORDERED", "STRATEGIES", "Rows", "permutation"]
+from autopack.packing.lengths import bounds_of, numbered
 
 Rows = tuple[np.ndarray, np.ndarray]
 """Indices in the order of rows, and the bounds of the rows in it."""
 
 ORDERED = ("sequential", "sorted", "fixed_length")
 """Strategies whose rows have an order that means something."""
-
-SUMMARY = 4096
-"""Rooms per word of the index of rooms in use."""
 
 
 def permutation(count: int, seed: int) -> np.ndarray:
@@ -46,52 +45,31 @@ def per_length(lengths: np.ndarray) -> list[tuple[int, int]]:
 
 def gather(order: np.ndarray, rows: np.ndarray) -> Rows:
     """Documents in `order` went to these rows, one number per document."""
-    bounds = np.concatenate([[0], np.cumsum(np.bincount(rows))])
-    return order[np.argsort(rows, kind="stable")], bounds
+    return order[np.argsort(rows, kind="stable")], bounds_of(np.bincount(rows))
 
 
 class Rooms:
-    """Rows by the room that is left in them, as ranges of row numbers; finds the smallest room of at least a size.
-
-    Two levels of bits say which rooms are in use; an integer of Python finds its lowest bit quickly.
-    """
+    """Rows by the room that is left in them, as ranges of row numbers; finds the smallest room of at least a size."""
 
     def __init__(self) -> None:
-        self._ranges: dict[int, list[tuple[int, int, int]]] = {}
-        self._words: dict[int, int] = {}
-        self._summary = 0
+        self._in_use: list[int] = []  # ascending
+        self._ranges: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
 
     def push(self, room: int, start: int, stop: int, held: int) -> None:
         """Rows `start` to `stop` have this room, and hold so many documents each."""
-        if room in self._ranges:
-            self._ranges[room].append((start, stop, held))
-            return
-        self._ranges[room] = [(start, stop, held)]
-        word, bit = divmod(room, SUMMARY)
-        self._words[word] = self._words.get(word, 0) | 1 << bit
-        self._summary |= 1 << word
+        if not self._ranges[room]:
+            insort(self._in_use, room)
+        self._ranges[room].append((start, stop, held))
 
     def pop(self, size: int) -> tuple[int, int, int, int] | None:
         """Takes out one range of the smallest room of at least `size`: room, start, stop and documents."""
-        word, bit = divmod(size, SUMMARY)
-        found = self._words.get(word, 0) >> bit
-        if found:
-            room = size + (found & -found).bit_length() - 1
-        else:
-            later = self._summary >> (word + 1)
-            if not later:
-                return None
-            word += (later & -later).bit_length()
-            found = self._words[word]
-            room = word * SUMMARY + (found & -found).bit_length() - 1
-        ranges = self._ranges[room]
-        taken = ranges.pop()
-        if not ranges:
-            del self._ranges[room]
-            word, bit = divmod(room, SUMMARY)
-            self._words[word] &= ~(1 << bit)
-            if not self._words[word]:
-                self._summary &= ~(1 << word)
+        at = bisect_left(self._in_use, size)
+        if at == len(self._in_use):
+            return None
+        room = self._in_use[at]
+        taken = self._ranges[room].pop()
+        if not self._ranges[room]:
+            del self._in_use[at]
         return room, *taken
 
 
@@ -104,15 +82,13 @@ def best_fit(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: i
     """
     least, opened = int(lengths.min()), 0
     rooms = Rooms()
-    starts, stops, taken = [], [], []  # rows from start to stop took so many documents each, in this order
+    placed = []  # first row, rows, and how many documents each of them took, in this order
 
-    def put(room: int, start: int, stop: int, held: int, count: int, size: int) -> None:
-        starts.append(start)
-        stops.append(stop)
-        taken.append(count)
+    def put(room: int, start: int, rows: int, held: int, count: int, size: int) -> None:
+        placed.append((start, rows, count))
         room, held = room - count * size, held + count
         if room >= least and held < limit:
-            rooms.push(room, start, stop, held)
+            rooms.push(room, start, start + rows, held)
 
     for size, count in per_length(lengths):
         while count:
@@ -125,18 +101,17 @@ def best_fit(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: i
             fit = min(room // size, limit - held)
             full = min(stop - start, count // fit)
             if full:
-                put(room, start, start + full, held, fit, size)
+                put(room, start, full, held, fit, size)
                 count -= full * fit
                 start += full
             if start < stop and 0 < count < fit:
-                put(room, start, start + 1, held, count, size)
+                put(room, start, 1, held, count, size)
                 start, count = start + 1, 0
             if start < stop:
                 rooms.push(room, start, stop, held)
-    first, rows = np.array(starts), np.array(stops) - np.array(starts)
-    each = np.repeat(np.array(taken), rows)
-    numbers = np.repeat(first - np.cumsum(rows) + rows, rows) + np.arange(len(each))
-    return gather(descending(lengths, seed), np.repeat(numbers, each))
+    first, rows, taken = np.array(placed).T
+    numbers = np.repeat(first, rows) + numbered(rows)
+    return gather(descending(lengths, seed), np.repeat(numbers, np.repeat(taken, rows)))
 
 
 def first_fit(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
@@ -144,30 +119,20 @@ def first_fit(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: 
 
     Documents of equal length are placed together: the rows with room, in their order, take as many as fit.
     """
-    rooms = np.zeros(1024, np.int64)
-    held = np.zeros(1024, np.int64)
+    rooms, held = np.full(len(lengths), capacity), np.zeros(len(lengths), np.int64)
     opened, placed = 0, []
     for size, count in per_length(lengths):
-        rows = np.flatnonzero(rooms[:opened] >= size)
+        enough = opened + -(-count // min(capacity // size, limit))
+        rows = np.flatnonzero(rooms[:enough] >= size)
         fit = np.minimum(rooms[rows] // size, limit - held[rows])
         upto = np.cumsum(fit)
-        room_for = int(upto[-1]) if len(upto) else 0
-        if room_for < count:
-            each = min(capacity // size, limit)
-            new = -(-(count - room_for) // each)
-            while opened + new > len(rooms):
-                rooms, held = (np.concatenate([old, np.zeros_like(old)]) for old in (rooms, held))
-            rooms[opened : opened + new] = capacity
-            rows = np.concatenate([rows, np.arange(opened, opened + new)])
-            fit = np.concatenate([fit, np.full(new, each)])
-            upto = np.cumsum(fit)
-            opened += new
         needed = int(np.searchsorted(upto, count)) + 1
         rows, fit = rows[:needed], fit[:needed]
         fit[-1] -= upto[needed - 1] - count
         rooms[rows] -= fit * size
         held[rows] += fit
         rooms[rows[held[rows] >= limit]] = 0
+        opened = max(opened, int(rows[-1]) + 1)
         placed.append(np.repeat(rows, fit))
     return gather(descending(lengths, seed), np.concatenate(placed))
 
@@ -248,7 +213,7 @@ def multipack(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: 
             chosen.append(order[at + np.array(row)])
             per_row.append(len(row))
         at += least
-    return np.concatenate(chosen), np.concatenate([[0], np.cumsum(per_row)])
+    return np.concatenate(chosen), bounds_of(per_row)
 
 
 STRATEGIES: dict[str, Callable[[np.ndarray, int, int, int, int], Rows]] = {

@@ -1,69 +1,79 @@
-"""Packed streams: every so many examples of a stream become rows, and nothing else of it is held."""
+"""Packed streams: every so many examples of a stream become rows, and nothing else of it is held.
+
+They resume exactly although a shuffle buffer is in them, by drawing again what they drew. datasets saves where a stream
+is, and not what its shuffle buffers hold: such a stream goes on with other examples, and loses those in the buffer.
+Where there is such a buffer, the rows that were given are counted instead.
+"""
 
 from __future__ import annotations
 
-import logging
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
+from datasets import IterableDataset
+from datasets import iterable_dataset as upstream
 
 from autopack.errors import InvalidPacking
-from autopack.packing.documents import Documents
-from autopack.packing.examples import from_columns, wanted
 from autopack.packing.plan import plan
-from autopack.packing.rows import RowOptions, Rows
-from autopack.packing.strategies import ORDERED
+from autopack.packing.rows import Packing
 
-__all__ = ["Window", "pack_stream"]
-
-logger = logging.getLogger(__name__)
+ROWS = "autopack_rows"
 
 
-@dataclass
-class Window:
-    """Makes rows of a batch of examples, as `IterableDataset.map` hands it over: columns in, columns out.
+class ReplayedStream(IterableDataset):
+    """An `IterableDataset` whose state is the number of rows that it gave; resuming draws as many and drops them."""
 
-    A function of the batch alone, so that a stream which resumes makes the same rows again.
-    """
+    _given = 0
+    _resumed: dict[str, Any] | None = None
 
-    max_length: int
-    planned: dict[str, Any]
-    carried: dict[str, Any]
-    added: dict[str, Any]
-    warned: bool = False
+    @classmethod
+    def of(cls, dataset: IterableDataset) -> ReplayedStream:
+        """The same dataset, as one of this class."""
+        made = cls.__new__(cls)
+        made.__dict__.update(dataset.__dict__)
+        return made
 
-    def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-        names = list(batch)
-        try:
-            table = from_columns({name: batch[name] for name in names}, wanted(names, **self.carried))
-            documents = Documents(table, None, **self.carried)
-            seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
-            made = plan(documents.lengths, self.max_length, **{**self.planned, "seed": seed})
-            if (made.counts.truncated or made.counts.dropped) and not self.warned:
-                logger.warning("Packed: %r; buffers that follow are packed alike, and nothing more is said", made)
-                self.warned = True
-            if not len(made):
-                return {}
-            if self.planned["strategy"] not in ORDERED:  # a plan lists the longest documents first
-                made = made.select(np.random.default_rng(seed).permutation(len(made)))
-            return Rows(documents, made, RowOptions(**self.added)).table(0, len(made)).to_pydict()
-        except InvalidPacking as error:
-            raise InvalidPacking(
-                f"in a buffer of {len(batch[names[0]])} examples, counted from its start: {error}"
-            ) from error
+    def __iter__(self) -> Iterator[Any]:
+        resumed = self._resumed
+        skipped = resumed[ROWS] if resumed is not None and resumed["epoch"] == self.epoch else 0
+        self._given = 0
+        for row in super().__iter__():
+            self._given += 1
+            if self._given > skipped:
+                yield row
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rows given in this epoch, and the epoch."""
+        return {ROWS: self._given, "epoch": self.epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on after the rows that were given, when this is iterated in the epoch in which they were."""
+        if ROWS not in state_dict:
+            raise InvalidPacking(f"wanted a state of this stream, with {ROWS!r}, found {sorted(state_dict)}")
+        self._resumed = dict(state_dict)
+        self._given = state_dict[ROWS]
 
 
-def pack_stream(dataset: Any, window: Window, buffer_size: int) -> Any:
-    """The rows of an `IterableDataset`, as one that resumes by `state_dict`."""
-    # Options are checked before the first example is drawn.
-    plan([1], window.max_length, **window.planned)
+def _forgets(dataset: IterableDataset) -> bool:
+    """Whether a shuffle buffer is in the dataset."""
+    waiting = [dataset._ex_iterable]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, upstream.BufferShuffledExamplesIterable):
+            return True
+        for value in vars(found).values():
+            values = value if isinstance(value, (list, tuple)) else [value]
+            waiting += [v for v in values if isinstance(v, upstream._BaseExamplesIterable)]
+    return False
+
+
+def pack_stream(dataset: IterableDataset, packing: Packing, buffer_size: int) -> IterableDataset:
+    """The rows of a stream, as one that resumes by `state_dict`."""
+    if packing.planned["cost"] is not None or packing.planned["ranks"] != 1:
+        raise ValueError("cost= and ranks= arrange all rows of a dataset, and a stream has no end: leave them out")
+    plan([1], packing.max_length, **packing.planned)  # checks the options before the first example is drawn
     names = dataset.column_names
     if names is None:
         names = list(next(iter(dataset.take(1)), {}))
-    rows = dataset.with_format(None).map(window, batched=True, batch_size=buffer_size, remove_columns=names)
-    from autopack.packing.replay import ReplayedStream, forgets
-
-    return ReplayedStream.of(rows) if forgets(rows) else rows
+    rows = dataset.with_format(None).map(packing, batched=True, batch_size=buffer_size, remove_columns=names)
+    return ReplayedStream.of(rows) if _forgets(rows) else rows

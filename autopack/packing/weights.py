@@ -7,20 +7,15 @@ from typing import Literal, get_args
 import numpy as np
 
 from autopack.errors import InvalidPacking
-
-__all__ = ["DOCUMENT_WEIGHT", "LOSS_WEIGHTS", "Weighing", "check_weighing", "token_weights"]
+from autopack.packing.columns import DOCUMENT_WEIGHT
 
 Weighing = Literal["document", "token"]
-LOSS_WEIGHTS = "loss_weights"
-"""The key of weights per token, (B, T) float32."""
-DOCUMENT_WEIGHT = "document_weight"
-"""The key of a weight per document: a float of an example, a list of them of a packed row."""
+WEIGHINGS = (*get_args(Weighing), None)
 
 
-def check_weighing(by: object) -> None:
-    """Raise `ValueError` for anything but a way of weighing, or None."""
-    if by is not None and by not in get_args(Weighing):
-        raise ValueError(f"loss_weights={by!r}: wanted 'document', 'token' or None")
+def are_weights(weights: np.ndarray, documents: int) -> bool:
+    """Whether this is one finite number of at least 0 for each of so many documents."""
+    return weights.shape == (documents,) and bool((np.isfinite(weights) & (weights >= 0)).all())
 
 
 def token_weights(
@@ -40,7 +35,7 @@ def token_weights(
     Raises `InvalidPacking` for weights of documents that are not.
     """
     weights = np.ones(len(lengths)) if of_documents is None else np.asarray(of_documents, np.float64)
-    if weights.shape != (len(lengths),) or not (np.isfinite(weights) & (weights >= 0)).all():
+    if not are_weights(weights, len(lengths)):
         found = f"found {weights.tolist() if weights.size < 20 else weights.shape} for {len(lengths)} documents"
         raise InvalidPacking(f"{DOCUMENT_WEIGHT!r}: {found}; wanted a finite number of at least 0 for each")
     if by == "document":

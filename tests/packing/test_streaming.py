@@ -148,7 +148,7 @@ def test_without_counting_rows_a_stream_with_a_shuffle_buffer_goes_on_elsewhere(
     plain = datasets.IterableDataset(ex_iterable=rows._ex_iterable)
     whole, stopped = list(plain), list(islice(plain, 20))
     plain.load_state_dict(plain.state_dict())
-    assert [*stopped, *plain] != whole, "datasets resumes shuffle buffers: replay.py can go"
+    assert [*stopped, *plain] != whole, "datasets resumes shuffle buffers: ReplayedStream can go"
 
 
 def test_a_state_of_another_stream_is_refused():

@@ -1,0 +1,125 @@
+"""Arms of an estimate: ways of making batches of the same documents, and what each of them computes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from autopack.packing.balance import CostModel
+from autopack.packing.lengths import Counts
+from autopack.packing.plan import Plan
+
+Order = Literal["random", "grouped"]
+MEGABATCHES = 50
+"""Batches among which transformers groups documents by length."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of making batches of the documents, for one epoch.
+
+    Attributes:
+        name: `"padded"`, `"mini-batch"` or a strategy of `autopack.plan`.
+        batch_size: documents of a padded batch, or of a mini-batch that becomes one packed row; None for plans.
+        order: of the documents of padded batches: `"random"`, or `"grouped"` by length as transformers'
+            `group_by_length` does; None for others.
+        rows: padded rows, or packed rows.
+        tokens: columns that are computed, padding among them; rows of a plan are padded to the capacity.
+        padding: the share of those that is padding.
+        pairs: pairs of columns that attention computes, the sum of squared lengths; causal attention needs half.
+        cost: by the cost model, in tokens.
+        speedup: the cost of the baseline over this one.
+    """
+
+    name: str
+    batch_size: int | None
+    order: Order | None
+    rows: int
+    tokens: int
+    padding: float
+    pairs: int
+    cost: float
+    speedup: float = 1.0
+
+    def against(self, baseline: Arm) -> Arm:
+        """The same arm with its speed-up over another one."""
+        return replace(self, speedup=baseline.cost / self.cost)
+
+
+@dataclass(frozen=True, repr=False)
+class Arms:
+    """All arms of an estimate, and what they were made of; see `Estimate`."""
+
+    lengths: np.ndarray
+    counts: Counts
+    capacity: int
+    cost: CostModel
+    baseline: Arm
+    padded: tuple[Arm, ...]
+    packed: tuple[Arm, ...]
+
+    def __getitem__(self, name: str) -> Arm:
+        """The packed arm of this name."""
+        found = {arm.name: arm for arm in self.packed}
+        if name not in found:
+            raise KeyError(f"{name!r}: wanted one of {', '.join(found)}")
+        return found[name]
+
+    def tokens_saved(self, arm: Arm) -> float:
+        """The share of the baseline's tokens that an arm does not compute."""
+        return 1 - arm.tokens / self.baseline.tokens
+
+    def attention_saved(self, arm: Arm) -> float:
+        """The share of the baseline's attention, in operations, that an arm does not compute."""
+        return 1 - arm.pairs / self.baseline.pairs
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures as plain data; of the lengths, their spread."""
+        shares = {"min": 0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1}
+        quantiles = np.quantile(self.lengths, list(shares.values())).tolist()
+        packed = [
+            {**asdict(arm), "tokens_saved": self.tokens_saved(arm), "attention_saved": self.attention_saved(arm)}
+            for arm in self.packed
+        ]
+        return {
+            "capacity": self.capacity,
+            "counts": asdict(self.counts),
+            "lengths": {**dict(zip(shares, quantiles, strict=True)), "mean": float(self.lengths.mean())},
+            "cost": asdict(self.cost),
+            "baseline": asdict(self.baseline),
+            "padded": [asdict(arm) for arm in self.padded],
+            "packed": packed,
+        }
+
+
+def padded_arms(lengths: np.ndarray, batch_sizes: list[int], cost: CostModel, seed: int) -> list[Arm]:
+    """Batches of consecutive documents, each padded to its longest, for all sizes and orders."""
+    shuffled = np.random.default_rng(seed).permutation(lengths)
+    arms = []
+    for size in batch_sizes:
+        for order in get_args(Order):
+            ordered = shuffled if order == "random" else _grouped(shuffled, size)
+            starts = np.arange(0, len(lengths), size)
+            documents = np.diff(starts, append=len(lengths))
+            longest = np.maximum.reduceat(ordered, starts)
+            tokens, pairs = int((longest * documents).sum()), int((longest * longest * documents).sum())
+            price, padding = float((cost(longest) * documents).sum()), 1 - int(lengths.sum()) / tokens
+            arms.append(Arm("padded", size, order, len(lengths), tokens, padding, pairs, price))
+    return arms
+
+
+def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
+    """Lengths in the order of transformers' `group_by_length`: from long to short among so many batches."""
+    size = batch_size * max(1, min(len(shuffled) // (batch_size * 4), MEGABATCHES))
+    whole = len(shuffled) // size * size
+    grouped = -np.sort(-shuffled[:whole].reshape(-1, size), axis=1).ravel()
+    return np.concatenate([grouped, -np.sort(-shuffled[whole:])])
+
+
+def packed_arm(made: Plan, cost: CostModel) -> Arm:
+    """Rows of a plan, each padded to the capacity."""
+    price = float(cost(made.lengths).sum()) + cost.linear * made.padding
+    tokens, pairs = len(made) * made.capacity, int((made.lengths * made.lengths).sum())
+    return Arm(made.strategy, None, None, len(made), tokens, made.padding / tokens, pairs, price)

@@ -1,0 +1,31 @@
+"""Checks of options that several functions of packing take."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+
+def is_int(value: Any) -> bool:
+    """Whether a value is an int, of Python or numpy, and no bool."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def check_int(name: str, value: Any, least: int, optional: bool = False) -> None:
+    """Raises `ValueError` for an option that is no int of at least so much, nor None where it is optional."""
+    if not (is_int(value) and value >= least) and not (optional and value is None):
+        raise ValueError(f"{name}={value!r}: wanted an int of at least {least}{' or None' * optional}")
+
+
+def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
+    """Raises `ValueError` for an option that is none of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}: wanted one of {', '.join(map(repr, choices))}")
+
+
+def check_names(option: str, value: Any, what: str) -> None:
+    """Raises `ValueError` for an option that is one name where several are wanted."""
+    if isinstance(value, str):
+        raise ValueError(f"{option}={value!r}: wanted several {what}, such as ({value!r},)")
