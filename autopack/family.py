@@ -13,6 +13,87 @@ from autopack.layout.batches import Spread, spread_tokens
 from autopack.layout.packed import PackedLayout
 from autopack.patching import Site
 
+DERIVED: Any = ...
+"""In a tiny configuration: the field is left to the class of the configuration, whatever the general rules say."""
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """How models number the tokens of a document, and those of a padded batch, where a call brings no positions."""
+
+    start: int = 0
+    """The number of a document's first token."""
+    after_pad_token: bool = False
+    """Whether that is `pad_token_id + 1` instead, and all tokens are counted but the padding token."""
+    along_mask: bool = False
+    """Whether tokens are counted by adding up the attention mask, which skips padding."""
+    changed: bool = False
+    """Whether releases of transformers differ in that."""
+
+    def first_position(self, config: Any) -> int:
+        """Position of the first token of a document for models of this config.
+
+        Raises `ValueError` for a RoBERTa-like config without the `pad_token_id` that its positions start after.
+        """
+        if not self.after_pad_token:
+            return self.start
+        text = text_config(config)
+        pad_token_id = getattr(text, "pad_token_id", None)
+        if not isinstance(pad_token_id, int):
+            raise ValueError(
+                f"{text.model_type}: wanted config.pad_token_id, found {pad_token_id}; pass first_position"
+            )
+        return pad_token_id + 1
+
+    def is_known(self, adds_up_mask: bool) -> bool:
+        """Whether `in_padded_batch` holds where padding is not on the right.
+
+        `adds_up_mask` says whether the model's code adds up a mask, as most releases of most models do not.
+        """
+        return self.along_mask or not (adds_up_mask or self.changed)
+
+    def in_padded_batch(self, config: Any, mask: torch.Tensor, input_ids: torch.Tensor | None) -> torch.Tensor:
+        """The positions that models of this config give a padded batch with this mask: int64 (rows, columns).
+
+        Most take the number of the column, whatever the mask says.
+        """
+        if self.along_mask:
+            return mask.long().cumsum(1) - 1
+        start = self.first_position(config)
+        if self.after_pad_token and input_ids is not None:
+            counted = input_ids.ne(start - 1).long()
+            return counted.cumsum(1) * counted + start - 1
+        return torch.arange(mask.shape[1], device=mask.device).expand(mask.shape) + start
+
+
+AFTER_PAD_TOKEN = Numbering(after_pad_token=True)
+
+
+def text_config(config: Any) -> Any:
+    """The part of a config that text models read: the whole, where it has no parts."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """What tiny models of a family's types need beyond the general rules of `autopack.tiny`, by model type.
+
+    Types may be those of a part, such as a text model or a vision tower.
+    """
+
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Fields of the configuration. A nested dictionary goes to the part of that name."""
+    causal: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Fields that belong to models for causal language modelling alone, and to parts."""
+    parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Types of parts that have to be named, because the class or an older release of it makes none by default."""
+    stand_ins: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = field(default_factory=dict)
+    """Types, with further fields, that stand in for parts that need a package beside transformers."""
+    images: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The types that take images, by the form in which they do (`autopack.tiny.images.FORMS`)."""
+    not_alone: frozenset[str] = frozenset()
+    """Types that cannot be built, because they are no models on their own; `Family.refused_types` says why."""
+
 
 def _serves_every_config(config: Any) -> str | None:
     return None
@@ -20,10 +101,11 @@ def _serves_every_config(config: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Family:
-    """One way of serving a set of architectures.
+    """One way of serving a set of architectures, and everything that has to be known of their model types.
 
     `model_types` are those that a run of the leak test has covered; a model of another type that has the same structure
-    is audited when it is enabled. `adjustments` map the class name of an attention module to a function that takes
+    is audited when it is enabled. `how` tells readers in a few words how they are served.
+    `adjustments` map the class name of an attention module to a function that takes
     (module, layout, query, key, value, options) and returns the last four as a document alone would have them.
     `sites` are further functions of transformers to stand at while a model of the family is enabled.
     `mixers` map the class name of a module that mixes tokens by recurrence or convolution to the way in which it starts
@@ -31,27 +113,31 @@ class Family:
     `attends` says whether any of its types has attention through transformers' interface.
     `positions` says whether its models with attention take position_ids; where they do not, what counts columns is
     among the mixers.
+    `numbering` maps model types to how they number tokens, where that is not by columns from 0.
     `dense_types` score every pair of tokens of a row in code of their own: a row costs the square of its length.
-    `media_types` map a kind of media ("image", "video", "sound", "protein") to those among all model types that a run
-    of the leak test has covered with it in the documents; with other media, packed rows are refused.
+    `media_types` map a kind of media ("image", "video", "sound", "protein") to those model types that a run of the leak
+    test has covered with it in the documents; with other media, packed rows are refused.
     `refused_arguments` are those that no call may bring with packed rows, with the reason.
     `refusal` says why a config cannot be served, or None; `refused_types` are model types that cannot be served at all,
     with the reason.
+    `tiny` says how tiny models of its types are built. It and `numbering` may name types that no family serves.
     """
 
     name: str
     model_types: frozenset[str]
-    path: str
+    how: str
     adjustments: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     sites: tuple[Site, ...] = ()
     mixers: Mapping[str, Way] = field(default_factory=dict)
     attends: bool = True
     positions: bool = True
+    numbering: Mapping[str, Numbering] = field(default_factory=dict)
     dense_types: frozenset[str] = frozenset()
     media_types: Mapping[str, frozenset[str]] = field(default_factory=dict)
     refused_arguments: Mapping[str, str] = field(default_factory=dict)
     refusal: Callable[[Any], str | None] = _serves_every_config
     refused_types: Mapping[str, str] = field(default_factory=dict)
+    tiny: Tiny = Tiny()
 
 
 _PER_CALL = ("cache_params", "past_key_values", "layer_past", "cache", "attention_mask", "conv_mask", "state")
@@ -116,6 +202,6 @@ class Way:
         """Functions to stand at, besides the module's forward, in the Python module that defines it."""
         return []
 
-    def paths(self) -> dict[str, str]:
-        """What computes it: by device, or "any"."""
+    def how(self) -> dict[str, str]:
+        """What computes it, in words for readers: by device, or "any"."""
         raise NotImplementedError

@@ -91,7 +91,7 @@ def measure(
     result = {
         "status": "exact" if report.exact else "LEAK",
         "config": model.config.model_type,
-        "path": registry.look_up(model)[0].path,
+        "path": registry.look_up(model)[0].how,
         "worst": report.worst,
         "gradient": report.worst_gradient,
         "loss": max((r.loss for r in report.results if r.loss is not None), default=None),
@@ -196,7 +196,7 @@ def _path(model_type: str, cells: dict[str, dict[str, Any]]) -> str:
             return path
         config = next(cell["config"] for cell in cells.values() if "config" in cell)
         family = next((f for f in registry.families() if config in f.model_types), None)
-        return family.path if family is not None else "structure: attention site, document by document"
+        return family.how if family is not None else "structure: attention site, document by document"
     return next((cell["reason"] for cell in cells.values() if "reason" in cell), "")
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from autopack.inspection.positions import first_position
 from autopack.inspection.source import shifts_labels
+from autopack.registry import first_position
 from autopack.tiny import images
 from autopack.tiny.images import IMAGE, Document
 

@@ -26,7 +26,7 @@ def test_every_family_is_listed_with_its_types_mixers_and_paths(capsys):
     assert status == 0
     for family in registry.families():
         if family.model_types:
-            assert f"{family.name}: {family.path}" in text
+            assert f"{family.name}: {family.how}" in text
             assert all(name in text for name in (*family.model_types, *family.mixers))
     assert "causal_conv1d told by seq_idx, fla told by cu_seqlens where installed, else as on CPU" in text
     assert max(map(len, text.splitlines())) <= 120
@@ -100,7 +100,7 @@ def test_what_no_family_lists_is_asked_of_a_tiny_model(capsys, name, served, wha
 
 
 def test_a_family_of_ones_own_comes_first(capsys, monkeypatch):
-    own = Family(name="mine", model_types=frozenset({"toy"}), path="rows", mixers={"ToyMixer": ROWS}, attends=False)
+    own = Family(name="mine", model_types=frozenset({"toy"}), how="rows", mixers={"ToyMixer": ROWS}, attends=False)
     monkeypatch.setattr(registry, "_registered", [own])
     assert printed(capsys)[1].startswith("mine: rows\n  toy\n  ToyMixer\n    any   the mixer itself, on documents as")
     first, second = printed(capsys, "toy")[1].splitlines()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import autopack
 from autopack.calls.hooks import PoolerHook
-from autopack.inspection import positions
+from autopack.family import Numbering
 from tests.padded import (
     FLOAT32,
     GRADIENT,
@@ -199,13 +199,12 @@ class TestNegativeControls:
         with autopack.enable(model), pytest.raises(Exception, match=r"batch_size|shape"):
             model(**inputs)
 
-    def test_columns_as_positions_of_a_model_that_counts_along_the_mask(self, monkeypatch):
-        monkeypatch.setattr(positions, "_FROM_MASK", set())
-        monkeypatch.setattr("autopack.calls.unpadded.positions.known_in_padded_batch", lambda *_: True)
+    def test_columns_as_positions_of_a_model_that_counts_along_the_mask(self):
         stock, model = twins(build("opt"))
         inputs = batch("causal LM", mask_of(LENGTHS, "left"))
         with autopack.enable(model) as handle:
-            handle.enabled.knows_padded_positions = True
+            assert handle.enabled.knows_padded_positions
+            handle.enabled.numbering = {"opt": Numbering()}
             assert logit_error(model(**inputs).logits, stock(**inputs).logits, inputs["attention_mask"]) > 0.1
 
     def test_labels_of_first_tokens(self):

@@ -31,7 +31,6 @@ from autopack.calls.hooks import (
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import modules
 from autopack.inspection.heads import is_head_of_pair
-from autopack.inspection.positions import first_position
 from autopack.layout import pair as pairs
 from autopack.layout.declarations import IGNORED_LABEL, LAYOUT_KWARGS, Declared
 from autopack.layout.pair import Half, Pair
@@ -294,7 +293,8 @@ def _enter_half(
             raise UnsupportedModel(
                 f"{type(module).__name__}.forward takes no position_ids, so positions cannot restart at each document"
             )
-        call["position_ids"] = layout.position_ids(first_position(module.config))
+        numbering = hook.enabled.numbering[module.config.model_type]
+        call["position_ids"] = layout.position_ids(numbering.first_position(module.config))
     memory = None
     if hook.decodes:
         memory = encoder.layout

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autopack.inspection import media, positions
+from autopack.inspection import media
 from autopack.inspection.poolers import activation_of, pools_single_tokens
 from autopack.layout.declarations import IGNORED_LABEL, LAYOUT_KWARGS, Declared
 from autopack.layout.padding import Padding
@@ -150,7 +150,7 @@ def gather(
         if enabled.recurs:  # a recurrence starts with its document, wherever the batch has it
             found = mask.long().cumsum(1) - 1
         else:
-            found = positions.in_padded_batch(config, mask, arguments.get("input_ids"))
+            found = enabled.numbering[config.model_type].in_padded_batch(config, mask, arguments.get("input_ids"))
         call["position_ids"] = padding.gather(found)
     if shifts_labels and call.get("labels") is not None:
         at = torch.from_numpy(padding.unpredicted).to(call["labels"].device)

@@ -13,7 +13,7 @@ from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall, Way
 from autopack.inspection import modules
 from autopack.mixers.first_tokens import run_and_redo_heads
-from autopack.mixers.operations import PATHS, adapt_operation, keeping_documents_apart
+from autopack.mixers.operations import OPERATIONS, adapt_operation, keeping_documents_apart
 from autopack.mixers.own_attention import attend_alone
 from autopack.mixers.positions import positions_of_documents
 from autopack.mixers.relative import with_bias_of_longest
@@ -30,7 +30,7 @@ class Rows(Way):
         call.check()
         return run_per_document_row(call.by_documents, call.layout)
 
-    def paths(self) -> dict[str, str]:
+    def how(self) -> dict[str, str]:
         return {"any": "the mixer itself, on documents as right-padded rows, bucketed by length"}
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class LookingBack(Way):
         call.check()
         return run_and_redo_heads(call.by_documents, call.layout, reach)
 
-    def paths(self) -> dict[str, str]:
+    def how(self) -> dict[str, str]:
         return {"any": "the mixer itself, on whole rows, and again on the first tokens of each document"}
 
     def __str__(self) -> str:
@@ -88,9 +88,13 @@ class AtOperations(Way):
         names = [*self.operations, *([self.fused] if self.fused and hasattr(found, self.fused) else [])]
         return [Site(module, name, adapt_operation) for name in names]
 
-    def paths(self) -> dict[str, str]:
-        in_torch, in_kernels = zip(*(PATHS[name] for name in self.operations), strict=True)
-        return {"CPU": ", ".join(in_torch), "CUDA": ", ".join(in_kernels) + " where installed, else as on CPU"}
+    def how(self) -> dict[str, str]:
+        found = [OPERATIONS[name] for name in self.operations]
+        in_kernels = ", ".join(operation.in_kernels for operation in found)
+        return {
+            "CPU": ", ".join(operation.in_torch for operation in found),
+            "CUDA": f"{in_kernels} where installed, else as on CPU",
+        }
 
     def __str__(self) -> str:
         return f"at {' and '.join(self.operations)}"
@@ -120,7 +124,7 @@ class Alone(Way):
     def run(self, call: MixerCall) -> Any:
         return attend_alone(call, self.beginnings, self.per_head, self.channels_first)
 
-    def paths(self) -> dict[str, str]:
+    def how(self) -> dict[str, str]:
         return {"any": "the model's own attention, documents of one length as a batch"}
 
     def __str__(self) -> str:
@@ -140,7 +144,7 @@ class Restarting(Way):
     def run(self, call: MixerCall) -> Any:
         return positions_of_documents(call)
 
-    def paths(self) -> dict[str, str]:
+    def how(self) -> dict[str, str]:
         return {"any": "the embedding itself for the longest document, looked up for every token"}
 
     def __str__(self) -> str:
@@ -162,7 +166,7 @@ class RelativeBias(Way):
             )
         return with_bias_of_longest(call)
 
-    def paths(self) -> dict[str, str]:
+    def how(self) -> dict[str, str]:
         return {"any": "the model's own attention, with the bias of the longest document"}
 
     def __str__(self) -> str:
@@ -180,7 +184,7 @@ class OneByOne(Way):
     def run(self, call: MixerCall) -> Any:
         return run_documents_alone(call)
 
-    def paths(self) -> dict[str, str]:
+    def how(self) -> dict[str, str]:
         return {"any": f"the whole model, documents of one length as a batch, since {self.reason}"}
 
     def __str__(self) -> str:

@@ -16,7 +16,6 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.inspection.heads import row_head
-from autopack.inspection.positions import first_position
 from autopack.packing.values import is_int, is_text, numbers
 from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing, check_weighing, token_weights
 
@@ -148,6 +147,8 @@ class PackingCollator:
             raise ValueError(f"wanted a transformers model or config, found {type(model).__name__}")
         found: dict[str, Any] = {}
         if "first_position" not in options:
+            from autopack.registry import first_position
+
             found["first_position"] = first_position(config)
         pad_token_id: Any = getattr(config, "pad_token_id", None)
         if is_int(pad_token_id) and pad_token_id >= 0:

@@ -12,7 +12,6 @@ from autopack.attention.mask_site import adapt_mask, adapt_preprocessing
 from autopack.attention.site import adapt_attention
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, modules, releases, source
-from autopack.inspection.positions import first_position, known_in_padded_batch
 from autopack.integrations import accelerate
 from autopack.mixers import Alone, OneByOne, adapt_mixer
 from autopack.patching import Site
@@ -45,7 +44,8 @@ class Enabled:
         self.backend = backend
         self.unpad = unpad
         self.tally = Tally()
-        self.first_position = first_position(model.config)
+        numbering = registry.numbering_of(model.config)
+        self.first_position = numbering.first_position(model.config)
         self.adjustments: dict[str, Callable[..., Any]] = dict(family.adjustments)
         self.family_sites = family.sites
         self.refused_arguments = dict(family.refused_arguments)
@@ -65,9 +65,11 @@ class Enabled:
         self.causal = any(source.is_causal(module, model.config) for module in (*self.attention, *own))
         self.checkpointed = modules.checkpointed_modules(model)
         self.configs: list[PretrainedConfig] = modules.configs_of([*self.entries, *self.attention])
-        self.knows_padded_positions = self.model_type in family.model_types and known_in_padded_batch(
-            self.model_type, source.adds_up_mask(self.entries, self.configs)
+        self.knows_padded_positions = self.model_type in family.model_types and numbering.is_known(
+            source.adds_up_mask(self.entries, self.configs)
         )
+        configs = [module.config for module in (*self.entries, *(self.halves or ()))]
+        self.numbering = {config.model_type: registry.numbering_of(config) for config in configs}
         self.hooks: list[Any] = []
         self.active = False
         self._implementations: tuple[str, ...] | None = None
