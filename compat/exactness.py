@@ -204,8 +204,8 @@ _ABOUT_IMAGES = (
     "Two results to a cell: rows of text alone, and rows of documents with images, in one row and in two, with a "
     "document that has none, two that touch with their images, and one with two images of different sizes where the "
     "type allows; gradients include those of the vision tower, and other text or pixels of one document leave the "
-    "others as they were. `refused`: packed calls with pixels raise. Types that take videos (family `multimodal`) have "
-    "been run with them too."
+    "others as they were. `refused`: packed calls with pixels raise. Types that take videos have been run "
+    "with them too."
 )
 
 
@@ -308,10 +308,11 @@ def _shown(results: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
 
 def recorded() -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
     """The results of all tasks that have been recorded: by task, model type and backend."""
-    return {task: json.loads(_file(task).read_text()) for task in tiny.TASKS if _file(task).exists()}
+    return {task: json.loads(results_of(task).read_text()) for task in tiny.TASKS if results_of(task).exists()}
 
 
-def _file(task: str) -> Path:
+def results_of(task: str) -> Path:
+    """Where the results of a task are recorded."""
     return RESULTS / ("exactness.json" if task == "causal-lm" else f"exactness-{task}.json")
 
 
@@ -326,7 +327,7 @@ def _print_recorded(ship: bool) -> int:
 
 def _record(results: dict[str, dict[str, dict[str, Any]]], task: str, merge: bool) -> None:
     RESULTS.mkdir(exist_ok=True)
-    data = _file(task)
+    data = results_of(task)
     if merge and data.exists():
         results = dict(sorted({**json.loads(data.read_text()), **results}.items()))
     data.write_text(json.dumps(results, indent=1) + "\n")
