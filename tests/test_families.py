@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from autopack.cli import main
 from autopack.commands import families
 from autopack.family import Family
 from autopack.mixers import ROWS
+from autopack.tiny import images
 from compat import exactness
 from compat.exactness import recorded
 
@@ -118,3 +120,22 @@ def test_an_incomplete_installation_says_so(capsys, monkeypatch, tmp_path: Path)
 def test_a_family_serves_what_it_does_not_refuse(family):
     assert not family.model_types & family.refused_types.keys()
     assert family.attends or family.mixers or not family.model_types
+    assert all(types <= family.model_types for types in (family.dense_types, *family.media_types.values()))
+    assert family.tiny.not_alone <= family.refused_types.keys()
+
+
+def test_what_is_known_of_a_type_stands_in_one_file():
+    found = registry.families()
+    for name in ("configs", "causal", "parts", "stand_ins", "not_alone"):
+        once = Counter(model_type for family in found for model_type in getattr(family.tiny, name))
+        assert not [model_type for model_type, times in once.items() if times > 1], name
+    for facts in (
+        [family.model_types for family in found],
+        [family.numbering for family in found],
+        [types for family in found for types in family.tiny.images.values()],
+    ):
+        once = Counter(model_type for types in facts for model_type in types)
+        assert not [model_type for model_type, times in once.items() if times > 1]
+    assert {form for family in found for form in family.tiny.images} == images.FORMS.keys()
+    taking = {model_type for family in found for types in family.tiny.images.values() for model_type in types}
+    assert {model_type for family in found for model_type in family.media_types.get("image", ())} <= taking

@@ -11,13 +11,13 @@ import torch
 import transformers
 from packaging.version import Version
 
-from autopack import tiny
+from autopack import registry, tiny
 
 DOCUMENTS = [7, 12, 5, 9]
 LENGTH = sum(DOCUMENTS)
 
 # Types that do not build, and what the message says.
-REFUSED = {"gemma4_assistant": "a drafter", "gemma4_unified_assistant": "a drafter"}
+REFUSED = {name: family.refused_types[name] for family in registry.families() for name in family.tiny.not_alone}
 # Types whose earlier tokens depend on how many come after them: the n-gram stream, buckets sorted over the whole row,
 # a prompt that attends both ways.
 NOT_CAUSAL = {"cpmant", "prophetnet", "reformer"}
