@@ -147,7 +147,7 @@ class PackingCollator:
             raise ValueError(f"wanted a transformers model or config, found {type(model).__name__}")
         found: dict[str, Any] = {}
         if "first_position" not in options:
-            from autopack.registry import first_position
+            from autopack.registry import first_position  # needs torch, which this module does not
 
             found["first_position"] = first_position(config)
         pad_token_id: Any = getattr(config, "pad_token_id", None)
