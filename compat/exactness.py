@@ -38,8 +38,6 @@ from autopack.inspection import releases
 from autopack.inspection.modules import is_pair
 from compat.standins import flash_standin, flex_standin, float64_throughout, set_implementation
 
-__all__ = ["measure", "measure_in_float64", "recorded"]
-
 RESULTS = Path(__file__).parent / "results"
 BACKENDS = ("eager", "sdpa", "flex", "flash")
 _IMPLEMENTATION = {"eager": "eager", "sdpa": "sdpa", "flex": "flex_attention", "flash": "flash_attention_2"}

@@ -14,8 +14,6 @@ from autopack.registry import first_position
 from autopack.tiny import images
 from autopack.tiny.images import IMAGE, Document
 
-__all__ = ["DOCUMENTS", "alone", "alone_loss", "as_videos", "changed", "compare", "documents", "packed", "spans"]
-
 # The first ends where the next begins with an image: blocks of image tokens touch. One document has none.
 DOCUMENTS: tuple[tuple[int | str, ...], ...] = ((3, IMAGE), (IMAGE, 4), (7,), (2, IMAGE, 3, IMAGE, 4))
 
