@@ -118,7 +118,7 @@ def _with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
     if "image" not in registry.media_of(model.config.model_type):
         found = _refusal_of_images(model)
         return {"images": "refused" if found else "LEAK", "images reason": found, "images worst": "no error"}
-    assert images.has_images(model), f"{model.config.model_type} is said to be covered with images"
+    assert images.form_of(model), f"{model.config.model_type} is said to be covered with images"
     stock = tiny.build(model.config.model_type, task=task, dtype=dtype)
     set_implementation(stock, model.config._attn_implementation)
     try:

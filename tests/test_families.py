@@ -54,7 +54,7 @@ def test_what_is_shipped_is_what_was_recorded_of_every_task():
                 exact = {}
             assert shipped[task][name].get("errors", {}) == {b: float(f"{error:.0e}") for b, error in exact.items()}
     served = {name for family in registry.families() for name in family.model_types}
-    assert served & set(tiny.causal_lm_types()) <= shipped["causal-lm"].keys()
+    assert served & set(tiny.types_for("causal-lm")) <= shipped["causal-lm"].keys()
 
 
 def test_the_tables_of_all_recorded_tasks_are_printed_by_one_command(capsys, monkeypatch):

@@ -8,17 +8,15 @@ key budgets shorter than a short document, and have parameters large enough for 
 """
 
 from autopack.registry import first_position
-from autopack.tiny.configs import TASKS, CannotBuild, causal_lm_types, config, types_for
-from autopack.tiny.models import build, tokens, uses_attention_interface
+from autopack.tiny.configs import TASKS, CannotBuild, config, types_for
+from autopack.tiny.models import build, tokens
 
 __all__ = [
     "TASKS",
     "CannotBuild",
     "build",
-    "causal_lm_types",
     "config",
     "first_position",
     "tokens",
     "types_for",
-    "uses_attention_interface",
 ]

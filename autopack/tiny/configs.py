@@ -55,11 +55,6 @@ def types_for(task: str) -> list[str]:
     return sorted({*getattr(modeling_auto, f"{TASKS[task]}_NAMES"), *(added.model_type for added in registered)})
 
 
-def causal_lm_types() -> list[str]:
-    """Return all model types of the installed transformers' causal language model mapping, sorted."""
-    return types_for("causal-lm")
-
-
 def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> PretrainedConfig:
     """Return a tiny configuration of `model_type`, with a layer of every kind that the type has.
 

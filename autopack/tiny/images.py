@@ -56,14 +56,9 @@ class Document:
 
 
 def form_of(model: PreTrainedModel) -> str | None:
-    """In which of `FORMS` the type takes images, or None where no family knows."""
+    """In which of `FORMS` the type takes images, or None where no family knows, and no documents can be made."""
     forms = ((form, types) for family in families() for form, types in family.tiny.images.items())
     return next((form for form, types in forms if model.config.model_type in types), None)
-
-
-def has_images(model: PreTrainedModel) -> bool:
-    """Whether documents with images can be made for this model."""
-    return form_of(model) is not None
 
 
 def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 0) -> Document:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autopack.inspection.modules import attention_modules
 from autopack.registry import families
 from autopack.tiny import configs, rules
 from autopack.tiny.weights import randomize
@@ -63,14 +62,6 @@ def tokens(config: PretrainedConfig, *shape: int, seed: int = 0) -> torch.Tensor
     """Return random token ids of the given shape, int64 on the CPU; none pads, separates or stands for an image."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(rules.ORDINARY.start, rules.ORDINARY.stop, shape, generator=generator)
-
-
-def uses_attention_interface(model: PreTrainedModel) -> bool:
-    """Say whether the language part of `model` looks its attention up in transformers' `ALL_ATTENTION_FUNCTIONS`.
-
-    True as soon as one module does; others may still mix tokens in their own way.
-    """
-    return bool(attention_modules(model))
 
 
 def _class_and_config(config: PretrainedConfig, task: str) -> tuple[type[PreTrainedModel], PretrainedConfig]:
