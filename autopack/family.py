@@ -9,9 +9,35 @@ from typing import Any, ClassVar
 import torch
 
 from autopack.errors import UnsupportedModel
+from autopack.inspection.positions import AFTER_PAD_TOKEN as AFTER_PAD_TOKEN
+from autopack.inspection.positions import Numbering
 from autopack.layout.batches import Spread, spread_tokens
 from autopack.layout.packed import PackedLayout
 from autopack.patching import Site
+
+DERIVED: Any = ...
+"""In a tiny configuration: the field is left to the class of the configuration, whatever the general rules say."""
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """What tiny models of a family's types need beyond the general rules of `autopack.tiny`, by model type.
+
+    Types may be those of a part, such as a text model or a vision tower.
+    """
+
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Fields of the configuration. A nested dictionary goes to the part of that name."""
+    causal: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Fields that belong to models for causal language modelling alone, and to parts."""
+    parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Types of parts that have to be named, because the class or an older release of it makes none by default."""
+    stand_ins: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = field(default_factory=dict)
+    """Types, with further fields, that stand in for parts that need a package beside transformers."""
+    images: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The types that take images, by the form in which they do (`autopack.tiny.images.FORMS`)."""
+    not_alone: frozenset[str] = frozenset()
+    """Types that cannot be built, because they are no models on their own; `Family.refused_types` says why."""
 
 
 def _serves_every_config(config: Any) -> str | None:
@@ -25,10 +51,11 @@ def _by_class(known: Mapping[str, Any], module: torch.nn.Module) -> Any:
 
 @dataclass(frozen=True)
 class Family:
-    """One way of serving a set of architectures.
+    """One way of serving a set of architectures, and everything that has to be known of their model types.
 
     `model_types` are those that a run of the leak test has covered; a model of another type that has the same structure
-    is audited when it is enabled. `adjustments` map the class name of an attention module to a function that takes
+    is audited when it is enabled. `how` tells readers in a few words how they are served.
+    `adjustments` map the class name of an attention module to a function that takes
     (module, layout, query, key, value, options) and returns the last four as a document alone would have them.
     `sites` are further functions of transformers to stand at while a model of the family is enabled.
     `mixers` map the class name of a module that mixes tokens by recurrence or convolution to the way in which it starts
@@ -36,27 +63,31 @@ class Family:
     `attends` says whether any of its types has attention through transformers' interface.
     `positions` says whether its models with attention take position_ids; where they do not, what counts columns is
     among the mixers.
+    `numbering` maps model types to how they number tokens, where that is not by columns from 0.
     `dense_types` score every pair of tokens of a row in code of their own: a row costs the square of its length.
-    `media_types` map a kind of media ("image", "video", "sound", "protein") to those among all model types that a run
-    of the leak test has covered with it in the documents; with other media, packed rows are refused.
+    `media_types` map a kind of media ("image", "video", "sound", "protein") to those model types that a run of the leak
+    test has covered with it in the documents; with other media, packed rows are refused.
     `refused_arguments` are those that no call may bring with packed rows, with the reason.
     `refusal` says why a config cannot be served, or None; `refused_types` are model types that cannot be served at all,
     with the reason.
+    `tiny` says how tiny models of its types are built. It and `numbering` may name types that no family serves.
     """
 
     name: str
     model_types: frozenset[str]
-    path: str
+    how: str
     adjustments: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     sites: tuple[Site, ...] = ()
     mixers: Mapping[str, Way] = field(default_factory=dict)
     attends: bool = True
     positions: bool = True
+    numbering: Mapping[str, Numbering] = field(default_factory=dict)
     dense_types: frozenset[str] = frozenset()
     media_types: Mapping[str, frozenset[str]] = field(default_factory=dict)
     refused_arguments: Mapping[str, str] = field(default_factory=dict)
     refusal: Callable[[Any], str | None] = _serves_every_config
     refused_types: Mapping[str, str] = field(default_factory=dict)
+    tiny: Tiny = Tiny()
 
     def way_of(self, module: torch.nn.Module) -> Way | None:
         """How a module is kept within documents, or None for one that is no mixer of this family."""
@@ -139,6 +170,6 @@ class Way:
         """Functions to stand at, besides the module's forward, in the Python module that defines it."""
         return []
 
-    def paths(self) -> dict[str, str]:
-        """What computes it: by device, or "any"."""
+    def how(self) -> dict[str, str]:
+        """What computes it, in words for readers: by device, or "any"."""
         raise NotImplementedError

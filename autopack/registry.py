@@ -6,15 +6,14 @@ import pkgutil
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autopack.errors import AutopackError, UnsupportedModel
 from autopack.family import Family
+from autopack.inspection.positions import Numbering, text_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-__all__ = ["families", "family_for", "is_covered", "look_up", "media_of", "register"]
 
 _registered: list[Family] = []
 
@@ -115,6 +114,18 @@ def _without_cross_attention(model: PreTrainedModel, family: Family | None) -> s
 def media_of(model_type: str) -> frozenset[str]:
     """The kinds of media that a run of the leak test has covered in the documents of this type."""
     return frozenset(kind for f in families() for kind, types in f.media_types.items() if model_type in types)
+
+
+def numbering_of(config: Any) -> Numbering:
+    """How models of a config number tokens: as the type of the whole does, or that of its text part."""
+    known = {name: numbering for family in reversed(families()) for name, numbering in family.numbering.items()}
+    types = (getattr(part, "model_type", None) for part in (config, text_config(config)))
+    return next((known[name] for name in types if name in known), Numbering())
+
+
+def first_position(config: Any) -> int:
+    """Position of the first token of a document for models of this config (see `Numbering.first_position`)."""
+    return numbering_of(config).first_position(config)
 
 
 def is_covered(family: Family, model: PreTrainedModel) -> bool:

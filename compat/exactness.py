@@ -38,8 +38,6 @@ from autopack.inspection import releases
 from autopack.inspection.modules import is_pair
 from compat.standins import flash_standin, flex_standin, float64_throughout, set_implementation
 
-__all__ = ["measure", "measure_in_float64", "recorded"]
-
 RESULTS = Path(__file__).parent / "results"
 BACKENDS = ("eager", "sdpa", "flex", "flash")
 _IMPLEMENTATION = {"eager": "eager", "sdpa": "sdpa", "flex": "flex_attention", "flash": "flash_attention_2"}
@@ -91,7 +89,7 @@ def measure(
     result = {
         "status": "exact" if report.exact else "LEAK",
         "config": model.config.model_type,
-        "path": registry.look_up(model)[0].path,
+        "path": registry.look_up(model)[0].how,
         "worst": report.worst,
         "gradient": report.worst_gradient,
         "loss": max((r.loss for r in report.results if r.loss is not None), default=None),
@@ -120,7 +118,7 @@ def _with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
     if "image" not in registry.media_of(model.config.model_type):
         found = _refusal_of_images(model)
         return {"images": "refused" if found else "LEAK", "images reason": found, "images worst": "no error"}
-    assert images.has_images(model), f"{model.config.model_type} is said to be covered with images"
+    assert images.form_of(model), f"{model.config.model_type} is said to be covered with images"
     stock = tiny.build(model.config.model_type, task=task, dtype=dtype)
     set_implementation(stock, model.config._attn_implementation)
     try:
@@ -196,7 +194,7 @@ def _path(model_type: str, cells: dict[str, dict[str, Any]]) -> str:
             return path
         config = next(cell["config"] for cell in cells.values() if "config" in cell)
         family = next((f for f in registry.families() if config in f.model_types), None)
-        return family.path if family is not None else "structure: attention site, document by document"
+        return family.how if family is not None else "structure: attention site, document by document"
     return next((cell["reason"] for cell in cells.values() if "reason" in cell), "")
 
 
@@ -204,8 +202,8 @@ _ABOUT_IMAGES = (
     "Two results to a cell: rows of text alone, and rows of documents with images, in one row and in two, with a "
     "document that has none, two that touch with their images, and one with two images of different sizes where the "
     "type allows; gradients include those of the vision tower, and other text or pixels of one document leave the "
-    "others as they were. `refused`: packed calls with pixels raise. Types that take videos (family `multimodal`) have "
-    "been run with them too."
+    "others as they were. `refused`: packed calls with pixels raise. Types that take videos have been run "
+    "with them too."
 )
 
 
@@ -308,10 +306,11 @@ def _shown(results: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
 
 def recorded() -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
     """The results of all tasks that have been recorded: by task, model type and backend."""
-    return {task: json.loads(_file(task).read_text()) for task in tiny.TASKS if _file(task).exists()}
+    return {task: json.loads(results_of(task).read_text()) for task in tiny.TASKS if results_of(task).exists()}
 
 
-def _file(task: str) -> Path:
+def results_of(task: str) -> Path:
+    """Where the results of a task are recorded."""
     return RESULTS / ("exactness.json" if task == "causal-lm" else f"exactness-{task}.json")
 
 
@@ -326,7 +325,7 @@ def _print_recorded(ship: bool) -> int:
 
 def _record(results: dict[str, dict[str, dict[str, Any]]], task: str, merge: bool) -> None:
     RESULTS.mkdir(exist_ok=True)
-    data = _file(task)
+    data = results_of(task)
     if merge and data.exists():
         results = dict(sorted({**json.loads(data.read_text()), **results}.items()))
     data.write_text(json.dumps(results, indent=1) + "\n")

@@ -9,12 +9,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from autopack.inspection.positions import first_position
 from autopack.inspection.source import shifts_labels
+from autopack.registry import first_position
 from autopack.tiny import images
 from autopack.tiny.images import IMAGE, Document
-
-__all__ = ["DOCUMENTS", "alone", "alone_loss", "as_videos", "changed", "compare", "documents", "packed", "spans"]
 
 # The first ends where the next begins with an image: blocks of image tokens touch. One document has none.
 DOCUMENTS: tuple[tuple[int | str, ...], ...] = ((3, IMAGE), (IMAGE, 4), (7,), (2, IMAGE, 3, IMAGE, 4))

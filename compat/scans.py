@@ -23,8 +23,6 @@ from typing import Any
 import torch
 from torch.nn.functional import normalize, rms_norm, silu, softplus
 
-__all__ = ["Arrived", "install"]
-
 INFINITY = float("inf")
 BOUNDS = {"seq_idx", "cu_seqlens"}
 

@@ -18,16 +18,6 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-__all__ = [
-    "attend_densely",
-    "flash_standin",
-    "flex_standin",
-    "float64_throughout",
-    "loadable",
-    "scores_within",
-    "set_implementation",
-]
-
 
 def attend_densely(
     query: torch.Tensor,

@@ -23,7 +23,7 @@ from compat.standins import float64_throughout
 
 SERVED = sorted(frozenset().union(*(f.model_types for f in registry.families())))
 REFUSED = sorted({t: r for f in registry.families() for t, r in f.refused_types.items()})
-AVAILABLE = set(tiny.causal_lm_types())
+AVAILABLE = set(tiny.types_for("causal-lm"))
 # One of each kind: plain, window, MLA, keys chosen per document, learned positions, encoder, decoder half ...
 # Mixtures are not among them: upstream's grouped matrix products take no float64.
 DOZEN = ["llama", "mistral", "minicpm3", "doge", "gpt2", "bert", "whisper", "opt", "phi3", "gpt_neox", "qwen3",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from autopack.cli import main
 from autopack.commands import families
 from autopack.family import Family
 from autopack.mixers import ROWS
+from autopack.tiny import images
 from compat import exactness
 from compat.exactness import recorded
 
@@ -26,7 +28,7 @@ def test_every_family_is_listed_with_its_types_mixers_and_paths(capsys):
     assert status == 0
     for family in registry.families():
         if family.model_types:
-            assert f"{family.name}: {family.path}" in text
+            assert f"{family.name}: {family.how}" in text
             assert all(name in text for name in (*family.model_types, *family.mixers))
     assert "causal_conv1d told by seq_idx, fla told by cu_seqlens where installed, else as on CPU" in text
     assert max(map(len, text.splitlines())) <= 120
@@ -52,7 +54,7 @@ def test_what_is_shipped_is_what_was_recorded_of_every_task():
                 exact = {}
             assert shipped[task][name].get("errors", {}) == {b: float(f"{error:.0e}") for b, error in exact.items()}
     served = {name for family in registry.families() for name in family.model_types}
-    assert served & set(tiny.causal_lm_types()) <= shipped["causal-lm"].keys()
+    assert served & set(tiny.types_for("causal-lm")) <= shipped["causal-lm"].keys()
 
 
 def test_the_tables_of_all_recorded_tasks_are_printed_by_one_command(capsys, monkeypatch):
@@ -100,7 +102,7 @@ def test_what_no_family_lists_is_asked_of_a_tiny_model(capsys, name, served, wha
 
 
 def test_a_family_of_ones_own_comes_first(capsys, monkeypatch):
-    own = Family(name="mine", model_types=frozenset({"toy"}), path="rows", mixers={"ToyMixer": ROWS}, attends=False)
+    own = Family(name="mine", model_types=frozenset({"toy"}), how="rows", mixers={"ToyMixer": ROWS}, attends=False)
     monkeypatch.setattr(registry, "_registered", [own])
     assert printed(capsys)[1].startswith("mine: rows\n  toy\n  ToyMixer\n    any   the mixer itself, on documents as")
     first, second = printed(capsys, "toy")[1].splitlines()
@@ -118,3 +120,22 @@ def test_an_incomplete_installation_says_so(capsys, monkeypatch, tmp_path: Path)
 def test_a_family_serves_what_it_does_not_refuse(family):
     assert not family.model_types & family.refused_types.keys()
     assert family.attends or family.mixers or not family.model_types
+    assert all(types <= family.model_types for types in (family.dense_types, *family.media_types.values()))
+    assert family.tiny.not_alone <= family.refused_types.keys()
+
+
+def test_what_is_known_of_a_type_stands_in_one_file():
+    found = registry.families()
+    for name in ("configs", "causal", "parts", "stand_ins", "not_alone"):
+        once = Counter(model_type for family in found for model_type in getattr(family.tiny, name))
+        assert not [model_type for model_type, times in once.items() if times > 1], name
+    for facts in (
+        [family.model_types for family in found],
+        [family.numbering for family in found],
+        [types for family in found for types in family.tiny.images.values()],
+    ):
+        once = Counter(model_type for types in facts for model_type in types)
+        assert not [model_type for model_type, times in once.items() if times > 1]
+    assert {form for family in found for form in family.tiny.images} == images.FORMS.keys()
+    taking = {model_type for family in found for types in family.tiny.images.values() for model_type in types}
+    assert {model_type for family in found for model_type in family.media_types.get("image", ())} <= taking

@@ -16,7 +16,7 @@ from transformers.models.mamba.modeling_mamba import MambaModel, MambaPreTrained
 
 import autopack
 from autopack import InvalidPacking, UnsupportedModel, tiny
-from autopack.inspection.positions import first_position
+from autopack.registry import first_position
 from autopack.tiny.weights import randomize
 from tests.conftest import FLOAT32, FLOAT64, LEAK, LENGTHS, OTHER_LENGTHS, error, positions, spans, token_ids
 from tests.padded import build as build_any

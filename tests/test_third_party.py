@@ -64,7 +64,7 @@ from autopack.mixers import ALONE, RESTARTING
 FAMILY = Family(
     name="toys",
     model_types=frozenset({"toy"}),
-    path="the model's own attention, documents alone; positions restart",
+    how="the model's own attention, documents alone; positions restart",
     mixers={"ToyAttention": ALONE, "ToyPositions": RESTARTING},
     attends=False,
     positions=False,

@@ -11,13 +11,14 @@ import torch
 import transformers
 from packaging.version import Version
 
-from autopack import tiny
+from autopack import registry, tiny
+from autopack.inspection.modules import attention_modules
 
 DOCUMENTS = [7, 12, 5, 9]
 LENGTH = sum(DOCUMENTS)
 
 # Types that do not build, and what the message says.
-REFUSED = {"gemma4_assistant": "a drafter", "gemma4_unified_assistant": "a drafter"}
+REFUSED = {name: family.refused_types[name] for family in registry.families() for name in family.tiny.not_alone}
 # Types whose earlier tokens depend on how many come after them: the n-gram stream, buckets sorted over the whole row,
 # a prompt that attends both ways.
 NOT_CAUSAL = {"cpmant", "prophetnet", "reformer"}
@@ -34,7 +35,7 @@ if Version(transformers.__version__) < Version("5.23"):
     # moshi sees later tokens; in the last two, states from the second chunk on change with the number of chunks
     NOT_CAUSAL |= {"mega", "moshi", "xlm-prophetnet", "mamba2", "zamba2"}
 
-TYPES = tiny.causal_lm_types()
+TYPES = tiny.types_for("causal-lm")
 
 
 @pytest.fixture(autouse=True)
@@ -262,14 +263,14 @@ def test_tokens_are_ordinary() -> None:
         assert int(ids.max()) < text.vocab_size
 
 
-def test_uses_attention_interface() -> None:
+def test_models_with_and_without_attention_through_the_interface() -> None:
     for model_type in ("mamba", "bloom", "git", "rwkv", "xlnet"):
-        assert not tiny.uses_attention_interface(tiny.build(model_type)), model_type
+        assert not attention_modules(tiny.build(model_type)), model_type
     if not hasattr(transformers.modeling_utils, "ALL_ATTENTION_FUNCTIONS"):
         pytest.skip("this transformers has no attention interface")
     for model_type in ("llama", "gemma2", "gpt2", "gemma3", "qwen3_next"):
         if model_type in TYPES:
-            assert tiny.uses_attention_interface(tiny.build(model_type)), model_type
+            assert attention_modules(tiny.build(model_type)), model_type
 
 
 def test_all_names_exist() -> None:

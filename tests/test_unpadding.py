@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopack
-from autopack.calls.hooks import PoolerHook
-from autopack.inspection import positions
+from autopack.calls.hooks import EntryHook, PoolerHook
+from autopack.family import Numbering
 from tests.padded import (
     FLOAT32,
     GRADIENT,
@@ -201,12 +201,14 @@ class TestNegativeControls:
         with autopack.enable(model), pytest.raises(Exception, match=r"batch_size|shape"):
             model(**inputs)
 
-    def test_columns_as_positions_of_a_model_that_counts_along_the_mask(self, monkeypatch):
-        monkeypatch.setattr(positions, "_FROM_MASK", set())
+    def test_columns_as_positions_of_a_model_that_counts_along_the_mask(self):
         stock, model = twins(build("opt"))
         inputs = batch("causal LM", mask_of(LENGTHS, "left"))
         with autopack.enable(model) as handle:
-            handle.enabled.traits = dataclasses.replace(handle.enabled.traits, knows_padded_positions=True)
+            assert handle.enabled.traits.knows_padded_positions
+            hooks = [h for m in model.modules() for h in m._forward_pre_hooks.values() if isinstance(h, EntryHook)]
+            for hook in hooks:
+                hook.entry = dataclasses.replace(hook.entry, numbering=Numbering())
             assert logit_error(model(**inputs).logits, stock(**inputs).logits, inputs["attention_mask"]) > 0.1
 
     def test_labels_of_first_tokens(self):

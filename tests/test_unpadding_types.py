@@ -12,7 +12,7 @@ from tests.padded import FLOAT32, LENGTHS, batch, logit_error, loss_error, mask_
 
 WITHOUT_PADDING = {"xlnet", "reformer masked-lm"}
 """Types that stock transformers cannot run on a padded batch in the form that `tiny` builds."""
-WITHOUT_LABELS = {"git"}
+WITHOUT_LABELS = {t for f in registry.families() if "labels" in f.refused_arguments for t in f.model_types}
 """Types whose loss stock transformers cannot compute on text alone."""
 OF_POOLER = "the token that the head reads is padding in some row"
 LABELS = {"causal-lm": "causal LM", "masked-lm": "masked LM"}
@@ -69,3 +69,17 @@ def test_logits_and_loss_of_every_type(task, model_type):
             (reason,) = tally.left
             of_holes = "windows count it" in reason or "state is carried over it" in reason
             assert (of_holes and side == "holes") or reason == OF_POOLER or "counts" in reason
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_composite_numbers_tokens_as_its_text_part_does(side):
+    """KOSMOS-2.5's text model counts the tokens that are not the padding token, and starts after that one."""
+    model = tiny.build("kosmos-2.5", task="image-text-to-text", attn_implementation="sdpa")
+    mask = mask_of(LENGTHS, side)
+    inputs = {"input_ids": tiny.tokens(model.config, *mask.shape), "attention_mask": mask}
+    inputs["input_ids"][mask == 0] = model.config.get_text_config().pad_token_id
+    with torch.no_grad():
+        expected = model(**inputs, use_cache=False)
+        with autopack.enable(model) as handle:
+            assert logit_error(model(**inputs, use_cache=False).logits, expected.logits, mask) < FLOAT32
+    assert handle.tally.batches == 1

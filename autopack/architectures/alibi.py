@@ -3,12 +3,10 @@
 from autopack.family import Family
 from autopack.mixers import Alone
 
-__all__ = ["FAMILY"]
-
 FAMILY = Family(
     name="alibi",
-    model_types=frozenset({"bloom", "mpt"}),
-    path="the model's own attention, documents alone; biases restart",
+    model_types=frozenset("bloom mpt".split()),
+    how="the model's own attention, documents alone; biases restart",
     positions=False,
     attends=False,
     mixers={"BloomAttention": Alone(per_head=("alibi",)), "MptAttention": Alone(by_columns=True)},

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from autopack.family import Family
+from autopack.family import Family, Tiny
 from autopack.mixers import ALONE
-
-__all__ = ["FAMILY"]
 
 
 def _refusal(config: Any) -> str | None:
@@ -20,8 +18,9 @@ def _refusal(config: Any) -> str | None:
 FAMILY = Family(
     name="big_bird",
     model_types=frozenset({"big_bird"}),
-    path="the model's own attention, documents alone",
+    how="the model's own attention, documents alone",
     attends=False,
     mixers={"BigBirdSelfAttention": ALONE},
     refusal=_refusal,
+    tiny=Tiny(configs={"big_bird": {"attention_type": "original_full"}}, causal={"big_bird": {"is_decoder": True}}),
 )

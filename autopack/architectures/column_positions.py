@@ -6,10 +6,18 @@ interface, the others are run on documents alone.
 
 from typing import Any
 
-from autopack.family import Family
+from autopack.family import Family, Tiny
 from autopack.mixers import ALONE, RESTARTING, ROWS
 
-__all__ = ["FAMILY"]
+_TYPES = """
+bart bigbird_pegasus blenderbot blenderbot-small m2m_100 marian mbart musicgen_decoder musicgen_melody_decoder mvp
+pegasus plbart seamless_m4t seamless_m4t_v2 speech_to_text trocr
+"""
+_LEARNED = "Bart BigBirdPegasus Blenderbot BlenderbotSmall MBart Mvp PLBart TrOCR"
+_SINUSOIDAL = "Marian Musicgen MusicgenMelody Pegasus"
+_NUMBERING_NO_PADDING = "M2M100 SeamlessM4T SeamlessM4Tv2 Speech2Text TrOCR"
+"""Those whose sinusoidal embeddings number the tokens that are no padding."""
+_MUSICGEN = ("musicgen", "musicgen_melody")
 
 
 def _refusal(config: Any) -> str | None:
@@ -23,54 +31,21 @@ def _refusal(config: Any) -> str | None:
 
 FAMILY = Family(
     name="column_positions",
-    model_types=frozenset(
-        {
-            "bart",
-            "bigbird_pegasus",
-            "blenderbot",
-            "blenderbot-small",
-            "m2m_100",
-            "marian",
-            "mbart",
-            "musicgen_decoder",
-            "musicgen_melody_decoder",
-            "mvp",
-            "pegasus",
-            "plbart",
-            "seamless_m4t",
-            "seamless_m4t_v2",
-            "speech_to_text",
-            "trocr",
-        }
-    ),
-    path="positions restarted; attention document by document",
+    model_types=frozenset(_TYPES.split()),
+    how="positions restarted; attention document by document",
     positions=False,
     media_types={"sound": frozenset({"speech_to_text"})},
     refusal=_refusal,
     mixers={
-        **dict.fromkeys(
-            [
-                "BartLearnedPositionalEmbedding",
-                "BigBirdPegasusLearnedPositionalEmbedding",
-                "BlenderbotLearnedPositionalEmbedding",
-                "BlenderbotSmallLearnedPositionalEmbedding",
-                "MBartLearnedPositionalEmbedding",
-                "MarianSinusoidalPositionalEmbedding",
-                "MusicgenMelodySinusoidalPositionalEmbedding",
-                "MusicgenSinusoidalPositionalEmbedding",
-                "MvpLearnedPositionalEmbedding",
-                "PLBartLearnedPositionalEmbedding",
-                "PegasusSinusoidalPositionalEmbedding",
-                "TrOCRLearnedPositionalEmbedding",
-            ],
-            RESTARTING,
-        ),
-        # these number tokens that are no padding
-        "M2M100SinusoidalPositionalEmbedding": ROWS,
-        "SeamlessM4TSinusoidalPositionalEmbedding": ROWS,
-        "SeamlessM4Tv2SinusoidalPositionalEmbedding": ROWS,
-        "Speech2TextSinusoidalPositionalEmbedding": ROWS,
-        "TrOCRSinusoidalPositionalEmbedding": ROWS,
-        **dict.fromkeys(["BigBirdPegasusSelfAttention", "MvpAttention", "TrOCRAttention"], ALONE),
+        **{f"{model}LearnedPositionalEmbedding": RESTARTING for model in _LEARNED.split()},
+        **{f"{model}SinusoidalPositionalEmbedding": RESTARTING for model in _SINUSOIDAL.split()},
+        **{f"{model}SinusoidalPositionalEmbedding": ROWS for model in _NUMBERING_NO_PADDING.split()},
+        **dict.fromkeys("BigBirdPegasusSelfAttention MvpAttention TrOCRAttention".split(), ALONE),
     },
+    tiny=Tiny(
+        configs={name: {"decoder": {"num_codebooks": 1}} for name in _MUSICGEN},
+        parts={
+            name: {"text_encoder": "t5", "audio_encoder": "encodec", "decoder": f"{name}_decoder"} for name in _MUSICGEN
+        },
+    ),
 )

@@ -5,13 +5,53 @@ Their convolution and the state of the rule go on from one document into the nex
 
 from typing import Any
 
-from autopack.family import Family
+from autopack.family import Family, Tiny
 from autopack.mixers import AtOperations, LookingBack
-
-__all__ = ["FAMILY"]
 
 _GATED_DELTA_RULE = AtOperations(("causal_conv1d_fn", "torch_chunk_gated_delta_rule"))
 _PER_CHANNEL_DECAY = AtOperations(("causal_conv1d_fn", "chunk_kimi_delta_attention"))
+
+_TYPES = """
+bailing_hybrid kimi_linear minicpm_ocr minicpmv4_6 minicpmv4_7 olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text
+qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text
+"""
+_GATED = "OlmoHybrid Qwen3Next Qwen3_5 Qwen3_5Moe Qwen4ExpText"
+_WITH_MEDIA = frozenset("qwen3_5 qwen3_5_moe qwen4_exp".split())
+
+_M_ROPE = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        # three sections, as for images, of the four frequencies that half of a head of 16 has
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    }
+}
+_TINY: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"head_dim": 16},
+    "qwen3_5_moe_text": _M_ROPE,
+    "qwen3_5_text": _M_ROPE,
+    "qwen3_next": {"mlp_only_layers": [0]},
+    "qwen4_exp_text": _M_ROPE
+    | {
+        "layer_types": ["linear_attention", "indexed_attention"],
+        "hc_count": 2,
+        "hc_lowrank": 8,
+        "ple_layer_ids": [1],
+        "ple_embed_dim": 64,
+        "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 97,
+        "split_ngram_parts": 2,
+        "make_ngram_vocab_size_divisible_by": 8,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 4,
+        "indexer_compress_ratio": 2,
+        "eos_token_id": 2,
+    },
+}
 
 
 def _by_taps_and_n_grams(mixer: Any) -> int:
@@ -20,34 +60,13 @@ def _by_taps_and_n_grams(mixer: Any) -> int:
 
 FAMILY = Family(
     name="delta_rule",
-    model_types=frozenset(
-        {
-            "bailing_hybrid",
-            "kimi_linear",
-            "minicpm_ocr",
-            "minicpmv4_6",
-            "minicpmv4_7",
-            "olmo_hybrid",
-            "qwen3_5",
-            "qwen3_5_moe",
-            "qwen3_5_moe_text",
-            "qwen3_5_text",
-            "qwen3_next",
-            "qwen4_exp",
-            "qwen4_exp_text",
-        }
-    ),
-    path="convolution and delta rule by documents; attention document by document",
-    mixers=dict.fromkeys(["BailingHybridDeltaAttention", "KimiLinearDeltaAttention"], _PER_CHANNEL_DECAY)
-    | dict.fromkeys(
-        [
-            "OlmoHybridGatedDeltaNet",
-            "Qwen3NextGatedDeltaNet",
-            "Qwen3_5GatedDeltaNet",
-            "Qwen3_5MoeGatedDeltaNet",
-            "Qwen4ExpTextGatedDeltaNet",
-        ],
-        _GATED_DELTA_RULE,
-    )
-    | {"Qwen4ExpTextPLELayer": LookingBack(_by_taps_and_n_grams)},
+    model_types=frozenset(_TYPES.split()),
+    how="convolution and delta rule by documents; attention document by document",
+    mixers={
+        **{f"{model}GatedDeltaNet": _GATED_DELTA_RULE for model in _GATED.split()},
+        **dict.fromkeys("BailingHybridDeltaAttention KimiLinearDeltaAttention".split(), _PER_CHANNEL_DECAY),
+        "Qwen4ExpTextPLELayer": LookingBack(_by_taps_and_n_grams),
+    },
+    media_types={"image": _WITH_MEDIA, "video": _WITH_MEDIA},
+    tiny=Tiny(configs=_TINY, images={"grid": _WITH_MEDIA}),
 )

@@ -16,8 +16,6 @@ from autopack.family import Family
 from autopack.patching import Site
 from autopack.runtime.scope import site_scope
 
-__all__ = ["FAMILY"]
-
 
 def _choose_keys_per_document(original: Callable[..., torch.Tensor], site: Site) -> Callable[..., torch.Tensor]:
     def prepare_dynamic_mask(
@@ -53,7 +51,7 @@ FAMILY = Family(
     name="doge",
     model_types=frozenset({"doge"}),
     dense_types=frozenset({"doge"}),
-    path="attention site, document by document; keys chosen per document",
+    how="attention site, document by document; keys chosen per document",
     refusal=_refusal,
     sites=(
         Site(

@@ -3,12 +3,10 @@
 from autopack.family import Family
 from autopack.mixers import ALONE
 
-__all__ = ["FAMILY"]
-
 FAMILY = Family(
     name="git",
     model_types=frozenset({"git"}),
-    path="the model's own attention, documents alone; no labels",
+    how="the model's own attention, documents alone; no labels",
     attends=False,
     mixers={"GitSelfAttention": ALONE},
     refused_arguments={

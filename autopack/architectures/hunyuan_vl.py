@@ -3,15 +3,21 @@
 A document would get other numbers for its images than alone, also in a padded batch; text alone is served.
 """
 
-from autopack.family import Family
-
-__all__ = ["FAMILY"]
+from autopack.family import Family, Tiny
 
 FAMILY = Family(
     name="hunyuan_vl",
     model_types=frozenset({"hunyuan_vl"}),
-    path="attention site, document by document; text alone",
+    how="attention site, document by document; text alone",
     refused_arguments={
         "pixel_values": "its positions number the images of the whole batch, so those of a document go on from others"
     },
+    tiny=Tiny(
+        configs={
+            "hunyuan_vl_text": {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2, 2]}
+            }
+        },
+        images={"grid": frozenset({"hunyuan_vl"})},
+    ),
 )

@@ -1,13 +1,12 @@
 """Hybrids of attention and lightning attention, which carries a sum over all tokens before."""
 
-from autopack.family import Family
+from autopack.family import Family, Tiny
 from autopack.mixers import ROWS
-
-__all__ = ["FAMILY"]
 
 FAMILY = Family(
     name="lightning",
     model_types=frozenset({"minimax"}),
-    path="lightning attention on documents as rows; attention document by document",
+    how="lightning attention on documents as rows; attention document by document",
     mixers={"MiniMaxLightningAttention": ROWS},
+    tiny=Tiny(configs={"minimax": {"block_size": 8}}),
 )

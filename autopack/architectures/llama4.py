@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 
-from autopack.family import Family
+from autopack.family import Family, Tiny
 from autopack.layout.packed import PackedLayout
-
-__all__ = ["FAMILY"]
 
 
 def _temperature(module: Any, columns: torch.Tensor) -> torch.Tensor:
@@ -40,7 +38,20 @@ def _scale_query_by_position(
 
 FAMILY = Family(
     name="llama4",
-    model_types=frozenset({"llama4", "llama4_text"}),
-    path="attention site, document by document; query temperature restarts per document",
+    model_types=frozenset("llama4 llama4_text".split()),
+    how="attention site, document by document; query temperature restarts per document",
     adjustments={"Llama4TextAttention": _scale_query_by_position},
+    media_types={"image": frozenset({"llama4"})},
+    tiny=Tiny(
+        configs={
+            "llama4_text": {"interleave_moe_layer_step": 2, "moe_layers": [1], "floor_scale": 4},
+            "llama4_vision_model": {
+                "intermediate_size": 256,
+                "projector_input_dim": 64,
+                "projector_output_dim": 64,
+                "vision_output_dim": 64,
+            },
+        },
+        images={"square": frozenset({"llama4"})},
+    ),
 )

@@ -14,11 +14,9 @@ import torch
 from torch.nn import functional
 
 from autopack.errors import UnsupportedModel
-from autopack.family import Family
+from autopack.family import AFTER_PAD_TOKEN, Family, Tiny
 from autopack.layout.batches import Batches, equally_long
 from autopack.mixers import MixerCall, Way
-
-__all__ = ["FAMILY"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class _InWindows(Way):
         whole = found.together(outputs)
         return tuple(functional.pad(part, (0, 0) * (part.dim() - 2) + (0, added)) for part in whole)
 
-    def paths(self) -> dict[str, str]:
+    def how(self) -> dict[str, str]:
         return {"any": "the model's own attention, documents of one length as a batch, padded to the window"}
 
     def __str__(self) -> str:
@@ -69,7 +67,9 @@ class _InWindows(Way):
 FAMILY = Family(
     name="longformer",
     model_types=frozenset({"longformer"}),
-    path="the model's own attention, documents alone",
+    how="the model's own attention, documents alone",
     attends=False,
     mixers={"LongformerSelfAttention": _InWindows()},
+    numbering={"longformer": AFTER_PAD_TOKEN},
+    tiny=Tiny(configs={"longformer": {"attention_window": [4, 4]}}),
 )

@@ -2,19 +2,19 @@
 
 Where a row holds several documents, upstream numbers it as one (M-RoPE), and its masks let them see each other. The
 features need no care: they are put in the order of the flattened rows, so media that come in the order of the documents
-reach their own. Positions are computed for each document by the model's own function (`autopack.numbering`); blocks of
-image tokens that see each other and prefixes that do are rules over tokens, asked within documents alone. Vision towers
-keep their images apart by themselves.
+reach their own. Positions are computed for each document by the model's own function (`calls.model_positions`); blocks
+of image tokens that see each other and prefixes that do are rules over tokens, asked within documents alone. Vision
+towers keep their images apart by themselves.
 
-`media_types` holds the types of all families that a run of the leak test has covered with images or videos in the
-documents (`python -m compat.exactness --task image-text-to-text`). Sounds have not been run, so they are refused.
+A run of the leak test has covered images and videos (`python -m compat.exactness --task image-text-to-text`); sounds
+have not been run, so they are refused.
 """
 
-from autopack.family import Family
+from typing import Any
 
-__all__ = ["FAMILY"]
+from autopack.family import AFTER_PAD_TOKEN, Family, Numbering, Tiny
 
-_TEXT = """
+_TYPES = """
 aria aya_vision chameleon cohere2_vision cohere_compass cosmos3_edge cosmos3_omni deepseek_vl deepseek_vl_hybrid
 dots3_note emu3 ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe glm_ocr glmga granite_docling hyperclovax_vision_v2
 idefics2 idefics3 internvl janus kimi_k25 kosmos-2.5 lighton_ocr llava llava_next llava_next_video llava_onevision
@@ -22,24 +22,97 @@ mistral3 mistral_large4 muse_glimmer ovis2 paddleocr_vl paligemma pp_chart2table
 qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe shieldgemma2 smolvlm step3p7 unlimited_ocr
 video_llama_3 video_llava vipllava
 """
-"""Types whose text part mixes tokens by attention alone."""
-_WITH_IMAGES = """
-aria aya_vision cohere2_vision cohere_compass cosmos3_edge cosmos3_omni deepseek_vl dots3_note ernie4_5_vl_moe exaone4_5
-gemma3 gemma3n gemma4 gemma4_unified glm46v glm4v glm4v_moe glm_ocr glmga got_ocr2 hyperclovax_vision_v2 idefics2
-idefics3 internvl janus kimi_k25 lfm2_vl lfm3_vl lighton_ocr llama4 llava llava_next llava_next_video llava_onevision
-minimax_m3_vl mistral3 mistral_large4 muse_glimmer ovis2 paddleocr_vl paligemma pp_chart2table qianfan_ocr
-qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen4_exp
-shieldgemma2 smolvlm video_llama_3 video_llava vipllava
+_VIDEO_TYPES = """
+cohere_compass cosmos3_edge cosmos3_omni dots3_note exaone4_5 hyperclovax_vision_v2 kimi_k25 muse_glimmer qwen2_5_vl
+qwen2_vl qwen3_vl qwen3_vl_moe video_llama_3
 """
-_WITH_VIDEOS = """
-cohere_compass cosmos3_edge cosmos3_omni dots3_note exaone4_5 hyperclovax_vision_v2 kimi_k25 lfm3_vl minimax_m3_vl
-muse_glimmer qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_vl qwen3_vl_moe qwen4_exp video_llama_3
+_IMAGES = {
+    "grid": """
+cohere_compass cosmos3_edge cosmos3_omni dots3_note ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe glm5_next glm_ocr
+glmga hyperclovax_vision_v2 muse_glimmer qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl
+qwen3_vl_moe video_llama_3
+""",
+    "grid of squares": "kimi_k25 paddleocr_vl",
+    "square": """
+aria aya_vision blip-2 chameleon cohere2_vision deepseek_vl internvl janus llava ovis2 pp_chart2table qianfan_ocr
+shieldgemma2 video_llava vipllava
+""",
+    "square after a prefix": "paligemma",
+    "sized": "emu3 lighton_ocr mistral3 mistral_large4",
+    "tiles": "granite4_vision llava_next llava_next_video llava_onevision",
+    "nested": "granite_docling idefics2 idefics3 smolvlm",
+}
+_NOT_COVERED = "blip-2 chameleon emu3 glm5_next granite4_vision granite_docling"
+"""Types with images that the leak test has not covered with them."""
+
+
+def _m_rope(*sections: int, **others: Any) -> dict[str, Any]:
+    """Sections of the frequencies of a head of 16: for time, height and width."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [*sections], **others}}
+
+
+_M_ROPE = """
+cosmos3_edge_text glm46v_text glm4v_text glm_ocr_text paddleocr_vl_text qwen2_5_omni_text qwen2_5_vl_text qwen2_vl_text
+qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text
 """
+_PINPOINTS = "granite4_vision llava_next llava_next_video llava_onevision"
+_WINDOWED_TOWER = {"window_size": 16, "fullatt_block_indexes": [1]}
+_VISION_TOKENS = {"vision_start_token_id": 104, "vision_end_token_id": 105}
+
+_TINY: dict[str, dict[str, Any]] = {
+    **{name: _m_rope(4, 2, 2) for name in _M_ROPE.split()},
+    **{name: {"image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]]} for name in _PINPOINTS.split()},
+    "aria": {"projector_patch_to_query_dict": {16: 4}},
+    "blip-2": {"image_token_index": 120, "num_query_tokens": 4},
+    "chameleon": {"vocabulary_map": {"<image>": 120, **{f"IMGIMG{c}Z": 110 + i for i, c in enumerate("ABCD")}}},
+    "chameleon_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "num_embeddings": 4},
+    "cohere2_vision": {"alignment_intermediate_size": 128},
+    "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},
+    "dots3_note_vision_encoder": {"adapter_in_dim": 64, "adapter_out_dim": 64},
+    "emu3": {
+        "vocabulary_map": {
+            "<image>": 120,
+            "<|extra_200|>": 121,
+            **{f"<|visual token {i:06d}|>": 110 + i for i in range(4)},
+        },
+        "image_token_id": 120,
+    },
+    "emu3_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "codebook_size": 4},
+    "ernie4_5_vl_moe_text": _m_rope(3, 3, 2) | {"moe_intermediate_size": [32, 32]},
+    "exaone4_5_vision": _WINDOWED_TOWER,
+    "glm4v_moe_text": _m_rope(2, 1, 1, partial_rotary_factor=0.5),
+    "glm5_next_text": {"index_kpool": 2},
+    "hyperclovax_vision_v2": {"vision_config": _WINDOWED_TOWER},
+    "janus_vision_model": {"projection_dim": 64, "num_image_tokens": 16},
+    "janus_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "num_embeddings": 16, "num_patches": 4},
+    "kimi_k25": {"projection_hidden_size": 64},
+    "kimi_k25_vision": {"pos_emb_height": 8, "pos_emb_width": 8},
+    "kosmos_2_5_text_model": {"embed_dim": 64, "layers": 2},
+    "kosmos_2_text_model": {"embed_dim": 64, "layers": 2},
+    "muse_glimmer": {"out_hidden_size": 256, "projector_hidden_size": 64},
+    "nemotron3_diarization": {"head_config": {"audio_hidden_size": 64}},
+    "paligemma": {"projection_dim": 64},
+    "qwen2_5_omni_thinker": _VISION_TOKENS,
+    "qwen2_5_omni_vision_encoder": _WINDOWED_TOWER,
+    "qwen2_5_vl_vision": _WINDOWED_TOWER,
+    "qwen2_vl": {"vision_config": {"embed_dim": 32}},
+    "qwen3_omni_moe_thinker": _VISION_TOKENS,
+    "shieldgemma2": {"mm_tokens_per_image": 4},
+    "step3p5": {"sliding_window": 4},
+    "unlimited_ocr_text": {"head_dim": 16, "num_key_value_heads": 4},
+    "vipllava": {"vision_feature_layer": [-2, 1]},
+}
 
 FAMILY = Family(
     name="multimodal",
-    model_types=frozenset(_TEXT.split()),
-    path="attention site, document by document; positions by document; images in the order of the documents",
+    model_types=frozenset(_TYPES.split()),
+    how="attention site, document by document; positions by document; images in the order of the documents",
+    numbering=dict.fromkeys("kosmos_2_text_model kosmos_2_5_text_model".split(), AFTER_PAD_TOKEN)
+    | {"paligemma": Numbering(start=1)},
     dense_types=frozenset({"dots3_note"}),
-    media_types={"image": frozenset(_WITH_IMAGES.split()), "video": frozenset(_WITH_VIDEOS.split())},
+    media_types={
+        "image": frozenset(" ".join(_IMAGES.values()).split()) - set(_NOT_COVERED.split()),
+        "video": frozenset(_VIDEO_TYPES.split()),
+    },
+    tiny=Tiny(configs=_TINY, images={form: frozenset(types.split()) for form, types in _IMAGES.items()}),
 )

@@ -2,10 +2,14 @@
 
 from typing import Any
 
-from autopack.family import Family
+from autopack.family import Family, Tiny
 from autopack.mixers import ALONE, Alone
 
-__all__ = ["FAMILY"]
+_TYPES = "codegen falcon gpt_neo gpt_neox_japanese gptj megatron-bert openai-gpt rembert xglm xlm"
+_ATTENTION = """
+CodeGenAttention FalconAttention GPTJAttention GPTNeoSelfAttention GPTNeoXJapaneseAttention MegatronBertSelfAttention
+RemBertSelfAttention XGLMAttention
+"""
 
 
 def _refusal(config: Any) -> str | None:
@@ -16,38 +20,22 @@ def _refusal(config: Any) -> str | None:
 
 FAMILY = Family(
     name="own_attention",
-    model_types=frozenset(
-        {
-            "codegen",
-            "falcon",
-            "gpt_neo",
-            "gpt_neox_japanese",
-            "gptj",
-            "megatron-bert",
-            "openai-gpt",
-            "rembert",
-            "xglm",
-            "xlm",
-        }
-    ),
-    path="the model's own attention, documents alone",
+    model_types=frozenset(_TYPES.split()),
+    how="the model's own attention, documents alone",
     attends=False,
     mixers={
-        **dict.fromkeys(
-            [
-                "Attention",  # OpenAI GPT's
-                "CodeGenAttention",
-                "FalconAttention",
-                "GPTJAttention",
-                "GPTNeoSelfAttention",
-                "GPTNeoXJapaneseAttention",
-                "MegatronBertSelfAttention",
-                "RemBertSelfAttention",
-                "XGLMAttention",
-            ],
-            ALONE,
-        ),
+        **dict.fromkeys(_ATTENTION.split(), ALONE),
+        "Attention": ALONE,  # OpenAI GPT's
         "MultiHeadAttention": Alone(by_columns=True),  # XLM's
     },
     refusal=_refusal,
+    tiny=Tiny(
+        configs={
+            "falcon": {"new_decoder_architecture": True},
+            "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+            "transfo-xl": {"cutoffs": [32, 64], "d_embed": 64, "div_val": 1},
+            "xlm": {"causal": True},
+        },
+        causal={name: {"is_decoder": True} for name in ("megatron-bert", "rembert")},
+    ),
 )

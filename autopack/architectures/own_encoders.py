@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from autopack.family import Family
+from autopack.family import AFTER_PAD_TOKEN, Family, Numbering, Tiny
 from autopack.mixers import ALONE, Alone
-
-__all__ = ["FAMILY"]
 
 _BY_PAIRS = Alone(by_columns=True)
 _READING_PADDING = Alone(by_columns=True, reads_padding=True)
+
+_TYPES = "convbert deberta deberta-v2 flaubert fnet ibert luke mpnet nystromformer squeezebert yoso"
 
 
 def _refusal(config: Any) -> str | None:
@@ -36,22 +36,8 @@ def _refusal(config: Any) -> str | None:
 
 FAMILY = Family(
     name="own_encoders",
-    model_types=frozenset(
-        {
-            "convbert",
-            "deberta",
-            "deberta-v2",
-            "flaubert",
-            "fnet",
-            "ibert",
-            "luke",
-            "mpnet",
-            "nystromformer",
-            "squeezebert",
-            "yoso",
-        }
-    ),
-    path="the model's own attention, documents alone",
+    model_types=frozenset(_TYPES.split()),
+    how="the model's own attention, documents alone",
     attends=False,
     mixers={
         "ConvBertSelfAttention": _READING_PADDING,
@@ -68,4 +54,7 @@ FAMILY = Family(
     },
     refused_arguments={"entity_ids": "entities stand beside the row, and whose document they are of is not said"},
     refusal=_refusal,
+    numbering=dict.fromkeys("ibert luke".split(), AFTER_PAD_TOKEN)
+    | dict.fromkeys("mpnet nystromformer yoso".split(), Numbering(start=2)),
+    tiny=Tiny(configs={"luke": {"entity_vocab_size": 128, "entity_emb_size": 16}}),
 )

@@ -4,9 +4,7 @@ Their attention alone could be kept apart, so they would pass a look at their st
 keeps them from leaking.
 """
 
-from autopack.family import Family
-
-__all__ = ["FAMILY"]
+from autopack.family import Family, Numbering, Tiny
 
 _REASONS = {
     "its FunnelEncoder pools every two columns of the row into one between its blocks, so a token of two documents "
@@ -28,6 +26,11 @@ _REASONS = {
 FAMILY = Family(
     name="refused",
     model_types=frozenset(),
-    path="refused",
+    how="refused",
     refused_types={name: reason for reason, names in _REASONS.items() for name in names.split()},
+    numbering={"mra": Numbering(start=2)},
+    tiny=Tiny(
+        configs={"perceiver": {"num_latents": 8, "d_latents": 64, "num_self_attends_per_block": 2}},
+        not_alone=frozenset("gemma4_assistant gemma4_unified_assistant".split()),
+    ),
 )

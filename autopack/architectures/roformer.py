@@ -1,15 +1,14 @@
 """RoFormer, which rotates by columns: its table of rotations begins anew with every document."""
 
-from autopack.family import Family
+from autopack.family import Family, Tiny
 from autopack.mixers import Alone
-
-__all__ = ["FAMILY"]
 
 FAMILY = Family(
     name="roformer",
     model_types=frozenset({"roformer"}),
-    path="the model's own attention, documents alone; rotations restart",
+    how="the model's own attention, documents alone; rotations restart",
     positions=False,
     attends=False,
     mixers={"RoFormerSelfAttention": Alone(beginnings=(("sinusoidal_pos", 2),), by_columns=True)},
+    tiny=Tiny(causal={"roformer": {"is_decoder": True}}),
 )

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from autopack.family import Family
+from autopack.family import Family, Tiny
 from autopack.mixers import ROWS, LookingBack
-
-__all__ = ["FAMILY"]
 
 
 def _to_the_token_before(mixer: Any) -> int:
@@ -15,7 +13,8 @@ def _to_the_token_before(mixer: Any) -> int:
 FAMILY = Family(
     name="rwkv",
     model_types=frozenset({"rwkv"}),
-    path="time mixing on documents as rows; channel mixing again at the start of each",
+    how="time mixing on documents as rows; channel mixing again at the start of each",
     attends=False,
     mixers={"RwkvFeedForward": LookingBack(_to_the_token_before), "RwkvSelfAttention": ROWS},
+    tiny=Tiny(configs={"rwkv": {"attention_hidden_size": 64}}),
 )

@@ -2,10 +2,27 @@
 
 from typing import Any
 
-from autopack.family import Family
+from autopack.family import Family, Tiny
 from autopack.mixers import AtOperations, LookingBack
 
-__all__ = ["FAMILY"]
+_TYPES = "inkling2 inkling2_text inkling_text lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl zaya"
+_AT_CONVOLUTION = """
+Inkling2ShortConvolution InklingShortConvolution Lfm2MoeShortConv Lfm2ShortConv Lfm3ShortConv
+"""
+
+_TINY: dict[str, dict[str, Any]] = {
+    "inkling2_text": {"n_layers_per_attn_res_block": 1},
+    "inkling2_vision": {"text_hidden_size": 64},
+    "inkling_text": {"mlp_layer_types": ["dense", "sparse"], "logits_mup_width_multiplier": 1.0},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "full_attn_idxs": [1]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
+    "zaya": {
+        "layer_types": ["hybrid", "hybrid_sliding"],
+        "sliding_window": 4,
+        "num_experts_per_tok": 1,
+        "router_hidden_size": 16,
+    },
+}
 
 
 def _by_its_taps(mixer: Any) -> int | None:
@@ -18,26 +35,15 @@ def _by_convolutions_or_delayed_value(mixer: Any) -> int | None:
     return None if taps is None else max(taps, 1)
 
 
-_TYPES = "inkling2 inkling2_text inkling_text lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl zaya"
-
 FAMILY = Family(
     name="short_convolution",
-    model_types=frozenset(
-        {"inkling2", "inkling2_text", "inkling_text", "lfm2", "lfm2_moe", "lfm2_vl", "lfm3", "lfm3_vl", "zaya"}
-    ),
-    path="taps masked at the start of each document; attention document by document",
-    mixers=dict.fromkeys(
-        [
-            "Inkling2ShortConvolution",
-            "InklingShortConvolution",
-            "Lfm2MoeShortConv",
-            "Lfm2ShortConv",
-            "Lfm3ShortConv",
-        ],
-        AtOperations(("causal_conv1d_fn",)),
-    )
-    | {
+    model_types=frozenset(_TYPES.split()),
+    how="taps masked at the start of each document; attention document by document",
+    mixers={
+        **dict.fromkeys(_AT_CONVOLUTION.split(), AtOperations(("causal_conv1d_fn",))),
         "Inkling2DynamicShortConvolution": LookingBack(_by_its_taps),
         "ZayaCCAProjection": LookingBack(_by_convolutions_or_delayed_value),
     },
+    media_types={"image": frozenset("lfm2_vl lfm3_vl".split()), "video": frozenset({"lfm3_vl"})},
+    tiny=Tiny(configs=_TINY, images={"grid": frozenset({"lfm3_vl"}), "spatial patches": frozenset({"lfm2_vl"})}),
 )

@@ -4,19 +4,27 @@ In a packed row the bias would be one of the row: dense, and counted from its be
 expert take so many tokens of a row and drops the rest, so its experts are run on documents as rows.
 """
 
-from autopack.family import Family
+from autopack.family import Family, Tiny
 from autopack.mixers import ALONE, RELATIVE, ROWS
-
-__all__ = ["FAMILY"]
 
 FAMILY = Family(
     name="t5",
-    model_types=frozenset({"mt5", "pop2piano", "switch_transformers", "t5", "umt5"}),
-    path="bias of the longest document; attention document by document, across halves too",
+    model_types=frozenset("mt5 pop2piano switch_transformers t5 umt5".split()),
+    how="bias of the longest document; attention document by document, across halves too",
     positions=False,
     mixers={
-        **dict.fromkeys(["MT5Attention", "Pop2PianoAttention", "SwitchTransformersAttention", "T5Attention"], RELATIVE),
+        **{f"{model}Attention": RELATIVE for model in "MT5 Pop2Piano SwitchTransformers T5".split()},
         "SwitchTransformersSparseMLP": ROWS,
         "UMT5Attention": ALONE,  # every layer makes its own, inside
     },
+    tiny=Tiny(
+        configs={
+            # one layer of each kind on both sides, and experts that some documents overflow
+            "switch_transformers": {
+                "num_sparse_encoder_layers": 1,
+                "num_sparse_decoder_layers": 1,
+                "expert_capacity": 3,
+            },
+        }
+    ),
 )

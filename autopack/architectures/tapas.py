@@ -15,8 +15,6 @@ from autopack.family import Family
 from autopack.layout.batches import Batches, DocumentBatch, equally_long, spread_tokens
 from autopack.mixers import ALONE, MixerCall, Way
 
-__all__ = ["FAMILY"]
-
 
 @dataclass(frozen=True)
 class _ByCells(Way):
@@ -46,7 +44,7 @@ class _ByCells(Way):
             return embed(None if counted.all() else given)
         return torch.where(counted[:, None, None], embed(None), embed(given))
 
-    def paths(self) -> dict[str, str]:
+    def how(self) -> dict[str, str]:
         return {"any": "the embeddings themselves, documents of one length as a batch"}
 
     def __str__(self) -> str:
@@ -56,7 +54,7 @@ class _ByCells(Way):
 FAMILY = Family(
     name="tapas",
     model_types=frozenset({"tapas"}),
-    path="the model's own attention, documents alone; positions restart in every cell of a document's table",
+    how="the model's own attention, documents alone; positions restart in every cell of a document's table",
     attends=False,
     mixers={"TapasEmbeddings": _ByCells(), "TapasSelfAttention": ALONE},
 )

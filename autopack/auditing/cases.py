@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection import modules
-from autopack.inspection.positions import first_position
+from autopack.registry import first_position
 
 
 @dataclass(frozen=True)

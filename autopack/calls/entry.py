@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from autopack.inspection import heads, modules, releases
 from autopack.inspection.poolers import activation_of, pools_single_tokens
-from autopack.inspection.positions import first_position
 from autopack.inspection.source import shifts_labels
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from autopack.inspection.heads import RowHead
+    from autopack.inspection.positions import Numbering
     from autopack.runtime.model import EnabledModel
 
 _TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "LMHeadModel")
@@ -56,12 +56,14 @@ class Entry:
     """Whether it has a head that takes labels but does not predict the next token."""
     reads_one_token_per_row: bool
     """Whether a pooler or head reads one token of every row."""
+    numbering: Numbering
+    """How it numbers tokens where a call brings no positions."""
     first_position: int
     """Position of the first token of a document."""
 
     @classmethod
-    def of(cls, model: EnabledModel, level: int) -> Entry:
-        """Look at one of the entries of a model."""
+    def of(cls, model: EnabledModel, level: int, numbering: Numbering) -> Entry:
+        """Look at one of the entries of a model, which numbers tokens in this way."""
         entries = model.anatomy.entries
         module, inner = entries[level], entries[level + 1 :]
         kind_of_module: Any = type(module)
@@ -86,7 +88,10 @@ class Entry:
             inner_head=next((found for found in map(heads.row_head, inner) if found), None),
             has_other_head=heads.is_head_of_pair(module) if is_pair else other_head,
             reads_one_token_per_row=not is_pair and (has_pooler or (other_head and not of_single_tokens)),
-            first_position=model.traits.first_position if decodes is None else first_position(module.config),
+            numbering=numbering,
+            first_position=(
+                model.traits.first_position if decodes is None else numbering.first_position(module.config)
+            ),
         )
 
     @property

@@ -14,7 +14,7 @@ from autopack.calls.call import DROPPED, Call, holds_tensors
 from autopack.calls.outputs import restore
 from autopack.calls.packed import without_what_packing_drops
 from autopack.calls.plan import Plan
-from autopack.inspection import media, positions
+from autopack.inspection import media
 from autopack.layout.declarations import IGNORED_LABEL, LAYOUT_KWARGS
 from autopack.runtime.scope import Scope
 
@@ -59,7 +59,8 @@ def _gathered(call: Call, padding: Padding) -> dict[str, Any]:
         if traits.recurs:  # a recurrence starts with its document, wherever the batch has it
             found = mask.long().cumsum(1) - 1
         else:
-            found = positions.in_padded_batch(call.module.config, mask, call.arguments.get("input_ids"))
+            ids = call.arguments.get("input_ids")
+            found = call.entry.numbering.in_padded_batch(call.module.config, mask, ids)
         arguments["position_ids"] = padding.gather(found)
     labels = arguments.get("labels")
     if call.entry.shifts_labels and labels is not None:

@@ -123,7 +123,7 @@ def _class_of(config: Any) -> Any:
 def _build_tiny(model_type: str, args: argparse.Namespace) -> PreTrainedModel:
     from autopack import tiny
 
-    known = tiny.causal_lm_types()
+    known = tiny.types_for("causal-lm")
     if model_type not in known:
         import transformers
 

@@ -62,11 +62,11 @@ def describe(family: Family, tasks: dict[str, Any]) -> dict[str, Any]:
     ways: dict[Any, list[str]] = {}
     for name, way in family.mixers.items():
         ways.setdefault(way, []).append(name)
-    mixers = [{"classes": sorted(names), "way": str(way), "paths": way.paths()} for way, names in ways.items()]
+    mixers = [{"classes": sorted(names), "way": str(way), "paths": way.how()} for way, names in ways.items()]
     types = sorted(family.model_types)
     return {
         "name": family.name,
-        "path": family.path,
+        "path": family.how,
         "model_types": types,
         "mixers": mixers,
         "attention": ATTENTION if family.attends else None,
@@ -108,7 +108,7 @@ def _asked_of_a_tiny_model(name: str) -> dict[str, Any]:
     family, reason = registry.look_up(model)
     if reason is not None:
         return {"refused": reason}
-    return {"served": True, "path": f"{family.path}, by its structure and after an audit on enable"}
+    return {"served": True, "path": f"{family.how}, by its structure and after an audit on enable"}
 
 
 def _lines(row: dict[str, Any]) -> str:

@@ -32,7 +32,8 @@ def examine(model: PreTrainedModel, family: Family, options: Options) -> Enabled
     """Find what has to be known of a model to enable it; changes nothing."""
     attending = {name for name, way in family.mixers.items() if way.attends}
     anatomy = Anatomy.of(model, set(family.mixers), attending)
-    traits = Traits.of(family, anatomy, registry.media_of(anatomy.model_type))
+    media = registry.media_of(anatomy.model_type)
+    traits = Traits.of(family, anatomy, registry.numbering_of(model.config), media)
     return EnabledModel(anatomy, traits, options, SiteLease(partial(needed_sites, anatomy, family.sites)))
 
 
@@ -45,7 +46,7 @@ def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Non
         module.__dict__[MARK] = Mark(enabled, family.way_of(module), family.adjustment_of(module), reads_encoder)
     enabled.lease.follow(enabled.implementations())
     for level, module in enumerate(anatomy.entries):
-        entry = Entry.of(enabled, level)
+        entry = Entry.of(enabled, level, registry.numbering_of(module.config))
         module.register_forward_pre_hook(EntryHook(entry), with_kwargs=True)
         module.register_forward_hook(ExitHook(entry), always_call=True)
         pooler = getattr(module, "pooler", None)

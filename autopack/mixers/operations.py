@@ -62,7 +62,7 @@ def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
 
 def adapt_operation(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     """A convolution, scan or fused kernel that follows the documents of the mixer that calls it."""
-    operation = OPERATIONS[site.path]
+    operation = OPERATIONS[site.path].run
 
     @functools.wraps(original, updated=())
     def autopack_operation(*args: Any, **kwargs: Any) -> Any:
@@ -190,27 +190,38 @@ class _Fused:
         return original(*args, **{**kwargs, self.bounds: layout.seq_idx})
 
 
-_DELTA_RULE = ((0, 1, 2), ("query", "key", "value", "g", "beta"), 1, "cu_seqlens")
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    "causal_conv1d_fn": _convolution,
-    "mamba2_split_conv1d_scan_combined": _Fused("seq_idx"),
-    "mamba2_chunk_scan": _Scan("mamba2_chunk_scan", (0, 1, 3, 4), ("z",), 1, "seq_idx", _near_square_root),
-    "mamba_inner_fn": _Fused(None),
-    "mamba_selective_scan": _selective_scan,
-    "torch_chunk_gated_delta_rule": _Scan("torch_chunk_gated_delta_rule", *_DELTA_RULE),
-    "chunk_kimi_delta_attention": _Scan("chunk_kimi_delta_attention", *_DELTA_RULE, lambda longest: 32),
+@dataclass(frozen=True)
+class Operation:
+    """A function of transformers that mixes tokens, and how it is made to follow documents."""
+
+    run: Callable[..., Any]
+    """Takes the function, the layout, and the positional and named arguments of a call."""
+    in_torch: str = ""
+    """What computes it where no kernel is installed, in words for readers."""
+    in_kernels: str = ""
+
+
+def _delta_rule(name: str, chunk: Callable[[int], int] | None = None) -> Operation:
+    scan = _Scan(name, (0, 1, 2), ("query", "key", "value", "g", "beta"), 1, "cu_seqlens", chunk)
+    return Operation(scan, "scan on documents as rows", "fla told by cu_seqlens")
+
+
+OPERATIONS = {
+    "causal_conv1d_fn": Operation(_convolution, "taps masked at starts", "causal_conv1d told by seq_idx"),
+    "mamba2_split_conv1d_scan_combined": Operation(_Fused("seq_idx")),
+    "mamba2_chunk_scan": Operation(
+        _Scan("mamba2_chunk_scan", (0, 1, 3, 4), ("z",), 1, "seq_idx", _near_square_root),
+        "scan on documents as rows",
+        "mamba_ssm told by seq_idx",
+    ),
+    "mamba_inner_fn": Operation(_Fused(None)),
+    "mamba_selective_scan": Operation(
+        _selective_scan, "scan of all documents in step", "mamba_ssm on documents as rows"
+    ),
+    "torch_chunk_gated_delta_rule": _delta_rule("torch_chunk_gated_delta_rule"),
+    "chunk_kimi_delta_attention": _delta_rule("chunk_kimi_delta_attention", lambda longest: 32),
 }
 """By the name that transformers' modeling files give them."""
-
-
-PATHS = {
-    "causal_conv1d_fn": ("taps masked at starts", "causal_conv1d told by seq_idx"),
-    "mamba2_chunk_scan": ("scan on documents as rows", "mamba_ssm told by seq_idx"),
-    "mamba_selective_scan": ("scan of all documents in step", "mamba_ssm on documents as rows"),
-    "torch_chunk_gated_delta_rule": ("scan on documents as rows", "fla told by cu_seqlens"),
-    "chunk_kimi_delta_attention": ("scan on documents as rows", "fla told by cu_seqlens"),
-}
-"""For each operation, what computes it in torch, and what with a kernel."""
 
 
 def _takes(operation: Callable[..., Any], name: str) -> bool:

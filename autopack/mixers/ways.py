@@ -14,7 +14,7 @@ from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall, Way
 from autopack.inspection import modules
 from autopack.mixers.first_tokens import run_and_redo_first_tokens
-from autopack.mixers.operations import PATHS, adapt_operation, keeping_documents_apart
+from autopack.mixers.operations import OPERATIONS, adapt_operation, keeping_documents_apart
 from autopack.mixers.own_attention import attend_alone
 from autopack.mixers.rows import run_per_document_row
 from autopack.mixers.whole_model import run_documents_alone
@@ -29,7 +29,7 @@ class Rows(Way):
         call.check()
         return run_per_document_row(call.by_documents, call.layout)
 
-    def paths(self) -> dict[str, str]:
+    def how(self) -> dict[str, str]:
         return {"any": "the mixer itself, on documents as right-padded rows, bucketed by length"}
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class LookingBack(Way):
         call.check()
         return run_and_redo_first_tokens(call.by_documents, call.layout, reach)
 
-    def paths(self) -> dict[str, str]:
+    def how(self) -> dict[str, str]:
         return {"any": "the mixer itself, on whole rows, and again on the first tokens of each document"}
 
     def __str__(self) -> str:
@@ -87,9 +87,13 @@ class AtOperations(Way):
         names = [*self.operations, *([self.fused] if self.fused and hasattr(found, self.fused) else [])]
         return [Site(module, name, adapt_operation) for name in names]
 
-    def paths(self) -> dict[str, str]:
-        in_torch, in_kernels = zip(*(PATHS[name] for name in self.operations), strict=True)
-        return {"CPU": ", ".join(in_torch), "CUDA": ", ".join(in_kernels) + " where installed, else as on CPU"}
+    def how(self) -> dict[str, str]:
+        found = [OPERATIONS[name] for name in self.operations]
+        in_kernels = ", ".join(operation.in_kernels for operation in found)
+        return {
+            "CPU": ", ".join(operation.in_torch for operation in found),
+            "CUDA": f"{in_kernels} where installed, else as on CPU",
+        }
 
     def __str__(self) -> str:
         return f"at {' and '.join(self.operations)}"
@@ -119,7 +123,7 @@ class Alone(Way):
     def run(self, call: MixerCall) -> Any:
         return attend_alone(call, self.beginnings, self.per_head, self.channels_first)
 
-    def paths(self) -> dict[str, str]:
+    def how(self) -> dict[str, str]:
         return {"any": "the model's own attention, documents of one length as a batch"}
 
     def __str__(self) -> str:
@@ -139,7 +143,7 @@ class Restarting(Way):
     def run(self, call: MixerCall) -> Any:
         return _positions_of_documents(call)
 
-    def paths(self) -> dict[str, str]:
+    def how(self) -> dict[str, str]:
         return {"any": "the embedding itself for the longest document, looked up for every token"}
 
     def __str__(self) -> str:
@@ -161,7 +165,7 @@ class RelativeBias(Way):
             )
         return _with_bias_of_longest(call)
 
-    def paths(self) -> dict[str, str]:
+    def how(self) -> dict[str, str]:
         return {"any": "the model's own attention, with the bias of the longest document"}
 
     def __str__(self) -> str:
@@ -183,7 +187,7 @@ class OneByOne(Way):
     def run(self, call: MixerCall) -> Any:
         return run_documents_alone(call)
 
-    def paths(self) -> dict[str, str]:
+    def how(self) -> dict[str, str]:
         return {"any": f"the whole model, documents of one length as a batch, since {self.reason}"}
 
     def __str__(self) -> str:

@@ -15,7 +15,6 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.inspection.heads import row_head
-from autopack.inspection.positions import first_position
 from autopack.layout.declarations import IGNORED_LABEL
 from autopack.packing.columns import DOCUMENT_WEIGHT, IDS, LABEL_KEYS, LOSS_WEIGHTS, MASK, POSITIONS, invalid
 from autopack.packing.examples import Example, check_alike, read_example
@@ -141,6 +140,8 @@ class PackingCollator:
             raise ValueError(f"wanted a transformers model or config, found {type(model).__name__}")
         found: dict[str, Any] = {}
         if "first_position" not in options:
+            from autopack.registry import first_position  # needs torch, which this module does not
+
             found["first_position"] = first_position(config)
         pad_token_id: Any = getattr(config, "pad_token_id", None)
         if is_int(pad_token_id) and pad_token_id >= 0:

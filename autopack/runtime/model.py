@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autopack.inspection.modules import configs_of
-from autopack.inspection.positions import first_position, known_in_padded_batch
 from autopack.runtime.tally import Tally
 
 if TYPE_CHECKING:
     from autopack.family import Family
     from autopack.inspection.anatomy import Anatomy
+    from autopack.inspection.positions import Numbering
     from autopack.patching import SiteLease
 
 
@@ -52,7 +52,7 @@ class Traits:
     """Kinds of media that a run of the leak test has covered in its documents."""
 
     @classmethod
-    def of(cls, family: Family, anatomy: Anatomy, media: frozenset[str]) -> Traits:
+    def of(cls, family: Family, anatomy: Anatomy, numbering: Numbering, media: frozenset[str]) -> Traits:
         """What of this family concerns a model of this anatomy."""
         ways = {way for mixer in anatomy.mixers if (way := family.way_of(mixer)) is not None}
         return cls(
@@ -63,9 +63,9 @@ class Traits:
             recurs=any(way.recurs for way in ways),
             counts_columns=bool(family.adjustments) or any(way.counts for way in ways),
             uses_positions=family.positions and (bool(anatomy.attention) or any(way.attends for way in ways)),
-            first_position=first_position(anatomy.entries[0].config),
+            first_position=numbering.first_position(anatomy.entries[0].config),
             knows_padded_positions=anatomy.model_type in family.model_types
-            and known_in_padded_batch(anatomy.model_type, anatomy.counts_along_mask),
+            and numbering.is_known(anatomy.counts_along_mask),
             refused_arguments=dict(family.refused_arguments),
             media=media,
         )

@@ -7,17 +7,16 @@ They are small enough to build in milliseconds, hold a layer of every kind that 
 key budgets shorter than a short document, and have parameters large enough for leaked context to show in the logits.
 """
 
-from autopack.tiny.configs import TASKS, CannotBuild, causal_lm_types, config, types_for
-from autopack.tiny.models import build, first_position, tokens, uses_attention_interface
+from autopack.registry import first_position
+from autopack.tiny.configs import TASKS, CannotBuild, config, types_for
+from autopack.tiny.models import build, tokens
 
 __all__ = [
     "TASKS",
     "CannotBuild",
     "build",
-    "causal_lm_types",
     "config",
     "first_position",
     "tokens",
     "types_for",
-    "uses_attention_interface",
 ]

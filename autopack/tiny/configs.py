@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from autopack.tiny import rules, types
+from autopack.family import DERIVED
+from autopack.registry import families
+from autopack.tiny import rules
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -42,15 +45,14 @@ TASKS = {
 
 
 def types_for(task: str) -> list[str]:
-    """Return all model types that the installed transformers maps to a task (one of `TASKS`), sorted."""
+    """Return all model types that the installed transformers maps to a task (one of `TASKS`), sorted.
+
+    Those registered with transformers' auto classes in this process are among them.
+    """
     from transformers.models.auto import modeling_auto
 
-    return sorted(getattr(modeling_auto, f"{TASKS[task]}_NAMES"))
-
-
-def causal_lm_types() -> list[str]:
-    """Return all model types of the installed transformers' causal language model mapping, sorted."""
-    return types_for("causal-lm")
+    registered = getattr(modeling_auto, TASKS[task])._extra_content
+    return sorted({*getattr(modeling_auto, f"{TASKS[task]}_NAMES"), *(added.model_type for added in registered)})
 
 
 def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> PretrainedConfig:
@@ -66,20 +68,16 @@ def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> Pre
 
     if model_type not in CONFIG_MAPPING:
         raise CannotBuild(model_type, f"transformers {transformers.__version__} has no such type")
-    parts: dict[str, Any] = {
-        name: {"model_type": part_type} for name, part_type in types.PARTS.get(model_type, {}).items()
-    }
+    parts: dict[str, Any] = {name: {"model_type": part_type} for name, part_type in known("parts", model_type).items()}
+    own = known("configs", model_type) | (known("causal", model_type) if task == "causal-lm" else {})
     try:
         config_class = CONFIG_MAPPING[model_type]
-        own = types.TYPES.get(model_type, {})
-        if task != "causal-lm":
-            own = {name: value for name, value in own.items() if name not in types.MAKES_A_DECODER}
-        tiny = config_class(**_arguments(model_type, config_class(**parts), overrides, own))
+        tiny = config_class(**_arguments(config_class(**parts), own, overrides))
         if task == "seq2seq":
             for name, token in (("decoder_start_token_id", 2), ("pad_token_id", 0)):
                 if getattr(tiny, name, None) is None:
                     setattr(tiny, name, token)
-        for name, (stand_in, extra) in types.STAND_INS.get(model_type, {}).items():
+        for name, (stand_in, extra) in known("stand_ins", model_type).items():
             # past the class's __setattr__, which would insist on the type that is being replaced
             vars(tiny)[name] = config(stand_in, **extra)
     except CannotBuild:
@@ -94,22 +92,29 @@ def is_config(value: object) -> bool:
     return hasattr(value, "to_diff_dict")
 
 
-def _arguments(
-    model_type: str, default: PretrainedConfig, overrides: dict[str, Any], own: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return the keyword arguments that make a tiny configuration of the class of `default`."""
+def known(what: str, model_type: str) -> dict[str, Any]:
+    """Return what the families know of a type, by the name of a field of `autopack.family.Tiny`."""
+    found = (getattr(family.tiny, what).get(model_type) for family in families())
+    return copy.deepcopy(dict(next(filter(None, found), {})))
+
+
+def _arguments(default: PretrainedConfig, own: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return the keyword arguments that make a tiny configuration of the class of `default`.
+
+    `own` are the fields that its type has beyond the general rules; the caller's overrides count before them.
+    """
     present = vars(default)
     parts = {name: value for name, value in present.items() if is_config(value)}
-    own = types.TYPES.get(model_type, {}) if own is None else own
     given = _routed(default, parts, overrides)
     arguments = _shrunk(default) | _latent(present) | _kinds(present) | _token_ids(present)
     arguments |= {name: value for name, value in (own | given).items() if name not in parts}
     _fit_depth(present, own, given, arguments)
     for name, part in parts.items():
-        arguments[name] = _arguments(part.model_type, part, {**own.get(name, {}), **given.get(name, {})})
+        of_part = known("configs", part.model_type) | known("causal", part.model_type)
+        arguments[name] = _arguments(part, of_part, {**own.get(name, {}), **given.get(name, {})})
         if part.model_type:
             arguments[name]["model_type"] = part.model_type
-    return {name: value for name, value in arguments.items() if value is not types.DERIVED}
+    return {name: value for name, value in arguments.items() if value is not DERIVED}
 
 
 def _routed(default: PretrainedConfig, parts: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

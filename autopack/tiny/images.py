@@ -16,39 +16,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from autopack.registry import families
 from autopack.tiny import rules
 from autopack.tiny.models import tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["IMAGE", "Document", "document", "has_images", "kind_of", "row", "rows"]
-
 IMAGE = "image"
 """Stands for an image among the lengths of runs of text."""
 
-_KINDS = {
-    # (patches, channels * pixels), and the grid of each image
-    "grid": "cohere_compass cosmos3_edge cosmos3_omni dots3_note ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe "
-    "glm5_next glm_ocr glmga hunyuan_vl hyperclovax_vision_v2 lfm3_vl minimax_m3_vl muse_glimmer "
-    "qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_5 qwen3_5_moe qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe "
-    "qwen4_exp video_llama_3",
-    # the same, (patches, channels, height, width)
-    "grid of squares": "kimi_k25 paddleocr_vl",
-    # (images, channels, height, width)
-    "square": "aria aya_vision blip-2 chameleon cohere2_vision deepseek_vl gemma3 gemma3n got_ocr2 internvl janus "
-    "llama4 llava ovis2 paligemma pp_chart2table qianfan_ocr shieldgemma2 video_llava vipllava",
-    # the same, padded, and the size of each image
-    "sized": "emu3 lighton_ocr mistral3 mistral_large4",
-    # (images, tiles, channels, height, width), and the size of each image
-    "tiles": "granite4_vision llava_next llava_next_video llava_onevision",
-    # (rows, images, channels, height, width)
-    "nested": "granite_docling idefics2 idefics3 smolvlm",
-    # (images, patches, channels * pixels), and where each patch lies
-    "patches": "gemma4 gemma4_unified",
-    # the same, and how many patches lie side by side
-    "spatial patches": "lfm2_vl",
+FORMS = {
+    "grid": "(patches, channels * pixels), and the grid of each image",
+    "grid of squares": "the same, (patches, channels, height, width)",
+    "square": "(images, channels, height, width)",
+    "square after a prefix": "the same; token types tell the last run of text, which is learned, from all before it",
+    "sized": "(images, channels, height, width), padded, and the size of each image",
+    "tiles": "(images, tiles, channels, height, width), and the size of each image",
+    "nested": "(rows, images, channels, height, width)",
+    "patches": "(images, patches, channels * pixels), and where each patch lies",
+    "spatial patches": "the same, and how many patches lie side by side",
 }
+"""The forms in which types take images; the families say which type takes which (`autopack.family.Tiny.images`)."""
 _SIZE = rules.FIELDS["image_size"]
 _PATCH = rules.FIELDS["patch_size"]
 _SIDE = 2
@@ -66,14 +55,10 @@ class Document:
         return self.tokens["input_ids"].shape[1]
 
 
-def kind_of(model: PreTrainedModel) -> str | None:
-    """In which form the type takes images, or None where this module does not know."""
-    return next((kind for kind, types in _KINDS.items() if model.config.model_type in types.split()), None)
-
-
-def has_images(model: PreTrainedModel) -> bool:
-    """Whether documents with images can be made for this model."""
-    return kind_of(model) is not None
+def form_of(model: PreTrainedModel) -> str | None:
+    """In which of `FORMS` the type takes images, or None where no family knows, and no documents can be made."""
+    forms = ((form, types) for family in families() for form, types in family.tiny.images.items())
+    return next((form for form, types in forms if model.config.model_type in types), None)
 
 
 def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 0) -> Document:
@@ -108,7 +93,7 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
         per_token["mm_token_type_ids"] = torch.cat(kinds, dim=1)
     if "token_type_ids" in named:
         per_token["token_type_ids"] = torch.cat(kinds, dim=1)
-        if config.model_type == "paligemma":  # the last run of text is what is learned, all before it the prefix
+        if form_of(model) == "square after a prefix":
             per_token["token_type_ids"] = torch.cat(
                 [torch.full_like(ids, int(ids is found[-1])) for ids in found], dim=1
             )
@@ -128,7 +113,7 @@ def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dic
     }
     pictures = [picture for each in documents for d in each for picture in d.images]
     if pictures:
-        join = _by_row if kind_of(model) == "nested" else _in_order
+        join = _by_row if form_of(model) == "nested" else _in_order
         arguments |= {name: join(name, documents) for name in pictures[0]}
     return arguments
 
@@ -162,7 +147,7 @@ def _placeholders(model: PreTrainedModel, picture: dict[str, torch.Tensor]) -> i
 
 def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
     """The arguments of one image; images of different numbers have different sizes where the type allows."""
-    kind, vision = kind_of(model), model.config.vision_config
+    form, vision = form_of(model), model.config.vision_config
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
 
     def pixels(*shape: int) -> torch.Tensor:
@@ -172,36 +157,36 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
     size = getattr(vision, "image_size", _SIZE)
     size = size if isinstance(size, int) else _SIZE
     patch = getattr(vision, "patch_size", _PATCH)
-    if kind is not None and kind.startswith("grid"):
+    if form in ("grid", "grid of squares"):
         merge = _merge(model)
         height, width = merge * (1 + number % 2), merge * 2
         depth = getattr(vision, "temporal_patch_size", None) or getattr(vision, "patch_temporal", None) or 1
-        shape = (channels * depth * patch**2,) if kind == "grid" else (channels, patch, patch)
+        shape = (channels * depth * patch**2,) if form == "grid" else (channels, patch, patch)
         flat = pixels(height * width, *shape)
         sizes = {"image_grid_thw": torch.tensor([[1, height, width]])}
-        if model.config.model_type == "video_llama_3":
+        if "image_merge_sizes" in inspect.signature(type(model).forward).parameters:
             sizes["image_merge_sizes"] = torch.tensor([merge])
         return {"pixel_values": flat, **sizes}
-    if kind == "square":
+    if form in ("square", "square after a prefix"):
         return {"pixel_values": pixels(1, channels, size, size)}
-    if kind == "sized":
+    if form == "sized":
         found = torch.tensor([[size, size if number % 2 else size // 2]])
         image = pixels(1, channels, size, size)
         image[..., int(found[0, 1]) :] = 0
         return {"pixel_values": image, "image_sizes": found}
-    if kind == "tiles":
+    if form == "tiles":
         return {
             "pixel_values": pixels(1, 5, channels, size, size),
             "image_sizes": torch.tensor([[size, 2 * size] if number % 2 else [2 * size, 2 * size]]),
         }
-    if kind == "nested":
+    if form == "nested":
         return {"pixel_values": pixels(1, 1, channels, size, size)}
-    if kind == "spatial patches":
+    if form == "spatial patches":
         high, wide = 2 * _SIDE, _SIDE * (1 + number % 2)
         flat, mask = pixels(1, 4 * _SIDE**2, channels * patch**2), torch.zeros(1, 4 * _SIDE**2, dtype=torch.long)
         mask[:, : high * wide] = 1
         return {"pixel_values": flat, "spatial_shapes": torch.tensor([[high, wide]]), "pixel_attention_mask": mask}
-    assert kind == "patches"
+    assert form == "patches"
     patch = getattr(vision, "model_patch_size", patch)
     side = 2 * getattr(vision, "pooling_kernel_size", 1)
     where = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy"), dim=-1).reshape(1, -1, 2)

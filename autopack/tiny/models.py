@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autopack.tiny import configs, rules, types
+from autopack.registry import families
+from autopack.tiny import configs, rules
 from autopack.tiny.weights import randomize
 
 if TYPE_CHECKING:
@@ -38,8 +37,9 @@ def build(
     if model_type not in configs.types_for(task):
         reason = f"transformers {transformers.__version__} has no model of this type for {task}"
         raise configs.CannotBuild(model_type, reason)
-    if model_type in types.NOT_ALONE:
-        raise configs.CannotBuild(model_type, types.NOT_ALONE[model_type])
+    for family in families():
+        if model_type in family.tiny.not_alone:
+            raise configs.CannotBuild(model_type, family.refused_types[model_type])
     whole = configs.config(model_type, task=task, **config_overrides)
     default_dtype = torch.get_default_dtype()
     try:
@@ -58,40 +58,10 @@ def build(
     return model.to(device).eval()
 
 
-def first_position(config: PretrainedConfig) -> int:
-    """Return the number that a model of this configuration gives to the first token of a document."""
-    if config.model_type in types.POSITIONS_AFTER_PADDING:
-        return config.pad_token_id + 1
-    return 0
-
-
 def tokens(config: PretrainedConfig, *shape: int, seed: int = 0) -> torch.Tensor:
     """Return random token ids of the given shape, int64 on the CPU; none pads, separates or stands for an image."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(rules.ORDINARY.start, rules.ORDINARY.stop, shape, generator=generator)
-
-
-def uses_attention_interface(model: PreTrainedModel) -> bool:
-    """Say whether the language part of `model` looks its attention up in transformers' `ALL_ATTENTION_FUNCTIONS`.
-
-    True as soon as one module does; others may still mix tokens in their own way.
-    """
-    parts = vars(model.config).items()
-    other = {type(part) for name, part in parts if configs.is_config(part) and re.search("vision|audio|image|vq", name)}
-    classes = {type(module) for module in model.modules() if type(getattr(module, "config", None)) not in other}
-    return any(_dispatches(module_class) for module_class in classes)
-
-
-def _dispatches(module_class: type) -> bool:
-    for base in module_class.__mro__:
-        # the base class of all models mentions the table too, to validate the name of an implementation
-        if base.__module__.startswith(("torch.", "builtins", "transformers.modeling_utils")):
-            continue
-        for member in vars(base).values():
-            code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
-            if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:
-                return True
-    return False
 
 
 def _class_and_config(config: PretrainedConfig, task: str) -> tuple[type[PreTrainedModel], PretrainedConfig]:

@@ -1,4 +1,4 @@
-"""What tiny means, as data: the values that shrink a configuration, by field name and by model type."""
+"""What tiny means, as data: the values that shrink a configuration, by field name."""
 
 from __future__ import annotations
 
@@ -18,186 +18,95 @@ CHUNK = 8
 EXPERTS = 4
 TOP_K = 2
 
-# Fields that mean the same in every configuration that has them.
-FIELDS: dict[str, Any] = {
+# Fields that mean the same in every configuration that has them, by the value that they get.
+_VALUES: list[tuple[Any, str]] = [
     # vocabularies
-    "vocab_size": VOCAB,
-    "vocab_size_per_layer_input": VOCAB,
-    "decoder_vocab_size": VOCAB,
-    "unpadded_vocab_size": VOCAB,
+    (VOCAB, "vocab_size vocab_size_per_layer_input decoder_vocab_size unpadded_vocab_size"),
     # widths
-    "hidden_size": HIDDEN,
-    "d_model": HIDDEN,
-    "n_embd": HIDDEN,
-    "emb_dim": HIDDEN,
-    "embedding_dim": HIDDEN,
-    "embedding_size": HIDDEN,
-    "word_embed_proj_dim": HIDDEN,
-    "input_embedding_size": HIDDEN,
-    "output_embedding_size": HIDDEN,
-    "attention_hidden_size": HIDDEN,
-    "hidden_size_per_layer_input": 16,
-    "intermediate_size": 96,
-    "intermediate_size_mlp": 96,
-    "dense_intermediate_size": 96,
-    "ffn_hidden_size": 96,
-    "ffn_dim": 96,
-    "decoder_ffn_dim": 96,
-    "encoder_ffn_dim": 96,
-    "n_inner": 96,
-    "dff": 96,
-    "d_inner": 96,
-    "dim_ff": 96,
-    "feed_forward_size": 96,
-    "mlp_dim": 96,
-    "moe_intermediate_size": 32,
-    "expert_ffn_hidden_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "shared_experts_intermediate_size": 32,
-    "moe_shared_expert_intermediate_size": 32,
-    "shared_intermediate_size": 32,
+    (
+        HIDDEN,
+        "hidden_size d_model n_embd emb_dim embedding_dim embedding_size word_embed_proj_dim input_embedding_size "
+        "output_embedding_size attention_hidden_size",
+    ),
+    (16, "hidden_size_per_layer_input"),
+    (
+        96,
+        "intermediate_size intermediate_size_mlp dense_intermediate_size ffn_hidden_size ffn_dim decoder_ffn_dim "
+        "encoder_ffn_dim n_inner dff d_inner dim_ff feed_forward_size mlp_dim",
+    ),
+    (
+        32,
+        "moe_intermediate_size expert_ffn_hidden_size shared_expert_intermediate_size "
+        "shared_experts_intermediate_size moe_shared_expert_intermediate_size shared_intermediate_size",
+    ),
     # depth
-    "num_hidden_layers": LAYERS,
-    "num_layers": LAYERS,
-    "n_layer": LAYERS,
-    "n_layers": LAYERS,
-    "num_blocks": LAYERS,
-    "decoder_layers": LAYERS,
-    "encoder_layers": LAYERS,
-    "num_decoder_layers": LAYERS,
-    "num_encoder_layers": LAYERS,
-    "depth": LAYERS,
+    (
+        LAYERS,
+        "num_hidden_layers num_layers n_layer n_layers num_blocks decoder_layers encoder_layers "
+        "num_decoder_layers num_encoder_layers depth",
+    ),
     # heads
-    "num_attention_heads": HEADS,
-    "attention_heads": HEADS,
-    "num_heads": HEADS,
-    "n_head": HEADS,
-    "n_heads": HEADS,
-    "decoder_attention_heads": HEADS,
-    "encoder_attention_heads": HEADS,
-    "num_decoder_attention_heads": HEADS,
-    "num_encoder_attention_heads": HEADS,
-    "swa_num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS,
-    "swa_num_key_value_heads": KV_HEADS,
-    "num_kv_heads": KV_HEADS,
-    "kv_n_heads": KV_HEADS,
-    "num_query_groups": KV_HEADS,
-    "head_dim": HEAD_DIM,
-    "swa_head_dim": HEAD_DIM,
-    "attention_head_size": HEAD_DIM,
-    "kv_channels": HEAD_DIM,
-    "d_head": HEAD_DIM,
-    "dim_head": HEAD_DIM,
-    "rotary_dim": 8,
-    "query_pre_attn_scalar": HEAD_DIM,
+    (
+        HEADS,
+        "num_attention_heads attention_heads num_heads n_head n_heads decoder_attention_heads "
+        "encoder_attention_heads num_decoder_attention_heads num_encoder_attention_heads swa_num_attention_heads",
+    ),
+    (KV_HEADS, "num_key_value_heads swa_num_key_value_heads num_kv_heads kv_n_heads num_query_groups"),
+    (HEAD_DIM, "head_dim swa_head_dim attention_head_size kv_channels d_head dim_head query_pre_attn_scalar"),
+    (8, "rotary_dim"),
     # latent attention: value heads narrower than query and key heads
-    "q_lora_rank": 24,
-    "kv_lora_rank": 20,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 12,
+    (24, "q_lora_rank"),
+    (20, "kv_lora_rank"),
+    (8, "qk_nope_head_dim qk_rope_head_dim"),
+    (12, "v_head_dim"),
     # indexed attention: fewer keys than a document has tokens; with few heads, their scores would often tie at zero
-    "index_head_dim": 16,
-    "index_n_heads": 16,
-    "index_topk": 4,
+    (16, "index_head_dim index_n_heads"),
+    (4, "index_topk"),
     # windows and positions
-    "sliding_window": WINDOW,
-    "sliding_window_size": WINDOW,
-    "attention_window_size": WINDOW,
-    "window_size": WINDOW,
-    "local_attention_window_len": WINDOW,
-    "attention_chunk_size": CHUNK,
-    "sliding_window_pattern": 2,
-    "_sliding_window_pattern": 2,
-    "global_attn_every_n_layers": 2,
-    "full_attention_interval": 2,
-    "max_position_embeddings": POSITIONS,
-    "n_positions": POSITIONS,
-    "n_ctx": POSITIONS,
-    "max_seq_len": POSITIONS,
-    "max_target_positions": POSITIONS,
-    "max_source_positions": POSITIONS,
-    "context_length": POSITIONS,
-    "model_max_length": POSITIONS,
+    (WINDOW, "sliding_window sliding_window_size attention_window_size window_size local_attention_window_len"),
+    (CHUNK, "attention_chunk_size"),
+    (2, "sliding_window_pattern _sliding_window_pattern global_attn_every_n_layers full_attention_interval"),
+    (
+        POSITIONS,
+        "max_position_embeddings n_positions n_ctx max_seq_len max_target_positions max_source_positions "
+        "context_length model_max_length",
+    ),
     # experts
-    "num_experts": EXPERTS,
-    "n_routed_experts": EXPERTS,
-    "num_local_experts": EXPERTS,
-    "moe_num_experts": EXPERTS,
-    "num_experts_per_tok": TOP_K,
-    "num_experts_per_token": TOP_K,
-    "moe_topk": TOP_K,
-    "moe_top_k": TOP_K,
-    "moe_k": TOP_K,
-    "n_group": 1,
-    "topk_group": 1,
-    "num_expert_group": 1,
-    "num_shared_experts": 1,
-    "n_shared_experts": 1,
-    "moe_num_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "num_dense_layers": 1,
-    "moe_layer_start_index": 1,
+    (EXPERTS, "num_experts n_routed_experts num_local_experts moe_num_experts"),
+    (TOP_K, "num_experts_per_tok num_experts_per_token moe_topk moe_top_k moe_k"),
+    (
+        1,
+        "n_group topk_group num_expert_group num_shared_experts n_shared_experts moe_num_shared_experts "
+        "first_k_dense_replace num_dense_layers moe_layer_start_index",
+    ),
     # recurrent mixers and short convolutions
-    "mamba_n_heads": 8,
-    "mamba_d_head": 16,
-    "mamba_d_state": 8,
-    "mamba_n_groups": 1,
-    "mamba_chunk_size": CHUNK,
-    "mamba_expand": 2,
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 16,
-    "ssm_state_size": 8,
-    "state_size": 8,
-    "mamba_dt_rank": 8,
-    "time_step_rank": 8,
-    "n_groups": 1,
-    "chunk_size": CHUNK,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_num_heads": 4,
-    "linear_head_dim": 16,
-    "lru_width": HIDDEN,
+    (8, "mamba_n_heads mamba_d_state mamba_num_heads ssm_state_size state_size mamba_dt_rank time_step_rank"),
+    (16, "mamba_d_head mamba_head_dim linear_key_head_dim linear_value_head_dim linear_head_dim"),
+    (1, "mamba_n_groups n_groups"),
+    (CHUNK, "mamba_chunk_size chunk_size"),
+    (2, "mamba_expand linear_num_key_heads"),
+    (4, "linear_num_value_heads linear_num_heads"),
+    (HIDDEN, "lru_width"),
     # vision and audio towers
-    "image_size": 32,
-    "patch_size": 8,
-    "out_hidden_size": HIDDEN,
-    "num_mel_bins": 16,
-}
+    (32, "image_size"),
+    (8, "patch_size"),
+    (HIDDEN, "out_hidden_size"),
+    (16, "num_mel_bins"),
+]
+FIELDS: dict[str, Any] = {name: value for value, names in _VALUES for name in names.split()}
 
 # Fields that are shrunk only where the type's own default switches them on.
-ONLY_IF_SET = {
-    "sliding_window",
-    "n_inner",
-    "num_experts",
-    "hidden_size_per_layer_input",
-    "shared_intermediate_size",
-    "moe_intermediate_size",
-    "shared_expert_intermediate_size",
-    "num_shared_experts",
-    "moe_num_shared_experts",
-    "n_shared_experts",
-    "q_lora_rank",
-    "query_pre_attn_scalar",
-    "unpadded_vocab_size",
-    "num_local_experts",
-}
+ONLY_IF_SET = """
+sliding_window n_inner num_experts hidden_size_per_layer_input shared_intermediate_size moe_intermediate_size
+shared_expert_intermediate_size num_shared_experts moe_num_shared_experts n_shared_experts q_lora_rank
+query_pre_attn_scalar unpadded_vocab_size num_local_experts
+""".split()
 
 # Lists with one entry per layer. A type's own default is cut down to one layer of each kind.
-PER_LAYER = (
-    "layer_types",
-    "layers_block_type",
-    "mlp_layer_types",
-    "indexer_types",
-    "no_rope_layers",
-    "num_attention_heads_per_layer",
-    "activation_sparsity_pattern",
-    "layer_rope_theta",
-    "attn_type_list",
-)
+PER_LAYER = """
+layer_types layers_block_type mlp_layer_types indexer_types no_rope_layers num_attention_heads_per_layer
+activation_sparsity_pattern layer_rope_theta attn_type_list
+""".split()
 
 # The names of the number of layers, as configurations store it.
-DEPTH = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers", "num_decoder_layers")
+DEPTH = "num_hidden_layers num_layers n_layer n_layers decoder_layers num_decoder_layers".split()

@@ -14,6 +14,7 @@ import torch
 import autopack
 from autopack import tiny
 from autopack.inspection import releases
+from autopack.mixers import operations
 from tests.gpu.test_models import routes
 
 LENGTHS = (7, 130, 1, 62)
@@ -28,8 +29,7 @@ KERNELS = {
     "kimi_linear": ("causal_conv1d", "fla"),
     "lfm2": ("causal_conv1d",),
 }
-OPERATIONS = ("causal_conv1d_fn", "mamba2_chunk_scan", "mamba_selective_scan", "torch_chunk_gated_delta_rule",
-              "chunk_kimi_delta_attention")  # fmt: skip
+OPERATIONS = [name for name, operation in operations.OPERATIONS.items() if operation.in_kernels]
 WITHOUT = ("recurrent_gemma", "rwkv", "xlstm", "minimax", "zaya", "lfm3")
 
 

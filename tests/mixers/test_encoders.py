@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoModelForPreTraining
 
 import autopack
 from autopack import tiny
-from autopack.inspection.positions import first_position
+from autopack.registry import first_position
 from autopack.tiny.weights import randomize
 from tests.conftest import FLOAT32, LEAK, error, positions, spans
 

@@ -34,11 +34,8 @@ CONVOLUTION, CHUNK = 4, 8
 """Width of the convolutions and length of the chunks in tiny models."""
 LENGTHS = (1, CONVOLUTION - 1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 130, 1, 40)
 OTHERS = (64, 1, 2, 100, 34)
-FAMILIES = {"delta_rule", "lightning", "rg_lru", "rwkv", "short_convolution", "state_space", "xlstm"}
-TYPES = sorted(
-    frozenset().union(*(family.model_types for family in registry.families() if family.name in FAMILIES))
-    & set(tiny.types_for("causal-lm"))
-)
+RECURRENT = [f for f in registry.families() if f.positions and any(way.recurs for way in f.mixers.values())]
+TYPES = sorted(frozenset().union(*(f.model_types for f in RECURRENT)) & set(tiny.types_for("causal-lm")))
 KINDS = {
     "mamba": "MambaMixer",
     "mamba2": "Mamba2Mixer",

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from autopack.inspection.positions import AFTER_PAD_TOKEN, AT_CONSTANT
+from autopack import registry
 from autopack.packing import PackingCollator
 from tests.packing.batches import Documents
 
@@ -112,7 +112,15 @@ def tiny_of(model_type: str) -> transformers.PreTrainedModel:
 
 
 # PaliGemma numbers from 1 too, but its rotation gives the same from any start.
-@pytest.mark.parametrize("model_type", sorted((AFTER_PAD_TOKEN | AT_CONSTANT.keys()) - {"paligemma"}))
+LATER_STARTS = {
+    model_type
+    for family in registry.families()
+    for model_type, numbering in family.numbering.items()
+    if numbering.start or numbering.after_pad_token
+} - {"paligemma"}
+
+
+@pytest.mark.parametrize("model_type", sorted(LATER_STARTS))
 def test_for_model_starts_where_the_model_itself_starts(model_type):
     torch.manual_seed(0)
     model = tiny_of(model_type).eval()

@@ -1,0 +1,159 @@
+"""Write README's numbers: what the recorded results, the families and the version matrix say.
+
+python -m compat.readme            write them anew, each between the two comments that name it
+python -m compat.readme --check    exit with 1 where README.md says something else; write nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from autopack import registry
+from autopack.commands.families import load
+from autopack.mixers import OneByOne
+from compat.exactness import recorded, results_of
+from compat.matrix import ROOT, load_matrix
+
+README = ROOT / "README.md"
+
+TASKS = {
+    "causal-lm": "causal language model",
+    "masked-lm": "masked language model",
+    "seq2seq": "sequence to sequence",
+    "sequence-classification": "sequence classification",
+    "image-text-to-text": "image and text to text",
+}
+"""The tasks in words; one that has none goes by its name."""
+
+Cells = dict[str, dict[str, Any]]
+"""What was recorded of one model type: a result by backend."""
+
+
+def served() -> str:
+    """The table of what is served: per task the numbers of types that are exact, refused, and that could not be run."""
+    version = _short(load()["with"]["transformers"])
+    rows = [
+        f"| task of the model's class | types of transformers {version} | exact | refused | could not be run |",
+        "|---|---|---|---|---|",
+    ]
+    rows += [_row(task, results) for task, results in recorded().items()]
+    whole = sorted(name for f in registry.families() if _runs_whole_models(f.mixers.values()) for name in f.model_types)
+    remark = (
+        f"Reasons of single types are in the linked tables. For {_listed(whole)} nothing less than the whole model "
+        f"keeps documents apart: they are run on each document alone, and `enable` warns of it."
+    )
+    return "\n".join([*rows, "", textwrap.fill(remark, 130, break_on_hyphens=False)])
+
+
+def _runs_whole_models(ways: Iterable[Any]) -> bool:
+    return any(isinstance(way, OneByOne) for way in ways)
+
+
+def _row(task: str, results: dict[str, Cells]) -> str:
+    exact = [name for name, cells in results.items() if _has(cells, "exact") and not _has(cells, "LEAK")]
+    refused = {name: reason for name, cells in results.items() if (reason := _refusal(name, cells)) is not None}
+    others = Counter(_obstacle(c) for name, c in results.items() if name not in refused and name not in exact)
+    not_run = ", ".join(f"{n} ({reason})" for reason, n in others.most_common())
+    count = str(len(exact))
+    with_images = sum(_has(results[name], "exact", key="images") for name in exact)
+    if with_images:
+        count += f" on text, {with_images} of them with images too"
+    link = f"[{TASKS.get(task, task)}](compat/results/{results_of(task).with_suffix('.md').name})"
+    return f"| {link} | {len(results)} | {count} | {_grouped(refused)} | {not_run or 0} |"
+
+
+def _has(cells: Cells, status: str, key: str = "status") -> bool:
+    return any(cell.get(key) == status for cell in cells.values())
+
+
+def _refusal(name: str, cells: Cells) -> str | None:
+    """Why autopack refuses a type, in the first words of the recorded reason; None where it does not."""
+    by_family = any(name in family.refused_types for family in registry.families())
+    if _has(cells, "exact") or not (_has(cells, "refused") or by_family):
+        return None
+    reason = next(cell["reason"] for cell in cells.values() if "reason" in cell)
+    # The class that a reason begins with is that of one type, and what follows a comma explains or advises.
+    return re.split(r"[,;(]", re.sub(r"^[A-Z]\w+ ", "", reason))[0].strip()
+
+
+def _obstacle(cells: Cells) -> str:
+    """What keeps transformers itself from running a type that is neither exact nor refused."""
+    reason = next((cell["reason"] for cell in cells.values() if "reason" in cell), "")
+    if _has(cells, "LEAK"):
+        return "LEAKS"
+    if "requires the" in reason or "No module named" in reason:
+        return "a package is missing"
+    return "not built tiny" if _has(cells, "unbuildable") else "stock transformers raises"
+
+
+def _grouped(reasons: dict[str, str]) -> str:
+    """The number of types, and their names by reason; reasons of single types are left to the linked table."""
+    if not reasons:
+        return "0"
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        names.setdefault(reason, []).append(name)
+    shared = {reason: found for reason, found in names.items() if len(found) > 1 or len(names) == 1}
+    single = [found[0] for reason, found in names.items() if reason not in shared]
+    parts = [f"{_listed(found)} ({reason})" for reason, found in shared.items()]
+    if single:
+        parts.append(f"{_listed(single)}{' (each for its own reason)' if len(single) > 1 else ''}")
+    return f"{len(reasons)}: {'; '.join(parts)}"
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def versions() -> str:
+    """The releases of transformers that the derived tests have run with."""
+    found = [_short(version.transformers) for version in load_matrix().versions]
+    return (
+        f"transformers {found[0]} to {found[-1]} are tested; see [compat/results/README.md](compat/results/README.md)."
+    )
+
+
+def _short(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"served": served, "versions": versions}
+"""What is generated, by the name that the comments around it have."""
+
+
+def written(text: str) -> str:
+    """README's text with everything that is generated as it has to be. Raises `ValueError` where a place is missing."""
+    for name, block in BLOCKS.items():
+        first, last = f"<!-- {name}: written by `python -m compat.readme` -->\n", f"\n<!-- /{name} -->"
+        if text.count(first) != 1 or text.count(last) != 1:
+            raise ValueError(f"README.md wants the two lines {first.strip()!r} and {last.strip()!r} once")
+        before, _, rest = text.partition(first)
+        text = before + first + block() + last + rest.partition(last)[2]
+    return text
+
+
+def main() -> int:
+    """Write README.md anew, or with `--check` return 1 where that would change it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 where README.md is out of date"
+    )
+    check = parser.parse_args().check
+    present = README.read_text(encoding="utf-8")
+    wanted = written(present)
+    if check and wanted != present:
+        print("README.md is not what the families and recorded results give; run `python -m compat.readme`.")
+        return 1
+    if not check:
+        README.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""README's numbers: they are those of the recorded results, and a stale one is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compat import readme
+
+
+def run(monkeypatch: pytest.MonkeyPatch, path: Path, *arguments: str) -> int:
+    monkeypatch.setattr(readme, "README", path)
+    monkeypatch.setattr("sys.argv", ["readme", *arguments])
+    return readme.main()
+
+
+def test_readme_is_what_is_generated(monkeypatch):
+    assert run(monkeypatch, readme.README, "--check") == 0
+
+
+def test_every_recorded_task_has_a_row_whose_numbers_add_up():
+    rows = [line.split(" | ") for line in readme.served().splitlines() if line.startswith("| [")]
+    assert len(rows) == len(readme.recorded())
+    for (_, types, exact, refused, others), results in zip(rows, readme.recorded().values(), strict=True):
+        not_run = sum(int(part.split(" (")[0]) for part in others.removesuffix(" |").split("), "))
+        assert int(types) == len(results) == int(exact.split()[0]) + int(refused.split(":")[0]) + not_run
+
+
+def test_what_is_stale_is_found_and_written_anew(monkeypatch, tmp_path, capsys):
+    stale = tmp_path / "README.md"
+    present = readme.README.read_text()
+    stale.write_text(present.replace(" | 189 | ", " | 188 | "))
+    assert stale.read_text() != present
+    assert run(monkeypatch, stale, "--check") == 1
+    assert "run `python -m compat.readme`" in capsys.readouterr().out
+    assert run(monkeypatch, stale) == 0
+    assert stale.read_text() == present
+
+
+def test_a_missing_place_is_named():
+    with pytest.raises(ValueError, match=r"wants the two lines '<!-- served: .*' and '<!-- /served -->' once"):
+        readme.written("# autopack\n")

@@ -1,0 +1,234 @@
+"""An architecture costs one file: two toys, each known by what one new file in autopack/architectures says of it."""
+
+from __future__ import annotations
+
+import filecmp
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import eager_attention_forward
+
+import autopack
+from autopack import architectures, registry, tiny
+from autopack.cli import main
+from tests.conftest import FLOAT64, LEAK, alone, error, gradient_error, gradients, positions, weights_like
+
+ROWS = ((5, 1, 9, 5), (2, 14, 4))
+
+WARMING = '''
+"""Toys whose queries grow with the column of a row, and whose first position is 2."""
+
+import torch
+
+from autopack.family import Family, Numbering, Tiny
+
+
+def _warmth_of_position(module, layout, query, key, value, options):
+    column = torch.arange(layout.columns)[None]
+    ratio = module.warmth(column - layout.start_columns) / module.warmth(column)
+    return query * ratio[:, None, :, None], key, value, options
+
+
+FAMILY = Family(
+    name="warming",
+    model_types=frozenset({"warming"}),
+    how="attention site, document by document; warmth restarts",
+    adjustments={"WarmingAttention": _warmth_of_position},
+    numbering={"warming": Numbering(start=2)},
+    tiny=Tiny(configs={"warming": {"columns_per_degree": 3}}),
+)
+'''
+
+FADING = '''
+"""Toys with a recurrence that fades, which goes on from one document into the next."""
+
+from autopack.family import Family, Tiny
+from autopack.mixers import ROWS
+
+FAMILY = Family(
+    name="fading",
+    model_types=frozenset({"fading"}),
+    how="recurrence on documents as rows",
+    attends=False,
+    mixers={"FadingMixer": ROWS},
+    tiny=Tiny(configs={"fading": {"fading": 0.5}}),
+)
+'''
+
+
+class WarmingConfig(PretrainedConfig):
+    model_type = "warming"
+    vocab_size: int = 32000
+    hidden_size: int = 1024
+    num_attention_heads: int = 16
+    max_position_embeddings: int = 2048
+    columns_per_degree: int = 1000
+
+
+class FadingConfig(PretrainedConfig):
+    model_type = "fading"
+    vocab_size: int = 32000
+    hidden_size: int = 1024
+    fading: float = 0.99
+
+
+class WarmingAttention(nn.Module):
+    is_causal = True
+
+    def __init__(self, config: WarmingConfig):
+        super().__init__()
+        self.config, self.scaling, self.num_key_value_groups = config, 0.5, 1
+        self.into, self.out = (nn.Linear(config.hidden_size, n * config.hidden_size) for n in (3, 1))
+
+    def warmth(self, column: torch.Tensor) -> torch.Tensor:
+        return 1 + torch.log1p(column.double() / self.config.columns_per_degree)
+
+    def forward(self, hidden, attention_mask, **options):
+        heads = (*hidden.shape[:2], 3, self.config.num_attention_heads, -1)
+        query, key, value = self.into(hidden).view(heads).permute(2, 0, 3, 1, 4)
+        query = query * self.warmth(torch.arange(hidden.shape[1]))[:, None]
+        attend = eager_attention_forward
+        if self.config._attn_implementation != "eager":
+            attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        mixed, _ = attend(self, query, key, value, attention_mask, scaling=self.scaling, dropout=0.0, **options)
+        return self.out(mixed.reshape(hidden.shape))
+
+
+class FadingMixer(nn.Linear):
+    def __init__(self, config: FadingConfig):
+        super().__init__(config.hidden_size, config.hidden_size)
+        self.fading = config.fading
+
+    def forward(self, hidden):
+        state, states = torch.zeros_like(hidden[:, 0]), []
+        for token in super().forward(hidden).unbind(1):
+            state = self.fading * state + token
+            states.append(state)
+        return torch.stack(states, dim=1)
+
+
+class WarmingForCausalLM(PreTrainedModel):
+    config_class = WarmingConfig
+    _supports_sdpa = True
+
+    def __init__(self, config: WarmingConfig):
+        super().__init__(config)
+        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.attention, self.head = WarmingAttention(config), nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.tokens
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None, use_cache=None, **options):
+        if position_ids is None:
+            position_ids = torch.arange(2, 2 + input_ids.shape[1])[None]
+        hidden = self.tokens(input_ids) + self.positions(position_ids)
+        mask = create_causal_mask(self.config, hidden, attention_mask, past_key_values=None, position_ids=position_ids)
+        return CausalLMOutput(logits=self.head(hidden + self.attention(hidden, mask, **options)))
+
+
+class FadingForCausalLM(PreTrainedModel):
+    config_class = FadingConfig
+
+    def __init__(self, config: FadingConfig):
+        super().__init__(config)
+        self.tokens, self.mixer = nn.Embedding(config.vocab_size, config.hidden_size), FadingMixer(config)
+        self.head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.tokens
+
+    def forward(self, input_ids, attention_mask=None, use_cache=None):
+        hidden = self.tokens(input_ids)
+        return CausalLMOutput(logits=self.head(hidden + self.mixer(hidden)))
+
+
+TOYS = {"warming": (WARMING, WarmingForCausalLM), "fading": (FADING, FadingForCausalLM)}
+every_toy = pytest.mark.parametrize("model_type", TOYS)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of autopack/architectures in its place, with one more file per toy; transformers knows their types."""
+    copy = tmp_path / "architectures"
+    shutil.copytree(Path(architectures.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(architectures, "__path__", [str(copy)])
+    for name, (text, model_class) in TOYS.items():
+        (copy / f"{name}.py").write_text(text)
+        AutoConfig.register(name, model_class.config_class)
+        AutoModelForCausalLM.register(model_class.config_class, model_class)
+    registry._own.cache_clear()
+    yield copy
+    registry._own.cache_clear()
+    for name, (_, model_class) in TOYS.items():
+        sys.modules.pop(f"autopack.architectures.{name}", None)
+        transformers.CONFIG_MAPPING._extra_content.pop(name)
+        transformers.MODEL_FOR_CAUSAL_LM_MAPPING._extra_content.pop(model_class.config_class)
+
+
+def test_nothing_but_one_short_file_per_toy_is_added_or_changed(folder):
+    compared = filecmp.dircmp(Path(architectures.__file__).parent, folder, ignore=["__pycache__"])
+    assert (compared.left_only, compared.diff_files) == ([], [])
+    assert compared.right_only == sorted(f"{name}.py" for name in TOYS)
+    assert all(len(text.splitlines()) < 60 for text, _ in TOYS.values())
+
+
+@every_toy
+def test_it_is_listed(folder, model_type, capsys):
+    family = next(family for family in autopack.families() if family.name == model_type)
+    assert model_type in family.model_types
+    assert main(["families"]) == 0
+    assert f"{model_type}: {family.how}\n  {model_type}\n" in capsys.readouterr().out
+    assert main(["families", model_type]) == 0
+    assert f"{family.how} (family {model_type})" in " ".join(capsys.readouterr().out.split())
+
+
+@every_toy
+def test_it_is_built_tiny_by_the_facts_of_its_file(folder, model_type):
+    assert model_type in tiny.types_for("causal-lm")
+    config = tiny.build(model_type).config
+    assert (config.hidden_size, config.vocab_size) == (64, 128)
+    own = next(family.tiny.configs for family in autopack.families() if family.name == model_type)[model_type]
+    assert own == {name: getattr(config, name) for name in own}
+    start = tiny.first_position(config)
+    assert start == autopack.PackingCollator.for_model(config).first_position == {"warming": 2}.get(model_type, 0)
+
+
+@every_toy
+def test_packed_equals_alone_and_without_autopack_it_leaks(folder, model_type):
+    model = tiny.build(model_type, dtype=torch.float64)
+    ids = tiny.tokens(model.config, 2, 20)
+    expected = alone(model, ids, *ROWS)
+    (expected * weights_like(expected)).sum().backward()
+    wanted = gradients(model)
+    packed = {"input_ids": ids, "position_ids": positions(*ROWS, start=tiny.first_position(model.config))}
+    stock = {"input_ids": ids} if model_type == "fading" else packed
+    assert error(model(**stock).logits, expected) > LEAK
+    with autopack.enable(model):
+        found = model(**packed).logits
+        assert error(found, expected) < FLOAT64
+        (found * weights_like(found)).sum().backward()
+        assert gradient_error(gradients(model), wanted) < FLOAT64
+        report = autopack.audit(model)
+        assert report.exact, str(report)
+
+
+@every_toy
+def test_without_its_file_it_is_refused(folder, model_type):
+    (folder / f"{model_type}.py").unlink()
+    registry._own.cache_clear()
+    with pytest.raises(autopack.UnsupportedModel):
+        autopack.enable(tiny.build(model_type, dtype=torch.float64))
