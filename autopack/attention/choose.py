@@ -15,9 +15,7 @@ from autopack.inspection import masks, releases
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["BACKENDS", "availability", "candidates", "choose", "pattern_of"]
-
-BACKENDS = ("flash", "varlen", "flex", "sdpa", "eager")
+__all__ = ["availability", "candidates", "choose", "pattern_of"]
 
 
 def availability() -> dict[str, tuple[bool, str]]:

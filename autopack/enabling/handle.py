@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from autopack.attention import BACKENDS, availability
+from autopack.attention import availability
 from autopack.attention.choose import candidates
+from autopack.auditing.report import html_cells
 from autopack.enabling.attach import detach
+from autopack.enabling.options import CHOICES
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from transformers import PreTrainedModel
     from typing_extensions import Self
 
     from autopack.runtime.model import Enabled
     from autopack.runtime.tally import Tally
-
-__all__ = ["Handle", "TrainerHandle"]
 
 
 class _Removable:
@@ -31,9 +29,7 @@ class _Removable:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         self.remove()
 
 
@@ -56,11 +52,11 @@ class Handle(_Removable):
         enabled = self.enabled
         if enabled.backend != "auto":
             return enabled.backend
-        usable = availability()
         names = {name for impl in enabled.implementations() for name in candidates(impl, self.model)[:2]}
-        on_cuda = any(p.is_cuda for p in self.model.parameters())
-        order = [name for name in BACKENDS if name in names and (on_cuda or name not in ("varlen", "flex"))]
-        return "auto: " + " or ".join(name for name in order if usable[name][0] or name in ("flash", "flex"))
+        if not any(parameter.is_cuda for parameter in self.model.parameters()):
+            names -= {"varlen", "flex"}
+        usable = {name for name, (yes, _) in availability().items() if yes} | {"flash", "flex"}
+        return "auto: " + " or ".join(name for name in CHOICES["backend"] if name in names & usable)
 
     @property
     def tally(self) -> Tally:
@@ -122,7 +118,5 @@ class TrainerHandle(_Removable):
 
 
 def _rows(facts: Iterable[tuple[str, str]]) -> str:
-    left = "style='text-align:left'"
-    return "".join(
-        f"<tr><th {left}>{html.escape(name)}</th><td {left}>{html.escape(value)}</td></tr>" for name, value in facts
-    )
+    left = "text-align:left"
+    return "".join(f"<tr>{html_cells('th', [name], left)}{html_cells('td', [text], left)}</tr>" for name, text in facts)
