@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from autopack import attention
+from autopack.attention.choose import availability
 from autopack.cli import main
 from autopack.commands import doctor
 from autopack.enabling.options import CHOICES
@@ -41,7 +41,7 @@ def test_healthy_installation(capsys):
     assert printed.rstrip().endswith("Nothing is broken.")
     assert re.search(rf"torch +{re.escape(torch.__version__)}\n", printed)
     assert re.search(rf"transformers +{re.escape(transformers.__version__)}\n", printed)
-    for backend, (available, reason) in attention.availability().items():
+    for backend, (available, reason) in availability().items():
         assert re.search(rf"{backend} +{'yes' if available else 'no'} +{re.escape(reason)}\n", printed)
 
 

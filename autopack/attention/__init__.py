@@ -1,5 +1,1 @@
-"""Attention on packed rows: one module per backend, the choice between them, and the sites where they stand."""
-
-from autopack.attention.choose import availability
-
-__all__ = ["availability"]
+"""Attention on packed rows: the sites where autopack stands, the choice of a backend, and one module per backend."""

@@ -134,9 +134,9 @@ def _devices() -> list[dict[str, str | bool]]:
 def _examine_backends(found: Diagnosis) -> None:
     """Ask autopack itself, so that the doctor cannot say anything but what `enable` will do."""
     try:
-        from autopack import attention
+        from autopack.attention.choose import availability
 
-        usable = attention.availability()
+        usable = availability()
         found.backends = {name: {"available": yes, "reason": reason} for name, (yes, reason) in usable.items()}
         found.choices = _choices(found)
     except Exception as error:

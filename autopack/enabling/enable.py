@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 from transformers import PreTrainedModel
 
 from autopack import registry
-from autopack.attention import availability
-from autopack.attention.choose import candidates
+from autopack.attention.choose import availability, candidates
 from autopack.calls import documents
 from autopack.enabling import options
 from autopack.enabling.attach import attach, detach

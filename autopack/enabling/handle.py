@@ -6,8 +6,7 @@ import html
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from autopack.attention import availability
-from autopack.attention.choose import candidates
+from autopack.attention.choose import availability, candidates
 from autopack.auditing.report import html_cells
 from autopack.enabling.attach import detach
 from autopack.enabling.options import CHOICES

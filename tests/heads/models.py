@@ -11,7 +11,7 @@ from autopack import tiny
 from autopack.inspection.positions import first_position
 from autopack.tiny.weights import randomize
 from tests.conftest import FLOAT64, LENGTHS, positions, token_ids
-from tests.padded import gradient_error
+from tests.padded import model_gradient_error
 
 IDS = token_ids()
 CLASSES = torch.tensor([0, 2, 1, 1])
@@ -84,6 +84,6 @@ def agrees(model, stock, output, documents, labels, tolerance=FLOAT64):
     assert abs(output.loss - loss) < tolerance
     output.loss.backward()
     loss.backward()
-    assert gradient_error(model, stock) < 10 * tolerance  # they sum over all tokens and layers
+    assert model_gradient_error(model, stock) < 10 * tolerance  # they sum over all tokens and layers
     model.zero_grad()
     stock.zero_grad()

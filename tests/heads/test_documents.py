@@ -25,7 +25,7 @@ from tests.heads.models import (
     results,
     with_head,
 )
-from tests.padded import gradient_error
+from tests.padded import model_gradient_error
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -181,7 +181,7 @@ def test_token_classification_has_labels_per_token(model_type):
     assert abs(output.loss - loss) < 1e-6  # some heads make float32 of their logits
     output.loss.backward()
     loss.backward()
-    assert gradient_error(model, stock) < 1e-5
+    assert model_gradient_error(model, stock) < 1e-5
 
 
 def test_spans_come_back_one_document_per_row_and_padding_cannot_be_chosen():
