@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from autopack import __version__
 from autopack.errors import AutopackError
+from autopack.version import __version__
 
 COMMANDS = {
     "demo": ("autopack.commands.demo", "train a small model offline: padded batches against packed rows"),

@@ -14,7 +14,7 @@ import autopack
 from autopack import tiny
 from autopack.tiny.weights import randomize
 
-LENGTHS = (24, 5, 11, 1)
+PADDED = (24, 5, 11, 1)
 """Documents of a padded batch of 24 columns: one fills its row, one is a single token."""
 HEADS = {
     "causal LM": "AutoModelForCausalLM",
@@ -104,7 +104,7 @@ def logit_error(found: torch.Tensor, expected: torch.Tensor, mask: torch.Tensor)
     return ((found - expected).abs().max() / expected.std()).item()
 
 
-def gradient_error(found: PreTrainedModel, expected: PreTrainedModel) -> float:
+def model_gradient_error(found: PreTrainedModel, expected: PreTrainedModel) -> float:
     """Largest difference of a parameter's gradient, relative to the gradient of all parameters of its size.
 
     Some gradients are zero but for rounding (that of a key's bias), and have no scale of their own.

@@ -21,44 +21,22 @@ from tests.conftest import (
     FLOAT64,
     LEAK,
     LENGTHS,
-    OTHER_LENGTHS,
     alone,
     error,
     gradient_error,
     gradients,
     installed_functions,
     llama,
-    positions,
     same,
-    token_ids,
 )
+from tests.one_llama import IDS, WHERE, is_exact, leaks, logits, users_hook
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-IDS = token_ids()
-WHERE = positions(LENGTHS)
 
 
 @pytest.fixture(scope="module")
 def stock():
     return llama()
-
-
-def _logits(model, lengths=LENGTHS):
-    return model(input_ids=IDS, position_ids=positions(lengths)).logits
-
-
-def _is_exact(model, stock):
-    return all(error(_logits(model, n), alone(stock, IDS, n)) <= FLOAT64 for n in (LENGTHS, OTHER_LENGTHS))
-
-
-def _leaks(model, stock):
-    """With a mask stock transformers never looks at positions, whatever else is set."""
-    found = model(input_ids=IDS, position_ids=WHERE, attention_mask=torch.ones_like(IDS)).logits
-    return error(found, alone(stock, IDS, LENGTHS)) > LEAK
-
-
-def _users_hook(module, args):
-    return None
 
 
 def _through_torch(model):
@@ -80,25 +58,25 @@ COPIES = {
 def test_a_copy_is_enabled_on_its_own(stock, duplicate, disabled_first):
     model = llama()
     autopack.enable(model)
-    _logits(model)
+    logits(model)
     other = duplicate(model)
     assert autopack.is_enabled(other)
-    assert _is_exact(other, stock)
+    assert is_exact(other, stock)
     one, rest = (model, other) if disabled_first == "original" else (other, model)
     autopack.disable(one)
-    assert _leaks(one, stock)
-    assert _is_exact(rest, stock)
+    assert leaks(one, stock)
+    assert is_exact(rest, stock)
     autopack.disable(rest)
-    assert _leaks(rest, stock)
+    assert leaks(rest, stock)
 
 
 def test_a_copy_checkpoints_on_its_own(stock):
     model = llama().train()
     model.gradient_checkpointing_enable({"use_reentrant": False})
     autopack.enable(model)
-    _logits(model)
+    logits(model)
     other = copy.deepcopy(model)
-    loss = _logits(other).square().sum()
+    loss = logits(other).square().sum()
     autopack.disable(model)
     assert not isinstance(model.model.layers[0]._gradient_checkpointing_func, BoundCheckpoint)
     loss.backward()
@@ -115,7 +93,7 @@ def test_a_copy_outlives_its_original(stock):
     del model
     with pytest.raises(autopack.OutsideForward):
         other.forward(input_ids=IDS, position_ids=WHERE)
-    assert _is_exact(other, stock)
+    assert is_exact(other, stock)
     assert autopack.enable(other).model is other
     autopack.disable(other)
 
@@ -146,7 +124,7 @@ def test_hooks_registered_after_loading_take_no_place_of_ours(stock, tmp_path):
     """Hooks are numbered by process: a loaded number must not be given out again."""
     model = llama()
     for _ in range(3):
-        model.register_forward_pre_hook(_users_hook).remove()
+        model.register_forward_pre_hook(users_hook).remove()
     autopack.enable(model)
     torch.save(model, tmp_path / "model.pt")
     torch.save((IDS, WHERE, alone(stock, IDS, LENGTHS)), tmp_path / "expected.pt")

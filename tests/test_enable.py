@@ -13,42 +13,19 @@ from autopack import SiteDrift, UnsupportedModel, tiny
 from autopack.calls.hooks import EntryHook
 from autopack.runtime.marks import MARK
 from tests.conftest import (
-    FLOAT64,
-    LEAK,
-    LENGTHS,
-    OTHER_LENGTHS,
-    alone,
     attributes,
-    error,
     installed_functions,
     llama,
-    positions,
     same,
-    token_ids,
 )
+from tests.one_llama import IDS, WHERE, is_exact, leaks, logits, users_hook
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-IDS = token_ids()
-WHERE = positions(LENGTHS)
 
 
 @pytest.fixture(scope="module")
 def stock():
     return llama()
-
-
-def _logits(model, lengths=LENGTHS):
-    return model(input_ids=IDS, position_ids=positions(lengths)).logits
-
-
-def _is_exact(model, stock):
-    return all(error(_logits(model, n), alone(stock, IDS, n)) <= FLOAT64 for n in (LENGTHS, OTHER_LENGTHS))
-
-
-def _leaks(model, stock):
-    """With a mask stock transformers never looks at positions, whatever else is set."""
-    found = model(input_ids=IDS, position_ids=WHERE, attention_mask=torch.ones_like(IDS)).logits
-    return error(found, alone(stock, IDS, LENGTHS)) > LEAK
 
 
 def _state(model):
@@ -66,7 +43,7 @@ class TestRestoring:
     def model(self, request):
         model = llama(request.param, torch.float32)
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.register_forward_pre_hook(_users_hook)
+        model.register_forward_pre_hook(users_hook)
         return model
 
     def test_enable_changes_what_disable_restores(self, model):
@@ -95,7 +72,7 @@ class TestRestoring:
         model.train().gradient_checkpointing_enable({"use_reentrant": True})
         before = _state(model)
         with autopack.enable(model):
-            _logits(model).sum().backward()
+            logits(model).sum().backward()
             model.zero_grad(set_to_none=True)
             model(input_ids=IDS)
         assert _as_before(model, before)
@@ -111,7 +88,7 @@ class TestRestoring:
         autopack.enable(model)
         hook = model.model.layers[1].register_forward_pre_hook(stop)
         with pytest.raises(kind):
-            _logits(model)
+            logits(model)
         hook.remove()
         autopack.disable(model)
         assert _as_before(model, before)
@@ -121,8 +98,8 @@ class TestRestoring:
         before = _state(model)
         for _ in range(3):
             with autopack.enable(model):
-                assert _is_exact(model, stock)
-            assert _leaks(model, stock)
+                assert is_exact(model, stock)
+            assert leaks(model, stock)
         assert _as_before(model, before)
 
     def test_a_model_that_is_dropped_leaves_nothing_installed(self):
@@ -137,14 +114,10 @@ class TestRestoring:
         model, before = llama("eager"), installed_functions()
         with autopack.enable(model):
             model.set_attn_implementation("sdpa")
-            assert _is_exact(model, stock)
+            assert is_exact(model, stock)
             model.set_attn_implementation("eager")
-            assert _is_exact(model, llama("eager"))
+            assert is_exact(model, llama("eager"))
         assert same(installed_functions(), before)
-
-
-def _users_hook(module, args):
-    return None
 
 
 class LeakyLlama(LlamaForCausalLM):
@@ -291,8 +264,8 @@ class TestSeveralModels:
         for model in models:
             autopack.enable(model)
         autopack.disable(models[first])
-        assert _leaks(models[first], stock)
-        assert _is_exact(models[1 - first], stock)
+        assert leaks(models[first], stock)
+        assert is_exact(models[1 - first], stock)
         autopack.disable(models[1 - first])
 
     @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
@@ -307,7 +280,7 @@ class TestSeveralModels:
 
         before = outputs()
         with autopack.enable(enabled):
-            _logits(enabled)
+            logits(enabled)
             during = outputs()
         assert all(map(torch.equal, before, during))
         assert all(map(torch.equal, before, outputs()))

@@ -57,6 +57,10 @@ def test_what_is_shipped_is_what_was_recorded_of_every_task():
     assert served & set(tiny.types_for("causal-lm")) <= shipped["causal-lm"].keys()
 
 
+def test_what_is_shipped_has_a_line_for_each_type():
+    assert families.MEASURED.read_text() == exactness._line_per_type(families.load()) + "\n"
+
+
 def test_the_tables_of_all_recorded_tasks_are_printed_by_one_command(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["exactness"])
     status = exactness.main()

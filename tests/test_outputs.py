@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOu
 import autopack
 from autopack.calls.outputs import restore
 from autopack.layout.padding import Padding
-from tests.padded import LENGTHS, batch, build, mask_of, twins
+from tests.padded import PADDED, batch, build, mask_of, twins
 
 REAL = np.array([[1, 1, 0], [1, 1, 1]], bool)
 PADDING = Padding(REAL, torch.device("cpu"))
@@ -141,7 +141,7 @@ class _Logits(TorchDispatchMode):
 
 def test_logits_that_nobody_reads_are_never_made_for_padding():
     stock, model = twins(build("llama", vocab_size=512))
-    inputs = batch("causal LM", mask_of(LENGTHS))
+    inputs = batch("causal LM", mask_of(PADDED))
     sizes = {}
     for name, which, read in (("stock", stock, False), ("unread", model, False), ("read", model, True)):
         if which is model:
@@ -153,4 +153,4 @@ def test_logits_that_nobody_reads_are_never_made_for_padding():
             outputs.loss.backward()
         sizes[name] = made.tokens
     autopack.disable(model)
-    assert sizes == {"stock": len(LENGTHS) * max(LENGTHS), "unread": sum(LENGTHS), "read": len(LENGTHS) * max(LENGTHS)}
+    assert sizes == {"stock": len(PADDED) * max(PADDED), "unread": sum(PADDED), "read": len(PADDED) * max(PADDED)}

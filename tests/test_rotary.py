@@ -23,9 +23,8 @@ from tests.conftest import (
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 # Documents are shorter and longer than the 8 positions that the models were "trained" on; 16 and 12 are rescaled
 # differently by dynamic NTK.
-LENGTHS = (5, 16, 8, 12)
-ROWS = (LENGTHS, (12, 4, 9, 16))
-IDS = token_ids(2, sum(LENGTHS))
+ROWS = ((5, 16, 8, 12), (12, 4, 9, 16))
+IDS = token_ids(2, sum(ROWS[0]))
 FACTORS = {"short_factor": [1.0] * 8, "long_factor": [4.0 + i for i in range(8)]}
 MODELS = {
     "phi3 longrope": lambda: _build("phi3", rope_type="longrope", factor=8.0, **FACTORS),

@@ -15,13 +15,13 @@ from autopack.family import Numbering
 from tests.padded import (
     FLOAT32,
     GRADIENT,
-    LENGTHS,
+    PADDED,
     batch,
     build,
-    gradient_error,
     logit_error,
     loss_error,
     mask_of,
+    model_gradient_error,
     tally_of,
     twins,
 )
@@ -54,15 +54,15 @@ class TestAgreement:
         if case[0] in ENCODERS and case[1] == "sequence classification" and side == "left":
             pytest.skip("the head reads padding: see TestLeftAsItCame")
         stock, model = twins(build(*case))
-        inputs = batch(case[1], mask_of(LENGTHS, side))
+        inputs = batch(case[1], mask_of(PADDED, side))
         with autopack.enable(model) as handle:
             expected, found = _run(stock, inputs), _run(model, inputs)
             assert found.logits.shape == expected.logits.shape
             assert logit_error(found.logits, expected.logits, inputs["attention_mask"]) < FLOAT32
             assert loss_error(found.loss, expected.loss) < FLOAT32
-            assert gradient_error(model, stock) < GRADIENT
+            assert model_gradient_error(model, stock) < GRADIENT
             tally = handle.tally
-            assert (tally.batches, tally.tokens, tally.padding) == (1, sum(LENGTHS), 4 * 24 - sum(LENGTHS))
+            assert (tally.batches, tally.tokens, tally.padding) == (1, sum(PADDED), 4 * 24 - sum(PADDED))
 
     @pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "qwen3_moe", "bert", "roberta"])
     def test_holes_in_the_mask_are_padding(self, model_type):
@@ -73,7 +73,7 @@ class TestAgreement:
             expected, found = _run(stock, inputs), _run(model, inputs)
             assert logit_error(found.logits, expected.logits, inputs["attention_mask"]) < FLOAT32
             assert loss_error(found.loss, expected.loss) < FLOAT32
-            assert gradient_error(model, stock) < GRADIENT
+            assert model_gradient_error(model, stock) < GRADIENT
             assert tally_of(model).batches == 1
 
     @pytest.mark.parametrize("settings", [{}, {"accumulate": 2}, {"reentrant": False}, {"reentrant": True}], ids=str)
@@ -118,7 +118,7 @@ class TestAgreement:
         inputs = batch("causal LM", mask_of(lengths, columns=24))
         expected, found = _run(stock, inputs), _run(model, inputs)
         assert logit_error(found.logits, expected.logits, inputs["attention_mask"]) < FLOAT32
-        assert gradient_error(model, stock) < GRADIENT
+        assert model_gradient_error(model, stock) < GRADIENT
 
     @settings(max_examples=40)
     @given(data=st.data(), side=st.sampled_from(["right", "left", "holes"]))
@@ -142,12 +142,12 @@ class TestAgreement:
         for which in pair:
             which.gradient_checkpointing_enable({"use_reentrant": False})
             (which(**first).loss - 0.5 * which(**second).loss).backward()
-        assert gradient_error(model, stock) < GRADIENT
+        assert model_gradient_error(model, stock) < GRADIENT
 
     @llamas
     def test_embeddings_and_explicit_positions(self, pair):
         model = pair[1]
-        inputs = batch("causal LM", mask_of(LENGTHS, "left"))
+        inputs = batch("causal LM", mask_of(PADDED, "left"))
         mask = inputs["attention_mask"]
         inputs["position_ids"] = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
         embedded = []
@@ -164,13 +164,13 @@ class TestAgreement:
     @llamas
     def test_loss_over_a_number_of_items(self, pair):
         """Trainer counts the targets of an accumulated batch before the entry."""
-        inputs = batch("causal LM", mask_of(LENGTHS))
+        inputs = batch("causal LM", mask_of(PADDED))
         expected, found = (_run(which, inputs, num_items_in_batch=torch.tensor(57)) for which in pair)
         assert loss_error(found.loss, expected.loss) < FLOAT32
 
     def test_router_loss_of_a_mixture_counts_real_tokens(self):
         stock, model = twins(build("qwen3_moe"))
-        inputs = batch("causal LM", mask_of(LENGTHS))
+        inputs = batch("causal LM", mask_of(PADDED))
         with autopack.enable(model):
             expected, found = (_run(which, inputs, output_router_logits=True) for which in (stock, model))
             assert loss_error(found.aux_loss, expected.aux_loss) < FLOAT32
@@ -187,7 +187,7 @@ class TestAgreement:
                 inputs = batch("causal LM", mask_of(lengths, columns=12))
                 expected, found = _run(stock, inputs), _run(compiled, inputs)
                 assert logit_error(found.logits, expected.logits, inputs["attention_mask"]) < FLOAT32
-            assert gradient_error(model, stock) < GRADIENT
+            assert model_gradient_error(model, stock) < GRADIENT
             assert tally_of(model).batches == 3
 
 
@@ -197,13 +197,13 @@ class TestNegativeControls:
     def test_a_pooler_that_reads_the_packed_row(self, monkeypatch):
         monkeypatch.setattr(PoolerHook, "__call__", lambda self, module, args: None)
         model = build("bert", "sequence classification")
-        inputs = batch("sequence classification", mask_of(LENGTHS))
+        inputs = batch("sequence classification", mask_of(PADDED))
         with autopack.enable(model), pytest.raises(Exception, match=r"batch_size|shape"):
             model(**inputs)
 
     def test_columns_as_positions_of_a_model_that_counts_along_the_mask(self):
         stock, model = twins(build("opt"))
-        inputs = batch("causal LM", mask_of(LENGTHS, "left"))
+        inputs = batch("causal LM", mask_of(PADDED, "left"))
         with autopack.enable(model) as handle:
             assert handle.enabled.traits.knows_padded_positions
             hooks = [h for m in model.modules() for h in m._forward_pre_hooks.values() if isinstance(h, EntryHook)]
@@ -214,7 +214,7 @@ class TestNegativeControls:
     def test_labels_of_first_tokens(self):
         """Stock's loss predicts the first token of a left-padded row from padding; that term is left out."""
         stock, model = twins(build("gpt2"))
-        inputs = batch("causal LM", mask_of(LENGTHS, "left"))
+        inputs = batch("causal LM", mask_of(PADDED, "left"))
         mask, ids = inputs["attention_mask"], inputs["input_ids"]
         unmasked = {**inputs, "labels": ids.masked_fill(mask == 0, -100)}
         with autopack.enable(model):

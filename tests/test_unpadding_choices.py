@@ -12,14 +12,14 @@ import autopack
 from tests.padded import (
     FLOAT32,
     GRADIENT,
-    LENGTHS,
+    PADDED,
     batch,
     build,
-    gradient_error,
     handle_of,
     logit_error,
     loss_error,
     mask_of,
+    model_gradient_error,
     tally_of,
     twins,
     unpredicted,
@@ -40,14 +40,14 @@ class TestLeftAsItCame:
 
     @llamas
     def test_where_a_cache_is_wanted(self, pair):
-        inputs = batch("causal LM", mask_of(LENGTHS))
+        inputs = batch("causal LM", mask_of(PADDED))
         found = self._unchanged(*pair, inputs, "a cache is wanted", use_cache=True)
         assert found.past_key_values.get_seq_length() == 24
 
     @llamas
     def test_where_a_cache_is_filled(self, pair):
         model = pair[1]
-        mask = mask_of(LENGTHS, "left")
+        mask = mask_of(PADDED, "left")
         ids = batch("causal LM", mask)["input_ids"]
         with torch.no_grad():
             caches = []
@@ -62,7 +62,7 @@ class TestLeftAsItCame:
     @llamas
     def test_in_evaluation_without_labels(self, pair):
         stock, model = (which.eval() for which in pair)
-        inputs = batch("causal LM", mask_of(LENGTHS))
+        inputs = batch("causal LM", mask_of(PADDED))
         labels = inputs.pop("labels")
         found = self._unchanged(stock, model, inputs, "may want the cache")
         assert found.past_key_values is not None
@@ -72,7 +72,7 @@ class TestLeftAsItCame:
 
     def test_in_evaluation_without_labels_always_unpads(self):
         stock, model = twins(build("llama").eval())
-        inputs = batch("causal LM", mask_of(LENGTHS))
+        inputs = batch("causal LM", mask_of(PADDED))
         inputs.pop("labels")
         with autopack.enable(model, unpad="always"):
             assert logit_error(model(**inputs).logits, stock(**inputs).logits, inputs["attention_mask"]) < FLOAT32
@@ -81,27 +81,27 @@ class TestLeftAsItCame:
     @pytest.mark.parametrize("pair", [("bert", "sequence classification")], indirect=True)
     def test_an_encoder_has_no_cache_to_want(self, pair):
         stock, model = (which.eval() for which in pair)
-        inputs = batch("sequence classification", mask_of(LENGTHS))
+        inputs = batch("sequence classification", mask_of(PADDED))
         inputs.pop("labels")
         assert logit_error(model(**inputs).logits, stock(**inputs).logits, inputs["attention_mask"]) < FLOAT32
         assert tally_of(model).batches == 1
 
     @pytest.mark.parametrize("pair", [("llama", "causal LM", "eager")], indirect=True)
     def test_where_attention_weights_are_wanted(self, pair):
-        inputs = batch("causal LM", mask_of(LENGTHS))
+        inputs = batch("causal LM", mask_of(PADDED))
         found = self._unchanged(*pair, inputs, "attention weights are wanted", output_attentions=True)
         assert found.attentions[0].shape[-2:] == (24, 24)
 
     @llamas
     def test_where_padding_is_labelled(self, pair):
         """Labels that are a copy of the tokens: stock learns to predict padding, so padding has to be computed."""
-        inputs = batch("causal LM", mask_of(LENGTHS))
+        inputs = batch("causal LM", mask_of(PADDED))
         inputs["labels"] = inputs["input_ids"].clone()
         self._unchanged(*pair, inputs, "padding is labelled")
 
     def test_labelled_padding_is_dropped_where_that_is_asked_for(self):
         stock, model = twins(build("llama"))
-        inputs = batch("causal LM", mask_of(LENGTHS))
+        inputs = batch("causal LM", mask_of(PADDED))
         expected = stock(**inputs).loss
         inputs["labels"] = inputs["input_ids"].clone()
         with autopack.enable(model, unpad="always"):
@@ -113,13 +113,13 @@ class TestLeftAsItCame:
         indirect=True,
     )
     def test_question_answering_which_compares_padding_too(self, pair):
-        inputs = batch("question answering", mask_of(LENGTHS))
+        inputs = batch("question answering", mask_of(PADDED))
         self._unchanged(*pair, inputs, "compares all columns")
 
     @pytest.mark.parametrize("model_type", ["bert", "llama"])
     def test_logits_of_question_answering_can_be_unpadded(self, model_type):
         stock, model = twins(build(model_type, "question answering"))
-        inputs = batch("question answering", mask_of(LENGTHS))
+        inputs = batch("question answering", mask_of(PADDED))
         with autopack.enable(model, unpad="always"):
             expected, found = stock(**inputs), model(**inputs)
             for name in ("start_logits", "end_logits"):
@@ -128,7 +128,7 @@ class TestLeftAsItCame:
 
     @pytest.mark.parametrize("pair", [(m, "sequence classification") for m in ("bert", "roberta")], indirect=True)
     def test_left_padding_where_the_head_reads_the_first_column(self, pair):
-        self._unchanged(*pair, batch("sequence classification", mask_of(LENGTHS, "left")), "the head reads is padding")
+        self._unchanged(*pair, batch("sequence classification", mask_of(PADDED, "left")), "the head reads is padding")
 
     def test_right_padding_where_the_head_reads_the_last_column(self):
         """Without a padding token, a decoder's head takes the last column."""
@@ -140,7 +140,7 @@ class TestLeftAsItCame:
 
     @pytest.mark.parametrize("pair", [("llama", "sequence classification")], indirect=True)
     def test_padding_that_the_head_takes_for_a_token(self, pair):
-        inputs = batch("sequence classification", mask_of(LENGTHS))
+        inputs = batch("sequence classification", mask_of(PADDED))
         inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, 7)
         self._unchanged(*pair, inputs, "the head reads is padding")
 
@@ -153,13 +153,13 @@ class TestLeftAsItCame:
 
     @pytest.mark.parametrize("pair", [("mistral",)], indirect=True)
     def test_holes_that_windows_count(self, pair):
-        self._unchanged(*pair, batch("causal LM", mask_of(LENGTHS, "holes")), "windows count it")
+        self._unchanged(*pair, batch("causal LM", mask_of(PADDED, "holes")), "windows count it")
 
     @pytest.mark.parametrize("pair", [("doge",)], indirect=True)
     def test_little_padding_where_a_row_costs_its_square(self, pair):
         stock, model = pair
         self._unchanged(*pair, batch("causal LM", mask_of((20, 24, 24, 22))), "scores all pairs")
-        inputs = batch("causal LM", mask_of(LENGTHS))
+        inputs = batch("causal LM", mask_of(PADDED))
         assert logit_error(model(**inputs).logits, stock(**inputs).logits, inputs["attention_mask"]) < FLOAT32
         assert tally_of(model).batches == 1
 
@@ -172,7 +172,7 @@ class TestLeftAsItCame:
 
     def test_where_that_is_asked_for(self):
         stock, model = twins(build("llama"))
-        inputs = batch("causal LM", mask_of(LENGTHS))
+        inputs = batch("causal LM", mask_of(PADDED))
         with autopack.enable(model, unpad="never") as handle:
             assert torch.equal(model(**inputs).logits, stock(**inputs).logits)
             assert "unpad='never'" in repr(handle)
@@ -191,7 +191,7 @@ class TestLeftAsItCame:
     @llamas
     def test_other_models_are_not_touched(self, pair):
         stock, _ = pair
-        inputs = batch("causal LM", mask_of(LENGTHS))
+        inputs = batch("causal LM", mask_of(PADDED))
         before = copy.deepcopy(stock)(**inputs).logits
         assert torch.equal(stock(**inputs).logits, before)
 
@@ -202,7 +202,7 @@ class TestFurtherIn:
     @llamas
     def test_last_logits(self, pair):
         stock, model = pair
-        inputs = batch("causal LM", mask_of(LENGTHS, "left"))
+        inputs = batch("causal LM", mask_of(PADDED, "left"))
         inputs.pop("labels")
         expected, found = (which(**inputs, logits_to_keep=3).logits for which in pair)
         assert found.shape == (4, 3, stock.config.vocab_size)
@@ -213,7 +213,7 @@ class TestFurtherIn:
     def test_a_forward_that_other_code_has_put_there(self, pair):
         """It may return what has no place in the batch; here, log-probabilities of all tokens but the first."""
         stock, model = pair
-        inputs = batch("causal LM", mask_of(LENGTHS))
+        inputs = batch("causal LM", mask_of(PADDED))
         labels = inputs["labels"][:, 1:].clamp(min=0)
         found = []
         for which in pair:
@@ -230,12 +230,12 @@ class TestFurtherIn:
         expected, found = found
         assert found.shape == expected.shape == (4, 23)
         assert tally_of(model).batches == 1
-        assert gradient_error(model, stock) < GRADIENT
+        assert model_gradient_error(model, stock) < GRADIENT
 
     @llamas
     def test_the_backbone_called_by_itself(self, pair):
         model = pair[1]
-        mask = mask_of(LENGTHS)
+        mask = mask_of(PADDED)
         ids = batch("causal LM", mask)["input_ids"]
         expected, found = (which.model(input_ids=ids, attention_mask=mask)[0] for which in pair)
         assert logit_error(found, expected, mask) < FLOAT32
@@ -243,7 +243,7 @@ class TestFurtherIn:
 
     def test_a_backbone_with_a_pooler(self):
         stock, model = twins(build("bert", "backbone"))
-        mask = mask_of(LENGTHS)
+        mask = mask_of(PADDED)
         ids = batch("masked LM", mask)["input_ids"]
         with autopack.enable(model):
             for options in ({}, {"return_dict": False}):
@@ -266,7 +266,7 @@ def test_a_second_enable_may_not_ask_for_something_else():
 
 def test_a_mask_of_any_dtype():
     stock, model = twins(build("llama"))
-    inputs = batch("causal LM", mask_of(LENGTHS))
+    inputs = batch("causal LM", mask_of(PADDED))
     expected = stock(**inputs).loss
     with autopack.enable(model):
         for dtype in (torch.bool, torch.int32, torch.float32):

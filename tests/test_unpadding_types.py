@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 import autopack
 from autopack import registry, tiny
-from tests.padded import FLOAT32, LENGTHS, batch, logit_error, loss_error, mask_of
+from tests.padded import FLOAT32, PADDED, batch, logit_error, loss_error, mask_of
 
 WITHOUT_PADDING = {"xlnet", "reformer masked-lm"}
 """Types that stock transformers cannot run on a padded batch in the form that `tiny` builds."""
@@ -23,7 +23,7 @@ def _types(task: str) -> list[str]:
     return sorted((served & set(tiny.types_for(task))) - WITHOUT_PADDING)
 
 
-def alone(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def padded_alone(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The logits that each document of a padded batch gets by itself, put where the batch has them."""
     found = torch.zeros(*ids.shape, model.get_output_embeddings().weight.shape[0])
     for row, (tokens, real) in enumerate(zip(ids, mask.bool(), strict=True)):
@@ -41,7 +41,7 @@ def test_logits_and_loss_of_every_type(task, model_type):
     if getattr(model.config, "is_encoder_decoder", False):
         pytest.skip("encoder-decoders have tests of their own")
     for side in ("right", "left", "holes"):
-        mask = mask_of(LENGTHS, side)
+        mask = mask_of(PADDED, side)
         inputs = batch(LABELS[task], mask)
         if model_type in WITHOUT_LABELS:
             del inputs["labels"]
@@ -52,7 +52,7 @@ def test_logits_and_loss_of_every_type(task, model_type):
                 tally = handle.tally
             if handle.enabled.traits.recurs and side == "left":
                 # Stock carries a state from padding into the document; what the document gets alone is right.
-                assert logit_error(found.logits, alone(model, inputs["input_ids"], mask), mask) < FLOAT32
+                assert logit_error(found.logits, padded_alone(model, inputs["input_ids"], mask), mask) < FLOAT32
             else:
                 assert logit_error(found.logits, expected.logits, mask) < FLOAT32
                 assert expected.loss is None or loss_error(found.loss, expected.loss) < FLOAT32

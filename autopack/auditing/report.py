@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,6 @@ import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-__all__ = ["LeakReport", "ModeResult"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class ModeResult:
     @property
     def worst_influence(self) -> float:
         """Largest influence of one document on another."""
-        return float(np.nanmax(self.influence)) if not np.isnan(self.influence).all() else math.nan
+        return _largest(self.influence)
 
     @property
     def worst(self) -> float:
@@ -128,61 +127,47 @@ class LeakReport:
             rows.append([r.mode, "train" if r.training else "eval", *numbers, verdict])
         return rows
 
+    def _not_measured(self) -> list[str]:
+        not_run = "not run: {}: the model cannot run such a document alone ({})"
+        failures = {result.failure for result in self.results if result.failure is not None}
+        return [not_run.format(*m) for m in sorted(self.left_out.items())] + [f"raised: {f}" for f in sorted(failures)]
+
     def __str__(self) -> str:
         table = self._table()
-        widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if i < 2 or i == len(row) - 1 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in table
-        ]
+        columns = [(side, max(map(len, cells))) for side, *cells in zip("<<>>>><", *table, strict=True)]
+        lines = ["  ".join(f"{c:{side}{n}}" for c, (side, n) in zip(row, columns, strict=True)) for row in table]
         documents = ", ".join(map(str, self.lengths))
         notes = [
             f"Documents of {documents} tokens. Errors are relative to the standard deviation of the logits alone;",
             f"within rounding means at most {self.tolerance:.0e} (gradients {self.gradient_tolerance:.0e}, "
             f"loss {self.loss_tolerance:.0e}).",
         ]
-        failures = sorted({r.failure for r in self.results if r.failure is not None})
-        notes += [
-            f"not run: {mode}: the model cannot run such a document alone ({why})"
-            for mode, why in sorted(self.left_out.items())
-        ]
-        return "\n".join([self._headline(), "", *lines, "", *notes, *(f"raised: {f}" for f in failures)])
+        return "\n".join([self._headline(), "", *map(str.rstrip, lines), "", *notes, *self._not_measured()])
 
     __repr__ = __str__
 
     def to_html(self) -> str:
         """The table and the influence matrix as an HTML fragment without scripts or outside references."""
         head, *body = self._table()
-        cells = "".join(f"<th style='text-align:left;padding-right:1em'>{html.escape(c)}</th>" for c in head)
-        rows = "".join(
-            "<tr>" + "".join(f"<td style='padding-right:1em'>{html.escape(c)}</td>" for c in row) + "</tr>"
-            for row in body
-        )
-        failures = sorted({r.failure for r in self.results if r.failure is not None})
-        raised = "".join(f"<p>raised: {html.escape(f)}</p>" for f in failures)
-        raised += "".join(
-            f"<p>not run: {html.escape(f'{mode}: {why}')}</p>" for mode, why in sorted(self.left_out.items())
-        )
+        rows = [html_cells("th", head, "text-align:left;padding-right:1em")]
+        rows += [html_cells("td", row, "padding-right:1em") for row in body]
+        notes = "".join(f"<p>{html.escape(line)}</p>" for line in self._not_measured())
         return (
-            f"<div><p><b>{html.escape(self._headline())}</b></p><table><tr>{cells}</tr>{rows}</table>"
+            f"<div><p><b>{html.escape(self._headline())}</b></p>{_html_table(rows)}"
             f"<p>Influence of one document (column) on another (row), worst call mode:</p>{self._matrix_html()}"
-            f"{raised}</div>"
+            f"{notes}</div>"
         )
 
     def _matrix_html(self) -> str:
-        rows = []
-        for i, row in enumerate(self.influence):
-            cells = []
+        rows = [html_cells("th", ["", *map(str, range(1, len(self.influence) + 1))])]
+        for i, row in enumerate(self.influence.tolist()):
+            cells = html_cells("th", [str(i + 1)])
             for value in row:
                 shade = 0.0 if not value > self.tolerance else min(1.0, 0.3 + 0.7 * min(value, 1.0))
                 style = f"background:rgba(200,60,40,{shade:.2f});padding:0.3em 0.6em;text-align:right"
-                cells.append(f"<td style='{style}'>{'' if np.isnan(value) else _number(float(value))}</td>")
-            rows.append(f"<tr><th>{i + 1}</th>{''.join(cells)}</tr>")
-        head = "".join(f"<th>{j + 1}</th>" for j in range(self.influence.shape[1]))
-        return f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
+                cells += html_cells("td", ["" if math.isnan(value) else _number(value)], style)
+            rows.append(cells)
+        return _html_table(rows)
 
     _repr_html_ = to_html
 
@@ -204,22 +189,34 @@ class LeakReport:
         numbers = np.arange(1, len(matrix) + 1)
         ax.set_xticks(numbers - 1, numbers)
         ax.set_yticks(numbers - 1, numbers)
-        ax.set_xlabel("document that was changed")
-        ax.set_ylabel("document that was watched")
-        largest = math.nan if np.isnan(self.influence).all() else float(np.nanmax(self.influence))
-        ax.set_title(f"{self.model}\n{'enabled' if self.enabled else 'stock'}: largest influence {_number(largest)}")
+        ax.set(xlabel="document that was changed", ylabel="document that was watched")
+        largest = _number(_largest(self.influence))
+        ax.set_title(f"{self.model}\n{'enabled' if self.enabled else 'stock'}: largest influence {largest}")
         for (i, j), value in np.ndenumerate(self.influence):
             if not np.isnan(value):
                 colour = "white" if value > 1e-3 else "black"
-                text = "0" if value == 0 else f"{value:.0e}"
-                ax.text(j, i, text, ha="center", va="center", color=colour, fontsize=8)
+                ax.text(j, i, _number(value, digits=0), ha="center", va="center", color=colour, fontsize=8)
         bar = ax.figure.colorbar(image, ax=ax, shrink=0.85)
         bar.set_label("change of logits / their standard deviation")
         bar.ax.axhline(self.tolerance, color="black", linewidth=1)
         return ax.figure
 
 
-def _number(value: float | None) -> str:
+def html_cells(tag: str, texts: Iterable[str], style: str = "") -> str:
+    """The cells of a row of a table, escaped; `tag` is th or td."""
+    start = f"<{tag} style='{style}'>" if style else f"<{tag}>"
+    return "".join(f"{start}{html.escape(text)}</{tag}>" for text in texts)
+
+
+def _html_table(rows: Iterable[str]) -> str:
+    return f"<table>{''.join(f'<tr>{cells}</tr>' for cells in rows)}</table>"
+
+
+def _largest(influence: np.ndarray) -> float:
+    return math.nan if np.isnan(influence).all() else float(np.nanmax(influence))
+
+
+def _number(value: float | None, digits: int = 1) -> str:
     if value is None or math.isnan(value):
         return "-"
-    return "0" if value == 0 else f"{value:.1e}"
+    return "0" if value == 0 else f"{value:.{digits}e}"

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autopack.enabling.options import CHOICES
 from autopack.errors import AutopackError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
     from autopack import LeakReport
 
-BACKENDS = ("auto", "flash", "varlen", "flex", "sdpa", "eager")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -32,19 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Pack a few documents into one row in every way that people call a model, and measure how far each document "
         "is from what it gets alone. Exit status 0 if the model is exact, 1 if it leaks."
     )
-    parser.add_argument(
-        "model",
-        metavar="PATH_OR_TYPE",
-        help="a directory with a saved model, or a model type such as qwen3 (built tiny)",
-    )
+    about_model = "a directory with a saved model, or a model type such as qwen3 (built tiny)"
+    parser.add_argument("model", metavar="PATH_OR_TYPE", help=about_model)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--enable", dest="stock", action="store_false", help="enable autopack first (the default)")
     mode.add_argument("--stock", dest="stock", action="store_true", help="audit the model as transformers runs it")
     parser.set_defaults(stock=False)  # `store_false` alone would make stock the default
-    parser.add_argument(
-        "--attn", metavar="NAME", help="attn_implementation: eager, sdpa ... (what transformers chooses)"
-    )
-    parser.add_argument("--backend", choices=BACKENDS, help="what autopack computes attention with (auto)")
+    about_attention = "attn_implementation: eager, sdpa ... (what transformers chooses)"
+    parser.add_argument("--attn", metavar="NAME", help=about_attention)
+    parser.add_argument("--backend", choices=CHOICES["backend"], help="what autopack computes attention with (auto)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the weights (%(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps ... (%(default)s)")
     parser.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's directory")
@@ -59,9 +55,8 @@ def run(args: argparse.Namespace) -> int:
         raise CannotAudit("--backend chooses what autopack uses, and --stock asks for none of it; leave one out")
     for path in (args.html, args.plot):
         if path is not None and not path.parent.is_dir():
-            raise CannotAudit(
-                f"cannot write {path}: there is no directory {path.parent}; create it or name another one"
-            )
+            wanted = "create it or name another one"
+            raise CannotAudit(f"cannot write {path}: there is no directory {path.parent}; {wanted}")
     if args.plot is not None:
         from autopack.commands.pictures import check_drawable
 
@@ -96,13 +91,14 @@ def _load(args: argparse.Namespace) -> PreTrainedModel:
 
 
 def _load_directory(path: Path, args: argparse.Namespace) -> PreTrainedModel:
+    import torch
     import transformers
 
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": args.trust_remote_code}
     try:
         config = transformers.AutoConfig.from_pretrained(path, **options)
         # transformers 4.56 renamed the argument together with the field of the configuration.
-        options["dtype" if hasattr(config, "dtype") else "torch_dtype"] = _dtype(args.dtype)
+        options["dtype" if hasattr(config, "dtype") else "torch_dtype"] = getattr(torch, args.dtype)
         if args.attn is not None:
             options["attn_implementation"] = args.attn
         return _class_of(config).from_pretrained(path, config=config, **options).to(args.device)
@@ -121,54 +117,54 @@ def _class_of(config: Any) -> Any:
 
 
 def _build_tiny(model_type: str, args: argparse.Namespace) -> PreTrainedModel:
+    import torch
+
     from autopack import tiny
 
     known = tiny.types_for("causal-lm")
     if model_type not in known:
         import transformers
 
-        close = difflib.get_close_matches(model_type, known, n=5, cutoff=0.5)
-        closest = (
-            f"did you mean {', '.join(close)}?" if close else f"it knows {len(known)}, from {known[0]} to {known[-1]}"
-        )
+        close = ", ".join(difflib.get_close_matches(model_type, known, n=5, cutoff=0.5))
+        closest = f"did you mean {close}?" if close else f"it knows {len(known)}, from {known[0]} to {known[-1]}"
         raise CannotAudit(
             f"{model_type!r} is neither a directory nor a causal language model type of transformers "
             f"{transformers.__version__}; {closest}"
         )
-    options = {"dtype": _dtype(args.dtype), "device": args.device}
     try:
-        return tiny.build(model_type, attn_implementation=args.attn, **options)
+        dtype = getattr(torch, args.dtype)
+        return tiny.build(model_type, attn_implementation=args.attn, dtype=dtype, device=args.device)
     except (tiny.CannotBuild, RuntimeError) as error:
         raise CannotAudit(f"{error}; choose another type, --attn, --dtype or --device") from error
 
 
-def _dtype(name: str) -> Any:
-    import torch
-
-    return getattr(torch, name)
-
-
 def _as_data(report: LeakReport) -> dict[str, Any]:
-    names = ("model", "implementation", "enabled", "dtype", "lengths", "tolerance", "gradient_tolerance", "exact")
-    results = [
-        {
-            "mode": result.mode,
-            "training": result.training,
-            "exact": report.is_exact(result),
-            "error": _number(result.error),
-            "influence": [[_number(value) for value in row] for row in result.influence.tolist()],
-            "gradient": _number(result.gradient),
-            "loss": _number(result.loss),
-            "failure": result.failure,
-        }
-        for result in report.results
-    ]
-    return {**{name: getattr(report, name) for name in names}, "worst": _number(report.worst), "results": results}
+    names = (
+        "model",
+        "implementation",
+        "enabled",
+        "dtype",
+        "lengths",
+        "tolerance",
+        "gradient_tolerance",
+        "exact",
+        "worst",
+    )
+    results = []
+    for result in report.results:
+        measured = {**vars(result), "influence": result.influence.tolist()}
+        first = {"mode": result.mode, "training": result.training, "exact": report.is_exact(result)}
+        results.append({**first, **measured})
+    return _finite({**{name: getattr(report, name) for name in names}, "results": results})
 
 
-def _number(value: float | None) -> float | None:
-    """The value, or None for what JSON has no number for."""
-    return value if value is not None and math.isfinite(value) else None
+def _finite(data: Any) -> Any:
+    """The data with None for what JSON has no number for."""
+    if isinstance(data, dict):
+        return {name: _finite(value) for name, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def _page(report: LeakReport) -> str:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from autopack.commands import positive
 from autopack.demo.training import Settings
 
 
@@ -22,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Exit status 1 if the losses differ or if documents in a row change each other."
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the result (needs matplotlib)")
-    parser.add_argument("--steps", type=_positive, default=settings.steps, help="optimizer steps (%(default)s)")
+    parser.add_argument("--steps", type=positive, default=settings.steps, help="optimizer steps (%(default)s)")
     parser.add_argument("--seed", type=int, default=settings.seed, help="of weights and order (%(default)s)")
-    parser.add_argument("--threads", type=_positive, help="CPU threads (as many as torch chooses)")
+    parser.add_argument("--threads", type=positive, help="CPU threads (as many as torch chooses)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,13 +52,6 @@ def run(args: argparse.Namespace) -> int:
         draw(result).savefig(args.plot, dpi=150)
         print(f"\nPicture: {args.plot}")
     return 0 if result.succeeded else 1
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"wanted a number above 0, found {number}")
-    return number
 
 
 def _keep_freed_memory() -> None:

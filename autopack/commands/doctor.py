@@ -6,13 +6,12 @@ import argparse
 import importlib
 import json
 import platform
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 
-from autopack import __version__
-
-MINIMUM = {"torch": "2.4", "transformers": "4.48", "wrapt": "1.16", "packaging": "23", "numpy": "1.26"}
-"""Packages that autopack needs, with the oldest version that it works with."""
+from autopack.version import MINIMUM, __version__
 
 OPTIONAL = ("tokenizers", "accelerate", "peft", "trl", "datasets", "matplotlib")
 
@@ -62,13 +61,11 @@ def examine() -> Diagnosis:
     """Look at the packages, devices and backends of this process; never raises for what it finds broken."""
     found = Diagnosis(f"{platform.python_version()} ({platform.system()} {platform.machine()})", __version__)
     for name in (*MINIMUM, *OPTIONAL, *FLASH_ATTENTION):
-        try:
+        found.packages[name] = None
+        with suppress(PackageNotFoundError):
             found.packages[name] = version(name)
-        except PackageNotFoundError:
-            found.packages[name] = None
-    for name in MINIMUM:
-        problem = _version_problem(name, found.packages[name])
-        found.problems += [problem] if problem else []
+    problems = (_version_problem(name, found.packages[name]) for name in MINIMUM)
+    found.problems += filter(None, problems)
     versions_fit = not found.problems
     working = [name for name in ("torch", "transformers") if _imports(name, name, found)]
     for distribution, (_, module) in FLASH_ATTENTION.items():
@@ -116,23 +113,22 @@ def _imports(name: str, module: str, found: Diagnosis) -> bool:
 def _devices() -> list[dict[str, str | bool]]:
     import torch
 
-    devices: list[dict[str, str | bool]] = [
-        {"device": "cpu", "available": True, "description": f"{torch.get_num_threads()} threads"}
-    ]
-    if torch.cuda.is_available():
-        platform_version = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
-        for index in range(torch.cuda.device_count()):
-            seen = torch.cuda.get_device_properties(index)
-            memory = f"{seen.total_memory / 2**30:.0f} GiB"
-            description = f"{seen.name}, compute capability {seen.major}.{seen.minor}, {memory}, {platform_version}"
-            devices.append({"device": f"cuda:{index}", "available": True, "description": description})
-    else:
-        built = torch.version.cuda or torch.version.hip
+    found = {"cpu": f"{torch.get_num_threads()} threads"}
+    built = f"ROCm {torch.version.hip}" if torch.version.hip else torch.version.cuda and f"CUDA {torch.version.cuda}"
+    usable = torch.cuda.is_available()
+    for index in range(torch.cuda.device_count() if usable else 0):
+        seen = torch.cuda.get_device_properties(index)
+        memory = f"{seen.total_memory / 2**30:.0f} GiB"
+        found[f"cuda:{index}"] = f"{seen.name}, compute capability {seen.major}.{seen.minor}, {memory}, {built}"
+    if not usable:
         reason = "torch finds no usable device" if built else "this torch is built for the CPU only"
-        devices.append({"device": "cuda", "available": False, "description": f"none: {reason}"})
+        found["cuda"] = f"none: {reason}"
     if torch.backends.mps.is_available():
-        devices.append({"device": "mps", "available": True, "description": "Apple GPU"})
-    return devices
+        found["mps"] = "Apple GPU"
+    return [
+        {"device": name, "available": usable or name != "cuda", "description": description}
+        for name, description in found.items()
+    ]
 
 
 def _examine_backends(found: Diagnosis) -> None:
@@ -158,25 +154,21 @@ def _choices(found: Diagnosis) -> list[dict[str, str]]:
     from autopack.layout.packed import PackedLayout
 
     implementations = ["sdpa", "eager"]
-    implementations += ["flex_attention"] if found.backends["flex"]["available"] else []
-    # Where flash attention is available, the reason names the implementations that there are.
-    implementations += (
-        str(found.backends["flash"]["reason"]).split(", ") if found.backends["flash"]["available"] else []
-    )
+    if found.backends["flex"]["available"]:
+        implementations.append("flex_attention")
+    if found.backends["flash"]["available"]:  # the reason then names the implementations that there are
+        implementations += str(found.backends["flash"]["reason"]).split(", ")
     kinds = sorted({str(device["device"]).split(":")[0] for device in found.devices if device["available"]})
     choices = []
-    for implementation in implementations:
-        for kind in kinds:
-            for dtype in (torch.float32, torch.bfloat16):
-                if implementation.startswith("flash") and (kind != "cuda" or dtype is torch.float32):
-                    continue
-                heads = torch.zeros(1, 4, 8, 64, device=kind, dtype=dtype)
-                function = torch.nn.functional.scaled_dot_product_attention
-                layout = PackedLayout.from_lengths([[8]], kind)
-                call = AttentionCall(function, implementation, torch.nn.Module(), heads, heads, heads, None, layout)
-                backend = choose("auto", call)
-                row = {"attn_implementation": implementation, "device": kind, "dtype": str(dtype).split(".")[-1]}
-                choices.append({**row, "backend": backend})
+    for implementation, kind, dtype in product(implementations, kinds, (torch.float32, torch.bfloat16)):
+        if implementation.startswith("flash") and (kind != "cuda" or dtype is torch.float32):
+            continue
+        heads = torch.zeros(1, 4, 8, 64, device=kind, dtype=dtype)
+        function = torch.nn.functional.scaled_dot_product_attention
+        layout = PackedLayout.from_lengths([[8]], kind)
+        call = AttentionCall(function, implementation, torch.nn.Module(), heads, heads, heads, None, layout)
+        row = {"attn_implementation": implementation, "device": kind, "dtype": str(dtype).split(".")[-1]}
+        choices.append({**row, "backend": choose("auto", call)})
     return choices
 
 
@@ -186,38 +178,33 @@ def write_text(found: Diagnosis) -> str:
     for name, installed in found.packages.items():
         label = f"   ({FLASH_ATTENTION[name][0]})" if name in FLASH_ATTENTION else ""
         packages.append((name, (installed or "not installed") + label))
+    devices = [(str(row["device"]), str(row["description"])) for row in found.devices]
+    backends = [
+        (name, f"{'yes' if row['available'] else 'no':<5}{row['reason']}") for name, row in found.backends.items()
+    ]
+    broken = ["BROKEN:", *(f"  - {problem}" for problem in found.problems)]
     blocks = [
         _block("Installed", packages),
-        _block("Devices", [(str(row["device"]), str(row["description"])) for row in found.devices]),
+        _block("Devices", devices),
+        _block("Attention backends", backends),
         _block(
-            "Attention backends",
-            [
-                (name, f"{'yes' if row['available'] else 'no ':<5}{row['reason']}")
-                for name, row in found.backends.items()
-            ],
+            "What autopack.enable(model) computes packed rows with (plain causal attention)", _choice_rows(found), 22
         ),
-        _choice_block(found),
+        "\n".join(broken) if found.problems else "Nothing is broken.",
     ]
-    if found.problems:
-        blocks.append("\n".join(["BROKEN:", *(f"  - {problem}" for problem in found.problems)]))
-    else:
-        blocks.append("Nothing is broken.")
-    return "\n\n".join(block for block in blocks if block)
+    return "\n\n".join(filter(None, blocks))
 
 
-def _block(title: str, rows: list[tuple[str, str]]) -> str:
-    return "\n".join([title, *(f"  {name:<14}{value}".rstrip() for name, value in rows)]) if rows else ""
+def _block(title: str, rows: list[tuple[str, str]], width: int = 14) -> str:
+    return "\n".join([title, *(f"  {name:<{width}}{value}".rstrip() for name, value in rows)]) if rows else ""
 
 
-def _choice_block(found: Diagnosis) -> str:
-    if not found.choices:
-        return ""
-    columns = list(dict.fromkeys(f"{row['device']} {row['dtype']}" for row in found.choices))
+def _choice_rows(found: Diagnosis) -> list[tuple[str, str]]:
+    """A row for each attention implementation, with a column for each device and dtype, under a row of their names."""
     table: dict[str, dict[str, str]] = {}
     for row in found.choices:
-        table.setdefault(row["attn_implementation"], {})[f"{row['device']} {row['dtype']}"] = row["backend"]
-    lines = [f"  {'attn_implementation':<22}" + "".join(f"{column:<16}" for column in columns)]
-    for implementation, cells in table.items():
-        lines.append(f"  {implementation:<22}" + "".join(f"{cells.get(column, '-'):<16}" for column in columns))
-    title = "What autopack.enable(model) computes packed rows with (plain causal attention)"
-    return "\n".join([title, *(line.rstrip() for line in lines)])
+        column = f"{row['device']} {row['dtype']}"
+        table.setdefault("attn_implementation", {})[column] = column
+        table.setdefault(row["attn_implementation"], {})[column] = row["backend"]
+    columns = table.get("attn_implementation", {})
+    return [(name, "".join(f"{cells.get(column, '-'):<16}" for column in columns)) for name, cells in table.items()]

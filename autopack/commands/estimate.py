@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import get_args
 
+from autopack.commands import positive
 from autopack.packing.lengths import Overflow
 from autopack.packing.plan import Strategy
 
@@ -18,16 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "by length; tokens and attention that packed rows save; and the speed-up to expect. Only lengths are counted: "
         "nothing is trained and nothing is timed."
     )
-    parser.add_argument(
-        "data",
-        metavar="DATA",
-        type=Path,
-        help="a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, or a folder that save_to_disk wrote",
+    about_data = (
+        "a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, or a folder that save_to_disk wrote"
     )
+    parser.add_argument("data", metavar="DATA", type=Path, help=about_data)
     parser.add_argument("--column", help="the column of lengths, tokens or text (input_ids, length or lengths; text)")
     parser.add_argument("--tokenizer", metavar="NAME", help="tokenize text with this tokenizer of transformers")
-    parser.add_argument("--max-length", type=_positive, default=4096, help="tokens of a packed row (%(default)s)")
-    parser.add_argument("--batch-size", type=_positive, default=8, help="documents of a padded batch (%(default)s)")
+    parser.add_argument("--max-length", type=positive, default=4096, help="tokens of a packed row (%(default)s)")
+    parser.add_argument("--batch-size", type=positive, default=8, help="documents of a padded batch (%(default)s)")
     parser.add_argument(
         "--overflow",
         choices=get_args(Overflow),
@@ -42,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--hidden-size",
-        type=_positive,
+        type=positive,
         default=4096,
         help="of the model, which says what attention costs beside the rest (%(default)s)",
     )
-    parser.add_argument("--ranks", type=_positive, default=1, help="processes to plan for (%(default)s)")
+    parser.add_argument("--ranks", type=positive, default=1, help="processes to plan for (%(default)s)")
     parser.add_argument("--seed", type=_seed, default=0, help="of the random orders (%(default)s)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the lengths and the gain (matplotlib)")
     parser.add_argument("--json", action="store_true", help="print as JSON")
@@ -79,13 +78,6 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             print(f"\nPicture: {args.plot}")
     return 0
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"wanted a number above 0, found {number}")
-    return number
 
 
 def _seed(text: str) -> int:

@@ -41,24 +41,25 @@ def run(args: argparse.Namespace) -> int:
     found = [describe(family, measured["tasks"]) for family in families()]
     if args.types:
         rows = [of_type(name, found, measured["tasks"]) for name in args.types]
-        print(json.dumps(rows, indent=1) if args.json else "\n".join(_lines(row) for row in rows))
+        print(json.dumps(rows, indent=1) if args.json else "\n".join(map(_type_text, rows)))
         return 0 if all(row["served"] for row in rows) else 1
     if args.json:
         print(json.dumps({**measured["with"], "families": found}, indent=1))
-    else:
-        served = sum(len(family["model_types"]) for family in found)
-        where = ", ".join(f"{name} {version}" for name, version in measured["with"].items())
-        print("\n\n".join(_text(family) for family in found if family["model_types"]))
-        print("\n" + "\n".join(_refused(found)))
-        print(
-            f"\n{served} model types. Errors are those of logits, packed against alone, relative to their standard "
-            f"deviation,\nthe worst over all call modes of `autopack audit`: {where}."
-        )
+        return 0
+    refused = {name: reason for family in found for name, reason in family["refused"].items()}
+    served = sum(len(family["model_types"]) for family in found)
+    where = ", ".join(f"{name} {version}" for name, version in measured["with"].items())
+    print("\n\n".join(_family_text(family) for family in found if family["model_types"]))
+    print("\nrefused", *(_wrapped(f"  {name:<20} ", refused[name], 118) for name in sorted(refused)), sep="\n")
+    print(
+        f"\n{served} model types. Errors are those of logits, packed against alone, relative to their standard "
+        f"deviation,\nthe worst over all call modes of `autopack audit`: {where}."
+    )
     return 0
 
 
 def describe(family: Family, tasks: dict[str, Any]) -> dict[str, Any]:
-    """One family as plain data; `measured` is by task and model type."""
+    """One family as plain data; `tasks` and `measured` are by task and model type."""
     ways: dict[Any, list[str]] = {}
     for name, way in family.mixers.items():
         ways.setdefault(way, []).append(name)
@@ -78,9 +79,10 @@ def describe(family: Family, tasks: dict[str, Any]) -> dict[str, Any]:
 def of_type(name: str, found: list[dict[str, Any]], tasks: dict[str, Any]) -> dict[str, Any]:
     """What is known of one model type: its family and path, or why it is refused, and what was measured by task."""
     family = next((f for f in found if name in f["model_types"]), None)
-    row = {"type": name, "served": family is not None, "family": family and family["name"]}
-    row |= {"path": family and family["path"], "refused": None}
-    if family is None:
+    row = {"type": name, "served": family is not None, "family": None, "path": None, "refused": None}
+    if family is not None:
+        row |= {"family": family["name"], "path": family["path"]}
+    else:
         refused = next((f["refused"][name] for f in found if name in f["refused"]), None)
         row |= {"refused": refused} if refused else _asked_of_a_tiny_model(name)
     return {**row, "measured": {task: known[name] for task, known in tasks.items() if name in known}}
@@ -111,45 +113,23 @@ def _asked_of_a_tiny_model(name: str) -> dict[str, Any]:
     return {"served": True, "path": f"{family.how}, by its structure and after an audit on enable"}
 
 
-def _lines(row: dict[str, Any]) -> str:
-    if not row["served"]:
-        return _wrapped(row["type"], f"refused: {row['refused']}")
+def _type_text(row: dict[str, Any]) -> str:
     by = f" (family {row['family']})" if row["family"] else ""
-    measured = {task: found for task, found in row["measured"].items() if found.get("errors")}
-    lines = [_wrapped(row["type"], f"{row['path']}{by}")]
-    lines += [_wrapped("", f"{task}: exact, {_errors(found['errors'])}") for task, found in measured.items()]
-    return "\n".join(lines if measured else [*lines, _wrapped("", "not measured by its own name")])
+    lines = [f"{row['path']}{by}" if row["served"] else f"refused: {row['refused']}"]
+    if row["served"]:
+        measured = {task: known["errors"].items() for task, known in row["measured"].items() if known.get("errors")}
+        for task, errors in measured.items():
+            lines.append(f"{task}: exact, {', '.join(f'{backend} {_short(error)}' for backend, error in errors)}")
+        lines += [] if measured else ["not measured by its own name"]
+    return "\n".join(_wrapped(f"{'' if number else row['type']:<20} ", line, 116) for number, line in enumerate(lines))
 
 
-def _wrapped(name: str, text: str) -> str:
-    indent = f"{name:<20} "
-    return "\n".join(textwrap.wrap(text, 116, initial_indent=indent, subsequent_indent=" " * 21))
-
-
-def _errors(errors: dict[str, float]) -> str:
-    return ", ".join(f"{backend} {_short(error)}" for backend, error in errors.items())
-
-
-def _short(error: float) -> str:
-    return f"{error:.0e}" if error else "0"
-
-
-def _refused(found: list[dict[str, Any]]) -> list[str]:
-    refused = {name: reason for family in found for name, reason in family["refused"].items()}
-    return ["refused", *(textwrap.indent(_wrapped(name, reason), "  ") for name, reason in sorted(refused.items()))]
-
-
-def _text(family: dict[str, Any]) -> str:
-    lines = [f"{family['name']}: {family['path']}"]
-    types = " ".join(family["model_types"])
-    lines += textwrap.wrap(types, 112, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+def _family_text(family: dict[str, Any]) -> str:
+    lines = [f"{family['name']}: {family['path']}", _wrapped("  ", " ".join(family["model_types"]))]
     if family["attention"]:
-        lines.append("  attention")
-        lines += [f"    {device:<5} {path}" for device, path in family["attention"].items()]
+        lines += ["  attention", *_path_lines(family["attention"])]
     for mixers in family["mixers"]:
-        lines += textwrap.wrap(", ".join(mixers["classes"]), 112, initial_indent="  ", subsequent_indent="  ")
-        for device, path in mixers["paths"].items():
-            lines += textwrap.wrap(path, 108, initial_indent=f"    {device:<5} ", subsequent_indent=" " * 10)
+        lines += [_wrapped("  ", ", ".join(mixers["classes"])), *_path_lines(mixers["paths"])]
     for task, known in family["measured"].items():
         exact = {name: max(found["errors"].values()) for name, found in known.items() if found.get("errors")}
         if exact:
@@ -157,6 +137,21 @@ def _text(family: dict[str, Any]) -> str:
             types = "1 type" if len(exact) == 1 else f"{len(exact)} types"
             lines.append(f"  measured, {task}: {types} exact, largest error {_short(exact[worst])} ({worst})")
     return "\n".join(lines)
+
+
+def _path_lines(paths: dict[str, str]) -> list[str]:
+    return [_wrapped(f"    {device:<5} ", path, 108) for device, path in paths.items()]
+
+
+def _wrapped(name: str, text: str, width: int = 112) -> str:
+    """A text behind its name, in lines that are all indented as far as the name reaches."""
+    indent = " " * len(name)
+    lines = textwrap.wrap(text, width, initial_indent=name, subsequent_indent=indent, break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def _short(error: float) -> str:
+    return f"{error:.0e}" if error else "0"
 
 
 def load() -> dict[str, Any]:

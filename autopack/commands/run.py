@@ -42,14 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  autopack run --strict torchrun --nproc-per-node 2 train.py"
     )
     for option in settings.OPTIONS:
-        described: dict[str, Any] = {"default": None}
-        default = option.default
-        if option.choices:
-            described["choices"] = option.choices
-        else:
-            described["action"] = argparse.BooleanOptionalAction
-            default = "yes" if default else "no"
-        parser.add_argument(f"--{option.name}", help=f"{option.help} (default: {default})", **described)
+        default = option.default if option.choices else "yes" if option.default else "no"
+        described: dict[str, Any] = {"help": f"{option.help} (default: {default})", "default": None}
+        described |= {"choices": option.choices} if option.choices else {"action": argparse.BooleanOptionalAction}
+        parser.add_argument(f"--{option.name}", **described)
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`")
     # One argument and not two, for argparse would take a `--` that follows the script away.
     parser.add_argument(
@@ -113,15 +109,9 @@ def _runs_by_itself(path: Path) -> bool:
 def _interpreter() -> list[str]:
     if not sys.executable:
         raise CannotRun("this Python does not know its own executable (sys.executable is empty)")
-    flags = [
-        name
-        for name, is_set in (
-            ("-I", sys.flags.isolated),
-            ("-E", sys.flags.ignore_environment and not sys.flags.isolated),
-            ("-S", sys.flags.no_site),
-        )
-        if is_set
-    ]
+    isolated, no_environment = sys.flags.isolated, sys.flags.ignore_environment and not sys.flags.isolated
+    given = {"-I": isolated, "-E": no_environment, "-S": sys.flags.no_site}
+    flags = [name for name, is_set in given.items() if is_set]
     if flags:
         raise CannotRun(
             f"this Python runs with {' '.join(flags)} and would not read PYTHONPATH or import sitecustomize, by which "
@@ -143,6 +133,6 @@ def _environment(args: argparse.Namespace, launcher: str) -> dict[str, str]:
         raise CannotRun(
             f"PYTHONPATH cannot hold {settings.DIRECTORY}, where autopack is: there is a {os.pathsep} in it"
         )
-    environment["PYTHONPATH"] = settings.with_directory(os.environ.get("PYTHONPATH"))
+    environment["PYTHONPATH"] = settings.with_directory(os.environ.get("PYTHONPATH", ""))
     environment[settings.RUN] = "1"
     return environment

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 
-from autopack import __version__
 from autopack.demo.training import Comparison
+from autopack.version import __version__
 
 
 def write_table(result: Comparison) -> str:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, overload
 from transformers import PreTrainedModel
 
 from autopack import registry
-from autopack.attention.choose import BACKENDS, availability, candidates
+from autopack.attention.choose import availability, candidates
 from autopack.auditing.auditor import audit
 from autopack.calls.entry import why_alone
+from autopack.enabling import options
 from autopack.enabling.attach import attach, detach, examine
 from autopack.enabling.handle import Handle, TrainerHandle
 from autopack.errors import UnsupportedModel
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from transformers import Trainer
 
 logger = logging.getLogger(__name__)
-
-_VERIFY = ("auto", "always", "never")
 
 
 @overload
@@ -64,12 +63,7 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
     The method follows "Enhancing Training Efficiency Using Packing with Flash Attention" (arXiv 2407.09105), carried to
     every attention implementation.
     """
-    if backend not in ("auto", *BACKENDS):
-        raise ValueError(f"backend must be one of auto, {', '.join(BACKENDS)}; found {backend!r}")
-    if unpad not in MODES:
-        raise ValueError(f"unpad must be one of {', '.join(MODES)}; found {unpad!r}")
-    if verify not in _VERIFY:
-        raise ValueError(f"verify must be one of {', '.join(_VERIFY)}; found {verify!r}")
+    options.check(backend=backend, unpad=unpad, verify=verify)
     if is_trainer(model):
         return _enable_trainer(model, backend, unpad, verify)
     base = unwrap(model)
@@ -195,6 +189,3 @@ def _bases(model: Any) -> list[PreTrainedModel]:
         return [unwrap(model)]
     needed, others = models_of_trainer(model)
     return [unwrap(part) for part in (*needed.values(), *others.values())]
-
-
-MODES = ("auto", "always", "never")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from autopack.attention.choose import BACKENDS, availability, candidates
+from autopack.attention.choose import availability, candidates
+from autopack.auditing.report import html_cells
 from autopack.enabling.attach import detach
+from autopack.enabling.options import CHOICES
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from transformers import PreTrainedModel
     from typing_extensions import Self
 
@@ -28,9 +28,7 @@ class _Removable:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         self.remove()
 
 
@@ -53,11 +51,11 @@ class Handle(_Removable):
         enabled = self.enabled
         if enabled.options.backend != "auto":
             return enabled.options.backend
-        usable = availability()
         names = {name for impl in enabled.implementations() for name in candidates(impl, self.model)[:2]}
-        on_cuda = any(p.is_cuda for p in self.model.parameters())
-        order = [name for name in BACKENDS if name in names and (on_cuda or name not in ("varlen", "flex"))]
-        return "auto: " + " or ".join(name for name in order if usable[name][0] or name in ("flash", "flex"))
+        if not any(parameter.is_cuda for parameter in self.model.parameters()):
+            names -= {"varlen", "flex"}
+        usable = {name for name, (yes, _) in availability().items() if yes} | {"flash", "flex"}
+        return "auto: " + " or ".join(name for name in CHOICES["backend"] if name in names & usable)
 
     @property
     def tally(self) -> Tally:
@@ -65,7 +63,7 @@ class Handle(_Removable):
         return self.enabled.tally
 
     def _facts(self) -> list[tuple[str, str]]:
-        enabled = self.enabled
+        enabled, unpad = self.enabled, self.enabled.options.unpad
         implementations = ", ".join(enabled.implementations())
         return [
             ("model", f"{type(self.model).__name__} ({enabled.anatomy.model_type})"),
@@ -74,10 +72,7 @@ class Handle(_Removable):
             ("attention", f"{len(enabled.anatomy.attention)} modules, attn_implementation={implementations}"),
             *([("mixers", f"{len(enabled.anatomy.mixers)} modules")] if enabled.anatomy.mixers else []),
             ("backend", self.backend),
-            (
-                "padding",
-                f"unpad={enabled.options.unpad!r}" + ("" if enabled.options.unpad == "never" else f"; {self.tally}"),
-            ),
+            ("padding", f"unpad={unpad!r}" + ("" if unpad == "never" else f"; {self.tally}")),
             ("verified", self.verified),
         ]
 
@@ -122,7 +117,5 @@ class TrainerHandle(_Removable):
 
 
 def _rows(facts: Iterable[tuple[str, str]]) -> str:
-    left = "style='text-align:left'"
-    return "".join(
-        f"<tr><th {left}>{html.escape(name)}</th><td {left}>{html.escape(value)}</td></tr>" for name, value in facts
-    )
+    left = "text-align:left"
+    return "".join(f"<tr>{html_cells('th', [name], left)}{html_cells('td', [text], left)}</tr>" for name, text in facts)

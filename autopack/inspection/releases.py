@@ -14,7 +14,6 @@ from typing import Any
 import transformers
 from packaging.version import Version
 
-MINIMUM_TRANSFORMERS = "4.48.0"
 VERSION = Version(Version(transformers.__version__).base_version)
 MIXERS_COVERED_FROM = Version("5.23")
 """Before this release, models with recurrent layers are audited when they are enabled."""

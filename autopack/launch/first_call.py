@@ -16,19 +16,19 @@ import wrapt
 from torch import nn
 
 from autopack.errors import UnsupportedModel
-from autopack.launch import launcher
+from autopack.integrations import peft
+from autopack.launch import session
 from autopack.launch.session import Session
 from autopack.runtime.marks import handle_of
 
-__all__ = ["FirstCall", "prepare"]
+_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a call."""
 
 
 class FirstCall:
     """Forward pre-hook of a model that waits for its first call in training. Inert where autopack was not started."""
 
-    def __call__(
-        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments | None:
         # Compiled code, which may have to be one graph, comes by here and goes no further in evaluation.
         if not (module.training and torch.is_grad_enabled()):
             return None
@@ -44,18 +44,16 @@ def prepare(base: Any) -> None:
         original(self, *args, **kwargs)
         _wait(self)
 
-    from autopack.integrations import peft
-
     peft.watch()  # before the hooks below, which see whether it stands there
-    wrapt.register_post_import_hook(lambda module: _stand_at_tuner(module.BaseTuner), "peft.tuners.tuners_utils")
-    wrapt.register_post_import_hook(lambda module: _stand_at_tuner(module.AdaLoraModel), "peft.tuners.adalora.model")
+    for module, name in (("tuners_utils", "BaseTuner"), ("adalora.model", "AdaLoraModel")):
+        wrapt.register_post_import_hook(functools.partial(_stand_at_tuner, name), f"peft.tuners.{module}")
     base.__init__ = __init__
 
 
 def _wait(model: Any) -> None:
-    if launcher.session is not None and _waits(model) is None:
+    if session.current is not None and _waits(model) is None:
         model.register_forward_pre_hook(FirstCall(), with_kwargs=True)
-        launcher.session.waiting.add(model)
+        session.current.waiting.add(model)
 
 
 def _waits(module: nn.Module) -> int | None:
@@ -65,32 +63,30 @@ def _waits(module: nn.Module) -> int | None:
 
 # It changes the hooks of the model, and what it calls reads values on the host.
 @torch._dynamo.disable
-def _first_call(
-    hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    session = launcher.session
-    if session is None:
+def _first_call(hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments | None:
+    here = session.current
+    if here is None:
         return None
     if getattr(module, "_is_replica", False):
         if _waits(module) is not None:  # the first of the copies, which share their hooks with the model
             reason = "torch.nn.DataParallel runs copies of it; start one process per device with torchrun instead"
-            _leave(module, UnsupportedModel(reason))
+            _leave(here, module, UnsupportedModel(reason))
         return None
     try:
         outer = _passing_through(module)
     except UnsupportedModel as error:  # the PEFT method around it
-        _leave(module, error)
+        _leave(here, module, error)
         return None
     if outer is not None:
         if outer.training:
-            session.bypassed(outer)
+            here.bypassed(outer)
         return None
-    last = next(reversed(module._forward_pre_hooks))
-    if module._forward_pre_hooks[last] is not hook and handle_of(module) is None:
+    last = next(reversed(module._forward_pre_hooks.values()))
+    if last is not hook and handle_of(module) is None:
         # Hooks that were put on later take the batch as it comes, so autopack's has to follow them: at the next call.
         module._forward_pre_hooks.move_to_end(_waits(module))
         return None
-    if not _enable(module):
+    if not _enable(here, module):
         return None
 
     from autopack.calls.hooks import EntryHook
@@ -100,7 +96,7 @@ def _first_call(
     return entry(module, args, kwargs) if entry is not None else None
 
 
-def _enable(module: Any) -> bool:
+def _enable(here: Session, module: Any) -> bool:
     """Enable the model that is about to be called, or the one around it that it is the backbone of.
 
     False where that is not possible, which is said, and where the script has done it. With `strict`, what `enable`
@@ -108,54 +104,42 @@ def _enable(module: Any) -> bool:
     """
     from autopack.enabling import enable
 
-    session = launcher.session
-    if session is None:
+    around = [model for model in here.waiting if any(part is module for part in model.modules())]
+    outermost: Any = max(around, key=lambda model: sum(1 for _ in model.modules()), default=module)
+    by_script = handle_of(outermost)
+    if by_script is not None:
+        _wait_no_longer(here, outermost)
+        here.enabled(outermost, by_script.enabled, " by the script")
         return False
-    outermost = _outermost(module, session)
-    handle = handle_of(outermost)
-    if handle is not None:
-        _wait_no_longer(outermost)
-        session.enabled(outermost, handle.enabled, " by the script")
-        return False
-    settings = session.settings
+    settings = here.settings
     for model in dict.fromkeys((outermost, module)):
-        _wait_no_longer(model)
+        _wait_no_longer(here, model)
         try:
             handle = enable.enable(model, backend=settings.backend, unpad=settings.unpad, verify=settings.verify)
         except Exception as error:
             if model is module:
-                _leave(module, error)
+                _leave(here, model, error)
         else:
-            session.enabled(model, handle.enabled)
+            here.enabled(model, handle.enabled)
             return True
     return False
 
 
-def _leave(model: Any, error: Exception) -> None:
+def _leave(here: Session, model: Any, error: Exception) -> None:
     """Leave a model as it is, for good; with `strict`, raise."""
-    _wait_no_longer(model)
-    session = launcher.session
-    if session is not None:
-        if session.settings.strict:
-            raise error
-        session.left(model, error)
+    _wait_no_longer(here, model)
+    if here.settings.strict:
+        raise error
+    here.left(model, error)
 
 
-def _outermost(module: Any, session: Session) -> Any:
-    """The largest model that holds this one and has not been called in training; else the model itself."""
-    around = [model for model in session.waiting if any(part is module for part in model.modules())]
-    return max(around, key=lambda model: sum(1 for _ in model.modules()), default=module)
-
-
-def _wait_no_longer(model: nn.Module) -> None:
-    session = launcher.session
+def _wait_no_longer(here: Session, model: nn.Module) -> None:
     for part in model.modules():
         number = _waits(part)
         if number is not None:
             del part._forward_pre_hooks[number]
             part._forward_pre_hooks_with_kwargs.pop(number, None)
-            if session is not None:
-                session.waiting.discard(part)  # type: ignore[arg-type]
+            here.waiting.discard(part)  # type: ignore[arg-type]
 
 
 def _passing_through(module: nn.Module) -> Any:
@@ -164,8 +148,6 @@ def _passing_through(module: nn.Module) -> Any:
     Raises `UnsupportedModel` where the caller is a PEFT method that cannot be packed.
     """
     from transformers import PreTrainedModel
-
-    from autopack.integrations import peft
 
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
@@ -179,8 +161,9 @@ def _passing_through(module: nn.Module) -> Any:
     return None
 
 
-def _stand_at_tuner(tuner: Any) -> None:
+def _stand_at_tuner(name: str, module: Any) -> None:
     """Enable the model before a PEFT tuner that calls its `forward` past its hooks, as all do up to PEFT 0.19."""
+    tuner = getattr(module, name)
     original = tuner.forward
     if not hasattr(original, "autopack_original"):  # what `peft.watch` leaves at those that do
         return
@@ -196,5 +179,5 @@ def _stand_at_tuner(tuner: Any) -> None:
 
 @torch._dynamo.disable
 def _enable_for_tuner(model: nn.Module) -> None:
-    if _waits(model) is not None:
-        _enable(model)
+    if session.current is not None and _waits(model) is not None:
+        _enable(session.current, model)

@@ -1,10 +1,14 @@
-"""Autopack in one process under ``autopack run``: its settings, what became of every model, and what is said of it."""
+"""Autopack in one process under ``autopack run``: its settings, what became of every model, and what is said of it.
+
+Part of every Python process that the script starts, so it imports neither torch nor transformers.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 import weakref
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autopack.errors import AutopackError
@@ -14,6 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from autopack.runtime.model import EnabledModel
+    from autopack.runtime.tally import Tally
 
 
 class Session:
@@ -34,21 +39,24 @@ class Session:
         bypassed = self._bypassed.pop(model, None)
         if bypassed is not None:
             self._outcomes.remove(bypassed)
-        self._note(_Outcome(_name(model), f"enabled{by}", enabled))
+        if enabled.options.unpad == "never":
+            self._note(_Outcome(f"{_name(model)} enabled{by}; padded batches stay as they come"))
+        else:
+            self._note(_Outcome(f"{_name(model)} enabled{by}", enabled.tally))
 
-    def left(self, model: PreTrainedModel, reason: str | BaseException) -> None:
+    def left(self, model: PreTrainedModel, reason: Exception) -> None:
         """Note a model that cannot be enabled, and say so."""
-        outcome = _Outcome(_name(model), f"left as it is: {_line(reason)}")
-        if not any(known.text == outcome.text and known.name == outcome.name for known in self._outcomes):
-            say(f"warning: {outcome}")
+        outcome = _Outcome(f"{_name(model)} left as it is: {_line(reason)}")
+        if str(outcome) not in map(str, self._outcomes):
+            _say(f"warning: {outcome}")
         self._note(outcome)
 
     def bypassed(self, model: PreTrainedModel) -> None:
         """Note a model whose `forward` is called past its hooks, unless it will have been enabled by the end."""
         if model not in self._bypassed:
-            outcome = _Outcome(_name(model), "left as it is: its forward is called directly, and not the model itself")
-            self._bypassed[model] = outcome
-            self._note(outcome)
+            reason = "its forward is called directly, and not the model itself"
+            self._bypassed[model] = _Outcome(f"{_name(model)} left as it is: {reason}")
+            self._note(self._bypassed[model])
 
     def report(self) -> None:
         """Print a line for every model that this very process called in training, once."""
@@ -57,10 +65,10 @@ class Session:
         if self.settings.quiet:
             return
         for outcome in outcomes:
-            say(str(outcome))
+            _say(str(outcome))
         # A crash has the last word: its traceback says what is missing.
         if not outcomes and self.started and self.process == os.getpid() and not hasattr(sys, "last_type"):
-            say("no transformers model was called in training in this process")
+            _say("no transformers model was called in training in this process")
 
     def _note(self, outcome: _Outcome) -> None:
         if os.getpid() != self.process and "multiprocessing.util" in sys.modules:
@@ -70,27 +78,31 @@ class Session:
         self._outcomes.append(outcome)
 
 
+current: Session | None = None
+"""That of this process, if `autopack run` has started autopack here."""
+
+
+@dataclass(eq=False)
 class _Outcome:
-    def __init__(self, name: str, text: str, enabled: EnabledModel | None = None):
-        self.name = name
-        self.text = text
-        # Not the model, its handle or all of `enabled`, which would keep it alive.
-        self.tally = enabled.tally if enabled is not None else None
-        self.unpad = enabled.options.unpad if enabled is not None else ""
-        self.process = os.getpid()
+    """What became of one model. Holds its tally alone: the model, or what refers to it, would be kept alive."""
+
+    text: str
+    tally: Tally | None = None
+    process: int = field(default_factory=os.getpid)
 
     def __str__(self) -> str:
         if self.tally is None:
-            return f"{self.name} {self.text}"
-        padded = str(self.tally)
-        if self.unpad == "never":
-            padded = "padded batches stay as they come"
-        elif not self.tally.batches and not self.tally.left:
-            padded = "no padded batch came"
-        return f"{self.name} {self.text}; {padded}"
+            return self.text
+        came = self.tally.batches or self.tally.left
+        return f"{self.text}; {self.tally if came else 'no padded batch came'}"
 
 
-def say(text: str) -> None:
+def warn_not_started(error: Exception) -> None:
+    """Say that autopack does nothing in this process, and why."""
+    _say(f"warning: not started in this process: {_line(error)}")
+
+
+def _say(text: str) -> None:
     """Print one line on stderr; under torchrun with the rank, whose processes share it."""
     rank = os.environ.get("RANK", "")
     try:
@@ -105,6 +117,6 @@ def _name(model: PreTrainedModel) -> str:
     return f"{type(model).__name__} ({getattr(model.config, 'model_type', '') or 'no model type'})"
 
 
-def _line(reason: str | BaseException) -> str:
-    known = isinstance(reason, str | AutopackError)
-    return " ".join((str(reason) if known else f"{type(reason).__name__}: {reason}").split())
+def _line(error: Exception) -> str:
+    kind = "" if isinstance(error, AutopackError) else f"{type(error).__name__}: "
+    return " ".join(f"{kind}{error}".split())

@@ -9,9 +9,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from autopack.enabling.options import CHOICES
 from autopack.errors import AutopackError
-
-__all__ = ["DIRECTORY", "OPTIONS", "RUN", "STARTED", "BadSetting", "Option", "Settings", "with_directory", "without"]
 
 RUN = "AUTOPACK_RUN"
 """Set to 1 in every process that autopack is to start in."""
@@ -33,7 +32,11 @@ class Option(NamedTuple):
     name: str
     default: Any
     help: str
-    choices: tuple[str, ...] = ()
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that `enable` takes, for an option that is passed on to it."""
+        return CHOICES.get(self.name, ())
 
     @property
     def variable(self) -> str:
@@ -45,12 +48,10 @@ class Option(NamedTuple):
         text = environment.get(self.variable, "").strip()
         if not text:
             return self.default
-        value: Any = text.lower()
-        if value in self.choices:
-            return value
-        if not self.choices and value in (*_TRUE, *_FALSE):
-            return value in _TRUE
+        value = text.lower()
         wanted = self.choices or (*_TRUE, *_FALSE)
+        if value in wanted:
+            return value if self.choices else value in _TRUE
         raise BadSetting(f"{self.variable} must be one of {', '.join(wanted)}; found {text!r}")
 
     def write(self, value: Any) -> str:
@@ -75,23 +76,16 @@ class Settings(NamedTuple):
 
 
 OPTIONS = (
-    Option(
-        "backend",
-        "auto",
-        "what computes attention on packed rows",
-        ("auto", "flash", "varlen", "flex", "sdpa", "eager"),
-    ),
+    Option("backend", "auto", "what computes attention on packed rows"),
     Option(
         "unpad",
         "auto",
         "which padded batches run as packed rows inside: those where it gives the same, more of them, or none",
-        ("auto", "always", "never"),
     ),
     Option(
         "verify",
         "auto",
         "audit a model before it is enabled: one whose architecture no released run has covered, any, or none",
-        ("auto", "always", "never"),
     ),
     Option("strict", False, "fail at the first model that cannot be enabled; without it, such a model runs as it is"),
     Option("quiet", False, "print nothing at exit; a model that cannot be enabled is still named"),
@@ -100,15 +94,12 @@ OPTIONS = (
 """Every setting, once: the command line and the reading of the environment are derived from it."""
 
 
-def without(path: str | None) -> str | None:
+def without(path: str) -> str:
     """A PYTHONPATH as it was before `with_directory`."""
-    if path is None:
-        return None
-    entries = [entry for entry in path.split(os.pathsep) if entry != DIRECTORY]
-    return os.pathsep.join(entries) if entries else None
+    return os.pathsep.join(entry for entry in path.split(os.pathsep) if entry != DIRECTORY)
 
 
-def with_directory(path: str | None) -> str:
+def with_directory(path: str) -> str:
     """A PYTHONPATH that starts autopack in every process that has it."""
     rest = without(path)
     # A separator with nothing after it would put the current directory on the path.

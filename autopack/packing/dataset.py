@@ -149,7 +149,7 @@ def _write(dataset: Any, packing: Packing, rows: Rows, num_proc: int | None, loa
     import datasets
     from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
 
-    from autopack import __version__
+    from autopack.version import __version__
 
     carried = packing.carried["columns"], sorted(packing.carried["drop_columns"])
     options = packing.max_length, packing.planned, carried, packing.added

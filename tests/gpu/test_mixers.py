@@ -17,7 +17,7 @@ from autopack.inspection import releases
 from autopack.mixers import operations
 from tests.gpu.test_models import routes
 
-LENGTHS = (7, 130, 1, 62)
+LONG = (7, 130, 1, 62)
 KERNELS = {
     "mamba": ("causal_conv1d", "mamba_ssm"),
     "falcon_mamba": ("causal_conv1d", "mamba_ssm"),
@@ -36,7 +36,7 @@ WITHOUT = ("recurrent_gemma", "rwkv", "xlstm", "minimax", "zaya", "lfm3")
 def _check(model_type: str, dtype: torch.dtype) -> None:
     model = tiny.build(model_type, dtype=dtype, device="cuda")
     autopack.enable(model, verify="never")
-    report = autopack.audit(model, lengths=LENGTHS, gradients=not routes(model))
+    report = autopack.audit(model, lengths=LONG, gradients=not routes(model))
     print(f"{model_type} {dtype}: worst {report.worst:.1e}, gradient {report.worst_gradient:.1e}")
     if routes(model):
         assert all(result.failure is None and result.worst_influence <= report.tolerance for result in report.results)

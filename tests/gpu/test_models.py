@@ -13,7 +13,7 @@ from autopack import tiny
 from compat.standins import set_implementation
 from tests.gpu.kernels import torch_kernels_as_flash_attn
 
-LENGTHS = (7, 130, 1, 62)
+LONG = (7, 130, 1, 62)
 CASES = [
     ("varlen", "sdpa", "llama"),
     ("varlen", "sdpa", "mistral"),
@@ -55,7 +55,7 @@ def test_packed_equals_alone(backend, implementation, model_type, dtype):
         model = _model(model_type, implementation, dtype)
         autopack.enable(model, backend=backend, verify="never")
         # Routers of mixture models flip on half-precision ties, alone as packed, so those are held to influence only.
-        report = autopack.audit(model, lengths=LENGTHS, gradients=not routes(model))
+        report = autopack.audit(model, lengths=LONG, gradients=not routes(model))
     print(f"{backend} {model_type} {dtype}: worst {report.worst:.1e}, gradient {report.worst_gradient:.1e}")
     if routes(model):
         assert all(result.failure is None and result.worst_influence <= report.tolerance for result in report.results)
@@ -72,11 +72,11 @@ def test_float32_reference_bounds_the_error(backend, dtype):
     """Packed in half precision is no further from the float32 model than alone in half precision, times two."""
     exact = tiny.build("llama", attn_implementation="sdpa", device="cuda")
     half = tiny.build("llama", attn_implementation="sdpa", dtype=dtype, device="cuda")
-    documents = [tiny.tokens(exact.config, 1, n, seed=n).cuda() for n in LENGTHS]
+    documents = [tiny.tokens(exact.config, 1, n, seed=n).cuda() for n in LONG]
     reference = torch.cat([exact(input_ids=d, use_cache=False).logits for d in documents], dim=1)
     alone = torch.cat([half(input_ids=d, use_cache=False).logits for d in documents], dim=1)
     autopack.enable(half, backend=backend)
-    positions = torch.cat([torch.arange(n, device="cuda") for n in LENGTHS])[None]
+    positions = torch.cat([torch.arange(n, device="cuda") for n in LONG])[None]
     packed = half(input_ids=torch.cat(documents, dim=1), position_ids=positions).logits
     error_alone, error_packed = ((x.float() - reference).abs().max() for x in (alone, packed))
     assert error_packed <= 2 * error_alone
@@ -84,7 +84,7 @@ def test_float32_reference_bounds_the_error(backend, dtype):
 
 def test_stock_leaks_on_the_same_rows(dtype):
     model = tiny.build("llama", attn_implementation="sdpa", dtype=dtype, device="cuda")
-    report = autopack.audit(model, lengths=LENGTHS, modes=("default", "all-ones mask"), gradients=False)
+    report = autopack.audit(model, lengths=LONG, modes=("default", "all-ones mask"), gradients=False)
     assert report.worst > 0.5
 
 

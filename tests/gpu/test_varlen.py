@@ -10,7 +10,7 @@ from autopack.attention.backends.varlen import attend_varlen
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 
-LENGTHS = [[7, 130, 1, 62, 256], [200, 200, 56]]
+ROWS = [[7, 130, 1, 62, 256], [200, 200, 56]]
 # One rounding of the output in the dtype (2^-8 or 2^-11 of values of order 1 to 4), and those of P and dS inside.
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3}
 
@@ -47,7 +47,7 @@ def _reference(layout, query, key, value, pattern, scale, sinks=None):
 
 
 def _states(dtype, heads=8, kv_heads=2, size=64, value_size=64):
-    layout = PackedLayout.from_lengths(LENGTHS, "cuda")
+    layout = PackedLayout.from_lengths(ROWS, "cuda")
     generator = torch.Generator("cuda").manual_seed(0)
 
     def draw(h, d):

@@ -32,7 +32,7 @@ except ImportError:  # before torch 2.6
     fully_shard = None
 
 WORLD = 2
-LENGTHS = (7, 12, 5, 9, 11, 3)
+DOCUMENTS = (7, 12, 5, 9, 11, 3)
 SHARES = (slice(0, 4), slice(4, 6))
 """Which documents each rank gets: four in a row of 33 tokens, and two in a row of 14."""
 
@@ -136,7 +136,7 @@ def _case(wrap: Wrap, order: str, checkpointing: bool | None = None, build: Wrap
         wrapped = wrap(model)
         if order == "after":
             autopack.enable(wrapped)
-        texts = documents(model.config, LENGTHS)
+        texts = documents(model.config, DOCUMENTS)
         return _error_of_gradients(wrapped, texts, [packed(texts[SHARES[rank]])])
 
     return run_case
@@ -183,7 +183,7 @@ def _packed_beside_padded(rank: int) -> float:
     """One rank's batch is packed, the other's is an ordinary padded one."""
     model = _ddp(_llama())
     autopack.enable(model)
-    texts = documents(model.module.config, LENGTHS)
+    texts = documents(model.module.config, DOCUMENTS)
     batch = _padded(texts[SHARES[1]]) if rank else packed(texts[SHARES[0]])
     return _error_of_gradients(model, texts, [batch])
 
@@ -209,7 +209,7 @@ def _unpadded(wrap: Wrap, order: str, read: bool) -> Wrap:
             autopack.enable(model)
         wrapped = wrap(model)
         handle = autopack.enable(wrapped)
-        texts = documents(model.config, LENGTHS)
+        texts = documents(model.config, DOCUMENTS)
         batch = _padded(texts[SHARES[rank]])
         if read:
             labels = batch.pop("labels")
@@ -229,7 +229,7 @@ def _accumulated(rank: int) -> float:
     """Two packed rows before the gradients are averaged."""
     model = _ddp(_llama())
     autopack.enable(model)
-    texts = documents(model.module.config, LENGTHS)
+    texts = documents(model.module.config, DOCUMENTS)
     mine = texts[SHARES[rank]]
     with model.no_sync():
         (WORLD * model(**packed(mine[:1]), num_items_in_batch=targets(texts)).loss).backward()

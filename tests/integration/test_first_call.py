@@ -15,7 +15,8 @@ from torch import nn
 import autopack
 from autopack import tiny
 from autopack.calls.hooks import EntryHook
-from autopack.launch import first_call, launcher
+from autopack.launch import first_call
+from autopack.launch import session as sessions
 from autopack.launch.first_call import FirstCall
 from autopack.launch.session import Session
 from autopack.launch.settings import Settings
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 def session(monkeypatch: pytest.MonkeyPatch) -> Session:
     """Autopack as `autopack run` starts it, but for models that are made here by `waiting` only."""
     found = Session(Settings.read({}), started=True)
-    monkeypatch.setattr(launcher, "session", found)
+    monkeypatch.setattr(sessions, "current", found)
     return found
 
 
@@ -133,7 +134,7 @@ def test_copies_wait_on_their_own(session, copied):
 
 def test_a_copy_in_a_process_without_autopack_run_is_as_it_was(session, monkeypatch):
     model = waiting()
-    monkeypatch.setattr(launcher, "session", None)
+    monkeypatch.setattr(sessions, "current", None)
     model(**batch())
     assert not autopack.is_enabled(model)
 

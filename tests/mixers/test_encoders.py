@@ -22,7 +22,7 @@ def packed_positions(model) -> torch.Tensor:
     return positions(*ROWS, start=first_position(model.config))
 
 
-def alone(model, inputs: dict[str, torch.Tensor], rows=ROWS, field: str = "logits") -> torch.Tensor:
+def alone_by_fields(model, inputs: dict[str, torch.Tensor], rows=ROWS, field: str = "logits") -> torch.Tensor:
     """What every document gets alone, of arguments that all have something for each token."""
     return torch.cat([
         torch.cat(
@@ -58,7 +58,7 @@ def test_what_a_call_says_of_single_tokens(model_type):
     """Boxes, cells and global attention go with their documents: logits, gradients, and a negative control."""
     model = tiny.build(model_type, task="masked-lm")
     inputs = {"input_ids": tiny.tokens(model.config, 2, COLUMNS), **OF_TOKENS[model_type](2, COLUMNS)}
-    expected = alone(model, inputs)
+    expected = alone_by_fields(model, inputs)
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
     (expected * weights).sum().backward()
     gradients = [(p, p.grad) for p in model.parameters() if p.grad is not None]
@@ -104,7 +104,7 @@ def test_windows_of_documents_of_any_length(lengths, window, global_tokens):
     if global_tokens:
         inputs["global_attention_mask"] = (integers(5, 1, columns) == 0).long()
     with torch.no_grad():
-        expected = alone(model, inputs, [lengths])
+        expected = alone_by_fields(model, inputs, [lengths])
         with autopack.enable(model):
             where = positions(lengths, start=first_position(model.config))
             found = model(**inputs, position_ids=where).logits
@@ -143,7 +143,7 @@ def test_attention_weights_in_outputs_of_other_forms(model_type):
 def test_neighbours_of_embeddings_that_the_caller_made():
     model = tiny.build("mobilebert", task="masked-lm")
     inputs = {"inputs_embeds": model.get_input_embeddings()(tiny.tokens(model.config, 2, COLUMNS))}
-    expected = alone(model, inputs)
+    expected = alone_by_fields(model, inputs)
     with autopack.enable(model):
         found = model(**inputs, position_ids=packed_positions(model)).logits
     assert error(found, expected) < FLOAT32
@@ -161,7 +161,7 @@ def test_backbones_and_pretraining_heads_are_exact_or_refused(kind, model_type):
     name = "last_hidden_state" if kind is AutoModel else "logits"
     name = "prediction_logits" if "prediction_logits" in model(**inputs) else name
     with torch.no_grad():
-        expected = alone(model, inputs, field=name)
+        expected = alone_by_fields(model, inputs, field=name)
         with autopack.enable(model):
             found = getattr(model(**inputs, position_ids=packed_positions(model)), name)
     assert error(found, expected) < FLOAT32
@@ -200,7 +200,7 @@ def test_masks_of_models_with_own_attention_do_not_depend_on_who_else_is_enabled
     model = tiny.build(model_type, task="masked-lm")
     other = tiny.build("bert", task="masked-lm")
     inputs = {"input_ids": tiny.tokens(model.config, 2, COLUMNS)}
-    expected = alone(model, inputs)
+    expected = alone_by_fields(model, inputs)
     with autopack.enable(model), autopack.enable(other):
         found = model(**inputs, position_ids=packed_positions(model)).logits
     assert error(found, expected) < FLOAT32

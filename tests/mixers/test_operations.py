@@ -20,7 +20,7 @@ from autopack.mixers.first_tokens import run_and_redo_first_tokens
 from autopack.mixers.selective_scan import linear_recurrence, selective_scan
 from tests.conftest import FLOAT32, LEAK, alone, error, positions
 
-LENGTHS = ((5, 1, 9, 3), (2, 12, 4))
+ROWS = ((5, 1, 9, 3), (2, 12, 4))
 
 
 def layouts(most: int = 12) -> st.SearchStrategy[PackedLayout]:
@@ -170,19 +170,19 @@ def test_kernels_from_the_hub_are_told_or_get_one_document_per_row(monkeypatch, 
         return torch.cat(parts, dim=-1).unflatten(-1, (len(x), -1)).transpose(0, 1)
 
     model = tiny.build("lfm2")
-    ids = tiny.tokens(model.config, 2, sum(LENGTHS[0]))
-    expected = alone(model, ids, *LENGTHS)
+    ids = tiny.tokens(model.config, 2, sum(ROWS[0]))
+    expected = alone(model, ids, *ROWS)
     layer = Layer(torch_function)
     assert not releases.kernel_parameters(layer)
     layer.forward = seeing if takes_bounds else blind
     monkeypatch.setattr(lfm2, "causal_conv1d_fn", layer)
     with autopack.enable(model):
-        assert error(model(input_ids=ids, position_ids=positions(*LENGTHS)).logits, expected) < FLOAT32
+        assert error(model(input_ids=ids, position_ids=positions(*ROWS)).logits, expected) < FLOAT32
     assert lfm2.causal_conv1d_fn is layer
     mixers = modules.mixers(model, {"Lfm2ShortConv"})
     assert len(told) == (len(mixers) if takes_bounds else 0)
     if not takes_bounds:
-        assert error(model(input_ids=ids, position_ids=positions(*LENGTHS), use_cache=False).logits, expected) > LEAK
+        assert error(model(input_ids=ids, position_ids=positions(*ROWS), use_cache=False).logits, expected) > LEAK
 
 
 def _documents(row, index):

@@ -32,7 +32,7 @@ from tests.conftest import (
 
 CONVOLUTION, CHUNK = 4, 8
 """Width of the convolutions and length of the chunks in tiny models."""
-LENGTHS = (1, CONVOLUTION - 1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 130, 1, 40)
+AROUND_CHUNKS = (1, CONVOLUTION - 1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 130, 1, 40)
 OTHERS = (64, 1, 2, 100, 34)
 RECURRENT = [f for f in registry.families() if f.positions and any(way.recurs for way in f.mixers.values())]
 TYPES = sorted(frozenset().union(*(f.model_types for f in RECURRENT)) & set(tiny.types_for("causal-lm")))
@@ -53,15 +53,15 @@ KINDS = {
 @pytest.mark.parametrize("model_type", TYPES)
 def test_every_length_gives_logits_and_gradients_of_the_document_alone(model_type):
     model = tiny.build(model_type).train()
-    ids = tiny.tokens(model.config, 2, sum(LENGTHS))
-    expected = alone(model, ids, LENGTHS, OTHERS)
+    ids = tiny.tokens(model.config, 2, sum(AROUND_CHUNKS))
+    expected = alone(model, ids, AROUND_CHUNKS, OTHERS)
     weights = weights_like(expected)
     (expected * weights).sum().backward()
     wanted = gradients(model)
-    leak = error(model(input_ids=ids, position_ids=positions(LENGTHS, OTHERS), use_cache=False).logits, expected)
+    leak = error(model(input_ids=ids, position_ids=positions(AROUND_CHUNKS, OTHERS), use_cache=False).logits, expected)
     assert leak > LEAK, "stock has become exact"
     with autopack.enable(model):
-        found = model(input_ids=ids, position_ids=positions(LENGTHS, OTHERS)).logits
+        found = model(input_ids=ids, position_ids=positions(AROUND_CHUNKS, OTHERS)).logits
         assert error(found, expected) < FLOAT32
         (found * weights).sum().backward()
         assert gradient_error(gradients(model), wanted) < 10 * FLOAT32
@@ -82,14 +82,14 @@ class InFloat64(TorchFunctionMode):
 def test_float64(model_type):
     model = tiny.build(model_type).double()
     model.set_experts_implementation("eager")  # the default, grouped matrix products, takes no float64
-    ids = tiny.tokens(model.config, 1, sum(LENGTHS))
+    ids = tiny.tokens(model.config, 1, sum(AROUND_CHUNKS))
     with InFloat64():
-        expected = alone(model, ids, LENGTHS)
+        expected = alone(model, ids, AROUND_CHUNKS)
         weights = weights_like(expected)
         (expected * weights).sum().backward()
         wanted = gradients(model)
         with autopack.enable(model, verify="never"):
-            found = model(input_ids=ids, position_ids=positions(LENGTHS)).logits
+            found = model(input_ids=ids, position_ids=positions(AROUND_CHUNKS)).logits
             (found * weights).sum().backward()
     assert found.dtype == torch.float64
     assert error(found, expected) < FLOAT64

@@ -1,0 +1,116 @@
+"""Encoder-decoders on padded batches: run as packed rows inside, or left as they came, with the same outputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+import autopack
+from autopack import tiny
+from tests.encoder_decoder.pairs import SOURCES, TARGETS, Alone, Pairs, covered, pad
+
+pytestmark = covered
+
+
+@pytest.mark.parametrize("model_type", ["t5", "mbart"])
+def test_decoder_tokens_that_a_collator_made(model_type):
+    pairs, model = Pairs.draw(), tiny.build(model_type, task="seq2seq")
+    alone = Alone.run(model, pairs)
+    handle = autopack.enable(model, verify="never")
+    batch = pairs.padded()
+    batch["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    alone.check(pairs, "padded", model(**batch), model)
+    assert "1 padded batch packed inside" in repr(handle)
+
+
+def test_outputs_have_the_shape_of_the_batch():
+    pairs, model = Pairs.draw(), tiny.build("t5", task="seq2seq")
+    autopack.enable(model, verify="never")
+    batch = pairs.padded()
+    output = model(**batch, output_hidden_states=True)
+    rows, sources, targets = len(SOURCES), max(SOURCES), max(TARGETS)
+    assert output.logits.shape[:2] == (rows, targets)
+    assert output.encoder_last_hidden_state.shape[:2] == (rows, sources)
+    assert {state.shape[:2] for state in output.decoder_hidden_states} == {(rows, targets)}
+    assert {state.shape[:2] for state in output.encoder_hidden_states} == {(rows, sources)}
+    assert not output.encoder_last_hidden_state[0, SOURCES[0] :].any()
+    as_tuple = model(**batch, return_dict=False)
+    assert isinstance(as_tuple, tuple)
+    torch.testing.assert_close(as_tuple[1], output.logits)
+
+
+def test_unpad_never_leaves_padded_batches_and_serves_packed_rows():
+    pairs, model = Pairs.draw(), tiny.build("t5", task="seq2seq")
+    alone = Alone.run(model, pairs)
+    before = model(**pairs.padded()).loss
+    handle = autopack.enable(model, unpad="never", verify="never")
+    assert torch.equal(model(**pairs.padded()).loss, before)
+    assert not handle.tally.left
+    alone.check(pairs, "one_row", model(**pairs.one_row()), model)
+
+
+def test_generation_is_left_as_it_is():
+    pairs, model = Pairs.draw(), tiny.build("t5", task="seq2seq")
+    model.generation_config.update(max_new_tokens=5, decoder_start_token_id=2, pad_token_id=0, eos_token_id=None)
+    batch = {name: value for name, value in pairs.padded().items() if name != "labels"}
+    before = model.generate(**batch)
+    autopack.enable(model, verify="never")
+    assert torch.equal(model.generate(**batch), before)
+
+
+def test_a_head_that_reads_one_token_per_row_gets_the_padded_form():
+    config = tiny.config("bart", task="sequence-classification", num_labels=3)
+    model = transformers.BartForSequenceClassification(config).eval()
+    rows = [torch.cat([s, torch.tensor([config.eos_token_id])]) for s in Pairs.draw().sources]
+    batch = {
+        "input_ids": pad(rows, config.pad_token_id),
+        "attention_mask": pad([torch.ones_like(r) for r in rows], 0),
+    }
+    before = model(**batch, use_cache=False).logits
+    autopack.enable(model, verify="never")
+    torch.testing.assert_close(model(**batch, use_cache=False).logits, before, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("change", ["masked", "left"])
+def test_padded_batches_of_other_forms(change):
+    pairs, model = Pairs.draw(), tiny.build("t5", task="seq2seq")
+    alone = Alone.run(model, pairs)
+    handle = autopack.enable(model, verify="never")
+    batch = pairs.padded()
+    if change == "masked":
+        batch["decoder_attention_mask"] = (batch["labels"] != -100).long()
+    else:
+        for name in ("input_ids", "attention_mask"):
+            rows = [row.roll(max(SOURCES) - n) for row, n in zip(batch[name], SOURCES, strict=True)]
+            batch[name] = torch.stack(rows)
+    alone.check(pairs, "padded", model(**batch), model)
+    assert "1 padded batch packed inside" in repr(handle)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"use_cache": True}, "a cache is wanted"),
+        ({"output_attentions": True}, "attention weights are wanted"),
+        ({"labels": None}, "evaluation without labels"),
+    ],
+)
+def test_padded_batches_that_stay_as_they_came(change, reason):
+    pairs, model = Pairs.draw(), tiny.build("t5", task="seq2seq")
+    batch = {**pairs.padded(), "decoder_input_ids": pad(pairs.targets, 0), **change}
+    before = model(**batch).logits
+    handle = autopack.enable(model, verify="never")
+    assert torch.equal(model(**batch).logits, before)
+    assert reason in repr(handle)
+
+
+def test_counting_columns_keeps_left_padding_as_it_came():
+    pairs, model = Pairs.draw(), tiny.build("bart", task="seq2seq")
+    batch = pairs.padded()
+    for name in ("input_ids", "attention_mask"):
+        batch[name] = batch[name].flip(1)
+    before = model(**batch).loss
+    handle = autopack.enable(model, verify="never")
+    assert torch.equal(model(**batch).loss, before)
+    assert "counts columns by itself" in repr(handle)

@@ -1,0 +1,80 @@
+"""What an encoder-decoder cannot be given, or cannot be, says why and changes nothing; disabling leaves no mark."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+import autopack
+from autopack import tiny
+from autopack.errors import InvalidPacking, UnsupportedModel
+from autopack.layout.packed import PackedLayout
+from autopack.mixers import RELATIVE, MixerCall
+from autopack.runtime.marks import holds_marks
+from tests.encoder_decoder.pairs import Pairs, covered
+
+pytestmark = covered
+
+REFUSED = ["bigbird_pegasus", "fsmt", "led", "longt5", "nllb-moe", "pegasus_x", "prophetnet", "t5gemma2"]
+
+
+def test_the_packing_collator_says_what_to_use():
+    with pytest.raises(ValueError, match="Keep transformers.DataCollatorForSeq2Seq"):
+        autopack.PackingCollator.for_model(tiny.build("t5", task="seq2seq"))
+
+
+def test_a_bias_that_reaches_no_attention_of_ours_is_refused():
+    """Of releases whose T5 computes attention by itself: there a bias of one token would broadcast over the row."""
+    layout = PackedLayout.from_lengths([[1, 1, 1]])
+    linear, tokens = torch.nn.Linear(4, 4), {"input": torch.zeros(1, 3, 4)}
+    call = MixerCall(torch.nn.Linear.forward, linear, "input", tokens, layout, False)
+    with pytest.raises(UnsupportedModel, match="does not attend through its attention interface"):
+        RELATIVE.run(call)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"decoder_attention_mask": None}, InvalidPacking, r"found \[4\] documents .* encoder and \[1\]"),
+        ({"attention_mask": None}, InvalidPacking, r"found \[1\] documents .* encoder and \[4\]"),
+        ({"labels": None}, InvalidPacking, "decoder's are missing"),
+        ({"use_cache": True}, InvalidPacking, "use_cache=True"),
+        ({"output_attentions": True}, UnsupportedModel, "attention weights"),
+        ({"cu_seq_lens_q": torch.tensor([0, 7])}, InvalidPacking, "which half"),
+        ({"head_mask": torch.ones(2, 4)}, UnsupportedModel, "head_mask"),
+    ],
+)
+def test_packed_calls_that_are_refused(change, error, message):
+    model = tiny.build("t5", task="seq2seq")
+    autopack.enable(model, verify="never")
+    with pytest.raises(error, match=message):
+        model(**{**Pairs.draw().one_row(), **change})
+    model(**Pairs.draw().one_row())  # nothing is left behind
+
+
+def test_a_classification_head_refuses_packed_rows():
+    model = transformers.BartForSequenceClassification(tiny.config("bart", task="sequence-classification")).eval()
+    autopack.enable(model, verify="never")
+    row = Pairs.draw().one_row()
+    row["decoder_input_ids"] = row.pop("labels")
+    with pytest.raises(UnsupportedModel, match="one result per row"):
+        model(**row)
+    with pytest.raises(UnsupportedModel, match="one result per row"):
+        autopack.audit(model)
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_what_is_refused_says_why_and_stays_as_it_was(model_type):
+    model = tiny.build(model_type, task="seq2seq")
+    with pytest.raises(UnsupportedModel, match="cannot be packed exactly"):
+        autopack.enable(model)
+    assert not holds_marks(model)
+
+
+def test_disable_takes_every_mark_back():
+    model = tiny.build("t5", task="seq2seq")
+    before = [dict(vars(module)) for module in model.modules()]
+    autopack.enable(model, verify="never").remove()
+    for module, attributes in zip(model.modules(), before, strict=True):
+        assert vars(module).keys() == attributes.keys()

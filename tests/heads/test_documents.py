@@ -1,0 +1,294 @@
+"""Heads with one result per row, on packed rows: each document gets the result, loss and gradients it gets alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import autopack
+from autopack import tiny
+from tests.conftest import FLOAT32, FLOAT64, LEAK, LENGTHS, error, positions, spans, token_ids
+from tests.heads.models import (
+    CLASSES,
+    ENDS,
+    IDS,
+    TASKS,
+    agrees,
+    each_alone,
+    mamba_classifier,
+    packed,
+    results,
+    with_head,
+)
+from tests.padded import model_gradient_error
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+SERVED = [
+    *((name, "sequence-classification") for name in ("llama", "bert", "gpt2", "qwen2", "qwen3", "modernbert")),
+    *((name, "sequence-classification") for name in ("roberta", "mamba", "zamba2", "bloom", "deberta-v2")),
+    *((name, "sequence-classification") for name in ("albert", "big_bird", "convbert")),
+    *((name, "question-answering") for name in ("bert", "llama", "modernbert", "gpt2")),
+    ("bert", "next-sentence-prediction"),
+    # These run documents alone: one cannot be told of padding, one has no smaller part to serve.
+    *((name, "sequence-classification") for name in ("fnet", "xlnet")),
+    *((name, "question-answering") for name in ("fnet", "xlnet")),
+]
+
+
+@pytest.mark.parametrize(("model_type", "task"), SERVED)
+def test_each_document_of_a_packed_row_gets_what_it_gets_alone(model_type, task):
+    single = model_type in ("mamba", "xlnet", "zamba2")  # some of their code is float32 whatever the model's dtype
+    stock = mamba_classifier() if model_type == "mamba" else with_head(model_type, task, *[torch.float32] * single)
+    model, labels = copy.deepcopy(stock), TASKS[task]
+    with autopack.enable(model, verify="never"):
+        output = packed(model, **labels)
+        agrees(model, stock, output, IDS[0].split(LENGTHS), labels, FLOAT32 if single else FLOAT64)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "fnet"])
+@pytest.mark.parametrize(
+    ("problem_type", "labels"),
+    [
+        ("regression", torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))),
+        ("multi_label_classification", torch.tensor([[1, 0, 1], [0, 0, 1], [1, 1, 0], [0, 0, 0]]).double()),
+        ("single_label_classification", torch.tensor([2, 0, -100, 1])),
+    ],
+)
+def test_problem_types(model_type, problem_type, labels):
+    stock = with_head(model_type, problem_type=problem_type)
+    model = copy.deepcopy(stock)
+    counted = [i for i in range(4) if labels.is_floating_point() or labels[i] != -100]
+    with autopack.enable(model, verify="never"):
+        output = packed(model, labels=labels)
+    documents = IDS[0].split(LENGTHS)
+    _, loss = each_alone(stock, [documents[i] for i in counted], {"labels": labels[counted]})
+    assert abs(output.loss - loss) < FLOAT64
+    assert model.config.problem_type == problem_type
+
+
+def test_one_target_per_document():
+    stock = tiny.build("qwen2", task="sequence-classification", dtype=torch.float64, num_labels=1)
+    model, labels = copy.deepcopy(stock), {"labels": torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64)}
+    with autopack.enable(model):
+        agrees(model, stock, packed(model, **labels), IDS[0].split(LENGTHS), labels)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert"])
+def test_stock_has_one_result_for_all_documents_of_a_row(model_type):
+    model = with_head(model_type)
+    logits = packed(model, use_cache=False).logits
+    assert logits.shape == (1, 3)
+    documents = IDS[0].split(LENGTHS)
+    reads = documents[-1] if model_type == "llama" else documents[0]
+    other = IDS.clone()
+    other[:, 7:12] = token_ids(1, 5, seed=5)
+    assert error(logits, model(input_ids=reads[None]).logits) > (LEAK if model_type == "bert" else -1)
+    changed = packed(model, ids=other, use_cache=False).logits
+    assert (error(changed, logits) > LEAK) == (model_type == "bert")  # Llama's mask is split, its result is the last's
+
+
+def test_calls_that_pack_nothing_go_through_untouched():
+    stock = with_head("llama")
+    model, batch = copy.deepcopy(stock), IDS[:, :32].reshape(4, 8)
+    with autopack.enable(model):
+        for ids in (IDS, batch):
+            assert torch.equal(model(input_ids=ids).logits, stock(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert", "fnet"])
+def test_no_document_changes_another(model_type):
+    model = with_head(model_type)
+    changed = IDS.clone()
+    changed[:, 7:19] = token_ids(1, 12, seed=7)
+    with autopack.enable(model, verify="never"):
+        before, after = packed(model).logits, packed(model, ids=changed).logits
+    assert torch.equal(before[[0, 2, 3]], after[[0, 2, 3]])
+    assert error(after[1], before[1]) > LEAK
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Models for drawn documents, by task: stock and enabled."""
+    found = {}
+    for task, model_type in (("sequence-classification", "llama"), ("question-answering", "bert")):
+        stock = with_head(model_type, task, num_hidden_layers=1)
+        model = copy.deepcopy(stock)
+        autopack.enable(model)
+        found[task] = stock, model
+    yield found
+    for _, model in found.values():
+        autopack.disable(model)
+
+
+@settings(max_examples=12)
+@given(
+    rows=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=3),
+    padding=st.integers(0, 4),
+    seed=st.integers(0, 99),
+    task=st.sampled_from(["sequence-classification", "question-answering"]),
+)
+def test_any_lengths_rows_and_padding(drawn, rows, padding, seed, task):
+    stock, model = drawn[task]
+    assume(max(map(max, rows)) > 1)  # one token has no other to choose, and no gradient
+    if all(len(row) == 1 for row in rows):
+        rows = [[*row, 1] for row in rows]  # else it is an ordinary batch
+    columns = max(map(sum, rows)) + padding
+    ids = token_ids(len(rows), columns, seed=seed)
+    segments = torch.zeros_like(ids)
+    documents = []
+    for number, row in enumerate(rows):
+        for i, (first, end) in enumerate(spans(row)):
+            segments[number, first:end] = i + 1
+            documents.append(ids[number, first:end])
+    generator = torch.Generator().manual_seed(seed)
+    if task == "sequence-classification":
+        labels = {"labels": torch.randint(3, (len(documents),), generator=generator)}
+    else:
+        at = [torch.randint(len(document), (2,), generator=generator) for document in documents]
+        labels = dict(zip(("start_positions", "end_positions"), torch.stack(at, dim=1), strict=True))
+    output = model(input_ids=ids, attention_mask=segments, **labels)
+    agrees(model, stock, output, documents, labels)
+
+
+def test_two_rows_and_padding_between_documents():
+    stock = with_head("llama")
+    model, labels = copy.deepcopy(stock), {"labels": torch.tensor([0, 1, 2, 0, 1])}
+    ids, lengths = token_ids(2, 14), ((5, 3, 4), (6, 8))
+    mask = torch.ones_like(ids)
+    mask[0, 5:7] = 0
+    rows = positions((5, 2, 3, 4), (6, 8))
+    documents = [*ids[0, [*range(5), *range(7, 14)]].split(lengths[0]), *ids[1].split(lengths[1])]
+    with autopack.enable(model):
+        output = model(input_ids=ids, attention_mask=mask, position_ids=rows, **labels)
+        agrees(model, stock, output, documents, labels)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert", "roberta"])
+def test_token_classification_has_labels_per_token(model_type):
+    stock = with_head(model_type, "token-classification")
+    model, labels = copy.deepcopy(stock), IDS % 3
+    with autopack.enable(model):
+        output = packed(model, labels=labels)
+    parts = [(a, b, stock(input_ids=IDS[:, a:b], labels=labels[:, a:b])) for a, b in spans(LENGTHS)]
+    assert error(output.logits, torch.cat([part.logits for _, _, part in parts], dim=1)) < FLOAT64
+    loss = sum(part.loss * (b - a) for a, b, part in parts) / sum(LENGTHS)
+    assert abs(output.loss - loss) < 1e-6  # some heads make float32 of their logits
+    output.loss.backward()
+    loss.backward()
+    assert model_gradient_error(model, stock) < 1e-5
+
+
+def test_spans_come_back_one_document_per_row_and_padding_cannot_be_chosen():
+    model = with_head("bert", "question-answering")
+    with autopack.enable(model):
+        output = packed(model)
+    assert output.start_logits.shape == output.end_logits.shape == (4, 12)
+    for starts, length in zip(output.start_logits, LENGTHS, strict=True):
+        assert (starts[length:] == torch.finfo(starts.dtype).min).all()
+        assert starts.argmax() < length
+
+
+def test_an_answer_at_the_end_of_its_document_is_left_out_of_the_loss():
+    stock = with_head("bert", "question-answering")
+    model, documents = copy.deepcopy(stock), IDS[0].split(LENGTHS)
+    outside = torch.tensor([7, 3, 0, 8])
+    with autopack.enable(model):
+        loss = packed(model, start_positions=outside, end_positions=ENDS).loss
+    starts, ends = zip(*(results(stock(input_ids=document[None]))[0].T for document in documents), strict=True)
+    cross_entropy = nn.functional.cross_entropy
+    of_starts = [cross_entropy(logits, at) for logits, at in zip(starts[1:], outside[1:], strict=True)]
+    of_ends = [cross_entropy(logits, at) for logits, at in zip(ends, ENDS, strict=True)]
+    assert abs(loss - (torch.stack(of_starts).mean() + torch.stack(of_ends).mean()) / 2) < FLOAT64
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert"])
+def test_documents_that_hold_and_end_with_the_padding_token(model_type):
+    stock = with_head(model_type)
+    pad = stock.config.pad_token_id
+    model, ids = copy.deepcopy(stock), IDS.clone()
+    ids[:, [0, 3, 17, 18]] = pad  # first, inside, the last two of a document
+    ids[:, 19:24] = pad  # a whole document
+    labels = TASKS["sequence-classification"]
+    with autopack.enable(model):
+        agrees(model, stock, packed(model, ids=ids, **labels), ids[0].split(LENGTHS), labels)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert"])
+def test_embeddings_instead_of_tokens(model_type):
+    stock = with_head(model_type)
+    model, embeddings = copy.deepcopy(stock), stock.get_input_embeddings()(IDS).detach()
+    expected = [stock(inputs_embeds=embeddings[:, a:b]).logits for a, b in spans(LENGTHS)]
+    with autopack.enable(model):
+        found = model(inputs_embeds=embeddings, position_ids=positions(LENGTHS)).logits
+    assert error(found, torch.cat(expected)) < FLOAT64
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert", "fnet"])
+def test_states_and_tuples_are_by_documents(model_type):
+    stock = with_head(model_type)
+    model, labels = copy.deepcopy(stock), {"labels": CLASSES}
+    with autopack.enable(model, verify="never"):
+        states = packed(model, output_hidden_states=True).hidden_states
+        as_tuple = packed(model, return_dict=False, **labels)
+        output = packed(model, **labels)
+    assert isinstance(as_tuple, tuple)
+    assert torch.equal(as_tuple[0], output.loss)
+    assert torch.equal(as_tuple[1], output.logits)
+    for i, document in enumerate(IDS[0].split(LENGTHS)):
+        expected = stock(input_ids=document[None], output_hidden_states=True).hidden_states
+        assert len(states) == len(expected)
+        for state, wanted in zip(states, expected, strict=True):
+            assert state.shape[:2] == (4, 12)
+            assert (state[i, : len(document)] - wanted[0]).abs().max() < FLOAT64
+            assert not state[i, len(document) :].any()
+
+
+def test_attention_weights_are_by_documents():
+    stock = with_head("llama")
+    model = copy.deepcopy(stock)
+    with autopack.enable(model):
+        output = packed(model, output_attentions=True)
+    assert output.attentions[0].shape == (4, 4, 12, 12)
+    for i, document in enumerate(IDS[0].split(LENGTHS)):
+        expected = stock(input_ids=document[None], output_attentions=True)
+        weights = output.attentions[1][i]
+        assert (weights[:, : len(document), : len(document)] - expected.attentions[1][0]).abs().max() < FLOAT64
+        assert abs(weights.sum() - expected.attentions[1].sum()) < FLOAT64
+        assert (output.logits[i] - expected.logits[0]).abs().max() < FLOAT64
+
+
+def test_token_types_and_positions_inside_a_document_go_along():
+    stock = with_head("bert")
+    model, types = copy.deepcopy(stock), (torch.arange(33) % 3 == 0).long()[None]
+    at = positions(LENGTHS)
+    at[:, :7] += 5
+    with autopack.enable(model):
+        found = model(input_ids=IDS, position_ids=at, token_type_ids=types).logits
+    expected = [
+        stock(input_ids=IDS[:, a:b], position_ids=at[:, a:b], token_type_ids=types[:, a:b]).logits
+        for a, b in spans(LENGTHS)
+    ]
+    assert error(found, torch.cat(expected)) < FLOAT64
+
+
+def test_it_is_the_same_whatever_becomes_of_padded_batches():
+    stock = with_head("bert")
+    model, labels = copy.deepcopy(stock), {"labels": CLASSES}
+    with autopack.enable(model, unpad="never") as handle:
+        agrees(model, stock, packed(model, **labels), IDS[0].split(LENGTHS), labels)
+        assert "no padded batch yet" in str(handle.tally)
+
+
+def test_only_real_tokens_reach_the_layers():
+    model, shapes = with_head("llama"), []
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda module, args: shapes.append(args[0].shape[:2]))
+    with autopack.enable(model):
+        packed(model)
+        model(input_ids=IDS[:, :24], position_ids=positions((6,) * 4))
+    assert shapes == [(1, 33), (4, 6)]

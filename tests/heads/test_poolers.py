@@ -1,0 +1,136 @@
+"""What a head makes of the tokens of a document: poolers, summaries, means, and heads of one's own."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers import BertModel
+from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.models.mamba.modeling_mamba import MambaModel
+
+import autopack
+from autopack import tiny
+from autopack.tiny.weights import randomize
+from tests.conftest import FLOAT32, FLOAT64, LENGTHS, error, positions, spans
+from tests.heads.models import CLASSES, IDS, agrees, packed, with_head
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+
+@pytest.mark.parametrize("kind", ["last", "mean", "first"])
+def test_a_summary_that_reads_padding_is_made_of_documents_alone(kind):
+    stock = with_head("xlm", summary_type=kind)
+    model, labels = copy.deepcopy(stock), {"labels": CLASSES}
+    with autopack.enable(model, verify="never"):
+        agrees(model, stock, packed(model, **labels), IDS[0].split(LENGTHS), labels)
+
+
+@pytest.mark.parametrize(("pooling", "model_type"), [("mean", "modernbert"), ("cls", "modernbert")])
+def test_pooling_over_tokens_leaves_padding_out(pooling, model_type):
+    stock = with_head(model_type, classifier_pooling=pooling)
+    model, labels = copy.deepcopy(stock), {"labels": CLASSES}
+    with autopack.enable(model, verify="never"):
+        agrees(model, stock, packed(model, **labels), IDS[0].split(LENGTHS), labels)
+
+
+class T5EncoderForSequenceClassification(transformers.T5PreTrainedModel):
+    """Of T5, upstream has such heads on encoder and decoder together alone."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.encoder = transformers.T5EncoderModel(config)
+        self.score = nn.Linear(config.d_model, config.num_labels)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.encoder.get_input_embeddings()
+
+    def forward(self, input_ids=None, attention_mask=None, inputs_embeds=None, labels=None, **kwargs):
+        states = self.encoder(input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds).last_hidden_state
+        mask = torch.ones_like(states[..., 0]) if attention_mask is None else attention_mask.to(states.dtype)
+        logits = self.score((states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True))
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+def test_a_head_on_the_encoder_of_t5():
+    model = T5EncoderForSequenceClassification(tiny.config("t5", num_labels=3)).eval()
+    randomize(model, 0)
+    stock, labels = copy.deepcopy(model), {"labels": CLASSES}
+    documents = [IDS[0, a:b] for a, b in spans(LENGTHS)]
+    row = model(input_ids=IDS, position_ids=positions(LENGTHS))
+    assert len(row.logits) == 1  # stock: one result for all
+    autopack.enable(model)
+    # T5's norms go through float32 whatever the dtype of the model.
+    agrees(model, stock, packed(model, **labels), documents, labels, FLOAT32)
+
+
+@pytest.mark.parametrize(("model_type", "prefix"), [("big_bird", "BigBird"), ("albert", "Albert")])
+def test_a_pooler_that_is_handed_single_tokens(model_type, prefix):
+    options = {"attention_type": "original_full"} if model_type == "big_bird" else {}
+    config = tiny.config(model_type, task="masked-lm", **options)
+    model = getattr(transformers, f"{prefix}Model")(config).double().eval()
+    expected = torch.cat([model(input_ids=IDS[:, a:b]).pooler_output for a, b in spans(LENGTHS)])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    batch = {"input_ids": torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0]]), "attention_mask": mask}
+    of_padded = model(**batch).pooler_output
+    autopack.enable(model, verify="never", unpad="always")
+    assert error(packed(model).pooler_output, expected) < FLOAT64
+    assert error(packed(model, return_dict=False)[1], expected) < FLOAT64
+    with_padding = model(
+        input_ids=torch.cat([IDS, IDS[:, :3]], dim=1),
+        position_ids=positions((*LENGTHS, 3)),
+        attention_mask=(torch.arange(36) < 33).long()[None],
+    )
+    assert error(with_padding.pooler_output, expected) < FLOAT64
+    assert error(model(**batch).pooler_output, of_padded) < FLOAT64
+    assert model(input_ids=IDS).pooler_output.shape == (1, 64)
+
+
+@pytest.mark.parametrize(("model_type", "prefix"), [("big_bird", "BigBird"), ("albert", "Albert")])
+def test_pretraining_with_such_a_pooler(model_type, prefix):
+    options = {"attention_type": "original_full"} if model_type == "big_bird" else {}
+    config = tiny.config(model_type, task="masked-lm", **options)
+    model = getattr(transformers, f"{prefix}ForPreTraining")(config).double().eval()
+    parts = [model(input_ids=IDS[:, a:b]) for a, b in spans(LENGTHS)]
+    autopack.enable(model, verify="never")
+    found = packed(model)
+    for name in ("prediction_logits", "sop_logits" if model_type == "albert" else "seq_relationship_logits"):
+        expected = torch.cat([part[name] for part in parts], dim=int(name == "prediction_logits"))
+        assert error(found[name], expected) < FLOAT64
+
+
+def test_a_head_of_ones_own_on_a_backbone():
+    model, head = MambaModel(tiny.config("mamba")).double().eval(), nn.Linear(64, 3).double()
+    last = torch.tensor([b - 1 for _, b in spans(LENGTHS)])
+    expected = torch.cat([head(model(IDS[:, a:b]).last_hidden_state[:, -1]) for a, b in spans(LENGTHS)])
+    with autopack.enable(model):
+        found = head(packed(model).last_hidden_state[0, last])
+    assert error(found, expected) < FLOAT64
+
+
+def test_a_pooler_gives_one_vector_per_document():
+    model = BertModel(tiny.config("bert", task="masked-lm")).double().eval()
+    expected = torch.cat([model(input_ids=IDS[:, a:b]).pooler_output for a, b in spans(LENGTHS)])
+    with autopack.enable(model):
+        output = packed(model)
+    assert output.last_hidden_state.shape[:2] == (1, 33)
+    assert error(output.pooler_output, expected) < FLOAT64
+
+
+def test_pretraining_has_labels_per_token_and_per_document():
+    stock = transformers.BertForPreTraining(tiny.config("bert", task="masked-lm")).double().eval()
+    model, next_sentence = copy.deepcopy(stock), torch.tensor([0, 1, 1, 0])
+    with autopack.enable(model):
+        output = packed(model, labels=IDS, next_sentence_label=next_sentence)
+    parts = [stock(input_ids=IDS[:, a:b]) for a, b in spans(LENGTHS)]
+    logits = torch.cat([part.prediction_logits[0] for part in parts])
+    relations = torch.cat([part.seq_relationship_logits for part in parts])
+    assert error(output.prediction_logits[0], logits) < FLOAT64
+    assert error(output.seq_relationship_logits, relations) < FLOAT64
+    cross_entropy = nn.functional.cross_entropy
+    assert abs(output.loss - cross_entropy(logits, IDS[0]) - cross_entropy(relations, next_sentence)) < FLOAT64

@@ -1,0 +1,129 @@
+"""Packed rows that a head cannot serve: wrong labels, choices, unknown models around a head; each says why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from transformers import GPT2DoubleHeadsModel, LlamaForSequenceClassification
+
+import autopack
+from autopack import InvalidPacking, UnsupportedModel, tiny
+from autopack.tiny.weights import randomize
+from tests.conftest import FLOAT64, LENGTHS, error, spans
+from tests.heads.models import (
+    CLASSES,
+    ENDS,
+    IDS,
+    STARTS,
+    TASKS,
+    MambaForSequenceClassification,
+    agrees,
+    mamba_classifier,
+    packed,
+    with_head,
+)
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+WRONG = {
+    "labels per token": ("llama", {"labels": IDS}, r"labels of LlamaForSequenceClassification must have one entry per"),
+    "labels per row": ("llama", {"labels": CLASSES[:1]}, r"\(4,\) or \(4, K\); found \(1,\)"),
+    "a number": ("llama", {"labels": 1}, r"found int. The 1 x 33 tokens hold 4 documents of 7, 12, 5, 9 tokens"),
+    "spans of the row": (
+        "bert",
+        {"start_positions": torch.tensor([1, 10, 19, 25]), "end_positions": ENDS},
+        r"document 2 has 5 tokens, found 19. Subtract the document's first column",
+    ),
+    "spans before": ("bert", {"start_positions": STARTS - 1, "end_positions": ENDS}, r"document 2 .* found -1"),
+    "spans per row": ("bert", {"start_positions": STARTS[:1], "end_positions": ENDS}, r"found \(1,\)"),
+}
+
+
+@pytest.mark.parametrize(("model_type", "arguments", "message"), WRONG.values(), ids=WRONG.keys())
+def test_wrong_labels_are_refused_before_any_token_is_computed(model_type, arguments, message):
+    model = with_head(model_type, "question-answering" if model_type == "bert" else "sequence-classification")
+    computed = []
+    model.get_input_embeddings().register_forward_pre_hook(lambda *a: computed.append(a))
+    with autopack.enable(model), pytest.raises(InvalidPacking, match=message):
+        packed(model, **arguments)
+    assert not computed
+
+
+def test_what_belongs_to_no_document_is_refused():
+    model = with_head("bert")
+    with autopack.enable(model):
+        with pytest.raises(
+            UnsupportedModel,
+            match="pixel_values was given to BertForSequenceClassification .* documents of 'bert' with images",
+        ):
+            packed(model, pixel_values=torch.zeros(1, 3, 8, 8))
+        with pytest.raises(InvalidPacking, match="use_cache=True"):
+            packed(model, use_cache=True)
+
+
+def test_a_decoder_without_padding_token_is_told_to_set_one():
+    model, stock = (with_head("llama") for _ in range(2))
+    model.config.pad_token_id = None
+    with autopack.enable(model):
+        with pytest.raises(
+            UnsupportedModel, match=r"config.pad_token_id, which is None. Set model.config.pad_token_id"
+        ):
+            packed(model)
+        model.config.pad_token_id = 127
+        stock.config.pad_token_id = 127
+        output = packed(model, **TASKS["sequence-classification"])
+        agrees(model, stock, output, IDS[0].split(LENGTHS), TASKS["sequence-classification"])
+
+
+def test_choices_are_refused_with_the_reason():
+    config = tiny.config("bert", task="multiple-choice")
+    for model in (
+        transformers.BertForMultipleChoice(config),
+        GPT2DoubleHeadsModel(tiny.config("gpt2")),
+    ):
+        with (
+            autopack.enable(model, verify="never"),
+            pytest.raises(UnsupportedModel, match="are choices of one question"),
+        ):
+            packed(model)
+
+
+class Wrapped(transformers.LlamaPreTrainedModel):
+    """A model of no known head around one that has a result per row."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.inner = LlamaForSequenceClassification(config)
+
+    def get_input_embeddings(self):
+        return self.inner.get_input_embeddings()
+
+    def forward(self, input_ids=None, position_ids=None, **kwargs):
+        return self.inner(input_ids=input_ids, position_ids=position_ids, **kwargs)
+
+
+def test_a_head_inside_an_unknown_model_is_refused_and_serves_when_it_is_called():
+    model = Wrapped(tiny.config("llama", task="sequence-classification")).double().eval()
+    with autopack.enable(model, verify="never"):
+        with pytest.raises(UnsupportedModel, match="Wrapped holds LlamaForSequenceClassification, which gives one"):
+            packed(model)
+        found = packed(model.inner).logits
+    expected = [model.inner(input_ids=IDS[:, a:b]).logits for a, b in spans(LENGTHS)]
+    assert error(found, torch.cat(expected)) < FLOAT64
+
+
+class MeanOfRow(MambaForSequenceClassification):
+    """Reads padding, and nothing says so."""
+
+    def pool(self, states, mask):
+        return states.mean(1)
+
+
+def test_heads_of_ones_own_are_audited_and_one_that_reads_padding_is_refused():
+    with autopack.enable(mamba_classifier()) as handle:
+        assert "by an audit of this very model" in handle.verified
+    model = MeanOfRow(tiny.config("mamba", num_labels=3)).eval()
+    randomize(model, 0)
+    with pytest.raises(UnsupportedModel, match="is not exact"):
+        autopack.enable(model)

@@ -1,0 +1,134 @@
+"""Heads with one result per row in training: checkpointed, compiled, PEFT, DDP, Trainer, collator, auditor."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import autopack
+from tests.conftest import LENGTHS, OTHER_LENGTHS, positions, token_ids
+from tests.heads.models import CLASSES, ENDS, IDS, STARTS, TASKS, agrees, packed, with_head
+from tests.padded import build
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bert"])
+def test_checkpointed_layers_know_their_documents(model_type):
+    stock = with_head(model_type)
+    model, labels = copy.deepcopy(stock), {"labels": CLASSES}
+    model.train()
+    model.gradient_checkpointing_enable()
+    with autopack.enable(model):
+        agrees(model, stock, packed(model, **labels), IDS[0].split(LENGTHS), labels)
+
+
+def test_compiled():
+    stock = with_head("llama", "question-answering", num_hidden_layers=1)
+    model = copy.deepcopy(stock)
+    torch._dynamo.reset()
+    with autopack.enable(model):
+        compiled = torch.compile(model, backend="eager")
+        for lengths in (LENGTHS, OTHER_LENGTHS):
+            labels = {"start_positions": torch.zeros(len(lengths)).long(), "end_positions": torch.tensor(lengths) - 1}
+            output = compiled(input_ids=IDS, position_ids=positions(lengths), use_cache=False, **labels)
+            agrees(model, stock, output, IDS[0].split(lengths), labels)
+
+
+@pytest.mark.parametrize("task", ["sequence-classification", "question-answering"])
+@pytest.mark.parametrize("enabled_first", [True, False])
+def test_peft_with_a_trained_head(task, enabled_first):
+    import peft
+
+    kind = "SEQ_CLS" if task == "sequence-classification" else "QUESTION_ANS"
+    lora = peft.LoraConfig(task_type=kind, r=4, target_modules=["query"], init_lora_weights=False)
+    base, labels = with_head("bert", task), TASKS[task]
+    torch.manual_seed(0)
+    stock = peft.get_peft_model(copy.deepcopy(base), lora).eval()
+    if enabled_first:
+        autopack.enable(base)
+    torch.manual_seed(0)
+    model = peft.get_peft_model(base, lora).eval()
+    autopack.enable(model)
+    agrees(model, stock, packed(model, **labels), IDS[0].split(LENGTHS), labels)
+    autopack.disable(model)
+
+
+def test_distributed_data_parallel(tmp_path):
+    stock = with_head("llama")
+    model, labels = copy.deepcopy(stock), {"labels": CLASSES}
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with autopack.enable(model):
+            output = packed_through(nn.parallel.DistributedDataParallel(model), labels)
+            agrees(model, stock, output, IDS[0].split(LENGTHS), labels)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def packed_through(wrapper, labels):
+    return wrapper(input_ids=IDS, position_ids=positions(LENGTHS), **labels)
+
+
+@pytest.mark.parametrize("task", ["sequence-classification", "question-answering", "token-classification"])
+def test_the_auditor_runs_heads(task):
+    model = with_head("bert", task, torch.float32)
+    stock = autopack.audit(model, modes=("use_cache=False",), training=(False,))
+    assert not stock.exact
+    if task == "sequence-classification":
+        assert "gave 1 results for 4 documents" in stock.results[0].failure
+    with autopack.enable(model, verify="always") as handle:
+        assert "by an audit of this very model" in handle.verified
+        report = autopack.audit(model)
+    assert report.exact, report
+    assert all(result.loss is not None and result.gradient is not None for result in report.results)
+    assert model.config.problem_type is None
+
+
+def test_a_trainer_on_packed_rows_learns_what_it_learns_on_padded_batches(tmp_path):
+    lengths, ids = (3, 11, 6, 1, 9, 4, 8, 5), token_ids(1, 47)[0]
+    examples = [{"input_ids": document.tolist(), "label": i % 3} for i, document in enumerate(ids.split(lengths))]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=4, num_train_epochs=1, learning_rate=0.1, optim="sgd",
+        logging_steps=1, report_to=[], save_strategy="no", use_cpu=True, seed=0, disable_tqdm=True,
+    )  # fmt: skip
+    weights, losses = [], []
+    for packs in (False, True):
+        model = build("llama", "sequence classification")
+        collator = autopack.PackingCollator.for_model(model) if packs else _pad
+        assert not packs or collator.labels == "given"
+        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=examples, data_collator=collator)
+        if packs:
+            autopack.enable(trainer)
+        trainer.train()
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+        weights.append([parameter.detach().clone() for parameter in model.parameters()])
+        autopack.disable(model)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert max(float((a - b).abs().max()) for a, b in zip(*weights, strict=True)) < 1e-5  # float32
+
+
+def _pad(examples):
+    longest = max(len(example["input_ids"]) for example in examples)
+    rows = [example["input_ids"] + [0] * (longest - len(example["input_ids"])) for example in examples]
+    mask = [[int(i < len(example["input_ids"])) for i in range(longest)] for example in examples]
+    labels = torch.tensor([example["label"] for example in examples])
+    return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(mask), "labels": labels}
+
+
+def test_the_collator_packs_spans():
+    stock = with_head("bert", "question-answering")
+    model = copy.deepcopy(stock)
+    examples = [
+        {"input_ids": document.tolist(), "start_positions": int(start), "end_positions": int(end)}
+        for document, start, end in zip(IDS[0].split(LENGTHS), STARTS, ENDS, strict=True)
+    ]
+    batch = autopack.PackingCollator.for_model(model, pad_to_multiple_of=8)(examples)
+    assert batch["input_ids"].shape == (1, 40)
+    assert "labels" not in batch
+    with autopack.enable(model):
+        agrees(model, stock, model(**batch), IDS[0].split(LENGTHS), TASKS["question-answering"])

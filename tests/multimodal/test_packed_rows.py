@@ -1,0 +1,180 @@
+"""Packed rows of documents with images: each gets what it gets alone, and nothing of the others.
+
+The comparison is `compat.images.compare`, the same that prints the recorded table: one row and two rows of documents,
+of which one ends and the next begins with an image, one has none, and one has two. Tolerances are the auditor's.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import autopack
+from autopack import registry
+from autopack.tiny import images
+from autopack.tiny.images import IMAGE
+from compat.images import alone, alone_loss, as_videos, changed, compare, documents, influence, labels_of, packed, spans
+from tests.conftest import FLOAT32, LEAK, error, gradients
+from tests.multimodal.models import twins_with_images, with_images
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+TYPES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "llava", "llava_next", "gemma3", "gemma4", "paligemma",
+         "idefics3", "qwen2_5_omni_thinker"]  # fmt: skip
+RESULTS = Path(__file__).parents[2] / "compat" / "results" / "exactness-image-text-to-text.json"
+
+
+def hold(errors: dict[str, float], factor: float = 1.0) -> None:
+    bounds = {"worst": FLOAT32, "influence": FLOAT32, "loss": 1e-3, "gradient": 1e-3}
+    assert all(value <= bounds[name] * factor for name, value in errors.items()), errors
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_documents_with_images_get_what_they_get_alone(model_type):
+    stock, model = twins_with_images(model_type)
+    with autopack.enable(model):
+        hold(compare(model, stock))
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "gemma3", "paligemma"])
+def test_eager_attention_is_exact_too(model_type):
+    stock, model = twins_with_images(model_type, attn_implementation="eager")
+    with autopack.enable(model):
+        hold(compare(model, stock, gradients=False))
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "llava"])
+def test_in_float64_only_rounding_is_left(model_type):
+    """Of types whose towers and texts compute in float64 throughout, but for the loss, which is float32 upstream."""
+    stock, model = twins_with_images(model_type, dtype=torch.float64)
+    with autopack.enable(model):
+        errors = compare(model, stock)
+    assert max(errors[name] for name in ("worst", "influence", "gradient")) <= 1e-6, errors
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl", "video_llama_3"])
+def test_videos_are_exact_too(model_type):
+    stock, model = twins_with_images(model_type)
+    with autopack.enable(model):
+        hold(compare(model, stock, videos=True))
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_stock_leaks_in_the_plain_call(model_type):
+    stock = with_images(model_type)
+    found = documents(stock)
+    logits = stock(**packed(stock, [found])).logits
+    assert max(error(logits[row, a:b], alone(stock, d).logits[0]) for d, row, a, b in spans([found])) > LEAK
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "gemma3", "gemma4", "paligemma"])
+def test_stock_leaks_even_where_it_splits_its_masks(model_type):
+    """No cache and no mask: M-RoPE is lost, and blocks that see each other are added to a mask that was split."""
+    stock = with_images(model_type)
+    found = documents(stock)
+    logits = stock(**packed(stock, [found]), use_cache=False).logits
+    assert max(error(logits[row, a:b], alone(stock, d).logits[0]) for d, row, a, b in spans([found])) > LEAK
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "gemma4"])
+def test_image_blocks_that_touch_are_not_one(model_type):
+    stock, model = twins_with_images(model_type)
+    touching = documents(stock, [(3, IMAGE), (IMAGE, 4)])
+    with autopack.enable(model):
+        # Not quite zero in mixtures of experts: other tokens at an expert are another order of summation.
+        assert influence(model, touching, 1, image=True) <= FLOAT32
+        assert influence(model, touching, 0, image=True) <= FLOAT32
+        logits = model(**packed(model, [touching])).logits
+    for document, row, a, b in spans([touching]):
+        assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
+    if model_type == "gemma3":  # it adds the blocks after the mask has been split by documents, so upstream they merge
+        other = [touching[0], changed(touching[1], image=True)]
+        before, after = (stock(**packed(stock, [each]), use_cache=False).logits for each in (touching, other))
+        assert (before - after)[0, : len(touching[0])].abs().max() > LEAK
+
+
+def test_the_blocks_of_one_document_see_each_other_both_ways():
+    """Otherwise that nothing leaks would say little: a placeholder early in an image depends on late pixels."""
+    model = with_images("gemma3")
+    found = documents(model, [(3, IMAGE, 2), (5,)])
+    token = found[0].tokens["input_ids"].clone()
+    token[0, 6] = 9  # the last placeholder of the image becomes text of the same type
+    with autopack.enable(model):
+        embeds = [model.get_input_embeddings()(t) for t in (found[0].tokens["input_ids"], token)]
+        rest = model.get_input_embeddings()(found[1].tokens["input_ids"])
+        types = torch.cat([d.tokens["token_type_ids"] for d in found], dim=1)
+        where = packed(model, [found])["position_ids"]
+        one, other = (
+            model(inputs_embeds=torch.cat([e, rest], dim=1), token_type_ids=types, position_ids=where).logits
+            for e in embeds
+        )
+    moved = (one - other)[0].abs().amax(-1)
+    assert moved[3] > LEAK  # the first placeholder
+    assert moved[:3].max() == 0  # text before it
+    assert moved[len(found[0]) :].max() == 0
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "gemma3", "llava", "mllama", "lfm2_vl"])
+def test_text_alone_on_a_model_of_images(model_type):
+    model = with_images(model_type)
+    with autopack.enable(model, verify="never"):
+        report = autopack.audit(model, modes=("default", "all-ones mask", "two rows"), training=(True,))
+    assert report.exact, report.worst_case
+    assert autopack.audit(model, modes=("all-ones mask",), training=(False,), gradients=False).worst > LEAK
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "gemma3", "llava"])
+def test_rows_of_different_lengths_with_padding(model_type):
+    stock, model = twins_with_images(model_type)
+    found = documents(stock)
+    first, second = found[:3], found[3:]
+    columns = max(sum(map(len, each)) for each in (first, second))
+    call, ids = images.rows(stock, [[*first, *second]]), {}
+    spaces = {name: value for name, value in call.items() if name in found[0].tokens}
+    place = sum(map(len, first))
+    for name, value in spaces.items():
+        rows = value[0, :place], value[0, place:]
+        ids[name] = torch.stack([torch.nn.functional.pad(row, (0, columns - len(row))) for row in rows])
+    segments = [torch.cat([torch.full((len(d),), i + 1) for i, d in enumerate(each)]) for each in (first, second)]
+    mask = torch.stack([torch.nn.functional.pad(row, (0, columns - len(row))) for row in segments])
+    assert (mask == 0).any()
+    with autopack.enable(model):
+        logits = model(**{**call, **ids}, attention_mask=mask).logits
+    for document, row, a, b in spans([first, second]):
+        assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "llava"])
+def test_loss_over_the_items_of_a_batch(model_type):
+    stock, model = twins_with_images(model_type)
+    found = documents(stock)
+    labels = torch.cat([labels_of(d) for d in found], dim=1)
+    items = sum(int((labels_of(d)[:, 1:] != -100).sum()) for d in found)
+    with autopack.enable(model):
+        loss = model(**packed(model, [found]), labels=labels, num_items_in_batch=items).loss
+        loss.backward()
+    expected = alone_loss(stock, [found])
+    expected.backward()
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
+        assert (mine - theirs).abs().max() <= 1e-5 + 1e-3 * theirs.abs().max()
+
+
+def test_every_type_that_takes_images_has_been_run_with_them():
+    recorded = json.loads(RESULTS.read_text())
+    measured = {name for name, cells in recorded.items() if any(c.get("images") == "exact" for c in cells.values())}
+    for kind in ("image", "video"):
+        said = {t for family in registry.families() for t in family.media_types.get(kind, ())}
+        assert said <= measured
+    for model_type, cells in recorded.items():
+        assert not any("LEAK" in (cell["status"], cell.get("images")) for cell in cells.values()), model_type
+
+
+def test_videos_are_not_taken_for_images():
+    model = with_images("qwen2_vl")
+    video = as_videos(model, documents(model)[0])
+    assert "video_grid_thw" in images.row(model, [video])
+    assert int(video.tokens["mm_token_type_ids"].max()) == 2

@@ -1,0 +1,125 @@
+"""Positions that a model computes from its images: each document of a packed row is numbered as it is alone."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autopack
+from autopack.tiny import images
+from autopack.tiny.images import IMAGE
+from compat.images import alone, documents, packed, spans
+from tests.conftest import FLOAT32, error
+from tests.multimodal.models import twins_with_images, with_images
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+
+@pytest.mark.parametrize("axes", [3, 4])
+def test_positions_that_the_call_computed_itself_are_taken(axes):
+    stock, model = twins_with_images("qwen2_vl")
+    found = documents(stock)
+    with autopack.enable(model):
+        expected = model(**packed(model, [found])).logits
+        call = packed(model, [found])
+        text = call.pop("position_ids")
+        parts = [stock.model.get_rope_index(**_grids(images.row(stock, [d])))[0] for d in found]
+        vision = torch.cat(parts, dim=2)
+        if axes == 4:
+            call["position_ids"] = torch.cat([text[None], vision])
+        else:
+            lengths = torch.tensor([len(d) for d in found])
+            call |= {"position_ids": vision, "seq_idx": torch.repeat_interleave(torch.arange(4), lengths)[None]}
+        assert torch.equal(model(**call).logits, expected)
+
+
+def _grids(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if name != "pixel_values"}
+
+
+@pytest.mark.parametrize("declared", ["seq_idx", "segments", "cu_seq_lens"])
+def test_any_declaration_numbers_the_documents(declared):
+    stock, model = twins_with_images("qwen3_vl")
+    found = documents(stock)
+    lengths = torch.tensor([len(d) for d in found])
+    number = torch.repeat_interleave(torch.arange(4), lengths)[None]
+    bounds = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+    said = {
+        "seq_idx": {"seq_idx": number},
+        "segments": {"attention_mask": number + 1},
+        "cu_seq_lens": {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds},
+    }
+    with autopack.enable(model):
+        logits = model(**images.row(model, found), **said[declared]).logits
+    for document, row, a, b in spans([found]):
+        assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
+
+
+def test_the_backbone_alone_numbers_the_documents():
+    stock, model = twins_with_images("qwen2_vl")
+    found = documents(stock)
+    with autopack.enable(model):
+        states = model.model(**packed(model, [found])).last_hidden_state
+    for document, row, a, b in spans([found]):
+        assert error(states[row, a:b], stock.model(**images.row(stock, [document])).last_hidden_state[0]) <= FLOAT32
+
+
+def test_what_the_model_keeps_for_generation_stays_and_is_not_read():
+    stock, model = twins_with_images("qwen2_vl")
+    found = documents(stock)
+    with autopack.enable(model):
+        alone(model, found[3])
+        kept = model.model.rope_deltas
+        assert int(kept) != 0
+        model(**packed(model, [found]))
+        assert model.model.rope_deltas is kept
+        text = documents(stock, [(5,), (7,)])
+        where = packed(stock, [text])["position_ids"]
+        embeds = model.get_input_embeddings()(images.row(stock, text)["input_ids"])
+        logits = model(inputs_embeds=embeds, position_ids=where).logits
+    for document, row, a, b in spans([text]):
+        assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
+
+
+@settings(max_examples=6)
+@given(
+    st.lists(
+        st.lists(st.one_of(st.integers(1, 6), st.just(IMAGE)), min_size=1, max_size=4).filter(
+            # Two images without text between them are one to upstream, in a document alone too.
+            lambda parts: not any(a == b == IMAGE for a, b in itertools.pairwise(parts))
+        ),
+        min_size=2,
+        max_size=4,
+    )
+)
+def test_documents_of_any_parts(numbered, parts):
+    stock, model = numbered
+    found = documents(stock, parts)
+    with torch.no_grad():
+        logits = model(**packed(model, [found])).logits
+        for document, row, a, b in spans([found]):
+            # Not relative to the document's own spread: one of a single token has none worth the name.
+            assert (logits[row, a:b] - alone(stock, document).logits[0]).abs().max() <= FLOAT32
+
+
+@pytest.fixture(scope="module")
+def numbered():
+    stock, model = twins_with_images("qwen2_vl")
+    with autopack.enable(model):
+        yield stock, model
+
+
+def test_rotary_embeddings_by_the_longest_position_follow_the_positions_of_each_document():
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0, "mrope_section": [4, 2, 2]}
+    stock, model = twins_with_images("qwen2_vl", text_config={"rope_parameters": rope, "max_position_embeddings": 8})
+    found = documents(stock, [(20,), (3, IMAGE, 2), (IMAGE, 9, IMAGE)])
+    with autopack.enable(model, verify="never"):
+        logits = model(**packed(model, [found])).logits
+    for document, row, a, b in spans([found]):
+        expected = with_images("qwen2_vl", text_config={"rope_parameters": rope, "max_position_embeddings": 8})
+        assert error(logits[row, a:b], alone(expected, document).logits[0]) <= FLOAT32

@@ -1,0 +1,120 @@
+"""Media that packed rows cannot take, and inputs that do not fit their documents: each is refused and says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import autopack
+from autopack import InvalidPacking, UnsupportedModel, tiny
+from autopack.inspection import media
+from compat.images import documents, packed
+from tests.multimodal.models import with_images
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+
+class TestBadInput:
+    @pytest.fixture(scope="class")
+    def model(self):
+        model = with_images("qwen2_vl")
+        with autopack.enable(model):
+            yield model
+
+    def call(self, model: Any, **others: Any) -> Any:
+        return model(**{**packed(model, [documents(model)]), **others})
+
+    def test_fewer_grids_than_images(self, model):
+        grids = packed(model, [documents(model)])["image_grid_thw"]
+        with pytest.raises(InvalidPacking, match=r"cannot number each document.*in the order of the documents"):
+            self.call(model, image_grid_thw=grids[:-1])
+
+    def test_grids_in_another_order(self, model):
+        grids = packed(model, [documents(model)])["image_grid_thw"]
+        assert not torch.equal(grids, grids.roll(1, 0))
+        with pytest.raises(InvalidPacking, match=r"image_grid_thw must hold the media of all documents"):
+            self.call(model, image_grid_thw=grids.roll(1, 0))
+
+    def test_more_grids_than_images_is_upstreams_error(self, model):
+        call = packed(model, [documents(model)])
+        with pytest.raises((ValueError, RuntimeError), match=r"do not match|split_with_sizes|size"):
+            self.call(model, image_grid_thw=torch.cat([call["image_grid_thw"], call["image_grid_thw"][:1]]))
+
+    def test_no_token_types(self, model):
+        with pytest.raises(InvalidPacking, match="mm_token_type_ids"):
+            self.call(model, mm_token_type_ids=None)
+
+    def test_embeddings_without_tokens(self, model):
+        call = packed(model, [documents(model)])
+        embeds = model.get_input_embeddings()(call.pop("input_ids"))
+        with pytest.raises(InvalidPacking, match="inputs_embeds came without input_ids"):
+            model(**call, inputs_embeds=embeds)
+
+    def test_a_document_that_goes_on(self, model):
+        where = packed(model, [documents(model)])["position_ids"]
+        first = len(documents(model)[0])
+        where[0, :first] += 5
+        with pytest.raises(InvalidPacking, match="document 0 begins at position 5"):
+            self.call(model, position_ids=where)
+
+    def test_a_count_of_images_that_does_not_match_stays_readable(self):
+        model = with_images("llava")
+        call = packed(model, [documents(model)])
+        call["pixel_values"] = call["pixel_values"][:-1]
+        with (
+            autopack.enable(model),
+            pytest.raises(ValueError, match="Image features and image tokens do not match"),
+        ):
+            model(**call)
+
+    def test_an_error_leaves_what_the_model_keeps(self, model):
+        model.model.rope_deltas = None
+        with pytest.raises(InvalidPacking):
+            self.call(model, mm_token_type_ids=None)
+        assert model.model.rope_deltas is None
+        assert self.call(model).logits.isfinite().all()
+
+
+REFUSED = {
+    ("mllama", "pixel_values"): "attends to them across",
+    ("mllama", "cross_attention_states"): "attends to them across",
+    ("hunyuan_vl", "pixel_values"): "number the images",
+    ("granite_docling", "pixel_values"): "covered documents of 'granite_docling' with images",
+    ("llava_next_video", "pixel_values_videos"): "with videos",
+    ("gemma3n", "input_features"): "with sounds",
+    ("qwen2_5_omni_thinker", "input_features"): "with sounds",
+}
+
+
+@pytest.mark.parametrize(("model_type", "name"), REFUSED)
+def test_media_that_no_run_has_covered_are_refused_on_packed_rows_alone(model_type, name):
+    model = with_images(model_type, attn_implementation="eager")
+    ids, where = tiny.tokens(model.config, 1, 9), torch.cat([torch.arange(4), torch.arange(5)])[None]
+    with autopack.enable(model, verify="never"):
+        with pytest.raises(UnsupportedModel, match=REFUSED[model_type, name]):
+            model(input_ids=ids, position_ids=where, **{name: torch.zeros(1, 3, 32, 32)})
+        assert model(input_ids=ids, position_ids=where).logits.isfinite().all()
+
+
+def test_models_that_take_no_text_without_images_are_refused():
+    with pytest.raises(UnsupportedModel, match="takes no text without images"):
+        autopack.enable(with_images("idefics", attn_implementation="eager"), verify="never")
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        "name", ["pixel_values", "image_grid_thw", "pixel_values_videos", "image_sizes", "mm_encoder_outputs"]
+    )
+    def test_what_holds_media(self, name):
+        assert media.holds_media(name)
+
+    @pytest.mark.parametrize(
+        "name", ["input_ids", "token_type_ids", "mm_token_type_ids", "vision_feature_layer", "labels", "audio_codes"]
+    )
+    def test_what_does_not(self, name):
+        assert not media.holds_media(name)
+
+    def test_encoder_outputs_hold_what_they_say(self):
+        assert media.kinds("mm_encoder_outputs", {"image": 1, "audio": 2}) == {"image", "sound"}
