@@ -75,7 +75,7 @@ def test_logits_and_loss_of_every_type(task, model_type):
 def test_a_composite_numbers_tokens_as_its_text_part_does(side):
     """KOSMOS-2.5's text model counts the tokens that are not the padding token, and starts after that one."""
     model = tiny.build("kosmos-2.5", task="image-text-to-text", attn_implementation="sdpa")
-    mask = mask_of(LENGTHS, side)
+    mask = mask_of(PADDED, side)
     inputs = {"input_ids": tiny.tokens(model.config, *mask.shape), "attention_mask": mask}
     inputs["input_ids"][mask == 0] = model.config.get_text_config().pad_token_id
     with torch.no_grad():
