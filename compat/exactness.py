@@ -70,7 +70,7 @@ def measure(
                     model = tiny.build(model_type, task=task, attn_implementation="sdpa", dtype=dtype)
                 else:
                     set_implementation(model, implementation)
-            model = model.to(dtype)  # some parameters are made in float32 whatever dtype is asked for
+            _cast(model, dtype)
             if dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
                 model.set_experts_implementation("eager")  # grouped matrix products take no float64
         except tiny.CannotBuild as error:
@@ -101,6 +101,17 @@ def measure(
     return result if report.exact else {**result, "reason": report.worst_case}
 
 
+def _cast(model: Any, dtype: torch.dtype) -> None:
+    """Give everything in a model one precision: some parameters are made in float32 whatever dtype is asked for."""
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_complex():  # `Module.to` would drop the imaginary part (rotations of Llama 4's vision tower)
+            return tensor.to(dtype.to_complex())
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    model._apply(cast)
+
+
 def measure_in_float64(model_type: str, backend: str, task: str) -> dict[str, Any]:
     """`measure` in float64; what casts to float32 by itself is measured without those casts, and says so."""
     found = measure(model_type, backend, torch.float64, task)
@@ -121,6 +132,7 @@ def _with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
         return {"images": "refused" if found else "LEAK", "images reason": found, "images worst": "no error"}
     assert images.form_of(model), f"{model.config.model_type} is said to be covered with images"
     stock = tiny.build(model.config.model_type, task=task, dtype=dtype)
+    _cast(stock, dtype)
     set_implementation(stock, model.config._attn_implementation)
     try:
         errors = compare(model, stock)
