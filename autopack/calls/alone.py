@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from autopack.calls.call import Call
+from autopack.calls.document_arguments import DocumentArguments
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
 from autopack.layout.batches import DocumentBatch, by_length, mean_loss
 from autopack.layout.declarations import IGNORED_LABEL
 from autopack.runtime.scope import Scope
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from autopack.calls.call import Call
-    from autopack.calls.document_arguments import DocumentArguments
 
 _OWN_TOKENS = {"logits": (), "start_logits": (1,), "end_logits": (1,), "hidden_states": (1,), "attentions": (2, 3)}
 """Outputs of documents of one length, and their dimensions that are as long as the document."""

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
+from autopack.calls.entry import Entry
+from autopack.calls.plan import HeadDocuments
 from autopack.layout import declarations
 from autopack.layout.declarations import Declared
 from autopack.layout.padding import Padding
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from autopack.calls.entry import Entry
-    from autopack.calls.plan import HeadDocuments
-    from autopack.runtime.scope import Activation
+from autopack.runtime.scope import Activation
 
 CACHES = ("past_key_values", "past_key_value", "cache_params", "state")
 """Arguments that hold a cache."""

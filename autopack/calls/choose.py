@@ -9,6 +9,7 @@ from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere,
 from autopack.calls.pairs import PairAsRows, PairCall
 from autopack.calls.plan import Deferred, Plan, Untouched
 from autopack.calls.unpadded import Unpadded
+from autopack.inspection.modules import is_pair
 
 
 def choose(call: Call) -> Plan:
@@ -37,18 +38,19 @@ def choose(call: Call) -> Plan:
 
 def choose_pair(call: PairCall) -> Plan:
     """What becomes of a call of an encoder-decoder."""
-    if call.pair is None or (not call.packs and call.model.options.unpad == "never"):
+    packs = call.find_pair()
+    if packs is None or (not packs and call.model.options.unpad == "never"):
         return Untouched(call.model)
-    if call.packs:
+    if packs:
         call.check_packed()
     else:
         anywhere = call.obstacle_anywhere() if call.outer is None else None
         reason = anywhere or call.obstacle_here()
         if reason is not None:
-            if anywhere is None and call.holds_pair:
+            if anywhere is None and any(map(is_pair, call.entry.inner)):
                 return Deferred(call.model, None)
             call.model.tally.left[reason] += 1
             return Untouched(call.model)
         call.model.tally.count(*(half.places for half in call.pair.halves))
     refusals.check_sites(call.model)
-    return PairAsRows(call, call.pair)
+    return PairAsRows(call)

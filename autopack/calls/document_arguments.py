@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from autopack.calls.call import holds_tensors
 from autopack.errors import InvalidPacking, UnsupportedModel
+from autopack.inspection.heads import RowHead
 from autopack.layout.batches import DocumentBatch
-
-if TYPE_CHECKING:
-    from autopack.inspection.heads import RowHead
-    from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout
 
 
 class DocumentArguments:

@@ -7,24 +7,21 @@ alone, the whole model runs on documents of one length at a time (`autopack.call
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from autopack.calls.alone import DocumentsAlone
+from autopack.calls.call import Call
 from autopack.calls.document_arguments import DocumentArguments
 from autopack.calls.packed import without_what_packing_drops
 from autopack.calls.padding_rules import replaced_by
 from autopack.calls.plan import HeadDocuments, Plan
 from autopack.errors import UnsupportedModel
 from autopack.inspection import heads
+from autopack.layout.packed import PackedLayout
 from autopack.runtime.scope import Scope
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from autopack.calls.call import Call
-    from autopack.layout.packed import PackedLayout
 
 
 def plan(call: Call, layout: PackedLayout) -> Plan:

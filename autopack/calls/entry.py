@@ -6,18 +6,16 @@ import inspect
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedModel
 
 from autopack.inspection import heads, modules, releases
+from autopack.inspection.heads import RowHead
 from autopack.inspection.poolers import activation_of, pools_single_tokens
+from autopack.inspection.positions import Numbering
 from autopack.inspection.source import shifts_labels
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from autopack.inspection.heads import RowHead
-    from autopack.inspection.positions import Numbering
-    from autopack.runtime.model import EnabledModel
+from autopack.runtime.model import EnabledModel
 
 _TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "LMHeadModel")
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from autopack.calls.call import Call
 from autopack.calls.packed import add_positions, without_what_packing_drops
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
-from autopack.layout.pair import Half
+from autopack.layout.pair import Half, Pair
 from autopack.runtime.scope import Scope
-
-if TYPE_CHECKING:
-    from autopack.calls.call import Call
-    from autopack.layout.pair import Pair
 
 
 class HalfAsRow(Plan):

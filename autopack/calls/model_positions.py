@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from autopack.errors import InvalidPacking
 from autopack.inspection import media
 from autopack.layout.batches import DocumentBatch
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout
 
 _WHOLE = "compute_3d_position_ids"  # since 5.0; it says when positions are computed at all
 _INDEX = "get_rope_index"

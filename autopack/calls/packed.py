@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -11,10 +11,8 @@ from autopack.calls.model_positions import positions_of_documents
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
 from autopack.layout.declarations import IGNORED_LABEL, LAYOUT_KWARGS
+from autopack.layout.packed import PackedLayout
 from autopack.runtime.scope import Scope
-
-if TYPE_CHECKING:
-    from autopack.layout.packed import PackedLayout
 
 
 class Packed(Plan):

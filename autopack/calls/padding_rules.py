@@ -10,21 +10,17 @@ import re
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
-from autopack.calls.call import CACHES, DROPPED
+from autopack.calls.call import CACHES, DROPPED, Call
 from autopack.calls.unpadded import has_a_place
 from autopack.inspection.poolers import activation_of, pools_single_tokens
 from autopack.integrations.accelerate import covered_mixer
 from autopack.layout.declarations import IGNORED_LABEL, LAYOUT_KWARGS
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from autopack.calls.call import Call
-    from autopack.layout.padding import Padding
+from autopack.layout.padding import Padding
 
 PASSED_ON = {"labels", "num_items_in_batch", "return_dict", "use_cache", "output_attentions", "output_hidden_states"}
 PASSED_ON |= {"output_router_logits"}

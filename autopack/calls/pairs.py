@@ -9,10 +9,10 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from autopack.calls import refusals
 from autopack.calls.call import CACHES, DROPPED, Call
@@ -20,16 +20,11 @@ from autopack.calls.outputs import restore
 from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere, replaced_by
 from autopack.calls.plan import Plan
 from autopack.errors import InvalidPacking, UnsupportedModel
-from autopack.inspection import modules
 from autopack.layout import pair as pairs
 from autopack.layout.batches import DocumentBatch
 from autopack.layout.declarations import IGNORED_LABEL, LAYOUT_KWARGS
+from autopack.layout.pair import Half, Pair
 from autopack.runtime.scope import Scope
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from autopack.layout.pair import Half, Pair
 
 _DROPPED = {*DROPPED, *LAYOUT_KWARGS, *pairs.DECLARATIONS}
 
@@ -37,47 +32,32 @@ _DROPPED = {*DROPPED, *LAYOUT_KWARGS, *pairs.DECLARATIONS}
 class PairCall(Call):
     """A call of an encoder-decoder."""
 
-    @cached_property
-    def _found(self) -> tuple[Pair | None, bool]:
-        pad_token_id = getattr(self.module.config, "pad_token_id", None)
-        return pairs.declared_of(self.arguments, pad_token_id) or (None, False)
+    pair: Pair
+    """The documents of both halves."""
 
-    @property
-    def pair(self) -> Pair | None:
-        """The documents of both halves; None for a call that neither packs nor pads."""
-        return self._found[0]
-
-    @property
-    def packs(self) -> bool:
-        """Whether documents are packed, and not padded."""
-        return self._found[1]
-
-    @property
-    def holds_pair(self) -> bool:
-        """Whether an entry further in is an encoder-decoder too."""
-        return any(modules.is_pair(entry) for entry in self.entry.inner)
+    def find_pair(self) -> bool | None:
+        """Whether documents are packed (True) or padded (False); None for a call that does neither."""
+        found = pairs.declared_of(self.arguments, getattr(self.module.config, "pad_token_id", None))
+        if found is None:
+            return None
+        self.pair, packs = found
+        return packs
 
     @property
     def labelled_padding(self) -> bool:
         """Whether labels of a padded batch count padding of the decoder into the loss."""
-        labels, places = self.arguments.get("labels"), self._halves[-1].places
+        labels, places = self.arguments.get("labels"), self.pair.decoder.places
         if not isinstance(labels, torch.Tensor) or tuple(labels.shape) != places.shape:
             return False
         if self.arguments.get("decoder_attention_mask") is None:
             return False  # what is padding follows from the labels
         return bool((labels[torch.from_numpy(~places.real).to(labels.device)] != IGNORED_LABEL).any())
 
-    @property
-    def _halves(self) -> tuple[Half, ...]:
-        assert self.pair is not None
-        return self.pair.halves
-
     def obstacle_anywhere(self) -> str | None:
         """Why a padded batch has to stay as it came, whatever entry could run it without its padding."""
-        anatomy = self.model.anatomy
-        if self.model.traits.uses_positions and not all(half.places.on_the_right for half in self._halves):
-            return f"how {anatomy.model_type} counts positions after padding is not known"
-        return next((reason for half in self._halves for reason in reasons_anywhere(self, half.places)), None)
+        if self.model.traits.uses_positions and not all(half.places.on_the_right for half in self.pair.halves):
+            return f"how {self.model.anatomy.model_type} counts positions after padding is not known"
+        return next((reason for half in self.pair.halves for reason in reasons_anywhere(self, half.places)), None)
 
     def obstacle_here(self) -> str | None:
         """Why this entry cannot run the halves as rows, although one further in may."""
@@ -113,7 +93,6 @@ class PairCall(Call):
 
     def _without_a_place(self) -> str | None:
         """The first argument of which it is not known what belongs to which document."""
-        assert self.pair is not None
         for name, value in self.arguments.items():
             if name in _DROPPED or value is None or value is False or name == "encoder_outputs":
                 continue
@@ -131,16 +110,16 @@ class PairCall(Call):
 class PairAsRows(Plan):
     """Both halves of an encoder-decoder's call as one row each."""
 
-    def __init__(self, call: PairCall, pair: Pair):
+    def __init__(self, call: PairCall):
         refusal = (
             "mixes tokens outside the encoder and the decoder of a packed call, where autopack does not know its "
             "documents. Train the model on padded batches, with autopack.enable(model, unpad='never')."
         )
         super().__init__(Scope(call.model, refusal=refusal))
-        self.pair = pair
+        self.pair = call.pair
         self.wants_tuple = call.wants_tuple
         """Whether the caller asked for a tuple; inside, outputs go by name, which tells the halves apart."""
-        self.arguments = _arguments(call, pair)
+        self.arguments = _arguments(call, call.pair)
 
     def finish(self, module: nn.Module, output: Any) -> Any:
         restored = restore(output, self.pair)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from autopack.layout.batches import DocumentBatch
+from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Scope
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from autopack.runtime.model import EnabledModel
 
 
 @dataclass

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from autopack.calls.call import CACHES, Call
+from autopack.calls.entry import Entry
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.inspection import media
 from autopack.integrations.accelerate import covered_mixer
-
-if TYPE_CHECKING:
-    from autopack.calls.entry import Entry
-    from autopack.layout.packed import PackedLayout
-    from autopack.runtime.model import EnabledModel
+from autopack.layout.packed import PackedLayout
+from autopack.runtime.model import EnabledModel
 
 
 def refuse_bypassed_top(entry: Entry) -> None:

@@ -6,9 +6,10 @@ padded form that it always got, from a backbone that ran on the packed row.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from autopack.calls.call import DROPPED, Call, holds_tensors
 from autopack.calls.outputs import restore
@@ -16,12 +17,8 @@ from autopack.calls.packed import without_what_packing_drops
 from autopack.calls.plan import Plan
 from autopack.inspection import media
 from autopack.layout.declarations import IGNORED_LABEL, LAYOUT_KWARGS
+from autopack.layout.padding import Padding
 from autopack.runtime.scope import Scope
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from autopack.layout.padding import Padding
 
 
 class Unpadded(Plan):

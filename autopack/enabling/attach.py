@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from autopack import registry
 from autopack.attention.rotary import PerDocumentRotary, row_dependent_rotaries
 from autopack.calls.entry import Entry
 from autopack.calls.hooks import EntryHook, ExitHook, PoolerHook, SpanLogitsHook
 from autopack.enabling.sites import needed_sites
+from autopack.family import Family
 from autopack.inspection import modules
 from autopack.inspection.anatomy import Anatomy
 from autopack.integrations import accelerate, peft
@@ -19,11 +20,6 @@ from autopack.patching import SiteLease
 from autopack.runtime.checkpointing import unbind_checkpointing
 from autopack.runtime.marks import HANDLE, MARK, Mark
 from autopack.runtime.model import EnabledModel, Options, Traits
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from autopack.family import Family
 
 _HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, SpanLogitsHook)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, overload
 
 from transformers import PreTrainedModel
@@ -83,11 +82,13 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
     family = registry.family_for(base)
     enabled = examine(base, family, Options(backend, unpad))
     _check_backend(base, enabled)
-    with _all_or_nothing(base, enabled):
+    try:
         attach(base, enabled, family)
         verified = _verify(base, enabled, registry.is_covered(family, base), verify)
-        handle = Handle(base, enabled, verified)
-        base.__dict__[HANDLE] = handle
+    except BaseException:
+        detach(base, enabled)
+        raise
+    handle = base.__dict__[HANDLE] = Handle(base, enabled, verified)
     reason = why_alone(enabled, 0) if row_head(base) is not None else enabled.traits.whole_model_reason
     if reason is not None:
         logger.warning(
@@ -114,27 +115,15 @@ def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
     for implementation in enabled.implementations():
         possible = candidates(implementation, model)
         if backend not in possible:
+            other = "a flash attention_implementation to use 'flash'"
+            other = other if backend == "flash" else "another attn_implementation, or use backend='auto'"
             raise UnsupportedModel(
                 f"backend={backend!r} cannot serve {type(model).__name__} with attn_implementation="
-                f"{implementation!r}; possible: {', '.join(possible)}. "
-                + (
-                    "Load the model with a flash attention_implementation to use 'flash'."
-                    if backend == "flash"
-                    else "Load the model with another attn_implementation, or use backend='auto'."
-                )
+                f"{implementation!r}; possible: {', '.join(possible)}. Load the model with {other}."
             )
         usable, reason = availability()[backend]
         if not usable and backend == "varlen":
             raise UnsupportedModel(f"backend='varlen' is not available here: {reason}")
-
-
-@contextmanager
-def _all_or_nothing(model: PreTrainedModel, enabled: EnabledModel) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        detach(model, enabled)
-        raise
 
 
 def _verify(model: PreTrainedModel, enabled: EnabledModel, covered: bool, verify: str) -> str:

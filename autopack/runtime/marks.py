@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
-if TYPE_CHECKING:
-    from autopack.family import Way
-    from autopack.runtime.model import EnabledModel
+from autopack.family import Way
+from autopack.runtime.model import EnabledModel
 
 MARK = "_autopack"
 """Name of the attribute by which a module that mixes tokens knows its mark."""

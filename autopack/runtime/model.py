@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from autopack.family import Family
+from autopack.inspection.anatomy import Anatomy
 from autopack.inspection.modules import configs_of
+from autopack.inspection.positions import Numbering
+from autopack.patching import SiteLease
 from autopack.runtime.tally import Tally
-
-if TYPE_CHECKING:
-    from autopack.family import Family
-    from autopack.inspection.anatomy import Anatomy
-    from autopack.inspection.positions import Numbering
-    from autopack.patching import SiteLease
 
 
 @dataclass(frozen=True)

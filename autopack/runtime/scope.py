@@ -12,19 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from autopack.errors import OutsideForward, UnsupportedModel
+from autopack.layout.packed import PackedLayout
 from autopack.runtime.marks import mark_of
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from autopack.layout.packed import PackedLayout
-    from autopack.runtime.model import EnabledModel
-
+from autopack.runtime.model import EnabledModel
 
 NO_ENTRY = -1
 """Level of an activation that no entry has opened."""

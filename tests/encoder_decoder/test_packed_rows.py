@@ -88,7 +88,8 @@ def test_a_document_moves_nothing_but_itself(model_type, half):
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=6), st.integers(0, 2**16))
 def test_documents_of_any_length(lengths, seed):
     pairs = Pairs.draw(tuple(s for s, _ in lengths), tuple(t for _, t in lengths), seed)
-    model = tiny.build("t5", task="seq2seq")
+    # In float32 the gradient of an embedding that many tokens share can be off by rounding alone.
+    model = tiny.build("t5", task="seq2seq", dtype=torch.float64)
     alone = Alone.run(model, pairs)
     with autopack.enable(model, verify="never"):
         output = model(**pairs.one_row())
