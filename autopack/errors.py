@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["AutopackError", "InvalidPacking", "OutsideForward", "SiteDrift", "UnsupportedModel"]
-
 
 class AutopackError(Exception):
     """Base of every error that autopack raises on purpose."""

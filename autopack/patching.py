@@ -21,6 +21,8 @@ import wrapt
 
 from autopack.errors import SiteDrift
 
+_SUPPORTED = "Run `autopack doctor` to see which versions are supported."
+
 
 @dataclass(frozen=True)
 class Site:
@@ -47,44 +49,44 @@ class Site:
             return value[self.key] if self.key is not None else value
         except (ImportError, AttributeError, KeyError) as error:
             raise SiteDrift(
-                f"autopack expects a function at {self}, and the installed transformers has none ({error!r}). "
-                f"Run `autopack doctor` to see which versions are supported."
+                f"autopack expects a function at {self}; the installed transformers has none ({error!r}). {_SUPPORTED}"
             ) from error
 
-    def _set(self, function: Callable[..., Any]) -> None:
+    def _set(self, function: Callable[..., Any] | None) -> None:
+        """Put a function at the site; None takes away what stands there, so that an inherited one shows again."""
         parent, attribute, value = wrapt.resolve_path(import_module(self.module), self.path)
         if self.key is not None:
             mapping: Any = value
             mapping[self.key] = function
+        elif function is None:
+            delattr(parent, attribute)
         else:
             wrapt.apply_patch(parent, attribute, function)
 
-    def _inherited(self) -> bool:
-        parent, attribute, _ = wrapt.resolve_path(import_module(self.module), self.path)
-        return self.key is None and attribute not in vars(parent)
-
-    def _delete(self) -> None:
-        parent, attribute, _ = wrapt.resolve_path(import_module(self.module), self.path)
-        delattr(parent, attribute)
-
-    def _check(self, function: Callable[..., Any]) -> None:
-        if not callable(function):
-            raise SiteDrift(f"autopack expects a function at {self}; found {type(function).__name__}")
-        signature = inspect.signature(function)
+    def _install(self) -> _Installed:
+        original = self.present()
+        if not callable(original):
+            raise SiteDrift(f"autopack expects a function at {self}; found {type(original).__name__}")
+        signature = inspect.signature(original)
         missing = [name for name in self.parameters if name not in signature.parameters]
         if missing:
             raise SiteDrift(
                 f"autopack expects {self} to take {', '.join(self.parameters)}; the installed one lacks "
-                f"{', '.join(missing)}: {signature}. Run `autopack doctor` to see which versions are supported."
+                f"{', '.join(missing)}: {signature}. {_SUPPORTED}"
             )
+        parent, attribute, _ = wrapt.resolve_path(import_module(self.module), self.path)
+        inherited = self.key is None and attribute not in vars(parent)
+        replacement = self.adapter(original, self)
+        self._set(replacement)
+        return _Installed(None if inherited else original, replacement)
 
 
 @dataclass
 class _Installed:
-    original: Callable[..., Any]
+    original: Callable[..., Any] | None
+    """What to put back; None where it was inherited."""
     replacement: Callable[..., Any]
-    inherited: bool
-    users: int = 1
+    users: int = 0
 
 
 _installed: dict[Site, _Installed] = {}
@@ -98,7 +100,11 @@ def install(sites: Iterable[Site]) -> tuple[Site, ...]:
     with _lock:
         try:
             for site in sites:
-                _install_one(site)
+                if site in _installed:
+                    _check_unwrapped(site)
+                else:
+                    _installed[site] = site._install()
+                _installed[site].users += 1
                 done.append(site)
         except BaseException:
             _leave(reversed(done))
@@ -134,20 +140,6 @@ def _leave_abandoned() -> None:
         _leave(_abandoned.popleft())
 
 
-def _install_one(site: Site) -> None:
-    entry = _installed.get(site)
-    if entry is not None:
-        _check_unwrapped(site, entry)
-        entry.users += 1
-        return
-    original = site.present()
-    site._check(original)
-    inherited = site._inherited()
-    replacement = site.adapter(original, site)
-    site._set(replacement)
-    _installed[site] = _Installed(original, replacement, inherited)
-
-
 def _leave(sites: Iterable[Site]) -> list[SiteDrift]:
     stuck: list[SiteDrift] = []
     for site in sites:
@@ -155,21 +147,18 @@ def _leave(sites: Iterable[Site]) -> list[SiteDrift]:
         entry.users -= 1
         if entry.users:
             continue
-        del _installed[site]
         try:
-            _check_unwrapped(site, entry)
+            _check_unwrapped(site)
+            site._set(entry.original)
         except SiteDrift as error:
             stuck.append(error)
-        else:
-            if entry.inherited:
-                site._delete()
-            else:
-                site._set(entry.original)
+        finally:
+            del _installed[site]
     return stuck
 
 
-def _check_unwrapped(site: Site, entry: _Installed) -> None:
-    if site.present() is not entry.replacement:
+def _check_unwrapped(site: Site) -> None:
+    if site.present() is not _installed[site].replacement:
         raise SiteDrift(
             f"somebody replaced {site} after autopack did (now {site.present()!r}), so autopack no longer stands there "
             f"and will not overwrite the newcomer. Undo that replacement, then call this again."
@@ -179,9 +168,8 @@ def _check_unwrapped(site: Site, entry: _Installed) -> None:
 def intact(sites: Iterable[Site]) -> None:
     """Raise `SiteDrift` where another replacement has covered one of ours: packed rows would pass it unseen."""
     for site in sites:
-        entry = _installed.get(site)
-        if entry is not None:
-            _check_unwrapped(site, entry)
+        if site in _installed:
+            _check_unwrapped(site)
 
 
 class SiteLease:
@@ -191,28 +179,27 @@ class SiteLease:
     they need when they are first asked to `follow`. What a collected lease holds is left by itself.
     """
 
+    _implementations: tuple[str, ...] | None = None
+    _sites: tuple[Site, ...] = ()
+    _finalizer: weakref.finalize | None = None
+
     def __init__(self, needed: Callable[[tuple[str, ...]], list[Site]]):
         self.needed = needed
-        self._implementations: tuple[str, ...] | None = None
-        self._sites: tuple[Site, ...] = ()
-        self._finalizer: weakref.finalize | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_implementations": None, "_sites": (), "_finalizer": None}
+        return {"needed": self.needed}
 
     def follow(self, implementations: tuple[str, ...]) -> None:
         """Hold the sites for these implementations, in place of those held before."""
         if self._implementations != implementations:
             with _following:
-                if self._implementations != implementations:  # another thread may have been first
-                    self._acquire(implementations)
-
-    def _acquire(self, implementations: tuple[str, ...]) -> None:
-        sites = install(self.needed(implementations))
-        self.release()
-        self._sites, self._implementations = sites, implementations
-        self._finalizer = weakref.finalize(self, abandon, sites)
-        self._finalizer.atexit = False
+                if self._implementations == implementations:
+                    return  # another thread was first
+                sites = install(self.needed(implementations))
+                self.release()
+                self._sites, self._implementations = sites, implementations
+                self._finalizer = weakref.finalize(self, abandon, sites)
+                self._finalizer.atexit = False
 
     def release(self) -> None:
         """Leave all sites."""

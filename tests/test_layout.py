@@ -53,7 +53,6 @@ def test_every_view_agrees_with_the_lengths(rows):
     assert layout.starts.tolist() == firsts == layout.start_columns.tolist()
     assert layout.position_ids().tolist() == offsets
     assert layout.position_ids(2).tolist() == [[o + 2 for o in row] for row in offsets]
-    assert layout.uniform_length == (lengths[0] if len(set(lengths)) == 1 else None)
     flat = [row * layout.columns + c for row, first, end in layout.spans for c in range(first, end)]
     assert flat == list(range(layout.rows * layout.columns))
     assert [end - first for _, first, end in layout.spans] == lengths
@@ -62,7 +61,8 @@ def test_every_view_agrees_with_the_lengths(rows):
 @given(rows_of_lengths())
 def test_starts_and_lengths_build_the_same_layout(rows):
     starts = np.array(_reference(rows)[2]) == 0
-    assert PackedLayout.from_starts(starts, CPU).bounds.tolist() == PackedLayout.from_lengths(rows).bounds.tolist()
+    built = PackedLayout.from_starts(starts, CPU, None, np.ones_like(starts))
+    assert built.bounds.tolist() == PackedLayout.from_lengths(rows).bounds.tolist()
 
 
 @given(rows_of_lengths(), st.integers(1, 9))
@@ -82,7 +82,7 @@ def test_dtypes_are_those_that_kernels_take():
 
 def test_first_positions_come_from_the_positions_of_the_call():
     starts = np.array([[True, False, True, False]])
-    layout = PackedLayout.from_starts(starts, CPU, np.array([[5, 6, 0, 1]]))
+    layout = PackedLayout.from_starts(starts, CPU, np.array([[5, 6, 0, 1]]), np.ones_like(starts))
     assert layout.first_positions.tolist() == [5, 0]
     assert layout.to(torch.device("meta")).first_positions.tolist() == [5, 0]
 

@@ -91,7 +91,7 @@ def test_two_sites_leave_in_any_order(module, order):
 @pytest.mark.parametrize(
     ("site", "message"),
     [
-        (_site("missing"), r"a function at a_module_to_patch\.missing, and the installed transformers has none"),
+        (_site("missing"), r"a function at a_module_to_patch\.missing; the installed transformers has none"),
         (_site("mapping", key="flash"), r"a_module_to_patch\.mapping\['flash'\]"),
         (Site("no_such_module", "f", _double), r"no_such_module\.f"),
         (_site("mapping"), r"expects a function at a_module_to_patch\.mapping; found dict"),

@@ -66,7 +66,7 @@ def test_all_models_of_a_trainer_are_enabled_and_disabled(tmp_path):
     handle = autopack.enable(policy, unpad="always")
     assert list(handle.handles) == ["model", "ref_model", "reward_funcs[1]"]
     assert [h.model for h in handle.handles.values()] == models
-    assert all(h.enabled.unpad == "always" for h in handle.handles.values())
+    assert all(h.enabled.options.unpad == "always" for h in handle.handles.values())
     assert autopack.is_enabled(policy)
     assert "TrainerHandle(of Trainer\n  model\n    model:     LlamaForCausalLM (llama)\n" in repr(handle)
     assert "\n  ref_model\n    model:" in repr(handle)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -69,23 +69,6 @@ class AttentionCall:
                 f"{type(self.module).__name__} hands {kernel} a mask of its own, of shape {tuple(self.mask.shape)}; "
                 f"autopack cannot split it by documents. Load the model with attn_implementation='sdpa' or 'eager'."
             )
-
-
-class Backend(Protocol):
-    """What each module of `autopack.attention.backends` that a user can ask for by name has."""
-
-    def availability(self) -> tuple[bool, str]:
-        """Whether the backend can be used on this machine, and by what or why not."""
-
-    def refusal(self, call: AttentionCall) -> str | None:
-        """Why the backend cannot serve a call, or None where it can."""
-
-    def attend(self, call: AttentionCall) -> Output:
-        """Attend within each document.
-
-        Returns the output (rows, columns, heads, value head size), and the attention weights (rows, heads, columns,
-        columns), zero across documents, where they are wanted and the backend can give them.
-        """
 
 
 def unpatched(function: Any) -> Any:

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import NamedTuple
+
+from transformers import PreTrainedModel
 
 from autopack.attention.backends import flash, flex, per_document, sdpa, varlen
-from autopack.attention.call import AttentionCall, Backend
+from autopack.attention.call import AttentionCall, Output
 from autopack.errors import UnsupportedModel
 from autopack.inspection import releases
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
-BACKENDS: dict[str, Backend] = {
-    "flash": flash,
-    "varlen": varlen,
-    "flex": flex,
-    "sdpa": sdpa,
-    "eager": per_document,
+class Backend(NamedTuple):
+    """What a backend does: the functions of its module.
+
+    `attend` attends within each document. It returns the output (rows, columns, heads, value head size), and the
+    attention weights (rows, heads, columns, columns), zero across documents, where they are wanted and the backend can
+    give them. `availability` says whether the backend can be used on this machine, and by what or why not; `refusal`
+    why it cannot serve a call, or None where it can.
+    """
+
+    attend: Callable[[AttentionCall], Output]
+    availability: Callable[[], tuple[bool, str]]
+    # FlashAttention serves only models that use it, so what it cannot do is not done for a document alone either.
+    refusal: Callable[[AttentionCall], str | None] = lambda call: None
+
+
+BACKENDS = {
+    "flash": Backend(flash.attend, flash.availability),
+    "varlen": Backend(varlen.attend, varlen.availability, varlen.refusal),
+    "flex": Backend(flex.attend, flex.availability, flex.refusal),
+    "sdpa": Backend(sdpa.attend, lambda: (True, "torch.nn.functional.scaled_dot_product_attention")),
+    "eager": Backend(per_document.attend, lambda: (True, "the model's own attention function")),
 }
 """What a user can ask for by name."""
 
@@ -34,16 +50,12 @@ def candidates(implementation: str, model: PreTrainedModel) -> tuple[str, ...]:
     because only then do both compute the same attention.
     """
     declared = releases.supported_implementations(model)
-    if releases.is_flash(implementation):
-        return ("flash",)
-    if implementation == "flex_attention":
-        return ("flex",)
     if implementation == "sdpa":
         return ("varlen", "sdpa", "flex") if "flex_attention" in declared else ("varlen", "sdpa")
-    if implementation == "eager":
-        others = (("varlen", "flash_attention"), ("flex", "flex_attention"), ("sdpa", "sdpa"))
-        return ("eager", *(backend for backend, needed in others if needed in declared))
-    return ("eager",)
+    others = (
+        {"varlen": "flash_attention", "flex": "flex_attention", "sdpa": "sdpa"} if implementation == "eager" else {}
+    )
+    return _own_backend(implementation), *(backend for backend, needed in others.items() if needed in declared)
 
 
 def choose(requested: str, call: AttentionCall) -> str:
@@ -56,10 +68,11 @@ def choose(requested: str, call: AttentionCall) -> str:
                 f"backend='auto'."
             )
         return requested
-    if releases.is_flash(call.implementation):
+    own = _own_backend(call.implementation)
+    return "varlen" if own == "sdpa" and varlen.refusal(call) is None and varlen.availability()[0] else own
+
+
+def _own_backend(implementation: str) -> str:
+    if releases.is_flash(implementation):
         return "flash"
-    if call.implementation == "flex_attention":
-        return "flex"
-    if call.implementation == "sdpa":
-        return "varlen" if varlen.refusal(call) is None and varlen.availability()[0] else "sdpa"
-    return "eager"
+    return {"flex_attention": "flex", "sdpa": "sdpa"}.get(implementation, "eager")

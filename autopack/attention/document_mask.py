@@ -28,11 +28,11 @@ class DocumentMask:
         """The index-based rule (batch, head, query, key) -> visible, as the model's code composed it."""
         self.pattern = masks.describe_mask(self.rule)
         """The rule in numbers, or None where it is not one of the usual ones."""
-        tensors = () if self.pattern is not None else masks.captured_tensors(self.rule)
+        tensors = masks.captured_tensors(self.rule) if self.pattern is None else ()
         self.absolute = any(t.dim() >= 2 and t.shape[-1] >= layout.columns for t in tensors)
         """Whether the rule reads per-token tensors, so that it must be asked with columns of the row."""
-        self._by_length: dict[int, Any] = {}
-        self._others: dict[Callable[..., Any], DocumentMask] = {}
+        self._made: dict[Any, Any] = {}
+        """Masks by the length of a document, descriptions by their function."""
 
     def for_document(self, row: int, first: int, end: int) -> Any:
         """The mask of one document alone: (1, 1, length, length), or None where the model would have passed none."""
@@ -50,9 +50,9 @@ class DocumentMask:
         return None if longest is None else self._alone(length)
 
     def _alone(self, length: int) -> Any:
-        if length not in self._by_length:
-            self._by_length[length] = self.function(**masks.with_length(self.arguments, length))
-        return self._by_length[length]
+        if length not in self._made:
+            self._made[length] = self.function(**masks.with_length(self.arguments, length))
+        return self._made[length]
 
     def _by_columns(self, row: int, first: int, end: int) -> torch.Tensor | None:
         if any(part.chunk is not None for part in masks.known_parts(self.rule)):
@@ -60,24 +60,22 @@ class DocumentMask:
                 "this model combines chunked attention with per-token blocks (images in chunks); autopack cannot yet "
                 "give a packed document the chunks that it would have alone. Run such documents one per row."
             )
-        rule = self.rule
-        moved = masks.with_length(self.arguments, end - first)
-        moved["mask_function"] = lambda b, h, q, k: rule(b + row, h, q + first, k + first)
-        return self.function(**moved)
-
-    def packed_rule(self) -> Callable[..., Any]:
-        """The rule over columns of the packed row: what the model says, within one document."""
-        rule, number, start = self.rule, self.layout.seq_idx, self.layout.start_columns
-        if self.absolute:
-            return lambda b, h, q, k: (number[b, q] == number[b, k]) & rule(b, h, q, k)
-        return lambda b, h, q, k: (number[b, q] == number[b, k]) & rule(b, h, q - start[b, q], k - start[b, k])
+        rule, arguments = self.rule, masks.with_length(self.arguments, end - first)
+        arguments["mask_function"] = lambda b, h, q, k: rule(b + row, h, q + first, k + first)
+        return self.function(**arguments)
 
     @cached_property
     def over_rows(self) -> Any:
-        """What the upstream mask function makes of the packed rule: a BlockMask, or a dense mask over whole rows."""
-        skips = ("allow_is_causal_skip", "allow_is_bidirectional_skip")
-        refused = dict.fromkeys((skip for skip in skips if skip in self.arguments), False)
-        return self.function(**{**self.arguments, **refused, "mask_function": self.packed_rule()})
+        """What the upstream function makes of the rule within documents: a BlockMask, or a dense mask of whole rows."""
+        rule, number, start = self.rule, self.layout.seq_idx, self.layout.start_columns
+        if self.absolute:
+            start = torch.zeros_like(start)
+
+        def packed_rule(b: Any, h: Any, q: Any, k: Any) -> Any:
+            return (number[b, q] == number[b, k]) & rule(b, h, q - start[b, q], k - start[b, k])
+
+        skips = {"allow_is_causal_skip", "allow_is_bidirectional_skip"} & self.arguments.keys()
+        return self.function(**{**self.arguments, **dict.fromkeys(skips, False), "mask_function": packed_rule})
 
     def __getitem__(self, index: Any) -> Any:
         """Slicing of a mask by model code: what keeps all of it is this mask, anything else the dense one."""
@@ -95,6 +93,6 @@ class DocumentMask:
         """The same rule for another backend's mask function."""
         if function is self.function:
             return self
-        if function not in self._others:
-            self._others[function] = DocumentMask(self.layout, function, self.arguments)
-        return self._others[function]
+        if function not in self._made:
+            self._made[function] = DocumentMask(self.layout, function, self.arguments)
+        return self._made[function]

@@ -7,29 +7,27 @@ the module sees in a call, so a long document changes its short neighbours even 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from autopack.errors import UnsupportedModel
+from autopack.layout.packed import PackedLayout
+from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import of_model
-
-if TYPE_CHECKING:
-    from autopack.layout.packed import PackedLayout
-    from autopack.runtime.model import EnabledModel
 
 
 def row_dependent_rotaries(root: nn.Module) -> list[nn.Module]:
     """The rotary modules under `root` whose frequencies depend on the longest position of a call."""
-    return [module for module in root.modules() if _is_row_dependent(module)]
-
-
-def _is_row_dependent(module: nn.Module) -> bool:
-    kind = module.__dict__.get("rope_type")
-    names = map(str, kind.values() if isinstance(kind, dict) else [kind])
-    return any("dynamic" in name or name == "longrope" for name in names)
+    found = []
+    for module in root.modules():
+        kind = module.__dict__.get("rope_type")
+        names = map(str, kind.values() if isinstance(kind, dict) else [kind])
+        if any("dynamic" in name or name == "longrope" for name in names):
+            found.append(module)
+    return found
 
 
 class PerDocumentRotary:
@@ -40,22 +38,19 @@ class PerDocumentRotary:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         running = of_model(self.model)
-        if running is None or running.scope.layout is None:
-            return None
-        return _per_document(module, running.scope.layout, args, kwargs, output)
+        layout = None if running is None else running.scope.layout
+        call = {**dict(zip(("x", "position_ids", "layer_type"), args, strict=False)), **kwargs}
+        return None if layout is None else _per_document(module, layout, call, output)
 
 
 @torch._dynamo.disable
-def _per_document(
-    module: nn.Module, layout: PackedLayout, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-) -> Any:
-    call = {**dict(zip(("x", "position_ids", "layer_type"), args, strict=False)), **kwargs}
+def _per_document(module: nn.Module, layout: PackedLayout, call: dict[str, Any], output: Any) -> Any:
     position_ids = call["position_ids"]  # (rows or 1, columns), or those of each axis before (M-RoPE)
     position_ids = position_ids.expand(*position_ids.shape[:-2], layout.rows, layout.columns).flatten(-2)
     parts = output if isinstance(output, tuple) else (output,)
     if any(part.dim() != 3 for part in parts):
         raise UnsupportedModel(f"{type(module).__name__} gives frequencies of the longest position for several axes")
-    wholes = [part.expand(layout.rows, *part.shape[1:]).clone(memory_format=torch.contiguous_format) for part in parts]
+    wholes = [part.new_empty(layout.rows, *part.shape[1:]) for part in parts]
     for tokens in _groups(layout, position_ids):
         index = torch.from_numpy(tokens).to(position_ids.device)
         reset_frequencies(module, call)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from torch import Tensor, nn
 
 from autopack.attention.backends import cross
 from autopack.attention.call import AttentionCall
@@ -27,13 +27,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
     name = site.key or "eager"
 
     def autopack_attention(
-        module: torch.nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: Any = None,
-        *args: Any,
-        **kwargs: Any,
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         mark, scope = mark_of(module), site_scope(module)
         if mark is None or scope is None or scope.layout is None:
@@ -57,9 +51,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
     return autopack_attention
 
 
-def _check_shapes(
-    module: torch.nn.Module, layout: PackedLayout, memory: PackedLayout, query: torch.Tensor, key: torch.Tensor
-) -> None:
+def _check_shapes(module: nn.Module, layout: PackedLayout, memory: PackedLayout, query: Tensor, key: Tensor) -> None:
     """Queries must be those of `layout`, keys those of `memory`."""
     if tuple(query.shape[::2]) != (layout.rows, layout.columns) or key.shape[::2] != (memory.rows, memory.columns):
         raise UnsupportedModel(

@@ -4,53 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
 
 from autopack.inspection import modules, source
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True, eq=False)
 class Anatomy:
-    """The parts of one model."""
+    """The parts of one model.
+
+    `entries` are the model and the models inside it that can be called with tokens, the outermost first; `attention`
+    the modules that attend through transformers' interface, and `mixers` those that mix tokens in another way, or count
+    them; `halves` the encoder and the decoder of a model that has both; `checkpointed` the modules that may hold a
+    gradient checkpointing function; `configs` those that entries and attention modules read. `causal` says whether any
+    attention hides later tokens, `counts_along_mask` whether the model's code adds up a mask to number tokens.
+    """
 
     model_type: str
     entries: list[PreTrainedModel]
-    """The model and the models inside it that can be called with tokens, the outermost first."""
     attention: list[nn.Module]
-    """Modules that attend through transformers' attention interface."""
     mixers: list[nn.Module]
-    """Modules that mix tokens in another way, or count them."""
     halves: tuple[nn.Module, nn.Module] | None
-    """The encoder and the decoder of a model that has both."""
     checkpointed: list[nn.Module]
-    """Modules that may hold a gradient checkpointing function."""
     configs: list[PretrainedConfig]
-    """The configs that its entries and attention modules read."""
     causal: bool
-    """Whether any of its attention modules hides later tokens."""
     counts_along_mask: bool
-    """Whether its code adds up a mask to number tokens."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, mixers: Collection[str], attending: Collection[str]) -> Anatomy:
         """Take a model apart; `mixers` are the names of the classes of its mixers, `attending` those that attend."""
         entries, attention = modules.entries(model), modules.attention_modules(model)
         configs = modules.configs_of([*entries, *attention])
-        own = modules.mixers(model, attending)
+        attends = [*attention, *modules.mixers(model, attending)]
         return cls(
             model_type=model.config.model_type,
             entries=entries,
             attention=attention,
             mixers=modules.mixers(model, mixers),
             halves=modules.halves(model),
-            checkpointed=modules.checkpointed_modules(model),
+            checkpointed=[module for module in model.modules() if hasattr(module, "gradient_checkpointing")],
             configs=configs,
-            causal=any(source.is_causal(module, model.config) for module in (*attention, *own)),
+            causal=any(source.is_causal(module, model.config) for module in attends),
             counts_along_mask=source.adds_up_mask(entries, configs),
         )
 
@@ -62,14 +59,10 @@ class Anatomy:
     def owns_config(self, config: Any) -> bool:
         """Whether a config is one that this model's text modules read, or one of a single layer of theirs."""
         # Configs of single layers are made anew whenever they are asked for, so they have no identity.
-        return any(
-            config is own or (getattr(own, "is_heterogeneous", False) and type(config) is type(own))
-            for own in self.configs
-        )
+        kinds = [type(own) for own in self.configs if getattr(own, "is_heterogeneous", False)]
+        return any(config is own for own in self.configs) or type(config) in kinds
 
     def in_decoder(self, module: nn.Module) -> bool | None:
         """Whether a module is of the decoder (True) or of the encoder (False); None where it is of neither."""
-        for decodes, half in enumerate(self.halves or ()):
-            if any(module is part for part in half.modules()):
-                return bool(decodes)
-        return None
+        found = (bool(decodes) for decodes, half in enumerate(self.halves or ()) if module in set(half.modules()))
+        return next(found, None)

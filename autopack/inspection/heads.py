@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-_DOCUMENT = ("ForSequenceClassification", "ForNextSentencePrediction", "RewardModel")
-_SPAN = ("ForQuestionAnswering", "ForQuestionAnsweringSimple")
-_CHOICE = ("ForMultipleChoice", "DoubleHeadsModel")
 _CHOICES = (
     "a row of its batch is one of several choices of a question, (questions, choices, tokens), and nothing in a packed "
     "row says which documents are choices of one question"
@@ -29,23 +28,25 @@ class RowHead:
     refusal: str | None = None
 
 
+_SPANS = partial(RowHead, spans=True, labels=("start_positions", "end_positions"))
+_HEADS: dict[tuple[str, ...], Callable[[str], RowHead]] = {
+    ("ForMultipleChoice", "DoubleHeadsModel"): partial(RowHead, refusal=_CHOICES),
+    ("ForQuestionAnswering", "ForQuestionAnsweringSimple"): _SPANS,
+    ("ForSequenceClassification", "ForNextSentencePrediction", "RewardModel"): RowHead,
+}
+
+
 def row_head(model: Any) -> RowHead | None:
     """The head of a model if it gives one result per row, or None; classes derived from one of transformers count."""
-    for cls in type(model).__mro__:
-        if cls.__name__.endswith(_CHOICE):
-            return RowHead(type(model).__name__, refusal=_CHOICES)
-        if cls.__name__.endswith(_SPAN):
-            return RowHead(type(model).__name__, spans=True, labels=("start_positions", "end_positions"))
-        if cls.__name__.endswith(_DOCUMENT):
-            return RowHead(type(model).__name__)
-    return None
+    names = [cls.__name__ for cls in type(model).__mro__]
+    return next((head(names[0]) for name in names for ends, head in _HEADS.items() if name.endswith(ends)), None)
 
 
 def is_head_of_pair(model: Any) -> bool:
     """Whether an encoder-decoder has a head with a result of another kind than its decoder's tokens."""
     from autopack.inspection import releases
 
-    names = set(inspect.signature(type(model).forward).parameters)
+    names = inspect.signature(type(model).forward).parameters.keys()
     of_tokens = any(cls.__name__ in releases.seq2seq_class_names() for cls in type(model).__mro__)
     return "decoder_input_ids" in names and bool({"labels", "start_positions"} & names) and not of_tokens
 
@@ -57,18 +58,17 @@ def looks_for_padding(model: Any) -> bool:
 
 def takes_first_padding(model: Any) -> bool:
     """Whether it takes the token before the first padding token (up to 4.50), and not the last that is none."""
-    code = inspect.unwrap(type(model).forward).__code__
-    return looks_for_padding(model) and "eq" in code.co_names
+    return {"pad_token_id", "eq"} <= set(inspect.unwrap(type(model).forward).__code__.co_names)
 
 
 def reads_whole_row(model: Any) -> str | None:
     """What in the head reads padding although it is masked, or None."""
+    names = inspect.signature(type(model).forward).parameters.keys()
     for child in model.children():
         kind = getattr(child, "summary_type", "first")
         if kind != "first":
             return f"summary_type={kind!r}"
-    if "attention_mask" not in inspect.signature(type(model).forward).parameters:
+    if "attention_mask" not in names:
         return "its forward, which takes no attention_mask,"
-    if {"p_mask", "question_positions"} & set(inspect.signature(type(model).forward).parameters):  # Splinter's has them
-        return "its search for spans"
-    return None
+    # Splinter's has them.
+    return "its search for spans" if {"p_mask", "question_positions"} & names else None

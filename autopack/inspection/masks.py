@@ -5,22 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
+
+import torch
 
 try:
     from transformers import masking_utils as masking
 except ImportError:  # up to 4.52
     masking = None  # type: ignore[assignment]
 
-
 MASKING_UTILS = "transformers.masking_utils"
 
 
-# --- 4.53: masking_utils and AttentionMaskInterface
-
-
-@cache
 def has_mask_interface() -> bool:
     """Whether masks are made by registered functions (4.53 and later)."""
     return hasattr(masking, "AttentionMaskInterface")
@@ -36,11 +32,6 @@ def mask_function(implementation: str) -> Callable[..., Any] | None:
     return masking.ALL_MASK_ATTENTION_FUNCTIONS.get(implementation)
 
 
-def masking_function_parameters() -> list[str]:
-    """Parameter names of `_preprocess_mask_arguments`, the function that looks for packed rows by itself."""
-    return list(inspect.signature(masking._preprocess_mask_arguments).parameters)
-
-
 @dataclass(frozen=True)
 class Pattern:
     """Which earlier and later tokens of its document a token sees: reach in tokens, None for unlimited."""
@@ -49,11 +40,6 @@ class Pattern:
     before: int | None = None
     after: int | None = None
     chunk: int | None = None
-
-    @property
-    def plain(self) -> bool:
-        """Whether every token sees its whole document (bidirectional) or all of it up to itself (causal)."""
-        return self.before is None and self.after is None and self.chunk is None
 
 
 def describe_mask(function: Callable[..., Any]) -> Pattern | None:
@@ -70,29 +56,18 @@ def describe_mask(function: Callable[..., Any]) -> Pattern | None:
     if name == "and_masks.<locals>.and_mask":
         parts = [describe_mask(part) for part in cells.get("mask_functions", ())]
         found = [part for part in parts if part is not None]
-        return _intersect(found) if found and len(found) == len(parts) else None
+        if not found or len(found) < len(parts):
+            return None
+        reaches = zip(*((part.before, part.after, part.chunk) for part in found), strict=True)
+        least = [min((reach for reach in each if reach is not None), default=None) for each in reaches]
+        return Pattern(any(part.causal for part in found), *least)
     # The overlays say nothing of causality: they stand beside causal_mask_function or bidirectional_mask_function.
     if name == "sliding_window_overlay.<locals>.inner_mask":
         return Pattern(causal=False, before=int(cells["sliding_window"]) - 1)
     if name == "sliding_window_bidirectional_overlay.<locals>.inner_mask":
-        window = int(cells["sliding_window"])
-        return Pattern(causal=False, before=window, after=window)
-    if name == "chunked_overlay.<locals>.inner_mask":
-        return Pattern(causal=False, chunk=int(cells["chunk_size"]))
-    return None
-
-
-def _intersect(parts: list[Pattern]) -> Pattern:
-    def least(values: list[int | None]) -> int | None:
-        return min((v for v in values if v is not None), default=None)
-
-    chunks = [part.chunk for part in parts]
-    return Pattern(
-        causal=any(part.causal for part in parts),
-        before=least([part.before for part in parts]),
-        after=least([part.after for part in parts]),
-        chunk=least(chunks),
-    )
+        return Pattern(causal=False, before=int(cells["sliding_window"]), after=int(cells["sliding_window"]))
+    chunked = name == "chunked_overlay.<locals>.inner_mask"
+    return Pattern(causal=False, chunk=int(cells["chunk_size"])) if chunked else None
 
 
 def _closure(function: Callable[..., Any]) -> dict[str, Any]:
@@ -112,32 +87,22 @@ def known_parts(function: Callable[..., Any]) -> list[Pattern]:
 
 def captured_tensors(function: Callable[..., Any]) -> list[Any]:
     """All tensors that a mask function and the functions it combines have captured."""
-    import torch
-
-    found: list[Any] = []
-    for value in _closure(function).values():
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, tuple | list):
-            found.extend(t for part in value if callable(part) for t in captured_tensors(part))
-        elif inspect.isfunction(value):
-            found.extend(captured_tensors(value))
-    return found
+    values = list(_closure(function).values())
+    inner = [part for value in values if isinstance(value, tuple | list) for part in value if callable(part)]
+    inner += [value for value in values if inspect.isfunction(value)]
+    own = [value for value in values if isinstance(value, torch.Tensor)]
+    return own + [tensor for part in inner for tensor in captured_tensors(part)]
 
 
 def plain_rule(causal: bool) -> Callable[..., Any]:
     """The mask function of an unrestricted causal or bidirectional attention."""
     if causal:
         return masking.causal_mask_function
-    if hasattr(masking, "bidirectional_mask_function"):
-        return masking.bidirectional_mask_function
-    return lambda batch, head, query, key: query >= 0
+    return getattr(masking, "bidirectional_mask_function", lambda batch, head, query, key: query >= 0)
 
 
 def query_arguments(length: int, device: Any) -> dict[str, Any]:
     """How the installed mask functions are told the number of queries, for a call without a cache."""
-    import torch
-
     if "cache_position" in inspect.signature(masking.sdpa_mask).parameters:
         return {"cache_position": torch.arange(length, device=device)}
     return {"q_length": length, "q_offset": 0}
@@ -148,8 +113,4 @@ def with_length(arguments: Mapping[str, Any], length: int) -> dict[str, Any]:
     alone = dict(arguments, batch_size=1, kv_length=length, kv_offset=0, attention_mask=None)
     if "cache_position" in alone:  # up to 5.0; later releases say q_length and q_offset
         alone["cache_position"] = alone["cache_position"][:length]
-    if "q_length" in alone:
-        alone["q_length"] = length
-    if "q_offset" in alone:
-        alone["q_offset"] = 0
-    return alone
+    return alone | {name: at for name, at in (("q_length", length), ("q_offset", 0)) if name in alone}

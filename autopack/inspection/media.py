@@ -11,16 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 _NAMES = re.compile(r"pixel|image|video|audio|protein|patches|input_features|input_values|encoder_outputs|target_sizes")
-_CHOICES = re.compile(r"^(vision_feature|output_|use_|num_)")
-"""Arguments that only choose how media are read."""
-_OF_TOKENS = re.compile(r"token_type|position_mask|patches_indices|codes")
-"""Arguments that say something of every token."""
+_OTHERS = re.compile(r"^(vision_feature|output_|use_|num_)|token_type|position_mask|patches_indices|codes")
+"""Arguments that only choose how media are read, or say something of every token."""
 _KINDS = {"sound": r"audio|input_features|input_values", "protein": "protein", "video": "video"}
 
 
 def holds_media(name: str) -> bool:
     """Whether an argument of this name holds media, or says of what size they are, rather than something of tokens."""
-    return bool(_NAMES.search(name)) and not _CHOICES.search(name) and not _OF_TOKENS.search(name)
+    return bool(_NAMES.search(name)) and not _OTHERS.search(name)
 
 
 def given(arguments: Mapping[str, Any]) -> list[str]:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any
-
-from torch import nn
-from transformers import PreTrainedModel
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
-
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
 
-from autopack.inspection.source import class_of, dispatches
+from autopack.inspection.source import class_of, dispatching_functions
 
-_ACROSS = {"encoder_attn", "encoder_decoder_attention"}
+_ACROSS = re.compile(r"cross|encdec|(^|\.)(encoder_attn|encoder_decoder_attention)(\.|$)")
 
 
 def attention_modules(root: nn.Module) -> list[nn.Module]:
@@ -28,7 +22,7 @@ def attention_modules(root: nn.Module) -> list[nn.Module]:
 
     Sub-models that take neither tokens nor embeddings (vision and audio towers) are left out: they pack by themselves.
     """
-    return [module for module in _text_modules(root) if dispatches(class_of(module))]
+    return [module for module in _text_modules(root) if dispatching_functions(class_of(module))]
 
 
 def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:
@@ -70,12 +64,7 @@ def cross_attention(decoder: nn.Module, mixing: list[nn.Module]) -> list[nn.Modu
     """Those of the modules `mixing` under a decoder that attend to what the encoder has made: by their names."""
     # The class says nothing: most decoders use one class for both.
     named = {id(module): name for name, module in decoder.named_modules()}
-    return [module for module in mixing if _is_across(named.get(id(module), ""))]
-
-
-def _is_across(path: str) -> bool:
-    parts = path.lower().split(".")
-    return any(part in _ACROSS or "cross" in part or "encdec" in part for part in parts)
+    return [module for module in mixing if _ACROSS.search(named.get(id(module), "").lower())]
 
 
 def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
@@ -100,19 +89,10 @@ def _passes_all_on(model: PreTrainedModel) -> bool:
     return _parameters_of(class_of(model)) <= {"self", "args", "kwargs"}
 
 
-def checkpointed_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules that may hold a gradient checkpointing function."""
-    return [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
-
-
 def configs_of(modules: list[nn.Module]) -> list[PretrainedConfig]:
     """The distinct configs that these modules read, by identity."""
-    found: dict[int, PretrainedConfig] = {}
-    for module in modules:
-        config = getattr(module, "config", None)
-        if config is not None and hasattr(config, "_attn_implementation"):
-            found[id(config)] = config
-    return list(found.values())
+    configs: list[Any] = [getattr(module, "config", None) for module in modules]
+    return list({id(config): config for config in configs if hasattr(config, "_attn_implementation")}.values())
 
 
 def device_of(model: PreTrainedModel) -> torch.device:

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-_ACTIVATIONS = ("pooler_activation", "activation")
-
 
 def pools_single_tokens(module: nn.Module) -> bool:
     """Whether a backbone hands its pooler the first token of every row."""
@@ -20,7 +18,8 @@ def pools_single_tokens(module: nn.Module) -> bool:
 
 def activation_of(module: nn.Module) -> Any:
     """What the backbone does to the pooler's output, or None where that is not known."""
-    return next((found for name in _ACTIVATIONS if callable(found := getattr(module, name, None))), None)
+    found = [getattr(module, name, None) for name in ("pooler_activation", "activation")]
+    return next(filter(callable, found), None)
 
 
 def pool_documents(module: Any, output: Any, starts: torch.Tensor) -> Any:
@@ -28,11 +27,9 @@ def pool_documents(module: Any, output: Any, starts: torch.Tensor) -> Any:
 
     `starts` are the first tokens of the documents in the flattened rows.
     """
-    states = output[0]
-    activation = activation_of(module)
-    pooled = None  # what it has made of rows is of no document
+    activation, pooled = activation_of(module), None  # what it has made of rows is of no document
     if activation is not None:
-        pooled = activation(module.pooler(states.reshape(-1, states.shape[-1]).index_select(0, starts)))
+        pooled = activation(module.pooler(output[0].flatten(0, 1).index_select(0, starts)))
     if isinstance(output, tuple):
         return (output[0], pooled, *output[2:])
     return type(output)(**{**output, "pooler_output": pooled})

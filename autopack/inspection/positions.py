@@ -10,16 +10,17 @@ import torch
 
 @dataclass(frozen=True)
 class Numbering:
-    """How models number the tokens of a document, and those of a padded batch, where a call brings no positions."""
+    """How models number the tokens of a document, and those of a padded batch, where a call brings no positions.
+
+    `start` is the number of a document's first token; `after_pad_token` says that it is `pad_token_id + 1` instead, and
+    that all tokens are counted but the padding token; `along_mask` that tokens are counted by adding up the attention
+    mask, which skips padding; `changed` that releases of transformers differ in that.
+    """
 
     start: int = 0
-    """The number of a document's first token."""
     after_pad_token: bool = False
-    """Whether that is `pad_token_id + 1` instead, and all tokens are counted but the padding token."""
     along_mask: bool = False
-    """Whether tokens are counted by adding up the attention mask, which skips padding."""
     changed: bool = False
-    """Whether releases of transformers differ in that."""
 
     def first_position(self, config: Any) -> int:
         """Position of the first token of a document for models of this config.

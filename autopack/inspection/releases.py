@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import transformers
 from packaging.version import Version
+from torch import nn
+from transformers import modeling_utils
 
 VERSION = Version(Version(transformers.__version__).base_version)
 MIXERS_COVERED_FROM = Version("5.23")
 """Before this release, models with recurrent layers are audited when they are enabled."""
+_FLAGS = {"sdpa": "sdpa", "flex_attn": "flex_attention", "flash_attn": "flash_attention"}
+_FLAGS["flash_attn_2"] = "flash_attention"  # as 4.x spelled it
 
 
 def is_flash(implementation: str | None) -> bool:
@@ -26,45 +29,33 @@ def is_flash(implementation: str | None) -> bool:
 
 def causal_lm_class_names() -> frozenset[str]:
     """Names of all classes that transformers maps to causal language modelling, image-text-to-text included."""
-    from transformers.models.auto import modeling_auto
-
-    names: set[str] = set()
-    for mapping in ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"):
-        for value in getattr(modeling_auto, mapping, {}).values():
-            names.update([value] if isinstance(value, str) else value)
-    return frozenset(names)
+    values = [*_classes("CAUSAL_LM").values(), *_classes("IMAGE_TEXT_TO_TEXT").values()]
+    return frozenset(name for value in values for name in ([value] if isinstance(value, str) else value))
 
 
 def seq2seq_class_names() -> frozenset[str]:
     """Names of all classes that transformers maps to a loss over the decoder's tokens, speech included."""
-    from transformers.models.auto import modeling_auto
-
-    mappings = ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES")
-    return frozenset(name for mapping in mappings for name in getattr(modeling_auto, mapping, {}).values())
+    return frozenset([*_classes("SEQ_TO_SEQ_CAUSAL_LM").values(), *_classes("SPEECH_SEQ_2_SEQ").values()])
 
 
 def is_encoder_type(model_type: str) -> bool:
     """Whether transformers has masked-LM, classification or question-answering classes of a type, and of no decoder."""
+    tasks = ["SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING"]
+    if model_type in _classes("CAUSAL_LM"):
+        tasks = []
+    return any(model_type in _classes(task) for task in ("MASKED_LM", *tasks))
+
+
+def _classes(task: str) -> dict[str, Any]:
+    """The name of the class, or of the classes, of each model type for a task."""
     from transformers.models.auto import modeling_auto
 
-    def listed(task: str) -> bool:
-        return model_type in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES")
-
-    others = ("SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING")
-    return listed("MASKED_LM") or (not listed("CAUSAL_LM") and any(listed(task) for task in others))
+    return getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES", {})
 
 
 def supported_implementations(model: Any) -> set[str]:
     """Attention implementations that the model's class declares: eager, sdpa, flex_attention, flash_attention."""
-    declared = {"eager"}
-    if getattr(model, "_supports_sdpa", False):
-        declared.add("sdpa")
-    if getattr(model, "_supports_flex_attn", False):
-        declared.add("flex_attention")
-    # 4.x spelled the flag with a 2.
-    if getattr(model, "_supports_flash_attn", False) or getattr(model, "_supports_flash_attn_2", False):
-        declared.add("flash_attention")
-    return declared
+    return {"eager", *(name for flag, name in _FLAGS.items() if getattr(model, f"_supports_{flag}", False))}
 
 
 # --- 4.48: ALL_ATTENTION_FUNCTIONS is a dict; models build their own masks
@@ -72,15 +63,13 @@ def supported_implementations(model: Any) -> set[str]:
 
 def attention_mapping() -> tuple[str, str]:
     """Module and path of the mapping from implementation name to attention function."""
-    modeling_utils = import_module("transformers.modeling_utils")
-    if isinstance(modeling_utils.ALL_ATTENTION_FUNCTIONS, dict):
-        return "transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS"
-    return "transformers.modeling_utils", "AttentionInterface._global_mapping"
+    is_dict = isinstance(modeling_utils.ALL_ATTENTION_FUNCTIONS, dict)
+    return modeling_utils.__name__, "ALL_ATTENTION_FUNCTIONS" if is_dict else "AttentionInterface._global_mapping"
 
 
 def attention_function(implementation: str) -> Callable[..., Any] | None:
     """The attention function registered under a name, whoever registered it; None where there is none."""
-    return import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS.get(implementation)
+    return modeling_utils.ALL_ATTENTION_FUNCTIONS.get(implementation)
 
 
 # --- 5.23: convolutions and scans are functions that stand for CUDA kernels
@@ -91,10 +80,8 @@ def kernel_parameters(operation: Any) -> frozenset[str]:
 
     transformers drops arguments that the kernel does not take, without a word.
     """
-    import torch
-
     # The package `kernels` makes modules of these functions, and may set another forward.
-    function = operation.forward if isinstance(operation, torch.nn.Module) else operation
+    function = operation.forward if isinstance(operation, nn.Module) else operation
     chosen = inspect.getclosurevars(inspect.unwrap(function, stop=_chooses_kernel)).nonlocals
     own = not chosen and function.__module__.startswith("transformers.models.")
     if own or chosen.get("is_new_implementation") is False:

@@ -5,23 +5,19 @@ from __future__ import annotations
 import inspect
 from functools import cache
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from autopack.inspection import releases
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 _CROSS_ENTROPY = {"CrossEntropyLoss", "cross_entropy", "nll_loss"}
 
 
 def class_of(module: nn.Module) -> Any:
-    """The class of a module."""
-    # Typed as Any because type checkers take a class of modules for unhashable.
+    """The class of a module, as Any: type checkers take a class of modules for unhashable."""
     return type(module)
 
 
@@ -53,11 +49,8 @@ def shifts_labels(model: PreTrainedModel) -> bool:
 def adds_up_mask(entries: list[PreTrainedModel], configs: list[PretrainedConfig]) -> bool:
     """Whether the models' own code adds up a mask to number tokens, or their rotary positions have sections."""
     summed = any("cumsum" in _names(inspect.unwrap(type(entry).forward).__code__) for entry in entries)
-    return summed or any(
-        "mrope" in str(getattr(config, name, None))
-        for config in configs
-        for name in ("rope_scaling", "rope_parameters")
-    )
+    settings = [getattr(config, name, None) for config in configs for name in ("rope_scaling", "rope_parameters")]
+    return summed or any("mrope" in str(setting) for setting in settings)
 
 
 def is_causal(module: nn.Module, config: PretrainedConfig) -> bool:
@@ -73,23 +66,19 @@ def is_causal(module: nn.Module, config: PretrainedConfig) -> bool:
 
 def eager_functions(modules: list[nn.Module]) -> list[tuple[str, str]]:
     """Module and name of each function that these attention modules call when attention is eager."""
-    found: dict[tuple[str, str], None] = {}
-    for cls in {class_of(module) for module in modules}:
-        for function in _dispatching_functions(cls):
-            for name in _names(function.__code__):
-                value = function.__globals__.get(name)
-                if "eager" in name and callable(value):
-                    found[(function.__globals__["__name__"], name)] = None
+    found = {
+        (function.__globals__["__name__"], name)
+        for cls in map(class_of, modules)
+        for function in dispatching_functions(cls)
+        for name in _names(function.__code__)
+        if "eager" in name and callable(function.__globals__.get(name))
+    }
     return sorted(found)
 
 
 @cache
-def dispatches(cls: Any) -> bool:
-    return bool(_dispatching_functions(cls))
-
-
-@cache
-def _dispatching_functions(cls: Any) -> tuple[FunctionType, ...]:
+def dispatching_functions(cls: Any) -> tuple[FunctionType, ...]:
+    """The functions of a class that read the interface of attention functions."""
     found = []
     for base in cls.__mro__:
         if base in (nn.Module, PreTrainedModel):
@@ -102,19 +91,11 @@ def _dispatching_functions(cls: Any) -> tuple[FunctionType, ...]:
 
 
 def _names(code: CodeType) -> set[str]:
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _names(constant)
-    return names
+    return set(code.co_names).union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))
 
 
 def modules_with_own_function(modules: list[nn.Module], implementation: str) -> list[str]:
     """Names of the Python modules whose interface object overrides an implementation for itself alone."""
-    found: dict[str, None] = {}
-    for cls in {class_of(module) for module in modules}:
-        for function in _dispatching_functions(cls):
-            interface = function.__globals__.get(_INTERFACE)
-            if implementation in getattr(interface, "_local_mapping", {}):
-                found[function.__globals__["__name__"]] = None
-    return list(found)
+    names = [f.__globals__ for cls in map(class_of, modules) for f in dispatching_functions(cls)]
+    own = (n for n in names if implementation in getattr(n.get(_INTERFACE), "_local_mapping", {}))
+    return list(dict.fromkeys(n["__name__"] for n in own))

@@ -10,8 +10,6 @@ from typing import Any
 
 from torch import nn
 
-_KEPT = ("_old_forward", "forward")
-
 
 class _ByClass:
     """A kept forward that goes by the class of its module, as a call of the module itself would."""
@@ -36,10 +34,8 @@ def reroute(modules: list[nn.Module]) -> None:
 def put_back(modules: list[nn.Module]) -> None:
     """Give every module what `reroute` took from it."""
     for module in modules:
-        for name in _KEPT:
-            found = module.__dict__.get(name)
-            if isinstance(found, _ByClass):
-                module.__dict__[name] = found.kept
+        kept = {n: f.kept for n in ("_old_forward", "forward") if isinstance(f := module.__dict__.get(n), _ByClass)}
+        module.__dict__.update(kept)
 
 
 def covered_mixer(mixers: list[nn.Module]) -> str | None:
@@ -48,11 +44,9 @@ def covered_mixer(mixers: list[nn.Module]) -> str | None:
 
 
 def _goes_past_its_class(module: nn.Module) -> bool:
-    first = module.__dict__.get("forward")
-    if first is None or isinstance(first, _ByClass):
+    if isinstance(module.__dict__.get("forward"), _ByClass | None):
         return False
-    kept = module.__dict__.get("_old_forward")
-    own: Any = type(module).forward
+    kept, own = module.__dict__.get("_old_forward"), type(module).forward
     by_class = isinstance(kept, _ByClass) or (isinstance(kept, MethodType) and kept.__func__ is own)
     # Whose hook it is can be told by what it left; another's forward may do anything.
     return not (by_class and hasattr(module, "_hf_hook"))

@@ -18,13 +18,13 @@ from torch import nn
 from autopack.errors import UnsupportedModel
 from autopack.runtime.marks import holds_marks
 
-# fmt: off
-PER_TOKEN = frozenset({
-    "ADALORA", "BEFT", "BOFT", "BONE", "C3A", "DEFT", "DELORA", "FOURIERFT", "FROD", "GLORA", "GRALORA", "HIRA",
-    "HRA", "IA3", "LN_TUNING", "LOHA", "LOKR", "LORA", "MISS", "OFT", "OSF", "PEANUT", "POLY", "PSOFT", "PVERA",
-    "RANDLORA", "ROAD", "SHIRA", "SUPERTUNING", "TINYLORA", "TRAINABLE_TOKENS", "UNILORA", "VBLORA", "VERA", "WAVEFT",
-})
-# fmt: on
+PER_TOKEN = frozenset(
+    (
+        "ADALORA BEFT BOFT BONE C3A DEFT DELORA FOURIERFT FROD GLORA GRALORA HIRA HRA IA3 LN_TUNING LOHA LOKR LORA "
+        "MISS OFT OSF PEANUT POLY PSOFT PVERA RANDLORA ROAD SHIRA SUPERTUNING TINYLORA TRAINABLE_TOKENS UNILORA "
+        "VBLORA VERA WAVEFT"
+    ).split()
+)
 """PEFT types measured to be exact on packed rows: logits, loss and gradients."""
 
 _PROMPT = (
@@ -50,40 +50,26 @@ def base_model(module: nn.Module) -> nn.Module | None:
     Raises `UnsupportedModel` for methods that cannot be packed.
     """
     peft = sys.modules.get("peft")
-    if peft is None:
+    is_tuner = peft is not None and isinstance(module, peft.tuners.tuners_utils.BaseTuner)
+    if peft is None or not (is_tuner or isinstance(module, (peft.PeftModel, peft.PeftMixedModel))):
         return None
-    if isinstance(module, peft.tuners.tuners_utils.BaseTuner):
-        _check_all(module.peft_config)
-        return module.model
-    if not isinstance(module, (peft.PeftModel, peft.PeftMixedModel)):
-        return None
-    _check_all(module.peft_config)
-    return module.base_model
+    check(module)
+    return getattr(module, "model" if is_tuner else "base_model")
 
 
-def check(model: nn.Module) -> None:
+def check(model: Any) -> None:
     """Raise `UnsupportedModel` for a model that carries an adapter that cannot be packed, put on by whatever way."""
     configs = getattr(model, "peft_config", None)
-    if isinstance(configs, Mapping):
-        _check_all(configs)
+    for name, config in configs.items() if isinstance(configs, Mapping) else ():
+        reason = _refusal(config)
+        if reason is not None:
+            raise UnsupportedModel(f"the PEFT adapter {name!r} is {_kind(config)}: {reason}. {_WAY_OUT}")
 
 
 def watch() -> None:
     """Judge what PEFT puts on an enabled model later; inert for other models. PEFT need not be imported yet."""
-    for module, stand in {
-        "peft.peft_model": _stand_at_model,
-        "peft.tuners.tuners_utils": _stand_at_tuners,
-        "peft.tuners.adalora.model": _stand_at_adalora,
-        "peft.tuners.adaption_prompt.model": _stand_at_adaption_prompt,
-    }.items():
-        wrapt.register_post_import_hook(stand, module)
-
-
-def _check_all(configs: Mapping[str, Any]) -> None:
-    for name, config in configs.items():
-        reason = _refusal(config)
-        if reason is not None:
-            raise UnsupportedModel(f"the PEFT adapter {name!r} is {_kind(config)}: {reason}. {_WAY_OUT}")
+    for name, stands in _STANDS.items():
+        wrapt.register_post_import_hook(functools.partial(_stand, stands), name)
 
 
 def _kind(config: Any) -> str:
@@ -97,43 +83,14 @@ def _refusal(config: Any) -> str | None:
         return _PROMPT
     if kind in _REASONS:
         return _REASONS[kind]
-    option = next((name for name in _OPTIONS if getattr(config, name, None)), None)
-    if option is not None:
-        return _OPTIONS[option]
-    return None if kind in PER_TOKEN else "no released test has covered this method on packed rows"
+    unknown = None if kind in PER_TOKEN else "no released test has covered this method on packed rows"
+    return next((reason for name, reason in _OPTIONS.items() if getattr(config, name, None)), unknown)
 
 
-def _stand_at_model(module: Any) -> None:
-    _guard(module.PeftModel, "_setup_prompt_encoder", lambda self, name: (self.base_model, self.peft_config[name]))
-    # Reached by every call: the base model may have been enabled after, and unseen from, its prompt.
-    _guard(module.PeftModel, "get_prompt", lambda self, *_, **__: (self.base_model, self.active_peft_config))
-    _pass_positions_on(module.PeftModelForQuestionAnswering)
+def _guard(subject: Callable[..., tuple[nn.Module, Any]]) -> Callable[..., Any]:
+    """A method that raises where it would put an adapter that cannot be packed on an enabled model, or use one."""
 
-
-def _stand_at_tuners(module: Any) -> None:
-    _guard(
-        module.BaseTuner,
-        "inject_adapter",
-        lambda self, model, adapter_name, *_, **__: (model, self.peft_config[adapter_name]),
-    )
-    _call_the_model(module.BaseTuner)
-
-
-def _stand_at_adalora(module: Any) -> None:
-    _call_the_model(module.AdaLoraModel)
-
-
-def _stand_at_adaption_prompt(module: Any) -> None:
-    _guard(module.AdaptionPromptModel, "add_adapter", lambda self, adapter_name, config: (self.model, config))
-
-
-def _guard(cls: Any, name: str, subject: Callable[..., tuple[nn.Module, Any]]) -> None:
-    """Let a method raise where it would put an adapter that cannot be packed on an enabled model, or use one."""
-    original = getattr(cls, name)
-    if hasattr(original, "autopack_original"):
-        return
-
-    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def guarded(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
         model, config = subject(self, *args, **kwargs)
         reason = _refusal(config)
         if reason is not None and holds_marks(model):
@@ -143,43 +100,22 @@ def _guard(cls: Any, name: str, subject: Callable[..., tuple[nn.Module, Any]]) -
             )
         return original(self, *args, **kwargs)
 
-    guarded.autopack_original = original  # type: ignore[attr-defined]
-    wrapt.apply_patch(cls, name, guarded)
+    return guarded
 
 
-def _call_the_model(tuner: Any) -> None:
-    """Let a tuner call an enabled model where it calls the model's `forward`, past the hooks.
-
-    All tuners do so up to PEFT 0.19, and AdaLoRA still does.
-    """
-    original = tuner.forward
-    if hasattr(original, "autopack_original") or "forward" not in original.__code__.co_names:
-        return
-
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not holds_marks(self.model):
-            return original(self, *args, **kwargs)
-        return original(_Seen(self, model=_Seen(self.model, forward=self.model)), *args, **kwargs)
-
-    forward.autopack_original = original  # type: ignore[attr-defined]
-    wrapt.apply_patch(tuner, "forward", forward)
+def _call_the_model(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The forward of a tuner, calling an enabled model where it calls the model's `forward`, past the hooks."""
+    seen = _Seen(self, model=_Seen(self.model, forward=self.model)) if holds_marks(self.model) else self
+    return original(seen, *args, **kwargs)
 
 
-def _pass_positions_on(wrapper: Any) -> None:
-    """Let a wrapper hand position_ids to an enabled model: that of question answering takes them and drops them."""
-    original = wrapper.forward
-    if hasattr(original, "autopack_original"):
-        return
-
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = inspect.signature(original).bind(self, *args, **kwargs).arguments.get("position_ids")
-        if given is None or not holds_marks(self.base_model):
-            return original(self, *args, **kwargs)
-        model = functools.partial(self.base_model, position_ids=given)
-        return original(_Seen(self, base_model=model), *args, **kwargs)
-
-    forward.autopack_original = original  # type: ignore[attr-defined]
-    wrapt.apply_patch(wrapper, "forward", forward)
+def _pass_positions_on(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The forward for question answering, which drops position_ids, handing them to an enabled model."""
+    given = inspect.signature(original).bind(self, *args, **kwargs).arguments.get("position_ids")
+    if given is None or not holds_marks(self.base_model):
+        return original(self, *args, **kwargs)
+    model = functools.partial(self.base_model, position_ids=given)
+    return original(_Seen(self, base_model=model), *args, **kwargs)
 
 
 class _Seen:
@@ -190,3 +126,44 @@ class _Seen:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
+
+
+_Stand = tuple[str, str, Callable[..., Any]]
+_STANDS: dict[str, list[_Stand]] = {
+    "peft.peft_model": [
+        ("PeftModel", "_setup_prompt_encoder", _guard(lambda self, name: (self.base_model, self.peft_config[name]))),
+        # Reached by every call: the base model may have been enabled after, and unseen from, its prompt.
+        ("PeftModel", "get_prompt", _guard(lambda self, *_, **__: (self.base_model, self.active_peft_config))),
+        ("PeftModelForQuestionAnswering", "forward", _pass_positions_on),
+    ],
+    "peft.tuners.tuners_utils": [
+        (
+            "BaseTuner",
+            "inject_adapter",
+            _guard(lambda self, model, adapter_name, *_, **__: (model, self.peft_config[adapter_name])),
+        ),
+        ("BaseTuner", "forward", _call_the_model),
+    ],
+    "peft.tuners.adalora.model": [("AdaLoraModel", "forward", _call_the_model)],
+    "peft.tuners.adaption_prompt.model": [
+        ("AdaptionPromptModel", "add_adapter", _guard(lambda self, adapter_name, config: (self.model, config)))
+    ],
+}
+"""What stands in for which method of which class, by the module that defines it."""
+
+
+def _stand(stands: list[_Stand], module: Any) -> None:
+    for owner, name, instead in stands:
+        original = getattr(getattr(module, owner), name)
+        # All tuners call the model's forward up to PEFT 0.19, and AdaLoRA still does.
+        needless = instead is _call_the_model and "forward" not in original.__code__.co_names
+        if not (needless or hasattr(original, "autopack_original")):
+            wrapt.apply_patch(getattr(module, owner), name, _replacement(original, instead))
+
+
+def _replacement(original: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return instead(original, self, *args, **kwargs)
+
+    replacement.autopack_original = original  # type: ignore[attr-defined]
+    return replacement

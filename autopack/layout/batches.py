@@ -27,37 +27,37 @@ Run = Callable[[Spread], Any]
 
 @dataclass(frozen=True, eq=False)
 class DocumentBatch:
-    """Some documents of packed rows, or their first tokens, as right-padded rows of a batch."""
+    """Some documents of packed rows, or their first tokens, as right-padded rows of a batch.
+
+    `documents` are their numbers among those of the layout, in the order of the batch; `lengths` the tokens of each
+    that the batch holds; `tokens` the token of the flattened rows at each place of the batch that is not padding, in
+    order; `where` the token of the flattened rows that stands at each place, int64 (documents, longest); `kept` the
+    places of the flattened batch that are not padding, in order, or None where none is.
+    """
 
     layout: PackedLayout
     documents: np.ndarray
-    """Numbers of the documents among those of the layout, in the order of the batch."""
     lengths: np.ndarray
-    """Tokens of each document that the batch holds."""
     tokens: np.ndarray
-    """Token of the flattened rows at each place of the batch that is not padding, in order."""
     where: torch.Tensor
-    """Token of the flattened rows that stands at each place: int64 (documents, longest)."""
     kept: torch.Tensor | None
-    """Places of the flattened batch that are not padding, in order; None where none is."""
 
     @classmethod
     def of(cls, layout: PackedLayout, documents: np.ndarray, longest: int | None = None) -> DocumentBatch:
         """These documents, or the first `longest` tokens of each."""
-        lengths = np.diff(layout.bounds)[documents]
-        lengths = lengths if longest is None else np.minimum(lengths, longest)
+        lengths = np.minimum(np.diff(layout.bounds)[documents], longest or layout.columns)
         columns = np.arange(lengths.max())
         # Padding repeats the last token: it is finite, and what is made of it is dropped.
         where = layout.bounds[documents][:, None] + np.minimum(columns, lengths[:, None] - 1)
-        real = np.flatnonzero((columns < lengths[:, None]).reshape(-1))
+        real = np.flatnonzero(columns < lengths[:, None])
         kept = None if len(real) == where.size else layout.upload(real)
         return cls(layout, documents, lengths, where.reshape(-1)[real], layout.upload(where), kept)
 
     @classmethod
     def without_padding(cls, layout: PackedLayout) -> DocumentBatch:
         """All documents of a layout but its runs of padding, in order; made once for each layout."""
-        kept = np.ones(len(layout.lengths), dtype=bool) if layout.is_padding is None else ~layout.is_padding
-        return layout.derived("documents as rows", lambda: cls.of(layout, np.flatnonzero(kept)))
+        padding = np.zeros(len(layout.lengths), dtype=bool) if layout.is_padding is None else layout.is_padding
+        return layout.derived("documents as rows", lambda: cls.of(layout, np.flatnonzero(~padding)))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -88,10 +88,9 @@ class DocumentBatch:
 
         The result is (documents, ..., tokens or 1, tokens). Some releases make masks for one key more than there are.
         """
-        row, column = self.where // self.layout.columns, self.where % self.layout.columns
-        if mask.shape[0] == 1:
-            row = torch.zeros_like(row)
-        return gather_pairs(mask[row[:, 0]], column, column)
+        column = self.where % self.layout.columns
+        row = self.where[:, 0] // self.layout.columns
+        return gather_pairs(mask[row if len(mask) > 1 else row * 0], column, column)
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tokens of an output (documents, longest, ...) without padding: (tokens, ...)."""
@@ -108,10 +107,7 @@ def gather_pairs(parts: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor)
 
     def along(axis: int, columns: torch.Tensor) -> torch.Tensor:
         between = (1,) * (parts.dim() + axis - 1)
-        index = columns.reshape(len(columns), *between, -1, *(1,) * (-1 - axis))
-        shape = list(parts.shape)
-        shape[axis] = columns.shape[1]
-        return parts.gather(axis, index.expand(shape))
+        return torch.take_along_dim(parts, columns.reshape(len(columns), *between, -1, *(1,) * (-1 - axis)), axis)
 
     parts = along(-1, keys)
     return parts if parts.dim() == 2 or parts.shape[-2] == 1 else along(-2, queries)
@@ -129,19 +125,18 @@ def equally_long(layout: PackedLayout) -> list[np.ndarray]:
 
 def each_by_itself(layout: PackedLayout) -> list[np.ndarray]:
     """Numbers of the documents, one in each group."""
-    return [np.array([number]) for number in range(len(layout.lengths))]
+    return np.split(np.arange(len(layout.lengths)), len(layout.lengths))
 
 
 def buckets(layout: PackedLayout) -> list[np.ndarray]:
     """Numbers of the documents of each bucket, the shortest first; in each, lengths are within a factor of `GROWTH`."""
     lengths = np.asarray(layout.lengths)
-    order = np.argsort(lengths, kind="stable")
+    rest = np.argsort(lengths, kind="stable")
     found: list[np.ndarray] = []
-    start = 0
-    while start < len(order):
-        end = int(np.searchsorted(lengths[order], lengths[order[start]] * GROWTH, side="right"))
-        found.append(order[start:end])
-        start = end
+    while len(rest):
+        count = np.searchsorted(lengths[rest], lengths[rest[0]] * GROWTH, side="right")
+        found.append(rest[:count])
+        rest = rest[count:]
     return found
 
 
@@ -199,7 +194,6 @@ def mean_loss(losses: list[torch.Tensor | None], counts: list[int], device: torc
     Where there is no term at all it is NaN, as a mean over nothing is.
     """
     known = [(loss, count) for loss, count in zip(losses, counts, strict=True) if loss is not None]
-    if not known:
-        return torch.full((), torch.nan, device=device)
     total = sum(count for _, count in known)
-    return torch.stack([loss * (count / total) for loss, count in known]).sum()
+    shares = [loss * (count / total) for loss, count in known]
+    return torch.stack(shares).sum() if shares else torch.full((), torch.nan, device=device)

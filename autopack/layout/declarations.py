@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
 from autopack.errors import InvalidPacking
+from autopack.layout import IGNORED_LABEL as IGNORED_LABEL
 from autopack.layout.packed import PackedLayout
-
-if TYPE_CHECKING:
-    import torch
 
 FLASH_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 LAYOUT_KWARGS = (*FLASH_KWARGS, "seq_idx")
 """Arguments that only declare documents: the entry takes them out of a packed call."""
-IGNORED_LABEL = -100
-"""The label that every loss of transformers leaves out."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +41,6 @@ class Declared:
         return self.layout is None and self.real is not None
 
 
-@dataclass(frozen=True)
-class _Declaration:
-    """One declaration: a name for messages, and true where a document starts, (rows, columns) on the host."""
-
-    name: str
-    starts: np.ndarray
-
-
 def read(arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.device) -> Declared:
     """Find the documents that the arguments of a forward declare for a batch of `shape` (rows, columns).
 
@@ -64,54 +53,58 @@ def read(arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.dev
     if not tensors:
         return Declared(None)
     host = _to_host(tensors)
-
-    mask = host.get("attention_mask")
-    real = np.ones(shape, dtype=bool) if mask is None else mask != 0
-    if mask is not None and (mask < 0).any():
+    mask = host.get("attention_mask", np.ones(shape))
+    real = mask != 0
+    if (mask < 0).any():
         raise InvalidPacking(
             "attention_mask must hold 0 and 1, or segment ids with 0 for padding; found negative or fractional values. "
             "An additive mask must be four-dimensional, and cannot be combined with packed rows."
         )
-
-    declarations = list(_declarations(host, real, shape))
-    _check_agreement(declarations, real)
+    declarations = dict(_declarations(host, real, shape))
+    # The first real token of a row starts a document whether it is said or not.
+    later = real & ~first_of_row(real)
+    _check_agreement(declarations, later)
     # Packed means that some row holds a second document; whatever else is declared, the call is an ordinary one.
-    starts = next((d.starts for d in declarations if _holds_second_document(d.starts & real, real)), None)
+    starts = next((starts for starts in declarations.values() if (starts & later).any()), None)
     if starts is None:
         if real.all():
             return Declared(None)
         counted = host["labels"] != IGNORED_LABEL if "labels" in host else np.zeros(shape, dtype=bool)
         after = counted[:, 1:] & real[:, 1:] & ~real[:, :-1]
         return Declared(None, real, host.get("position_ids"), bool(counted[~real].any()), bool(after.any()))
-    layout = PackedLayout.from_starts(_with_padding(starts, real), device, host.get("position_ids"), real)
-    _check_max_length(arguments, layout, real)
+    layout = PackedLayout.from_starts(_with_padding(starts, real, later), device, host.get("position_ids"), real)
+    for name in ("max_length_q", "max_length_k"):
+        value = arguments.get(name)
+        # A tensor is not read: it would cost a device sync, and the layout does not need it.
+        if isinstance(value, int) and real.all() and value < layout.max_seqlen:
+            raise InvalidPacking(
+                f"{name} must be at least the longest document, {layout.max_seqlen} tokens; found {value}"
+            )
     return Declared(layout, None if real.all() else real)
 
 
 def _tensors(
     arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.device
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    import torch
-
     rows, columns = shape
     position_ids = arguments.get("position_ids")
     if position_ids is not None:
         _check_tensor("position_ids", position_ids, device)
         if position_ids.dim() == 3 and position_ids.shape[0] in (3, 4) and position_ids.shape[1:] == shape:
             # M-RoPE. With four sections the first holds text positions; the vision sections say nothing reliable.
-            position_ids = position_ids[0] if position_ids.shape[0] == 4 else None
-        elif position_ids.dim() != 2 or position_ids.shape[0] not in (1, rows) or position_ids.shape[1] != columns:
+            if len(position_ids) == 4:
+                yield "position_ids", position_ids[0]
+        elif position_ids.shape in (shape, (1, columns)):
+            yield "position_ids", position_ids.expand(shape)
+        else:
             raise InvalidPacking(
                 f"position_ids must have the shape of the batch, ({rows}, {columns}), or (1, {columns}), or "
                 f"(3 or 4, {rows}, {columns}) for M-RoPE; found {tuple(position_ids.shape)}"
             )
-        if position_ids is not None:
-            yield "position_ids", position_ids.expand(shape)
     mask = arguments.get("attention_mask")
     # Dict, BlockMask and 4-D masks are prepared by the caller: the entry deals with them.
     if isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape == shape:
-        if mask.device != device:
-            raise InvalidPacking(_wrong_device("attention_mask", mask, device))
+        _check_device("attention_mask", mask, device)
         if mask.is_floating_point():  # what is no whole number must not become one unseen
             mask = mask.where((mask == mask.round()) & mask.isfinite(), -1)
         yield "attention_mask", mask
@@ -136,62 +129,60 @@ def _tensors(
 
 
 def _check_tensor(name: str, value: Any, device: torch.device | None) -> None:
-    import torch
-
     if not isinstance(value, torch.Tensor):
         raise InvalidPacking(f"{name} must be an integer tensor; found {type(value).__name__}")
     if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
         raise InvalidPacking(f"{name} must be an integer tensor; found dtype {value.dtype}")
-    if device is not None and value.device != device:
-        raise InvalidPacking(_wrong_device(name, value, device))
+    if device is not None:
+        _check_device(name, value, device)
 
 
-def _wrong_device(name: str, value: torch.Tensor, device: torch.device) -> str:
-    return (
-        f"{name} must lie on the device of the inputs, {device}; found {value.device}. Move it with `.to({device!s})`"
-    )
+def _check_device(name: str, value: torch.Tensor, device: torch.device) -> None:
+    if value.device != device:
+        raise InvalidPacking(
+            f"{name} must lie on the device of the inputs, {device}; found {value.device}. Move it with `.to({device})`"
+        )
 
 
 def _to_host(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """Copy all tensors in one transfer, so that a forward costs at most one device sync."""
-    import torch
-
     device = next(iter(tensors.values())).device
     flat = torch.cat([t.detach().reshape(-1).to(device=device, dtype=torch.int64) for t in tensors.values()])
     pieces = np.split(flat.cpu().numpy(), np.cumsum([t.numel() for t in tensors.values()])[:-1])
     return {name: piece.reshape(t.shape) for (name, t), piece in zip(tensors.items(), pieces, strict=True)}
 
 
-def _declarations(host: dict[str, np.ndarray], real: np.ndarray, shape: tuple[int, int]) -> Iterator[_Declaration]:
+def _declarations(
+    host: dict[str, np.ndarray], real: np.ndarray, shape: tuple[int, int]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Each declaration: a name for messages, and true where a document starts, (rows, columns)."""
     if "position_ids" in host:
-        yield _Declaration("position_ids", _position_starts(host["position_ids"], real))
+        yield "position_ids", _position_starts(host["position_ids"], real)
     mask = host.get("attention_mask")
     if mask is not None and mask.max(initial=0) > 1:
-        yield _Declaration("attention_mask (segment ids)", _segment_starts(mask))
+        yield "attention_mask (segment ids)", _segment_starts(mask)
     if "seq_idx" in host:
-        yield _Declaration("seq_idx", _changes(host["seq_idx"]))
+        yield "seq_idx", _changes(host["seq_idx"])
     if "cu_seq_lens_q" in host or "cu_seq_lens_k" in host:
-        yield _Declaration("cu_seq_lens_q/k", _cumulative_starts(host, shape))
+        yield "cu_seq_lens_q/k", _cumulative_starts(host, shape)
 
 
 def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
     if (positions[real] < 0).any():
         raise InvalidPacking(f"position_ids must not be negative; found {int(positions[real].min())}")
-    starts = np.ones(positions.shape, dtype=bool)
-    starts[:, 1:] = np.diff(positions, axis=1) != 1
+    starts = _changes(positions, 1)
     for row in np.flatnonzero(~real.all(axis=1)):
         # Across a run of padding a document may go on with the next position or with the next column's.
         columns = np.flatnonzero(real[row])
         step = np.diff(positions[row, columns])
-        starts[row] = False
-        starts[row, columns[:1]] = True
         starts[row, columns[1:]] = (step != 1) & (step != np.diff(columns))
     return starts
 
 
-def _changes(ids: np.ndarray) -> np.ndarray:
+def _changes(ids: np.ndarray, step: int = 0) -> np.ndarray:
+    """True at the first column, and where a value is not the one before it plus `step`."""
     starts = np.ones(ids.shape, dtype=bool)
-    starts[:, 1:] = np.diff(ids, axis=1) != 0
+    starts[:, 1:] = np.diff(ids, axis=1) != step
     return starts
 
 
@@ -210,8 +201,7 @@ def _segment_starts(mask: np.ndarray) -> np.ndarray:
 
 def _cumulative_starts(host: dict[str, np.ndarray], shape: tuple[int, int]) -> np.ndarray:
     q, k = (host.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
-    bounds = q if q is not None else k
-    assert bounds is not None
+    bounds: Any = q if q is not None else k
     if q is not None and k is not None and not np.array_equal(q, k):
         raise InvalidPacking(f"cu_seq_lens_q and cu_seq_lens_k must be equal; found {q.tolist()} and {k.tolist()}")
     rows, columns = shape
@@ -233,48 +223,31 @@ def _cumulative_starts(host: dict[str, np.ndarray], shape: tuple[int, int]) -> n
     return grid
 
 
-def _check_agreement(declarations: list[_Declaration], real: np.ndarray) -> None:
+def _check_agreement(declarations: dict[str, np.ndarray], later: np.ndarray) -> None:
     for one, other in pairwise(declarations):
-        # The first real token of a row starts a document whether it is said or not.
-        differs = (one.starts != other.starts) & real & ~_first_real(real)
+        differs = (declarations[one] != declarations[other]) & later
         if differs.any():
-            row, column = (int(x[0]) for x in np.nonzero(differs))
-            starting, silent = (one, other) if one.starts[row, column] else (other, one)
+            row, column = np.argwhere(differs)[0]
+            starting, silent = (one, other) if declarations[one][row, column] else (other, one)
             raise InvalidPacking(
-                f"two declarations disagree: by {starting.name} a document starts at row {row}, column {column}, "
-                f"by {silent.name} none does. Pass one of them, or make them agree."
+                f"two declarations disagree: by {starting} a document starts at row {row}, column {column}, "
+                f"by {silent} none does. Pass one of them, or make them agree."
             )
 
 
-def _first_real(real: np.ndarray) -> np.ndarray:
+def first_of_row(real: np.ndarray) -> np.ndarray:
+    """True at the first real token of each row; all arrays are (rows, columns)."""
     return real & (np.cumsum(real, axis=1) == 1)
 
 
-def _holds_second_document(starts: np.ndarray, real: np.ndarray) -> bool:
-    return bool((starts & ~_first_real(real)).any())
-
-
-def _with_padding(starts: np.ndarray, real: np.ndarray) -> np.ndarray:
+def _with_padding(starts: np.ndarray, real: np.ndarray, later: np.ndarray) -> np.ndarray:
     """Make every run of padding a document of its own; padding inside a document is refused."""
-    edges = np.ones(real.shape, dtype=bool)
-    edges[:, 1:] = real[:, 1:] != real[:, :-1]
-    resumed = edges & real & ~starts & ~_first_real(real)
+    edges = _changes(real.astype(np.int8))
+    resumed = edges & later & ~starts
     if resumed.any():
-        row, column = (int(x[0]) for x in np.nonzero(resumed))
+        row, column = np.argwhere(resumed)[0]
         raise InvalidPacking(
             f"padding lies inside a document: at row {row}, column {column} a document goes on after masked tokens. "
             f"Between packed documents padding is fine, inside one it is not; remove the masked tokens."
         )
-    starts = np.where(real, starts, False) | edges
-    starts[:, 0] = True
-    return starts
-
-
-def _check_max_length(arguments: Mapping[str, Any], layout: PackedLayout, real: np.ndarray) -> None:
-    for name in ("max_length_q", "max_length_k"):
-        value = arguments.get(name)
-        # A tensor is not read: it would cost a device sync, and the layout does not need it.
-        if isinstance(value, int) and real.all() and value < layout.max_seqlen:
-            raise InvalidPacking(
-                f"{name} must be at least the longest document, {layout.max_seqlen} tokens; found {value}"
-            )
+    return (starts & real) | edges

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import torch
+import torch
 
 _T = TypeVar("_T")
 
@@ -20,9 +19,10 @@ class PackedLayout:
     """The documents of a batch of packed rows, in order, over the flattened rows.
 
     `rows` and `columns` are the shape of the batch; `bounds` holds, on the host, the first token of each document in
-    the flattened rows and `rows * columns` at the end. A document never spans two rows. A run of padding is a
-    document of its own: it attends to nothing else, and nothing attends to it. Token counts are in tokens, offsets in
-    tokens of the flattened rows.
+    the flattened rows and `rows * columns` at the end; `cu_seqlens` is the same as an int32 tensor on `device`.
+    `first_positions` are the positions of the first tokens of the documents, None where the call did not say. A run of
+    padding is a document of its own, that attends to nothing else and that nothing attends to: `is_padding` tells which
+    are, or is None where none is. A document never spans two rows.
     """
 
     rows: int
@@ -30,12 +30,9 @@ class PackedLayout:
     bounds: np.ndarray
     device: torch.device
     cu_seqlens: torch.Tensor = field(init=False)
-    """`bounds` as an int32 tensor on `device`, shape (documents + 1,)."""
-
     first_positions: np.ndarray | None = None
-    """Position of the first token of each document, where the call said so; None stands for unknown."""
     is_padding: np.ndarray | None = None
-    """Of each document whether it is a run of padding; None where none is."""
+    _derived: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         bounds = self.bounds
@@ -51,8 +48,6 @@ class PackedLayout:
     @classmethod
     def from_lengths(cls, lengths: list[list[int]], device: torch.device | str = "cpu") -> PackedLayout:
         """Build the layout of rows whose documents have the given lengths in tokens; all rows must be equally long."""
-        import torch
-
         columns = sum(lengths[0])
         if any(sum(row) != columns for row in lengths):
             raise ValueError(f"every row must have the same number of tokens; found {[sum(row) for row in lengths]}")
@@ -61,27 +56,20 @@ class PackedLayout:
 
     @classmethod
     def from_starts(
-        cls,
-        starts: np.ndarray,
-        device: torch.device,
-        positions: np.ndarray | None = None,
-        real: np.ndarray | None = None,
+        cls, starts: np.ndarray, device: torch.device, positions: np.ndarray | None, real: np.ndarray
     ) -> PackedLayout:
-        """Build the layout from a boolean array (rows, columns) that is true at the first token of each document.
+        """Build from boolean arrays (rows, columns): true at the first token of each document, and at real tokens.
 
-        `positions` are the position ids of the call, of the same shape, where they are known; `real` is false at
-        padding.
+        `positions` are the position ids of the call, of the same shape, where they are known.
         """
         rows, columns = starts.shape
         bounds = np.append(np.flatnonzero(starts), rows * columns)
         first = None if positions is None else positions.reshape(-1)[bounds[:-1]]
-        padding = None if real is None or real.all() else ~real.reshape(-1)[bounds[:-1]]
+        padding = None if real.all() else ~real.reshape(-1)[bounds[:-1]]
         return cls(rows, columns, bounds, device, first, padding)
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
         """A host array as a tensor on the layout's device."""
-        import torch
-
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
 
     @cached_property
@@ -92,13 +80,12 @@ class PackedLayout:
     @cached_property
     def max_seqlen(self) -> int:
         """Length of the longest document in tokens."""
-        return int(np.diff(self.bounds).max())
+        return max(self.lengths)
 
     @cached_property
     def spans(self) -> tuple[tuple[int, int, int], ...]:
         """Row, first column and end column of each document."""
-        first = self.bounds[:-1]
-        rows, columns = np.divmod(first, self.columns)
+        rows, columns = np.divmod(self.bounds[:-1], self.columns)
         return tuple(zip(rows.tolist(), columns.tolist(), (columns + np.diff(self.bounds)).tolist(), strict=True))
 
     @cached_property
@@ -118,22 +105,15 @@ class PackedLayout:
         numbers = np.repeat(np.arange(len(self.bounds) - 1, dtype=np.int32), np.diff(self.bounds))
         return self.upload(numbers.reshape(self.rows, self.columns))
 
-    @cached_property
-    def uniform_length(self) -> int | None:
-        """The length that all documents share, or None where they differ."""
-        return self.lengths[0] if len(set(self.lengths)) == 1 else None
-
     def position_ids(self, first_position: int = 0) -> torch.Tensor:
         """Positions that restart at `first_position` in every document: int64 (rows, columns)."""
-        columns = np.arange(self.columns, dtype=np.int64)[None, :]
-        return self.upload(columns - self.starts + first_position)
+        return self.upload(np.arange(self.columns) - self.starts + first_position)
 
     def in_chunks(self, size: int) -> PackedLayout:
         """Cut every document into chunks of `size` tokens, counted from its own start (chunked attention)."""
 
         def build() -> PackedLayout:
-            pieces = [np.arange(a, b, size) for a, b in zip(self.bounds[:-1], self.bounds[1:], strict=True)]
-            bounds = np.append(np.concatenate(pieces), self.bounds[-1])
+            bounds = np.concatenate([*(np.arange(a, b, size) for a, b in pairwise(self.bounds)), self.bounds[-1:]])
             return PackedLayout(self.rows, self.columns, bounds, self.device)
 
         return self.derived(("chunks", size), build)
@@ -144,18 +124,11 @@ class PackedLayout:
             self._derived[key] = build()
         return self._derived[key]
 
-    @cached_property
-    def _derived(self) -> dict[Any, Any]:
-        return {}
-
     def to(self, device: torch.device) -> PackedLayout:
         """The same layout with its tensors on `device` (pipeline stages of one model may lie on several)."""
         if device == self.device:
             return self
-        return self.derived(
-            device,
-            lambda: PackedLayout(self.rows, self.columns, self.bounds, device, self.first_positions, self.is_padding),
-        )
+        return self.derived(device, lambda: replace(self, device=device, _derived={}))
 
     def __repr__(self) -> str:
         return (

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from autopack.layout.packed import PackedLayout
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,14 +20,11 @@ class Padding:
 
     real: np.ndarray
     device: torch.device
-    index: torch.Tensor = field(init=False)
-    """Places of the real tokens in the flattened batch: int64 (tokens,) on `device`."""
 
-    def __post_init__(self) -> None:
-        import torch
-
-        flat = torch.from_numpy(np.flatnonzero(self.real))
-        object.__setattr__(self, "index", flat.to(self.device, non_blocking=True))
+    @cached_property
+    def index(self) -> torch.Tensor:
+        """Places of the real tokens in the flattened batch: int64 (tokens,) on `device`."""
+        return torch.from_numpy(np.flatnonzero(self.real)).to(self.device, non_blocking=True)
 
     def of(self, name: str | None) -> Padding:
         """The padding that an output of this name has."""
@@ -43,12 +37,10 @@ class Padding:
 
     @property
     def rows(self) -> int:
-        """Number of rows of the batch."""
         return self.real.shape[0]
 
     @property
     def columns(self) -> int:
-        """Number of columns of the batch, padding included."""
         return self.real.shape[1]
 
     @cached_property
@@ -64,14 +56,12 @@ class Padding:
     @cached_property
     def has_holes(self) -> bool:
         """Whether padding lies between tokens of a row."""
-        return bool(((np.diff(self.real.astype(np.int8), axis=1) == 1).sum(axis=1) + self.real[:, 0] > 1).any())
+        return len(self.unpredicted) > self.rows
 
     @cached_property
     def unpredicted(self) -> np.ndarray:
         """Places in the packed row of the tokens that no real token comes right before of in the batch."""
-        after_padding = np.ones_like(self.real)
-        after_padding[:, 1:] = ~self.real[:, :-1]
-        return np.flatnonzero(after_padding[self.real])
+        return np.flatnonzero(np.pad(~self.real[:, :-1], ((0, 0), (1, 0)), constant_values=True)[self.real])
 
     def layout(self, positions: np.ndarray | None = None) -> PackedLayout:
         """The packed row of the batch's documents; `positions` (rows, columns) are those of the batch, if known."""

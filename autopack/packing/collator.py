@@ -15,7 +15,7 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.inspection.heads import row_head
-from autopack.layout.declarations import IGNORED_LABEL
+from autopack.layout import IGNORED_LABEL
 from autopack.packing.columns import DOCUMENT_WEIGHT, IDS, LABEL_KEYS, LOSS_WEIGHTS, MASK, POSITIONS, invalid
 from autopack.packing.examples import Example, check_alike, read_example
 from autopack.packing.lengths import bounds_of, numbered

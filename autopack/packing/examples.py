@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.layout.declarations import IGNORED_LABEL
+from autopack.layout import IGNORED_LABEL
 from autopack.packing.columns import (
     COMPLETION_KEYS,
     DOCUMENT_WEIGHT,

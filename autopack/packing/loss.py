@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from autopack.errors import InvalidPacking
-from autopack.layout.declarations import IGNORED_LABEL
+from autopack.layout import IGNORED_LABEL
 from autopack.packing.collator import PackingCollator
 from autopack.packing.columns import DOCUMENT_WEIGHT, LOSS_WEIGHTS
 from autopack.packing.weights import Weighing

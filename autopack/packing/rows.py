@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from autopack.errors import InvalidPacking
-from autopack.layout.declarations import IGNORED_LABEL
+from autopack.layout import IGNORED_LABEL
 from autopack.packing.columns import COMPLETION_KEYS, DOCUMENT_WEIGHT, IDS, LENGTHS, LOSS_WEIGHTS, POSITIONS
 from autopack.packing.documents import Documents
 from autopack.packing.lengths import numbered

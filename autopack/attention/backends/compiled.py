@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from autopack.inspection.masks import Pattern
 
-_UNLIMITED = 1 << 62
-"""Tokens that no document has."""
+_UNLIMITED = 1 << 62  # tokens that no document has
 _QUERIES = 512
 """Queries of a document whose scores are held at a time: memory grows with its length and not with its square."""
 
@@ -70,9 +69,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, settings: _Settings) -> T
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, scale=settings.scale)
 
 
-def _gradients(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, settings: _Settings
-) -> tuple[Tensor, Tensor, Tensor]:
+def _gradients(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, settings: _Settings) -> tuple[Tensor, ...]:
     """The gradients of `_attend`, written out: autograd is off inside an operator, whatever `enable_grad` says."""
     length, shared, dtype = query.shape[2], key.shape[1], torch.promote_types(query.dtype, torch.float32)
     # (1, key heads, query heads that share it, tokens, size)
@@ -134,8 +131,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    grads = _document_attention_backward(grad, *ctx.saved_tensors, *ctx.settings)
-    return (*grads, None, *(None for _ in ctx.settings))
+    return *_document_attention_backward(grad, *ctx.saved_tensors, *ctx.settings), None, *(None for _ in ctx.settings)
 
 
 _document_attention.register_autograd(_backward, setup_context=_setup_context)

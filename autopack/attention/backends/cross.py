@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -31,14 +32,18 @@ def attend(call: AttentionCall) -> Output:
                 f"apply to documents. Run such documents one per row."
             )
         mask = None  # all that a document's encoder has made is seen
-    options = {name: option for name, option in call.options.items() if not _says_nothing(name, option)}
+    # Left out: positions, which are those of the decoder alone, and a bias of one element for all pairs.
+    options = {name: option for name, option in call.options.items() if name != "position_ids"}
+    bias = options.get("position_bias")
+    if isinstance(bias, torch.Tensor) and bias.shape[-1] == 1:
+        del options["position_bias"]
     if releases.is_flash(call.implementation):
         call.refuse_dense_mask("flash attention")
         return flash.attend_between(call, layout, memory, {**options, "is_causal": False})[0], None
     if call.implementation == "flex_attention":
         call.refuse_dense_mask("flex_attention")
-        block_mask = _block_mask(layout, memory)
-        return call.original(call.module, call.query, call.key, call.value, block_mask, **options)[0], None
+        states = call.query, call.key, call.value
+        return call.original(call.module, *states, _block_mask(layout, memory), **options)[0], None
     outputs = []
     for ours, theirs in zip(pairwise(layout.bounds), pairwise(memory.bounds), strict=True):
         queries, keys = slice(*ours), slice(*theirs)
@@ -47,24 +52,14 @@ def attend(call: AttentionCall) -> Output:
     return torch.cat(outputs, dim=1), None
 
 
-def _says_nothing(name: str, option: Any) -> bool:
-    """Whether an option is a bias of one element for all pairs, or positions, which are those of the decoder alone."""
-    return name == "position_ids" or (
-        name == "position_bias" and isinstance(option, torch.Tensor) and option.shape[-1] == 1
-    )
-
-
 def _block_mask(layout: PackedLayout, memory: PackedLayout) -> Any:
     """A BlockMask (1, 1, tokens, states) that lets each document of the decoder see its own of the encoder."""
+    from torch.nn.attention.flex_attention import create_block_mask
 
-    def build() -> Any:
-        from torch.nn.attention.flex_attention import create_block_mask
+    ours, theirs, device = layout.seq_idx[0], memory.seq_idx[0], str(layout.device)
 
-        ours, theirs = layout.seq_idx[0], memory.seq_idx[0]
+    def same_document(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return ours[q] == theirs[k]
 
-        def same_document(b: Any, h: Any, q: Any, k: Any) -> Any:
-            return ours[q] == theirs[k]
-
-        return create_block_mask(same_document, None, None, layout.columns, memory.columns, device=str(layout.device))
-
-    return layout.derived(("across", memory), build)
+    make = partial(create_block_mask, same_document, None, None, layout.columns, memory.columns, device=device)
+    return layout.derived(("across", memory), make)

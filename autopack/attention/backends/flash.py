@@ -9,6 +9,7 @@ import torch
 
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.document_mask import DocumentMask
+from autopack.layout.declarations import FLASH_KWARGS
 from autopack.layout.packed import PackedLayout
 
 
@@ -21,11 +22,6 @@ def availability() -> tuple[bool, str]:
     if found:
         return True, ", ".join(found)
     return False, "no flash-attn package that transformers accepts (pip install flash-attn), or no CUDA device"
-
-
-def refusal(call: AttentionCall) -> str | None:
-    """None: it serves only models that use it, so what it cannot do is not done for a document alone either."""
-    return None
 
 
 def attend(call: AttentionCall) -> Output:
@@ -47,15 +43,7 @@ def attend_between(
     """Attend from each document of `layout` to that of `memory`."""
     # A length per layout must not reach a compiled graph; the row length is an upper bound.
     longest = [each.columns if torch.compiler.is_compiling() else each.max_seqlen for each in (layout, memory)]
-    return call.original(
-        call.module,
-        call.query,
-        call.key,
-        call.value,
-        None,
-        cu_seq_lens_q=layout.cu_seqlens,
-        cu_seq_lens_k=memory.cu_seqlens,
-        max_length_q=longest[0],
-        max_length_k=longest[1],
-        **{name: option for name, option in options.items() if name != "position_ids"},
-    )
+    declared = (layout.cu_seqlens, memory.cu_seqlens, *longest)
+    given = {**options, **dict(zip(FLASH_KWARGS, declared, strict=True))}
+    given.pop("position_ids", None)
+    return call.original(call.module, call.query, call.key, call.value, None, **given)

@@ -68,13 +68,6 @@ class _OfDocuments:
 def _plain_mask(call: AttentionCall, make_mask: Callable[..., Any]) -> DocumentMask:
     """The mask of a call that brings none."""
     layout, device = call.layout, call.query.device
-    arguments = {
-        "batch_size": layout.rows,
-        "kv_length": layout.columns,
-        "kv_offset": 0,
-        "mask_function": masks.plain_rule(call.is_causal),
-        "attention_mask": None,
-        "device": device,
-        **masks.query_arguments(layout.columns, device),
-    }
+    arguments = masks.query_arguments(layout.columns, device) | {"mask_function": masks.plain_rule(call.is_causal)}
+    arguments.update(batch_size=layout.rows, kv_length=layout.columns, kv_offset=0, attention_mask=None, device=device)
     return DocumentMask(layout, make_mask, arguments)

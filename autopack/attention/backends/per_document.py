@@ -15,16 +15,6 @@ from autopack.attention.call import AttentionCall, Output
 from autopack.attention.document_mask import DocumentMask
 
 
-def availability() -> tuple[bool, str]:
-    """It is always there."""
-    return True, "the model's own attention function"
-
-
-def refusal(call: AttentionCall) -> str | None:
-    """None: it serves any call."""
-    return None
-
-
 @torch._dynamo.disable  # lengths on the host would be constants of a graph, and every layout a graph of its own
 def attend(call: AttentionCall) -> Output:
     """Attend within each document, and give the attention weights where they are wanted and the function gives them."""
@@ -39,10 +29,8 @@ def attend(call: AttentionCall) -> Output:
             mask = call.mask.for_document(row, first, end)
         else:
             mask = slice_mask(call.mask, row, slice(first, end), slice(first, end))
-        options = {
-            name: _slice_option(call, name, option, row, first, end)
-            for name, option in call.options_beside(mask).items()
-        }
+        given = call.options_beside(mask).items()
+        options = {name: _slice_option(call, name, option, row, first, end) for name, option in given}
         output, weight = call.original(call.module, call.query[here], call.key[here], call.value[here], mask, **options)
         outputs.append(output)
         if call.want_weights and weight is not None:
@@ -80,22 +68,17 @@ def _slice_option(call: AttentionCall, name: str, option: Any, row: int, first: 
 
 def _is_plain_batch(call: AttentionCall) -> bool:
     """Whether the documents are equally long, and nothing that comes with them has to be cut."""
-    if call.layout.uniform_length is None:
-        return False
-    if call.mask is not None and (not isinstance(call.mask, DocumentMask) or call.mask.absolute):
-        return False
-    return not any(isinstance(option, torch.Tensor) and option.dim() >= 2 for option in call.options.values())
+    return (
+        len(set(call.layout.lengths)) == 1
+        and (call.mask is None or (isinstance(call.mask, DocumentMask) and not call.mask.absolute))
+        and not any(isinstance(option, torch.Tensor) and option.dim() >= 2 for option in call.options.values())
+    )
 
 
 def _attend_as_batch(call: AttentionCall) -> torch.Tensor:
     """Equally long documents are a batch: one call."""
-    length = call.layout.lengths[0]
-
-    def as_batch(states: torch.Tensor) -> torch.Tensor:
-        heads, size = states.shape[1], states.shape[3]
-        return states.transpose(1, 2).reshape(-1, length, heads, size).transpose(1, 2)
-
-    states = [as_batch(each) for each in (call.query, call.key, call.value)]
+    length, tokens = call.layout.lengths[0], [each.transpose(1, 2) for each in (call.query, call.key, call.value)]
+    states = [each.reshape(-1, length, *each.shape[2:]).transpose(1, 2) for each in tokens]
     mask = call.mask.for_document(0, 0, length) if isinstance(call.mask, DocumentMask) else None
     output, _ = call.original(call.module, *states, mask, **call.options_beside(mask))
     return output.reshape(call.layout.rows, call.layout.columns, *output.shape[2:])

@@ -13,16 +13,6 @@ from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import masks, releases
 
 
-def availability() -> tuple[bool, str]:
-    """It is always there."""
-    return True, "torch.nn.functional.scaled_dot_product_attention"
-
-
-def refusal(call: AttentionCall) -> str | None:
-    """None: it serves any call."""
-    return None
-
-
 def attend(call: AttentionCall) -> Output:
     """Attend within each document."""
     pattern, options = call.pattern if torch.compiler.is_compiling() else None, call.options

@@ -80,21 +80,15 @@ def attend_varlen(
     if pattern.chunk is not None:
         layout = layout.in_chunks(pattern.chunk)
     rows, heads, columns, size = query.shape
-    value_size = value.shape[-1]
-    scale = size**-0.5 if scale is None else scale
     # The kernel wants one head size for all three, and a multiple of 8.
-    padded = -(-max(size, value_size) // 8) * 8
-
-    def flat(states: Tensor) -> Tensor:
-        states = states.transpose(1, 2).reshape(rows * columns, states.shape[1], states.shape[3])
-        return F.pad(states, (0, padded - states.shape[-1])) if states.shape[-1] < padded else states
-
+    padded = -(-max(size, value.shape[-1]) // 8) * 8
+    flat = (states.transpose(1, 2).flatten(0, 1) for states in (query, key, value))
+    q, k, v = (F.pad(t, (0, padded - t.shape[-1])) if t.shape[-1] < padded else t for t in flat)
     before, after = (-1 if each is None else each for each in (pattern.before, 0 if pattern.causal else pattern.after))
     longest = columns if torch.compiler.is_compiling() else layout.max_seqlen
-    settings = (layout.cu_seqlens, longest, scale, (before, after))
-    q, k, v = (flat(states) for states in (query, key, value))
+    settings = (layout.cu_seqlens, longest, size**-0.5 if scale is None else scale, (before, after))
     output = call_kernel(q, k, v, *settings) if sinks is None else _SinkAttention.apply(q, k, v, sinks, *settings)
-    return output[..., :value_size].reshape(rows, columns, heads, value_size)
+    return output[..., : value.shape[-1]].reshape(rows, columns, heads, value.shape[-1])
 
 
 def call_kernel(
@@ -117,17 +111,8 @@ def call_kernel(
         arguments["enable_gqa"] = query.shape[1] != key.shape[1]
     elif query.shape[1] != key.shape[1]:
         key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (key, value))
-    return varlen_attn(  # type: ignore[return-value]
-        query, key, value, cu_seqlens, cu_seqlens, longest, longest, **arguments
-    )
-
-
-def _flash_arguments(
-    cu_seqlens: Tensor, longest: int, scale: float, window: tuple[int, int]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What torch's forward and backward kernels have in common, by position and by name; there is no dropout."""
-    by_name = {"scale": scale, "window_size_left": window[0], "window_size_right": window[1]}
-    return (cu_seqlens, cu_seqlens, longest, longest, 0.0, window == (-1, 0)), by_name
+    states = query, key, value
+    return varlen_attn(*states, cu_seqlens, cu_seqlens, longest, longest, **arguments)  # type: ignore[return-value]
 
 
 class _SinkAttention(torch.autograd.Function):
@@ -141,25 +126,27 @@ class _SinkAttention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, cu_seqlens: Tensor, *settings: Any
     ) -> Tensor:
-        by_position, by_name = _flash_arguments(cu_seqlens, *settings)
+        longest, scale, window = settings
+        # What torch's two kernels have in common, by position and by name; there is no dropout.
+        common = longest, longest, 0.0, window == (-1, 0)
+        named = {"scale": scale, "window_size_left": window[0], "window_size_right": window[1]}
         output, lse, state, unused, _ = torch.ops.aten._flash_attention_forward(
-            query, key, value, *by_position, False, **by_name
+            query, key, value, cu_seqlens, cu_seqlens, *common, False, **named
         )
         logits = sinks.float().unsqueeze(1)  # lse is (heads, tokens)
         with_sink = torch.logaddexp(lse, logits)
         output = output * torch.exp(lse - with_sink).transpose(0, 1).unsqueeze(-1).to(output.dtype)
         ctx.save_for_backward(query, key, value, output, with_sink, logits, cu_seqlens, state, unused)
-        ctx.settings = (settings, sinks.dtype)
+        ctx.settings = common, named, sinks.dtype
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, lse, logits, cu_seqlens, state, unused = ctx.saved_tensors
-        settings, dtype = ctx.settings
-        by_position, by_name = _flash_arguments(cu_seqlens, *settings)
+        common, named, dtype = ctx.settings
         grad = grads[0].contiguous()
         d_query, d_key, d_value = torch.ops.aten._flash_attention_backward(
-            grad, query, key, value, output, lse, *by_position, state, unused, **by_name
+            grad, query, key, value, output, lse, cu_seqlens, cu_seqlens, *common, state, unused, **named
         )
         share = torch.exp(logits - lse)
         d_sinks = -(share * (grad.float() * output.float()).sum(-1).transpose(0, 1)).sum(1)
