@@ -11,7 +11,9 @@ FAMILY = Family(
     name="hunyuan_vl",
     model_types=frozenset({"hunyuan_vl"}),
     how="attention site, document by document; text alone",
-    refused_arguments={"pixel_values": "its positions number the images of the whole batch, not those of a document"},
+    refused_arguments={
+        "pixel_values": "its positions number the images of the whole batch, so those of a document go on from others"
+    },
     tiny=Tiny(
         configs={"hunyuan_vl_text": {"rope_parameters": _ROPE}},
         images={"grid": frozenset({"hunyuan_vl"})},
