@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -38,10 +38,6 @@ class Tiny:
     """The types that take images, by the form in which they do (`autopack.tiny.images.FORMS`)."""
     not_alone: frozenset[str] = frozenset()
     """Types that cannot be built, because they are no models on their own; `Family.refused_types` says why."""
-
-
-def _serves_every_config(config: Any) -> str | None:
-    return None
 
 
 def _by_class(known: Mapping[str, Any], module: torch.nn.Module) -> Any:
@@ -85,7 +81,7 @@ class Family:
     dense_types: frozenset[str] = frozenset()
     media_types: Mapping[str, frozenset[str]] = field(default_factory=dict)
     refused_arguments: Mapping[str, str] = field(default_factory=dict)
-    refusal: Callable[[Any], str | None] = _serves_every_config
+    refusal: Callable[[Any], str | None] | None = None
     refused_types: Mapping[str, str] = field(default_factory=dict)
     tiny: Tiny = Tiny()
 
@@ -104,23 +100,24 @@ _PER_CALL = ("cache_params", "past_key_values", "layer_past", "cache", "attentio
 
 @dataclass(frozen=True)
 class MixerCall:
-    """One call of a module inside a packed forward."""
+    """One call of a module inside a packed forward.
+
+    `first` is the name of the first parameter, which holds the tokens; `want_weights` says whether the caller asked for
+    attention weights. `memory` is the layout of the encoder's states, where this is cross-attention.
+    """
 
     original: Callable[..., Any]
     mixer: torch.nn.Module
     first: str
-    """Name of the first parameter, which holds the tokens."""
     arguments: dict[str, Any]
     layout: PackedLayout
     want_weights: bool
-    """Whether the caller asked for attention weights."""
     memory: PackedLayout | None = None
-    """The layout of the encoder's states, where this is cross-attention."""
 
     def by_documents(self, spread: Spread) -> Any:
         """Run the module's own forward on tokens in another form, without caches and masks."""
         return self.changed(
-            lambda name, value: None if name in _PER_CALL else spread_tokens(value, self.layout, spread),
+            lambda name, value: None if name in _PER_CALL else spread_tokens(value, self.layout, spread)
         )
 
     def changed(self, change: Callable[[str, Any], Any]) -> Any:
@@ -131,36 +128,34 @@ class MixerCall:
     def check(self) -> None:
         """Raise `UnsupportedModel` where the first tensor does not hold the tokens of the layout."""
         tokens = next((value for value in self.arguments.values() if isinstance(value, torch.Tensor)), None)
-        shape = () if tokens is None else tuple(tokens.shape)
-        if shape[:2] != (self.layout.rows, self.layout.columns):
-            raise UnsupportedModel(
-                f"{type(self.mixer).__name__} got tokens of shape {shape} inside a packed forward of "
-                f"{self.layout.rows} rows of {self.layout.columns} tokens"
-            )
+        check_tokens(() if tokens is None else tuple(tokens.shape), self.layout, type(self.mixer).__name__)
+
+
+def check_tokens(shape: tuple[int, ...], layout: PackedLayout, name: str) -> None:
+    """Raise `UnsupportedModel` where a tensor that `name` got is not (rows, columns, ...)."""
+    if shape[:2] != (layout.rows, layout.columns):
+        raise UnsupportedModel(
+            f"{name} got tokens of shape {shape} inside a packed forward of {layout.rows} rows of {layout.columns} "
+            f"tokens"
+        )
 
 
 class Way:
-    """How modules of one class are run on packed rows."""
+    """How modules of one class are run on packed rows.
 
-    attends: ClassVar[bool] = False
-    """Whether it is attention, which has positions."""
-    recurs: ClassVar[bool] = True
-    """Whether what it gives a token depends on padding before it, which no mask takes out."""
+    `attends` says that it is attention, which has positions, `recurs` that what it gives a token depends on padding
+    before it, which no mask takes out, `counts` that it counts columns, those of padding too, `reads_padding` that what
+    stands in padding changes what it gives to tokens. `whole_model_reason`: why nothing less than the whole model can
+    be run on documents, where that is so. `words` and `work` tell readers its name and what computes it.
+    """
 
-    @property
-    def counts(self) -> bool:
-        """Whether it counts columns, those of padding too."""
-        return False
-
-    @property
-    def reads_padding(self) -> bool:
-        """Whether what stands in padding changes what it gives to tokens."""
-        return False
-
-    @property
-    def whole_model_reason(self) -> str | None:
-        """Why nothing less than the whole model can be run on documents, where that is so; else None."""
-        return None
+    attends: bool = False
+    recurs: bool = True
+    counts: bool = False
+    reads_padding: bool = False
+    whole_model_reason: str | None = None
+    words: str = ""
+    work: str = ""
 
     def run(self, call: MixerCall) -> Any:
         """Run one module on packed rows."""
@@ -172,4 +167,7 @@ class Way:
 
     def how(self) -> dict[str, str]:
         """What computes it, in words for readers: by device, or "any"."""
-        raise NotImplementedError
+        return {"any": self.work}
+
+    def __str__(self) -> str:
+        return self.words or type(self).__name__

@@ -6,22 +6,24 @@ import pkgutil
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import nn
+from transformers import PreTrainedModel
+
+from autopack import architectures
+from autopack.architectures import attention
 from autopack.errors import AutopackError, UnsupportedModel
 from autopack.family import Family
+from autopack.inspection import modules, releases
 from autopack.inspection.positions import Numbering, text_config
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _registered: list[Family] = []
 
 
 @cache
 def _own() -> tuple[Family, ...]:
-    package = import_module("autopack.architectures")
-    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    names = sorted(module.name for module in pkgutil.iter_modules(architectures.__path__))
     return tuple(import_module(f"autopack.architectures.{name}").FAMILY for name in names)
 
 
@@ -34,16 +36,13 @@ def _loaded(point: EntryPoint) -> Family:
     where = f"entry point {point.name!r} ({point.value}) of {point.dist.name if point.dist else 'an installed package'}"
     try:
         family = point.load()
+        if not isinstance(family, Family):
+            raise TypeError(f"it is a {type(family).__name__}; wanted an autopack.Family")
     except Exception as error:
         raise AutopackError(
             f"{where} in the group autopack.families cannot be loaded: {type(error).__name__}: {error}. Repair or "
             f"uninstall that package."
         ) from error
-    if not isinstance(family, Family):
-        raise AutopackError(
-            f"{where} in the group autopack.families is a {type(family).__name__}; wanted an autopack.Family. Repair "
-            f"or uninstall that package."
-        )
     return family
 
 
@@ -62,21 +61,17 @@ def register(family: Family) -> None:
 
 def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
     """The family of a model, and why it cannot serve it, or None where it can."""
-    from autopack.architectures import attention
-    from autopack.inspection.modules import attention_modules, is_pair, mixers
-
     config = model.config
     # A composite that none lists is what its text part is, and is audited.
     known = [config.model_type, getattr(config.get_text_config(decoder=True), "model_type", None)]
     family = next((f for name in known for f in families() if name in f.model_types), None)
-    reason = next(
-        (f.refused_types[config.model_type] for f in families() if config.model_type in f.refused_types), None
-    )
-    if reason is None and family is not None:
+    reason = next(filter(None, (f.refused_types.get(config.model_type) for f in families())), None)
+    if reason is None and family is not None and family.refusal is not None:
         reason = family.refusal(config)
-    if reason is None and is_pair(model):
-        reason = _without_cross_attention(model, family)
-    if reason is None and not attention_modules(model) and not (family and mixers(model, family.mixers)):
+    mixing = [*modules.attention_modules(model), *(modules.mixers(model, family.mixers) if family else ())]
+    if reason is None and modules.is_pair(model):
+        reason = _without_cross_attention(model, mixing)
+    if reason is None and not mixing:
         reason = (
             "none of its modules calls an attention function of transformers' AttentionInterface, so autopack has no "
             "place to keep documents apart"
@@ -95,15 +90,12 @@ def family_for(model: PreTrainedModel) -> Family:
     return family
 
 
-def _without_cross_attention(model: PreTrainedModel, family: Family | None) -> str | None:
+def _without_cross_attention(model: PreTrainedModel, mixing: list[nn.Module]) -> str | None:
     """Why the two halves of an encoder-decoder cannot be told apart, or None where they can."""
-    from autopack.inspection.modules import attention_modules, cross_attention, halves, mixers
-
-    found = halves(model)
+    found = modules.halves(model)
     if found is None:
         return "it is an encoder-decoder whose encoder and decoder are not both models of their own"
-    mixing = [*attention_modules(model), *(mixers(model, family.mixers) if family else ())]
-    if not cross_attention(found[1], mixing):
+    if not modules.cross_attention(found[1], mixing):
         return (
             "none of the attention modules of its decoder is known to attend to the encoder, so autopack cannot keep "
             "the halves of one document together"
@@ -133,8 +125,6 @@ def is_covered(family: Family, model: PreTrainedModel) -> bool:
 
     Remote code may go by the type of another implementation. Mixers have been run on recent releases alone.
     """
-    from autopack.inspection import modules, releases
-
     mixers = modules.mixers(model, family.mixers)
     mixing = [*modules.entries(model), *modules.attention_modules(model), *mixers]
     if any(not module.startswith("transformers.") for module, _ in modules.forwards_of(mixing)):

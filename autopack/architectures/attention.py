@@ -39,44 +39,36 @@ bert bert-generation camembert data2vec-text electra ernie roberta roberta-prela
 xlm-roberta-xl xmod
 """
 
+_SQUARE = frozenset("gemma3 gemma3n got_ocr2".split())
+_PATCHES = frozenset("gemma4 gemma4_unified".split())
+"""Types that take images, by the form in which they do."""
+
 _SLIDING_AND_FULL: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"]}
 _FULL_AND_SLIDING: dict[str, Any] = {"layer_types": ["full_attention", "sliding_attention"]}
 _DENSE_AND_SPARSE: dict[str, Any] = {"mlp_layer_types": ["dense", "sparse"]}
 _WINDOW = _FULL_AND_SLIDING | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
-_GEMMA4 = {
-    "layer_types": _SLIDING_AND_FULL["layer_types"] * 2,
-    "global_head_dim": 32,
-    "num_kv_shared_layers": 2,
-}
+_TWICE = {"layer_types": _SLIDING_AND_FULL["layer_types"] * 2, "num_kv_shared_layers": 2}
+_GEMMA4 = _TWICE | {"global_head_dim": 32}
+_POOLED = {"pooling_kernel_size": 2}
 _SEEING_IMAGES_WHOLE = {"text_config": {"use_bidirectional_attention": "vision"}}
+
+_M_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+_ROPE = {"sliding_attention": _M_ROPE, "full_attention": None}
+_PHI4_WIDTHS = "ext_pw_out_channel depthwise_separable_out_channel".split()
+_STAND_IN = {"vocab_size": 8, "vocab_offset": 120, "rms_norm_eps": 1e-6}
 
 _TINY: dict[str, dict[str, Any]] = {
     "cohere2_moe": _SLIDING_AND_FULL | _DENSE_AND_SPARSE,
-    "cohere_compass_text": _SLIDING_AND_FULL
-    | {
-        "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
-            "full_attention": None,
-        }
-    },
+    "cohere_compass_text": _SLIDING_AND_FULL | {"rope_parameters": _ROPE},
     # 5.0 takes the experts' width for the router's input
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}, "ffn_config": {"ffn_hidden_size": 64}},
     "distilbert": {"dim": 64, "hidden_dim": 96},
     "dots1": _FULL_AND_SLIDING
     | {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "max_window_layers": 1},
     "dots3_note_text": _DENSE_AND_SPARSE
-    | {
-        "layer_types": ["indexed_attention", "sliding_attention"],
-        "sliding_window": 4,
-        "head_dim": 16,
-        "swa_num_attention_heads": 4,
-        "swa_num_key_value_heads": 4,
-        "swa_q_lora_rank": 24,
-        "swa_kv_lora_rank": 28,
-        "swa_head_dim": 16,
-        "swa_qk_nope_head_dim": 8,
-        "swa_v_head_dim": 12,
-    },
+    | {"layer_types": ["indexed_attention", "sliding_attention"], "sliding_window": 4, "head_dim": 16}
+    | {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 24, "swa_kv_lora_rank": 28}
+    | {"swa_head_dim": 16, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 12},
     "encoder-decoder": {"decoder": {"is_decoder": True, "add_cross_attention": True}},
     "esmc": {"num_key_value_heads": 4},
     "flint": {"mlp_only_layers": [0]},
@@ -84,24 +76,14 @@ _TINY: dict[str, dict[str, Any]] = {
     "gemma3": {"mm_tokens_per_image": 4},
     "gemma3n": {"vision_soft_tokens_per_image": 16},
     "gemma3n_audio": {"sscp_conv_channel_size": [8, 8]},
-    "gemma3n_text": {
-        "layer_types": _SLIDING_AND_FULL["layer_types"] * 2,
-        "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
-        "num_kv_shared_layers": 2,
-        "laurel_rank": 8,
-    },
+    "gemma3n_text": _TWICE | {"activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0], "laurel_rank": 8},
     "gemma4": _SEEING_IMAGES_WHOLE,
     "gemma4_text": _GEMMA4
     | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     "gemma4_unified": _SEEING_IMAGES_WHOLE,
     "gemma4_unified_text": _GEMMA4,
-    "gemma4_unified_vision": {
-        "pooling_kernel_size": 2,
-        "mm_embed_dim": 64,
-        "mm_posemb_size": 16,
-        "output_proj_dims": 64,
-    },
-    "gemma4_vision": {"pooling_kernel_size": 2},
+    "gemma4_unified_vision": _POOLED | {"mm_embed_dim": 64, "mm_posemb_size": 16, "output_proj_dims": 64},
+    "gemma4_vision": _POOLED,
     "glm_moe_dsa": {
         "layer_types": ["indexed_attention"] * 3,
         "indexer_types": ["full", "full", "shared"],
@@ -114,29 +96,17 @@ _TINY: dict[str, dict[str, Any]] = {
     "minicpm3": {"dim_model_base": 64},
     "ministral": _SLIDING_AND_FULL,
     "mistral4": {"head_dim": DERIVED},
-    "mllama_text_model": {
-        "num_hidden_layers": 3,
-        "cross_attention_layers": [1],
-        "rope_scaling": {"rope_type": "default"},
-    },
+    "mllama_text_model": {"num_hidden_layers": 3, "cross_attention_layers": [1]}
+    | {"rope_scaling": {"rope_type": "default"}},
     "modernbert-decoder": {"local_attention": 8},
-    "phi4_multimodal_audio": {
-        "ext_pw_out_channel": 64,
-        "depthwise_separable_out_channel": 64,
-        "nemo_conv_channels": 16,
-        "chunk_size": -1,
-        "num_blocks": 2,
-    },
+    "phi4_multimodal_audio": dict.fromkeys(_PHI4_WIDTHS, 64)
+    | {"nemo_conv_channels": 16, "chunk_size": -1, "num_blocks": 2},
     "qwen2": _WINDOW,
     "qwen2_moe": _WINDOW | {"mlp_only_layers": [0]},
     "qwen3": _WINDOW,
     "qwen3_moe": {"mlp_only_layers": [0]},
-    "roc_bert": {
-        "pronunciation_vocab_size": 128,
-        "shape_vocab_size": 128,
-        "pronunciation_embed_dim": 16,
-        "shape_embed_dim": 16,
-    },
+    "roc_bert": {"pronunciation_vocab_size": 128, "pronunciation_embed_dim": 16}
+    | {"shape_vocab_size": 128, "shape_embed_dim": 16},
     "smollm3": _FULL_AND_SLIDING | {"use_sliding_window": True, "sliding_window": 4, "no_rope_layers": [1, 0]},
     "xmod": {"default_language": "en_XX"},
 }
@@ -147,10 +117,7 @@ FAMILY = Family(
     how="attention site, document by document",
     numbering=dict.fromkeys(_AFTER_PAD_TOKEN.split(), AFTER_PAD_TOKEN)
     | {"biogpt": Numbering(changed=True), "opt": Numbering(along_mask=True)},
-    media_types={
-        "image": frozenset("gemma3 gemma3n gemma4 gemma4_unified got_ocr2".split()),
-        "sound": frozenset("moonshine whisper".split()),
-    },
+    media_types={"image": _SQUARE | _PATCHES, "sound": frozenset("moonshine whisper".split())},
     dense_types=frozenset("axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4".split()),
     tiny=Tiny(
         configs=_TINY,
@@ -160,17 +127,7 @@ FAMILY = Family(
             "gemma4_unified": {"vision_config": "gemma4_unified_vision"},
             "phi4_multimodal": {"vision_config": "phi4_multimodal_vision", "audio_config": "phi4_multimodal_audio"},
         },
-        stand_ins={
-            "gemma3n": {
-                "vision_config": (
-                    "siglip_vision_model",
-                    {"vocab_size": 8, "vocab_offset": 120, "rms_norm_eps": 1e-6},
-                )
-            }
-        },
-        images={
-            "square": frozenset("gemma3 gemma3n got_ocr2".split()),
-            "patches": frozenset("gemma4 gemma4_unified".split()),
-        },
+        stand_ins={"gemma3n": {"vision_config": ("siglip_vision_model", _STAND_IN)}},
+        images={"square": _SQUARE, "patches": _PATCHES},
     ),
 )

@@ -18,6 +18,7 @@ _SINUSOIDAL = "Marian Musicgen MusicgenMelody Pegasus"
 _NUMBERING_NO_PADDING = "M2M100 SeamlessM4T SeamlessM4Tv2 Speech2Text TrOCR"
 """Those whose sinusoidal embeddings number the tokens that are no padding."""
 _MUSICGEN = ("musicgen", "musicgen_melody")
+_MUSICGEN_PARTS = {"text_encoder": "t5", "audio_encoder": "encodec"}
 
 
 def _refusal(config: Any) -> str | None:
@@ -44,8 +45,6 @@ FAMILY = Family(
     },
     tiny=Tiny(
         configs={name: {"decoder": {"num_codebooks": 1}} for name in _MUSICGEN},
-        parts={
-            name: {"text_encoder": "t5", "audio_encoder": "encodec", "decoder": f"{name}_decoder"} for name in _MUSICGEN
-        },
+        parts={name: {**_MUSICGEN_PARTS, "decoder": f"{name}_decoder"} for name in _MUSICGEN},
     ),
 )

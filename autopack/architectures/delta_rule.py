@@ -34,23 +34,10 @@ _TINY: dict[str, dict[str, Any]] = {
     "qwen3_5_text": _M_ROPE,
     "qwen3_next": {"mlp_only_layers": [0]},
     "qwen4_exp_text": _M_ROPE
-    | {
-        "layer_types": ["linear_attention", "indexed_attention"],
-        "hc_count": 2,
-        "hc_lowrank": 8,
-        "ple_layer_ids": [1],
-        "ple_embed_dim": 64,
-        "heads_per_ngram": 2,
-        "ngram_vocab_size_base": 97,
-        "split_ngram_parts": 2,
-        "make_ngram_vocab_size_divisible_by": 8,
-        "indexer_n_heads": 2,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 16,
-        "indexer_budget": 4,
-        "indexer_compress_ratio": 2,
-        "eos_token_id": 2,
-    },
+    | {"layer_types": ["linear_attention", "indexed_attention"], "eos_token_id": 2, "hc_count": 2, "hc_lowrank": 8}
+    | {"ple_layer_ids": [1], "ple_embed_dim": 64, "heads_per_ngram": 2, "ngram_vocab_size_base": 97}
+    | {"split_ngram_parts": 2, "make_ngram_vocab_size_divisible_by": 8, "indexer_n_heads": 2, "indexer_kv_heads": 1}
+    | {"indexer_head_dim": 16, "indexer_budget": 4, "indexer_compress_ratio": 2},
 }
 
 
@@ -67,6 +54,6 @@ FAMILY = Family(
         **dict.fromkeys("BailingHybridDeltaAttention KimiLinearDeltaAttention".split(), _PER_CHANNEL_DECAY),
         "Qwen4ExpTextPLELayer": LookingBack(_by_taps_and_n_grams),
     },
-    media_types={"image": _WITH_MEDIA, "video": _WITH_MEDIA},
+    media_types=dict.fromkeys(["image", "video"], _WITH_MEDIA),
     tiny=Tiny(configs=_TINY, images={"grid": _WITH_MEDIA}),
 )

@@ -28,8 +28,7 @@ def _choose_keys_per_document(original: Callable[..., torch.Tensor], site: Site)
         scope = site_scope(self)
         if scope is None or scope.layout is None:
             return original(self, hidden_states, dt_states, keep_window_size, attention_mask)
-        rows, heads, columns = dt_states.shape
-        mask = dt_states.new_full((rows, heads, columns, columns), torch.finfo(hidden_states.dtype).min)
+        mask = dt_states.new_full((*dt_states.shape, dt_states.shape[-1]), torch.finfo(hidden_states.dtype).min)
         for row, first, end in scope.layout.spans:
             here = slice(row, row + 1), slice(first, end)
             within = None if attention_mask is None else attention_mask[here[0], :, here[1], here[1]]
@@ -42,9 +41,8 @@ def _choose_keys_per_document(original: Callable[..., torch.Tensor], site: Site)
 
 
 def _refusal(config: Any) -> str | None:
-    if getattr(config, "is_moe", False):
-        return "with is_moe=True doge routes tokens of all rows and documents together"
-    return None
+    mixes = getattr(config, "is_moe", False)
+    return "with is_moe=True doge routes tokens of all rows and documents together" if mixes else None
 
 
 FAMILY = Family(

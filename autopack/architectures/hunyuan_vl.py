@@ -5,6 +5,8 @@ A document would get other numbers for its images than alone, also in a padded b
 
 from autopack.family import Family, Tiny
 
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2, 2]}
+
 FAMILY = Family(
     name="hunyuan_vl",
     model_types=frozenset({"hunyuan_vl"}),
@@ -13,11 +15,7 @@ FAMILY = Family(
         "pixel_values": "its positions number the images of the whole batch, so those of a document go on from others"
     },
     tiny=Tiny(
-        configs={
-            "hunyuan_vl_text": {
-                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2, 2]}
-            }
-        },
+        configs={"hunyuan_vl_text": {"rope_parameters": _ROPE}},
         images={"grid": frozenset({"hunyuan_vl"})},
     ),
 )

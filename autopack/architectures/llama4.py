@@ -45,12 +45,8 @@ FAMILY = Family(
     tiny=Tiny(
         configs={
             "llama4_text": {"interleave_moe_layer_step": 2, "moe_layers": [1], "floor_scale": 4},
-            "llama4_vision_model": {
-                "intermediate_size": 256,
-                "projector_input_dim": 64,
-                "projector_output_dim": 64,
-                "vision_output_dim": 64,
-            },
+            "llama4_vision_model": {"intermediate_size": 256}
+            | dict.fromkeys("projector_input_dim projector_output_dim vision_output_dim".split(), 64),
         },
         images={"square": frozenset({"llama4"})},
     ),

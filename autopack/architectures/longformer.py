@@ -7,8 +7,7 @@ attention are global to it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -19,10 +18,11 @@ from autopack.layout.batches import Batches, equally_long
 from autopack.mixers import MixerCall, Way
 
 
-@dataclass(frozen=True)
 class _InWindows(Way):
-    attends: ClassVar[bool] = True
-    recurs: ClassVar[bool] = False
+    attends = True
+    recurs = False
+    words = "documents alone, in windows"
+    work = "the model's own attention, documents of one length as a batch, padded to the window"
 
     def run(self, call: MixerCall) -> Any:
         layout = call.layout
@@ -53,15 +53,8 @@ class _InWindows(Way):
                 output_attentions=call.want_weights,
             )
             outputs.append(tuple(part[:, :length] for part in output))
-        added = rows.shape[1] - layout.columns
-        whole = found.together(outputs)
-        return tuple(functional.pad(part, (0, 0) * (part.dim() - 2) + (0, added)) for part in whole)
-
-    def how(self) -> dict[str, str]:
-        return {"any": "the model's own attention, documents of one length as a batch, padded to the window"}
-
-    def __str__(self) -> str:
-        return "documents alone, in windows"
+        added = (0, rows.shape[1] - layout.columns)
+        return tuple(functional.pad(part, (0, 0) * (part.dim() - 2) + added) for part in found.together(outputs))
 
 
 FAMILY = Family(

@@ -58,6 +58,7 @@ qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text
 _PINPOINTS = "granite4_vision llava_next llava_next_video llava_onevision"
 _WINDOWED_TOWER = {"window_size": 16, "fullatt_block_indexes": [1]}
 _VISION_TOKENS = {"vision_start_token_id": 104, "vision_end_token_id": 105}
+_EMU3_TOKENS = {f"<|visual token {i:06d}|>": 110 + i for i in range(4)}
 
 _TINY: dict[str, dict[str, Any]] = {
     **{name: _m_rope(4, 2, 2) for name in _M_ROPE.split()},
@@ -69,14 +70,7 @@ _TINY: dict[str, dict[str, Any]] = {
     "cohere2_vision": {"alignment_intermediate_size": 128},
     "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},
     "dots3_note_vision_encoder": {"adapter_in_dim": 64, "adapter_out_dim": 64},
-    "emu3": {
-        "vocabulary_map": {
-            "<image>": 120,
-            "<|extra_200|>": 121,
-            **{f"<|visual token {i:06d}|>": 110 + i for i in range(4)},
-        },
-        "image_token_id": 120,
-    },
+    "emu3": {"image_token_id": 120, "vocabulary_map": {"<image>": 120, "<|extra_200|>": 121, **_EMU3_TOKENS}},
     "emu3_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "codebook_size": 4},
     "ernie4_5_vl_moe_text": _m_rope(3, 3, 2) | {"moe_intermediate_size": [32, 32]},
     "exaone4_5_vision": _WINDOWED_TOWER,

@@ -6,9 +6,7 @@ from autopack.family import Family, Tiny
 from autopack.mixers import AtOperations, LookingBack
 
 _TYPES = "inkling2 inkling2_text inkling_text lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl zaya"
-_AT_CONVOLUTION = """
-Inkling2ShortConvolution InklingShortConvolution Lfm2MoeShortConv Lfm2ShortConv Lfm3ShortConv
-"""
+_AT_CONVOLUTION = "Inkling2ShortConvolution InklingShortConvolution Lfm2MoeShortConv Lfm2ShortConv Lfm3ShortConv"
 
 _TINY: dict[str, dict[str, Any]] = {
     "inkling2_text": {"n_layers_per_attn_res_block": 1},
@@ -16,12 +14,8 @@ _TINY: dict[str, dict[str, Any]] = {
     "inkling_text": {"mlp_layer_types": ["dense", "sparse"], "logits_mup_width_multiplier": 1.0},
     "lfm2": {"layer_types": ["conv", "full_attention"], "full_attn_idxs": [1]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
-    "zaya": {
-        "layer_types": ["hybrid", "hybrid_sliding"],
-        "sliding_window": 4,
-        "num_experts_per_tok": 1,
-        "router_hidden_size": 16,
-    },
+    "zaya": {"layer_types": ["hybrid", "hybrid_sliding"], "sliding_window": 4}
+    | {"num_experts_per_tok": 1, "router_hidden_size": 16},
 }
 
 

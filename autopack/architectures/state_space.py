@@ -11,14 +11,10 @@ from autopack.mixers import AtOperations
 
 _TYPES = "bamba falcon_h1 falcon_mamba granitemoehybrid jamba mamba mamba2 nemotron_h zamba zamba2"
 _MAMBA = "FalconMambaMixer JambaMambaMixer MambaMixer ZambaMambaMixer"
-_MAMBA_2 = """
-BambaMixer FalconH1Mixer GraniteMoeHybridMambaLayer Mamba2Mixer NemotronHMamba2Mixer Zamba2MambaMixer
-"""
+_MAMBA_2 = "BambaMixer FalconH1Mixer GraniteMoeHybridMambaLayer Mamba2Mixer NemotronHMamba2Mixer Zamba2MambaMixer"
 
 _SELECTIVE_SCAN = AtOperations(("causal_conv1d_fn", "mamba_selective_scan"), fused="mamba_inner_fn")
-_STATE_SPACE_DUALITY = AtOperations(
-    ("causal_conv1d_fn", "mamba2_chunk_scan"), fused="mamba2_split_conv1d_scan_combined"
-)
+_DUALITY = AtOperations(("causal_conv1d_fn", "mamba2_chunk_scan"), fused="mamba2_split_conv1d_scan_combined")
 
 _TINY: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
@@ -27,15 +23,8 @@ _TINY: dict[str, dict[str, Any]] = {
     # older releases raise where their kernels are asked for and absent
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
     "mamba2": {"num_heads": 8},
-    "zamba": {
-        "use_mamba_kernels": False,
-        "num_hidden_layers": 4,
-        "attn_layer_period": 1,
-        "attn_layer_offset": 0,
-        "layers_block_type": DERIVED,
-        "attention_hidden_size": 128,
-        "attention_head_dim": 32,
-    },
+    "zamba": {"use_mamba_kernels": False, "num_hidden_layers": 4, "attn_layer_period": 1, "attn_layer_offset": 0}
+    | {"layers_block_type": DERIVED, "attention_hidden_size": 128, "attention_head_dim": 32},
     # 5.0 ties every shared block to the one of layer 0, and does not run without rotation
     "zamba2": {"layers_block_type": ["hybrid", "mamba", "hybrid"], "adapter_rank": 8, "use_mem_rope": True},
 }
@@ -44,6 +33,6 @@ FAMILY = Family(
     name="state_space",
     model_types=frozenset(_TYPES.split()),
     how="convolution and scan by documents; attention document by document",
-    mixers=dict.fromkeys(_MAMBA.split(), _SELECTIVE_SCAN) | dict.fromkeys(_MAMBA_2.split(), _STATE_SPACE_DUALITY),
+    mixers=dict.fromkeys(_MAMBA.split(), _SELECTIVE_SCAN) | dict.fromkeys(_MAMBA_2.split(), _DUALITY),
     tiny=Tiny(configs=_TINY),
 )

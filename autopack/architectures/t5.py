@@ -7,6 +7,8 @@ expert take so many tokens of a row and drops the rest, so its experts are run o
 from autopack.family import Family, Tiny
 from autopack.mixers import ALONE, RELATIVE, ROWS
 
+_SPARSE = ("num_sparse_encoder_layers", "num_sparse_decoder_layers")
+
 FAMILY = Family(
     name="t5",
     model_types=frozenset("mt5 pop2piano switch_transformers t5 umt5".split()),
@@ -17,14 +19,6 @@ FAMILY = Family(
         "SwitchTransformersSparseMLP": ROWS,
         "UMT5Attention": ALONE,  # every layer makes its own, inside
     },
-    tiny=Tiny(
-        configs={
-            # one layer of each kind on both sides, and experts that some documents overflow
-            "switch_transformers": {
-                "num_sparse_encoder_layers": 1,
-                "num_sparse_decoder_layers": 1,
-                "expert_capacity": 3,
-            },
-        }
-    ),
+    # one layer of each kind on both sides, and experts that some documents overflow
+    tiny=Tiny(configs={"switch_transformers": dict.fromkeys(_SPARSE, 1) | {"expert_capacity": 3}}),
 )

@@ -6,8 +6,7 @@ their cells. Others are taken as they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -16,13 +15,11 @@ from autopack.layout.batches import Batches, DocumentBatch, equally_long, spread
 from autopack.mixers import ALONE, MixerCall, Way
 
 
-@dataclass(frozen=True)
 class _ByCells(Way):
-    recurs: ClassVar[bool] = False
-
-    @property
-    def counts(self) -> bool:
-        return True
+    recurs = False
+    counts = True
+    words = "embeddings of documents alone"
+    work = "the embeddings themselves, documents of one length as a batch"
 
     def run(self, call: MixerCall) -> Any:
         call.check()
@@ -43,12 +40,6 @@ class _ByCells(Way):
         if counted.all() or not counted.any():
             return embed(None if counted.all() else given)
         return torch.where(counted[:, None, None], embed(None), embed(given))
-
-    def how(self) -> dict[str, str]:
-        return {"any": "the embeddings themselves, documents of one length as a batch"}
-
-    def __str__(self) -> str:
-        return "embeddings of documents alone"
 
 
 FAMILY = Family(

@@ -15,50 +15,21 @@ _MODELS = {
     "its relative encodings and streams are made for the row": "XLNetLMHeadModel XLNetModel",
 }
 
+_BLT_HALF = {"vocab_size": 260, "hidden_size_global": 64}
+_HEAVILY = "heavily_compressed_attention"
 _TINY: dict[str, dict[str, Any]] = {
-    "blt": {
-        "vocab_size": 260,
-        "patch_size": 4,
-        "encoder_hash_byte_group_vocab": 61,
-        "patcher_config": {"vocab_size": 260},
-        "encoder_config": {"vocab_size": 260, "hidden_size_global": 64},
-        "decoder_config": {"vocab_size": 260, "hidden_size_global": 64},
-    },
-    "deepseek_v4": {
-        "layer_types": [
-            "sliding_attention",
-            "heavily_compressed_attention",
-            "compressed_sparse_attention",
-            "heavily_compressed_attention",
-        ],
-        "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"],
-        "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "partial_rotary_factor": 0.5,
-        "index_topk": 2,
-        "o_groups": 2,
-        "o_lora_rank": 16,
-        "hc_mult": 2,
-    },
-    "minimax_m3_vl_text": {
-        "layer_types": ["full_attention", "minimax_m3_sparse"],
-        "mlp_layer_types": ["dense", "sparse"],
-        "index_n_heads": 2,
-        "index_block_size": 4,
-        "index_topk_blocks": 2,
-    },
-    "reformer": {
-        "axial_pos_embds": False,
-        "attn_layers": ["local", "lsh"],
-        # chunks of one token: rows of any length need no padding, with which upstream cannot take positions
-        "local_attn_chunk_length": 1,
-        "local_num_chunks_before": 3,
-        "lsh_attn_chunk_length": 1,
-        "lsh_num_chunks_before": 3,
-        "num_buckets": 4,
-        "hash_seed": 0,
-    },
+    "blt": {"vocab_size": 260, "patch_size": 4, "encoder_hash_byte_group_vocab": 61}
+    | {"patcher_config": {"vocab_size": 260}, "encoder_config": _BLT_HALF, "decoder_config": _BLT_HALF},
+    "deepseek_v4": {"layer_types": ["sliding_attention", _HEAVILY, "compressed_sparse_attention", _HEAVILY]}
+    | {"mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"]}
+    | {"compress_rates": {"compressed_sparse_attention": 2, _HEAVILY: 4}, "num_key_value_heads": 1, "head_dim": 16}
+    | {"partial_rotary_factor": 0.5, "index_topk": 2, "o_groups": 2, "o_lora_rank": 16, "hc_mult": 2},
+    "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]}
+    | {"mlp_layer_types": ["dense", "sparse"], "index_n_heads": 2, "index_block_size": 4, "index_topk_blocks": 2},
+    # chunks of one token: rows of any length need no padding, with which upstream cannot take positions
+    "reformer": {"local_attn_chunk_length": 1, "local_num_chunks_before": 3}
+    | {"lsh_attn_chunk_length": 1, "lsh_num_chunks_before": 3, "num_buckets": 4, "hash_seed": 0}
+    | {"axial_pos_embds": False, "attn_layers": ["local", "lsh"]},
 }
 
 _TYPES = "blt cpmant deepseek_v4 minimax_m3_vl minimax_m3_vl_text prophetnet reformer xlnet"
@@ -80,7 +51,7 @@ FAMILY = Family(
     attends=False,
     refusal=_refusal,
     mixers={name: OneByOne(reason) for reason, names in _MODELS.items() for name in names.split()},
-    media_types={"image": frozenset({"minimax_m3_vl"}), "video": frozenset({"minimax_m3_vl"})},
+    media_types=dict.fromkeys(["image", "video"], frozenset({"minimax_m3_vl"})),
     tiny=Tiny(
         configs=_TINY,
         causal={"reformer": {"is_decoder": True}, "xlnet": {"attn_type": "uni"}},

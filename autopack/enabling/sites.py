@@ -11,7 +11,7 @@ from autopack.attention.site import adapt_attention
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, modules, releases, source
 from autopack.inspection.anatomy import Anatomy
-from autopack.mixers import adapt_mixer
+from autopack.mixers.site import adapt_mixer
 from autopack.patching import Site
 from autopack.runtime.marks import mark_of
 

@@ -1,32 +1,200 @@
-"""Modules that mix tokens in a way of their own, or count them, made to start anew at every document."""
+"""The ways to keep modules that mix tokens, or count them, within documents. A family names one for each such class."""
 
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall, Way
-from autopack.mixers.site import adapt_mixer
-from autopack.mixers.ways import (
-    ALONE,
-    RELATIVE,
-    RESTARTING,
-    ROWS,
-    Alone,
-    AtOperations,
-    LookingBack,
-    OneByOne,
-    RelativeBias,
-    Restarting,
-)
+from autopack.inspection import modules
+from autopack.mixers.operations import OPERATIONS, adapt_operation, keeping_documents_apart
+from autopack.mixers.own_attention import attend_alone
+from autopack.mixers.rows import run_and_redo_first_tokens, run_per_document_row
+from autopack.mixers.whole_model import run_documents_alone
+from autopack.patching import Site
 
-__all__ = [
-    "ALONE",
-    "RELATIVE",
-    "RESTARTING",
-    "ROWS",
-    "Alone",
-    "AtOperations",
-    "LookingBack",
-    "MixerCall",
-    "OneByOne",
-    "RelativeBias",
-    "Restarting",
-    "Way",
-    "adapt_mixer",
-]
+
+class Rows(Way):
+    """Documents as right-padded rows of a batch: right for every causal mixer."""
+
+    words = "documents as rows"
+    work = "the mixer itself, on documents as right-padded rows, bucketed by length"
+
+    def run(self, call: MixerCall) -> Any:
+        call.check()
+        return run_per_document_row(call.by_documents, call.layout)
+
+
+@dataclass(frozen=True)
+class LookingBack(Way):
+    """For mixers that look back a fixed number of tokens, which `reach` reads off a mixer (None where it cannot)."""
+
+    reach: Callable[[nn.Module], int | None]
+    words = "first tokens of documents run again"
+    work = "the mixer itself, on whole rows, and again on the first tokens of each document"
+
+    def run(self, call: MixerCall) -> Any:
+        reach = self.reach(call.mixer)
+        if reach is None:
+            return ROWS.run(call)
+        call.check()
+        return run_and_redo_first_tokens(call.by_documents, call.layout, reach)
+
+
+@dataclass(frozen=True)
+class AtOperations(Way):
+    """For mixers that look back in `operations` alone; where `fused` answers, it has done the work of all of them."""
+
+    operations: tuple[str, ...]
+    fused: str | None = None
+
+    def run(self, call: MixerCall) -> Any:
+        if not self.sites(modules.defining_class(call.mixer).__module__):
+            return ROWS.run(call)
+        call.check()
+        with keeping_documents_apart(call.layout) as arrived:
+            output = call.by_documents(lambda tensor: tensor)
+        missed = set(self.operations) - arrived
+        if missed and self.fused not in arrived:
+            raise UnsupportedModel(
+                f"{type(call.mixer).__name__} was run without {', '.join(sorted(missed))}, where autopack keeps "
+                f"documents apart, so they may have been mixed. Train it on padded batches, one document per row."
+            )
+        return output
+
+    def sites(self, module: str) -> list[Site]:
+        found = importlib.import_module(module)
+        if not all(callable(getattr(found, name, None)) for name in self.operations):
+            return []  # releases before 5.23 have their kernels in other places
+        names = [*self.operations, *([self.fused] if self.fused and hasattr(found, self.fused) else [])]
+        return [Site(module, name, adapt_operation) for name in names]
+
+    def how(self) -> dict[str, str]:
+        found = [OPERATIONS[name] for name in self.operations]
+        in_kernels = ", ".join(operation.in_kernels for operation in found)
+        return {
+            "CPU": ", ".join(operation.in_torch for operation in found),
+            "CUDA": f"{in_kernels} where installed, else as on CPU",
+        }
+
+    def __str__(self) -> str:
+        return f"at {' and '.join(self.operations)}"
+
+
+@dataclass(frozen=True)
+class Alone(Way):
+    """For attention in a model's own code: documents of one length as a batch, with masks and biases cut out.
+
+    `beginnings` and `per_head` are those of `attend_alone`; `by_columns` says that padding changes its positions,
+    `reads_padding` that what stands in padding changes what it gives to tokens, `channels_first` that it takes and
+    gives (rows, channels, columns).
+    """
+
+    beginnings: tuple[tuple[str, int], ...] = ()
+    per_head: tuple[str, ...] = ()
+    by_columns: bool = False
+    reads_padding: bool = False
+    channels_first: bool = False
+    attends = True
+    recurs = False
+    words = "documents alone"
+    work = "the model's own attention, documents of one length as a batch"
+
+    @property
+    def counts(self) -> bool:  # type: ignore[override]
+        return self.by_columns
+
+    def run(self, call: MixerCall) -> Any:
+        return attend_alone(call, self.beginnings, self.per_head, self.channels_first)
+
+
+class Restarting(Way):
+    """For embeddings of positions that count columns: those of the first columns, for every document.
+
+    The module takes tokens (rows, columns, ...) or a shape, and returns (columns, channels) or (rows, columns,
+    channels); the result is (rows, columns, channels).
+    """
+
+    recurs = False
+    counts = True
+    words = "positions restarted"
+    work = "the embedding itself for the longest document, looked up for every token"
+
+    def run(self, call: MixerCall) -> torch.Tensor:
+        layout = call.layout
+
+        def change(name: str, value: Any) -> Any:
+            if name == "position_ids" and isinstance(value, torch.Tensor):  # columns, in one row or one for each
+                return (value if value.dim() == 1 else value[:1])[..., : layout.max_seqlen]
+            if name != call.first or value is None:
+                return value
+            if isinstance(value, torch.Tensor):
+                return value[:1, : layout.max_seqlen]
+            return torch.Size((1, layout.max_seqlen, *value[2:]))
+
+        table = call.changed(change)
+        table = table[0] if table.dim() == 3 else table
+        return table[layout.derived("places", layout.position_ids).to(table.device)]
+
+
+class RelativeBias(Way):
+    """For attention through transformers' interface that makes a bias of distances and hands it on (T5).
+
+    Distances are the same in every document, so that each one's bias is the beginning of that of the longest, (1,
+    heads, tokens, tokens). Upstream would make one for the whole row, and a dense one of zeros for cross-attention;
+    there it is (1, heads, 1, 1).
+    """
+
+    recurs = False
+    words = "bias of the longest document"
+    work = "the model's own attention, with the bias of the longest document"
+
+    def run(self, call: MixerCall) -> Any:
+        if not modules.attention_modules(call.mixer):
+            raise UnsupportedModel(
+                f"{type(call.mixer).__name__} of this release of transformers does not attend through its attention "
+                f"interface, so autopack has no place to keep documents apart. Use transformers 5.23 or later, or "
+                f"train on padded batches, one document per row."
+            )
+        arguments, mixer, longest = dict(call.arguments), call.mixer, call.layout.max_seqlen
+        if arguments.get("position_bias") is None:
+            arguments["position_bias"] = _bias(mixer, arguments, longest)
+        return call.original(mixer, arguments.pop(call.first), **arguments)
+
+
+def _bias(mixer: Any, arguments: dict[str, Any], longest: int) -> torch.Tensor:
+    states = arguments["hidden_states"]
+    if mixer.has_relative_attention_bias and arguments.get("key_value_states") is None:
+        return mixer.compute_bias(longest, longest, device=states.device)
+    # Reentrant checkpointing needs a gradient of something that is handed on, as it does upstream.
+    needs_gradient = mixer.gradient_checkpointing and mixer.training
+    return states.new_zeros((1, mixer.n_heads, 1, 1)).requires_grad_(needs_gradient)
+
+
+@dataclass(frozen=True)
+class OneByOne(Way):
+    """For a whole model, the last resort: documents of one length as a batch. `reason`: why nothing less will do."""
+
+    reason: str
+    attends = True
+    recurs = False
+    words = "whole model per document"
+
+    @property
+    def whole_model_reason(self) -> str:  # type: ignore[override]
+        return self.reason
+
+    def run(self, call: MixerCall) -> Any:
+        return run_documents_alone(call)
+
+    def how(self) -> dict[str, str]:
+        return {"any": f"the whole model, documents of one length as a batch, since {self.reason}"}
+
+
+ALONE, RELATIVE, RESTARTING, ROWS = Alone(), RelativeBias(), Restarting(), Rows()

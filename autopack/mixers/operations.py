@@ -11,40 +11,27 @@ import functools
 import inspect
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers.activations import ACT2FN
 
-from autopack.errors import UnsupportedModel
+from autopack.family import check_tokens
 from autopack.inspection import releases
 from autopack.layout.batches import Spread
+from autopack.layout.packed import PackedLayout
 from autopack.mixers.convolution import causal_convolution
-from autopack.mixers.first_tokens import run_and_redo_first_tokens
-from autopack.mixers.rows import run_per_document_row
+from autopack.mixers.rows import run_and_redo_first_tokens, run_per_document_row
 from autopack.mixers.selective_scan import selective_scan
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from autopack.layout.packed import PackedLayout
-    from autopack.patching import Site
-
-
-@dataclass
-class _Mixing:
-    """One packed forward of one mixer."""
-
-    layout: PackedLayout
-    arrived: set[str] = field(default_factory=set)
-    """Operations that have been called in it."""
+from autopack.patching import Site
 
 
 class _Ambient(threading.local):
-    mixing: _Mixing | None = None
+    mixing: tuple[PackedLayout, set[str]] | None = None
+    """In the packed forward of a mixer: its layout, and the operations that have been called in it."""
 
 
 _ambient = _Ambient()
@@ -53,9 +40,10 @@ _ambient = _Ambient()
 @contextmanager
 def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
     """Let operations follow a layout; gives the set of those that were called, filled as they are."""
-    before, _ambient.mixing = _ambient.mixing, _Mixing(layout)
+    arrived: set[str] = set()
+    before, _ambient.mixing = _ambient.mixing, (layout, arrived)
     try:
-        yield _ambient.mixing.arrived
+        yield arrived
     finally:
         _ambient.mixing = before
 
@@ -66,25 +54,23 @@ def adapt_operation(original: Callable[..., Any], site: Site) -> Callable[..., A
 
     @functools.wraps(original, updated=())
     def autopack_operation(*args: Any, **kwargs: Any) -> Any:
-        mixing = _ambient.mixing
-        if mixing is None:
+        if _ambient.mixing is None:
             return original(*args, **kwargs)
-        result = operation(original, mixing.layout, args, kwargs)
+        layout, arrived = _ambient.mixing
+        result = operation(original, layout, args, kwargs)
         if result is not None:
-            mixing.arrived.add(site.path)
+            arrived.add(site.path)
         return result
 
     autopack_operation.autopack_original = original  # type: ignore[attr-defined]
     return autopack_operation
 
 
-def _convolution(
-    original: Callable[..., Any], layout: PackedLayout, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _convolution(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
     """causal_conv1d_fn(x (rows, channels, tokens), weight (channels, width), ...)"""
     given = {**dict(zip(("hidden_states", "weight", "bias", "activation"), args, strict=False)), **kwargs}
     hidden, weight, activation = given["hidden_states"], given["weight"], given.get("activation")
-    _check(hidden.transpose(1, 2), layout, "causal_conv1d_fn")
+    check_tokens(hidden.transpose(1, 2).shape, layout, "causal_conv1d_fn")
     if not releases.kernel_parameters(original):
         act = None if activation is None else ACT2FN[activation]
         return causal_convolution(layout, hidden, weight, given.get("bias"), act)
@@ -112,16 +98,14 @@ class _Scan:
     chunk: Callable[[int], int] | None = None
     """The fastest chunk in torch, by the length of the longest document: any chunk gives the same."""
 
-    def check(self, layout: PackedLayout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def check(self, layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> None:
         """Raise `UnsupportedModel` where an argument has not the tokens of this layout."""
-        given = [args[i] for i in self.positional if i < len(args)]
-        given += [kwargs[name] for name in self.named if kwargs.get(name) is not None]
+        given = [*(args[i] for i in self.positional if i < len(args)), *map(kwargs.get, self.named)]
         for value in given:
-            _check(value.movedim(self.axis, 1), layout, self.name)
+            if value is not None:
+                check_tokens(value.movedim(self.axis, 1).shape, layout, self.name)
 
-    def __call__(
-        self, original: Callable[..., Any], layout: PackedLayout, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def __call__(self, original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
         self.check(layout, args, kwargs)
         if self.chunk is not None and not releases.kernel_parameters(original):
             kwargs = {**kwargs, "chunk_size": min(kwargs.get("chunk_size", 64), self.chunk(layout.max_seqlen))}
@@ -163,9 +147,7 @@ _SELECTIVE_SCAN = _Scan("mamba_selective_scan", (0, 1, 3, 4), ("z",), -1, None)
 _OWN_OPTIONS = set(inspect.signature(selective_scan).parameters) - {"layout"}
 
 
-def _selective_scan(
-    original: Callable[..., Any], layout: PackedLayout, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _selective_scan(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
     """selective_scan_fn(u, dt, A, B, C, ...), whose kernel knows of no documents."""
     given = {name: value for name, value in kwargs.items() if value is not None and value is not False}
     own = given.keys() - {"use_associative_scan"} <= _OWN_OPTIONS  # an associative scan is for compiled models
@@ -176,28 +158,21 @@ def _selective_scan(
     return selective_scan(layout, *args, **given)
 
 
-@dataclass(frozen=True)
-class _Fused:
+def _fused(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
     """A kernel for a whole mixer, which need not be used: where it gives None, the mixer goes step by step."""
-
-    bounds: str | None
-
-    def __call__(
-        self, original: Callable[..., Any], layout: PackedLayout, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if self.bounds is None or not _takes(original, self.bounds):
-            return None
-        return original(*args, **{**kwargs, self.bounds: layout.seq_idx})
+    return original(*args, **{**kwargs, "seq_idx": layout.seq_idx}) if _takes(original, "seq_idx") else None
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A function of transformers that mixes tokens, and how it is made to follow documents."""
+    """A function of transformers that mixes tokens, and how it is made to follow documents.
+
+    `run` takes the function, the layout, and the positional and named arguments of a call. `in_torch` and `in_kernels`
+    tell readers what computes it without a kernel and with one.
+    """
 
     run: Callable[..., Any]
-    """Takes the function, the layout, and the positional and named arguments of a call."""
     in_torch: str = ""
-    """What computes it where no kernel is installed, in words for readers."""
     in_kernels: str = ""
 
 
@@ -208,13 +183,13 @@ def _delta_rule(name: str, chunk: Callable[[int], int] | None = None) -> Operati
 
 OPERATIONS = {
     "causal_conv1d_fn": Operation(_convolution, "taps masked at starts", "causal_conv1d told by seq_idx"),
-    "mamba2_split_conv1d_scan_combined": Operation(_Fused("seq_idx")),
+    "mamba2_split_conv1d_scan_combined": Operation(_fused),
     "mamba2_chunk_scan": Operation(
         _Scan("mamba2_chunk_scan", (0, 1, 3, 4), ("z",), 1, "seq_idx", _near_square_root),
         "scan on documents as rows",
         "mamba_ssm told by seq_idx",
     ),
-    "mamba_inner_fn": Operation(_Fused(None)),
+    "mamba_inner_fn": Operation(lambda *call: None),  # knows of no documents
     "mamba_selective_scan": Operation(
         _selective_scan, "scan of all documents in step", "mamba_ssm on documents as rows"
     ),
@@ -226,11 +201,3 @@ OPERATIONS = {
 
 def _takes(operation: Callable[..., Any], name: str) -> bool:
     return name in releases.kernel_parameters(operation)
-
-
-def _check(tensor: torch.Tensor, layout: PackedLayout, name: str) -> None:
-    if tuple(tensor.shape[:2]) != (layout.rows, layout.columns):
-        raise UnsupportedModel(
-            f"{name} got a tensor of {tuple(tensor.shape[:2])} rows and tokens inside a packed forward of "
-            f"{layout.rows} rows of {layout.columns} tokens"
-        )

@@ -8,7 +8,6 @@ backwards, where a graph of single steps would add up gradients of the whole row
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,27 +18,25 @@ from torch.nn.functional import silu, softplus
 from autopack.layout.packed import PackedLayout
 
 
-@dataclass(frozen=True)
-class _Steps:
-    order: torch.Tensor
-    """Tokens of the flattened rows in the order of the steps."""
-    back: torch.Tensor
-    """The inverse of `order`."""
-    bounds: list[int]
-    """Where each step begins in `order`, and its length at the end. Steps never get longer."""
-
-
-def _steps(layout: PackedLayout) -> _Steps:
+def _steps(layout: PackedLayout) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """The tokens of the flattened rows in the order of the steps, the inverse of that order, and where each step begins
+    in it and the last one ends. Steps never get longer."""
     lengths = np.diff(layout.bounds)
     rank = np.empty(len(lengths), dtype=np.int64)
     rank[np.argsort(-lengths, kind="stable")] = np.arange(len(lengths))
     offsets = np.arange(layout.bounds[-1]) - np.repeat(layout.bounds[:-1], lengths)
     order = np.lexsort((np.repeat(rank, lengths), offsets))
     bounds = [0, *np.cumsum(np.bincount(offsets)).tolist()]
-    return _Steps(layout.upload(order), layout.upload(np.argsort(order, kind="stable")), bounds)
+    return layout.upload(order), layout.upload(np.argsort(order, kind="stable")), bounds
 
 
-class _LinearRecurrence(torch.autograd.Function):
+class LinearRecurrence(torch.autograd.Function):
+    """h_t = decay_t * h_(t-1) + inputs_t from h = 0, on float tensors (tokens, ...) in the order of steps.
+
+    `bounds` says where each step begins and the last ends; the first entries of a step go on from those of the step
+    before. Once differentiable.
+    """
+
     @staticmethod
     def forward(ctx: Any, decay: torch.Tensor, inputs: torch.Tensor, bounds: list[int]) -> torch.Tensor:
         states = inputs.clone()
@@ -54,8 +51,7 @@ class _LinearRecurrence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        decay, states = ctx.saved_tensors
-        bounds = ctx.bounds
+        (decay, states), bounds = ctx.saved_tensors, ctx.bounds
         gradient = gradient.clone()
         for_decay = torch.zeros_like(decay)
         for i in range(len(bounds) - 3, -1, -1):
@@ -64,15 +60,6 @@ class _LinearRecurrence(torch.autograd.Function):
             gradient[before].addcmul_(decay[middle:end], gradient[middle:end])
             torch.mul(gradient[middle:end], states[before], out=for_decay[middle:end])
         return for_decay, gradient, None
-
-
-def linear_recurrence(decay: torch.Tensor, inputs: torch.Tensor, bounds: list[int]) -> torch.Tensor:
-    """h_t = decay_t * h_(t-1) + inputs_t from h = 0, on float tensors (tokens, ...) in the order of steps.
-
-    `bounds` says where each step begins and the last ends; the first entries of a step go on from those of the step
-    before. Once differentiable.
-    """
-    return _LinearRecurrence.apply(decay, inputs, bounds)
 
 
 def selective_scan(
@@ -92,10 +79,10 @@ def selective_scan(
     `hidden`, `dt` and `z` are (rows, channels, tokens), `B` and `C` (rows, states, tokens), `A` (channels, states), `D`
     and `delta_bias` (channels,). States are float32, the output has the dtype of `hidden`.
     """
-    steps = layout.derived("steps", lambda: _steps(layout))
+    order, back, bounds = layout.derived("steps", lambda: _steps(layout))
 
     def ordered(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.transpose(1, 2).flatten(0, 1).index_select(0, steps.order)
+        return tensor.transpose(1, 2).flatten(0, 1).index_select(0, order)
 
     tokens, dt, B, C = (ordered(tensor) for tensor in (hidden, dt, B, C))
     if delta_bias is not None:
@@ -104,8 +91,8 @@ def selective_scan(
         dt = softplus(dt)
     decay = torch.exp(A * dt[:, :, None])
     inputs = dt[:, :, None] * B[:, None, :].float() * tokens[:, :, None].float()
-    states = linear_recurrence(decay, inputs.to(decay.dtype), steps.bounds)
-    output = torch.matmul(states.to(hidden.dtype), C[:, :, None])[:, :, 0].index_select(0, steps.back)
+    states = LinearRecurrence.apply(decay, inputs.to(decay.dtype), bounds)
+    output = torch.matmul(states.to(hidden.dtype), C[:, :, None])[:, :, 0].index_select(0, back)
     output = output.unflatten(0, (layout.rows, layout.columns)).transpose(1, 2)
     if D is not None:
         output = output + hidden * D[None, :, None]

@@ -24,29 +24,20 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         scope = site_scope(self)
         if scope is None or scope.layout is None:
             return original(self, *args, **kwargs)
-        return _mix(original, names, scope, self, args, kwargs)
+        return mix(self, scope, {**dict(zip(names, args, strict=False)), **kwargs})
+
+    @torch._dynamo.disable
+    def mix(mixer: torch.nn.Module, scope: Scope, arguments: dict[str, Any]) -> Any:
+        mark = mark_of(mixer)
+        assert scope.layout is not None
+        assert mark is not None
+        assert mark.way is not None
+        if "use_cache" in names:
+            arguments["use_cache"] = False
+        first = arguments.get(names[0])
+        layout = scope.layout.to(first.device) if isinstance(first, torch.Tensor) else scope.layout
+        memory = scope.memory.to(layout.device) if scope.memory is not None and mark.reads_encoder else None
+        return mark.way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory))
 
     autopack_mixer.autopack_original = original  # type: ignore[attr-defined]
     return autopack_mixer
-
-
-@torch._dynamo.disable
-def _mix(
-    original: Callable[..., Any],
-    names: list[str],
-    scope: Scope,
-    mixer: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-    if "use_cache" in names:
-        arguments["use_cache"] = False
-    assert scope.layout is not None
-    first = arguments.get(names[0])
-    layout = scope.layout.to(first.device) if isinstance(first, torch.Tensor) else scope.layout
-    mark = mark_of(mixer)
-    assert mark is not None
-    assert mark.way is not None
-    memory = scope.memory.to(layout.device) if scope.memory is not None and mark.reads_encoder else None
-    return mark.way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory))

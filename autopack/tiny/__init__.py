@@ -11,12 +11,4 @@ from autopack.registry import first_position
 from autopack.tiny.configs import TASKS, CannotBuild, config, types_for
 from autopack.tiny.models import build, tokens
 
-__all__ = [
-    "TASKS",
-    "CannotBuild",
-    "build",
-    "config",
-    "first_position",
-    "tokens",
-    "types_for",
-]
+__all__ = ["TASKS", "CannotBuild", "build", "config", "first_position", "tokens", "types_for"]

@@ -7,14 +7,16 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import transformers
+from transformers import PretrainedConfig
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from autopack.family import DERIVED
 from autopack.registry import families
 from autopack.tiny import rules
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 
 class CannotBuild(ValueError):
@@ -49,8 +51,6 @@ def types_for(task: str) -> list[str]:
 
     Those registered with transformers' auto classes in this process are among them.
     """
-    from transformers.models.auto import modeling_auto
-
     registered = getattr(modeling_auto, TASKS[task])._extra_content
     return sorted({*getattr(modeling_auto, f"{TASKS[task]}_NAMES"), *(added.model_type for added in registered)})
 
@@ -63,9 +63,6 @@ def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> Pre
     merged into the tiny one. Lists with one entry per layer follow an overridden number of layers.
     Raises `CannotBuild` if the installed transformers lacks the type or refuses the result.
     """
-    import transformers
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     if model_type not in CONFIG_MAPPING:
         raise CannotBuild(model_type, f"transformers {transformers.__version__} has no such type")
     parts: dict[str, Any] = {name: {"model_type": part_type} for name, part_type in known("parts", model_type).items()}
@@ -87,11 +84,6 @@ def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> Pre
     return tiny
 
 
-def is_config(value: object) -> bool:
-    """Say whether `value` is a configuration, of whatever base class the installed transformers uses."""
-    return hasattr(value, "to_diff_dict")
-
-
 def known(what: str, model_type: str) -> dict[str, Any]:
     """Return what the families know of a type, by the name of a field of `autopack.family.Tiny`."""
     found = (getattr(family.tiny, what).get(model_type) for family in families())
@@ -104,7 +96,7 @@ def _arguments(default: PretrainedConfig, own: dict[str, Any], overrides: dict[s
     `own` are the fields that its type has beyond the general rules; the caller's overrides count before them.
     """
     present = vars(default)
-    parts = {name: value for name, value in present.items() if is_config(value)}
+    parts = {name: value for name, value in present.items() if hasattr(value, "to_diff_dict")}  # configurations
     given = _routed(default, parts, overrides)
     arguments = _shrunk(default) | _latent(present) | _kinds(present) | _token_ids(present)
     arguments |= {name: value for name, value in (own | given).items() if name not in parts}
@@ -153,12 +145,10 @@ def _shrunk(default: PretrainedConfig) -> dict[str, Any]:
 
 def _latent(present: dict[str, Any]) -> dict[str, Any]:
     """Return what multi-head latent attention needs: no grouped heads, and `head_dim` as the width that is rotated."""
-    if "kv_lora_rank" not in present:
-        return {}
-    arguments = {"num_key_value_heads": rules.HEADS}
-    if "head_dim" in present:
-        arguments["head_dim"] = rules.FIELDS["qk_rope_head_dim"]
-    return arguments
+    fields = {"num_key_value_heads": rules.HEADS, "head_dim": rules.FIELDS["qk_rope_head_dim"]}
+    if "head_dim" not in present:
+        del fields["head_dim"]
+    return fields if "kv_lora_rank" in present else {}
 
 
 def _kinds(present: dict[str, Any]) -> dict[str, Any]:
@@ -169,8 +159,7 @@ def _kinds(present: dict[str, Any]) -> dict[str, Any]:
         return {}
     layers = list(zip(*lists.values(), strict=True))
     chosen = sorted(layers.index(kind) for kind in set(layers))
-    if len(chosen) < rules.LAYERS:
-        chosen = chosen * rules.LAYERS
+    chosen *= 1 if len(chosen) >= rules.LAYERS else rules.LAYERS
     return {name: [value[index] for index in chosen] for name, value in lists.items()}
 
 

@@ -12,16 +12,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from autopack.registry import families
 from autopack.tiny import rules
 from autopack.tiny.models import tokens
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 IMAGE = "image"
 """Stands for an image among the lengths of runs of text."""
@@ -69,7 +67,6 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     generator = torch.Generator().manual_seed(seed)
     config = model.config
     found: list[torch.Tensor] = []
-    kinds: list[torch.Tensor] = []
     pictures: list[dict[str, torch.Tensor]] = []
     placeholder = next(
         value
@@ -86,17 +83,12 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
             if isinstance(start, int) and isinstance(end, int):
                 ids = torch.cat([torch.tensor([[start]]), ids, torch.tensor([[end]])], dim=1)
         found.append(ids)
-        kinds.append((ids == placeholder).long())
-    per_token = {"input_ids": torch.cat(found, dim=1)}
+    whole = torch.cat(found, dim=1)
     named = inspect.signature(type(model).forward).parameters
-    if "mm_token_type_ids" in named:
-        per_token["mm_token_type_ids"] = torch.cat(kinds, dim=1)
-    if "token_type_ids" in named:
-        per_token["token_type_ids"] = torch.cat(kinds, dim=1)
-        if form_of(model) == "square after a prefix":
-            per_token["token_type_ids"] = torch.cat(
-                [torch.full_like(ids, int(ids is found[-1])) for ids in found], dim=1
-            )
+    names = [name for name in ("mm_token_type_ids", "token_type_ids") if name in named]
+    per_token = {"input_ids": whole, **{name: (whole == placeholder).long() for name in names}}
+    if "token_type_ids" in named and form_of(model) == "square after a prefix":
+        per_token["token_type_ids"] = (torch.arange(whole.shape[1]) >= whole.shape[1] - found[-1].shape[1]).long()[None]
     return Document(per_token, tuple(pictures))
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import transformers
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
 
 from autopack.registry import families
 from autopack.tiny import configs, rules
 from autopack.tiny.weights import randomize
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
 
 
 def build(
@@ -32,8 +32,6 @@ def build(
     Raises `CannotBuild` if the installed transformers lacks the type, if the type refuses the attention
     implementation, or if it is no language model on its own.
     """
-    import transformers
-
     if model_type not in configs.types_for(task):
         reason = f"transformers {transformers.__version__} has no model of this type for {task}"
         raise configs.CannotBuild(model_type, reason)
@@ -66,8 +64,6 @@ def tokens(config: PretrainedConfig, *shape: int, seed: int = 0) -> torch.Tensor
 
 def _class_and_config(config: PretrainedConfig, task: str) -> tuple[type[PreTrainedModel], PretrainedConfig]:
     """Return the class that the task's mapping names, and that part of a composite configuration which it takes."""
-    from transformers.models.auto import modeling_auto
-
     found: Any = getattr(modeling_auto, configs.TASKS[task])[type(config)]
     model_class = found[0] if isinstance(found, tuple) else found
     fitting = [part for part in (config, *vars(config).values()) if isinstance(part, model_class.config_class)]

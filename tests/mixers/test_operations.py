@@ -16,8 +16,8 @@ from autopack.inspection import modules, releases
 from autopack.layout.packed import PackedLayout
 from autopack.mixers import AtOperations
 from autopack.mixers.convolution import causal_convolution
-from autopack.mixers.first_tokens import run_and_redo_first_tokens
-from autopack.mixers.selective_scan import linear_recurrence, selective_scan
+from autopack.mixers.rows import run_and_redo_first_tokens
+from autopack.mixers.selective_scan import LinearRecurrence, selective_scan
 from tests.conftest import FLOAT32, LEAK, alone, error, positions
 
 ROWS = ((5, 1, 9, 3), (2, 12, 4))
@@ -96,7 +96,7 @@ def test_the_selective_scan_is_that_of_transformers_on_every_document(layout, ga
 
 def test_the_gradient_of_the_recurrence():
     decay, inputs = random(7, 2), random(7, 2, seed=1)
-    assert torch.autograd.gradcheck(lambda a, b: linear_recurrence(a, b, [0, 3, 5, 6, 7]), (decay, inputs))
+    assert torch.autograd.gradcheck(lambda a, b: LinearRecurrence.apply(a, b, [0, 3, 5, 6, 7]), (decay, inputs))
 
 
 @settings(max_examples=40)
