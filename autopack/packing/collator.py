@@ -16,12 +16,11 @@ import numpy as np
 from autopack.errors import InvalidPacking
 from autopack.inspection.heads import row_head
 from autopack.layout.declarations import IGNORED_LABEL
-from autopack.packing.columns import DOCUMENT_WEIGHT, IDS, LABEL_KEYS, LOSS_WEIGHTS, MASK, POSITIONS, invalid
+from autopack.packing.checks import IDS, LABEL_KEYS, MASK, POSITIONS, check_in, check_int, check_names, invalid, is_int
 from autopack.packing.examples import Example, check_alike, read_example
 from autopack.packing.lengths import bounds_of, numbered
-from autopack.packing.options import check_choice, check_int, check_names, is_int
 from autopack.packing.strategies import next_fit
-from autopack.packing.weights import WEIGHINGS, Weighing, token_weights
+from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, WEIGHINGS, Weighing, token_weights
 
 PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
 Labels = Literal["auto", "given", "required", "none"]
@@ -102,7 +101,7 @@ class PackingCollator:
 
     def __post_init__(self) -> None:
         for name, choices in {**CHOICES, "loss_weights": WEIGHINGS}.items():
-            check_choice(name, getattr(self, name), choices)
+            check_in(name, getattr(self, name), choices)
         for name, least in {"max_tokens": 1, "pad_to_multiple_of": 1, "first_position": 0, "pad_token_id": 0}.items():
             check_int(name, getattr(self, name), least, optional=least == 1)
         if self.max_tokens and self.pad_to_multiple_of and self.max_tokens % self.pad_to_multiple_of:
@@ -155,7 +154,7 @@ class PackingCollator:
     def __call__(self, examples: Iterable[Mapping[str, Any]], return_tensors: str | None = None) -> dict[str, Any]:
         """Returns the packed batch of `examples`; `return_tensors` overrides the option of that name."""
         return_tensors = return_tensors or self.return_tensors
-        check_choice("return_tensors", return_tensors, CHOICES["return_tensors"])
+        check_in("return_tensors", return_tensors, CHOICES["return_tensors"])
         if isinstance(examples, (Mapping, str)) or not isinstance(examples, Iterable):
             raise InvalidPacking(f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts")
         read = [self._read(index, example) for index, example in enumerate(examples)]

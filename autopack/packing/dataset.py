@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.options import check_choice, check_int
+from autopack.packing.checks import check_in, check_int
 from autopack.packing.plan import Strategy
 from autopack.packing.weights import WEIGHINGS, Weighing
 
@@ -93,7 +93,7 @@ def pack(
     except ImportError as error:
         raise ImportError('autopack.pack needs pyarrow: pip install "autopack[data]"') from error
 
-    check_choice("loss_weights", loss_weights, WEIGHINGS)
+    check_in("loss_weights", loss_weights, WEIGHINGS)
     check_int("first_position", first_position, 0)
     check_int("buffer_size", buffer_size, 1)
     planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
@@ -136,7 +136,7 @@ def _pack(
 
         return pack_stream(dataset, packing, buffer_size)
     if kind == "list":
-        from autopack.packing.tables import from_examples
+        from autopack.packing.documents import from_examples
 
         table = from_examples(dataset, **packing.carried)
         return packing.rows(Documents(table, None, **packing.carried)).table().to_pylist()

@@ -10,19 +10,9 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.layout.declarations import IGNORED_LABEL
-from autopack.packing.columns import (
-    COMPLETION_KEYS,
-    DOCUMENT_WEIGHT,
-    IDS,
-    LABEL_KEYS,
-    LENGTHS,
-    LOSS_WEIGHTS,
-    MASK,
-    POSITIONS,
-    invalid,
-)
+from autopack.packing.checks import COMPLETION_KEYS, IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, invalid
 from autopack.packing.lengths import is_text, numbers
-from autopack.packing.weights import are_weights
+from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, are_weights
 
 PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")
 DECLARATIONS = (MASK, POSITIONS, "seq_idx", LENGTHS)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.options import is_int
+from autopack.packing.checks import is_int
 
 Overflow = Literal["error", "truncate", "split", "drop"]
 LONGEST = 1 << 31

@@ -17,8 +17,7 @@ from torch.nn.functional import cross_entropy
 from autopack.errors import InvalidPacking
 from autopack.layout.declarations import IGNORED_LABEL
 from autopack.packing.collator import PackingCollator
-from autopack.packing.columns import DOCUMENT_WEIGHT, LOSS_WEIGHTS
-from autopack.packing.weights import Weighing
+from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing
 
 
 def weighted_loss(

@@ -17,8 +17,8 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, arrange, complete, members
+from autopack.packing.checks import check_in, check_int
 from autopack.packing.lengths import LONGEST, Counts, Overflow, Pieces, bounds_of, cut, fit, numbered, read, zeros
-from autopack.packing.options import check_choice, check_int
 from autopack.packing.strategies import ORDERED, STRATEGIES
 
 if TYPE_CHECKING:
@@ -229,8 +229,8 @@ def plan(
         InvalidPacking: for lengths that cannot be packed; the message names the first of them.
         ValueError: for options that are out of range, unknown, or contradict each other.
     """
-    check_choice("strategy", strategy, get_args(Strategy))
-    check_choice("overflow", overflow, get_args(Overflow))
+    check_in("strategy", strategy, get_args(Strategy))
+    check_in("overflow", overflow, get_args(Overflow))
     check_int("capacity", capacity, 1)
     check_int("seed", seed, 0)
     if max_documents is not None:

@@ -13,13 +13,12 @@ import pyarrow as pa
 
 from autopack.errors import InvalidPacking
 from autopack.layout.declarations import IGNORED_LABEL
-from autopack.packing.columns import COMPLETION_KEYS, DOCUMENT_WEIGHT, IDS, LENGTHS, LOSS_WEIGHTS, POSITIONS
-from autopack.packing.documents import Documents
+from autopack.packing.checks import COMPLETION_KEYS, IDS, LENGTHS, POSITIONS
+from autopack.packing.documents import Documents, from_columns
 from autopack.packing.lengths import numbered
 from autopack.packing.plan import Plan, plan
 from autopack.packing.strategies import ORDERED
-from autopack.packing.tables import from_columns
-from autopack.packing.weights import Weighing, token_weights
+from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing, token_weights
 
 logger = logging.getLogger(__name__)
 

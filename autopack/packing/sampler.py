@@ -14,8 +14,8 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, share
+from autopack.packing.checks import check_int
 from autopack.packing.lengths import read
-from autopack.packing.options import check_int
 from autopack.packing.plan import Plan, Strategy, plan
 from autopack.packing.strategies import ORDERED, permutation
 

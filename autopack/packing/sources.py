@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.columns import IDS
+from autopack.packing.checks import IDS
 from autopack.packing.lengths import read
 
 COLUMNS = (IDS, "length", "lengths")

@@ -7,9 +7,12 @@ from typing import Literal, get_args
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.columns import DOCUMENT_WEIGHT
 
 Weighing = Literal["document", "token"]
+LOSS_WEIGHTS = "loss_weights"
+"""Weights per token, (B, T) float32."""
+DOCUMENT_WEIGHT = "document_weight"
+"""A weight per document: a float of an example, a list of them of a packed row."""
 WEIGHINGS = (*get_args(Weighing), None)
 
 
