@@ -42,7 +42,7 @@ class Documents:
         # Of each row of the table: where its values start in a column, the token after its padding, and its tokens.
         self._starts: dict[str, np.ndarray] = {}
         self._begins = np.broadcast_to(np.int64(0), (table.num_rows,))
-        ids = self._type(IDS)
+        ids = table.schema.field(IDS).type
         if not _is_list(ids) or not pa.types.is_integer(_value_type(ids)):
             raise InvalidPacking(f"column 'input_ids': wanted a list of ints per example, found {ids}")
         self._sizes = self._lengths(IDS)
@@ -105,8 +105,8 @@ class Documents:
         if found.null_count:
             token = int(np.argmax(found.is_null().to_numpy(zero_copy_only=False)))
             index = int(documents[np.searchsorted(np.cumsum(lengths), token, "right")])
-            reason = "found a token without a value; fill it, or name the column in drop_columns"
-            raise invalid(index, name, reason, "column ")
+            found = "found a token without a value; fill it, or name the column in drop_columns"
+            raise invalid(index, name, found, "column ")
         return found
 
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
@@ -133,10 +133,7 @@ class Documents:
             raise InvalidPacking(f"found a column {packed[0]!r}, so the examples are packed rows; {way}")
         if len(labels := [name for name in wanted if name in LABEL_KEYS]) > 1:
             raise InvalidPacking(f"found the columns {labels}, which all are labels; name all but one in drop_columns")
-        return [name for name in wanted if not pa.types.is_null(self._type(name))]
-
-    def _type(self, name: str) -> pa.DataType:
-        return self.table.schema.field(name).type
+        return [name for name in wanted if not pa.types.is_null(self.table.schema.field(name).type)]
 
     def _lengths(self, name: str) -> np.ndarray:
         """How many values each row of the table has in a column of lists; notes where they start."""
@@ -149,7 +146,7 @@ class Documents:
         return np.concatenate([np.diff(o) for o in offsets])
 
     def _is_per_token(self, name: str) -> bool:
-        found = self._type(name)
+        found = self.table.schema.field(name).type
         if not _is_list(found):
             return False
         value = _value_type(found)
@@ -200,7 +197,7 @@ class Documents:
 
     def _check_positions(self) -> None:
         """Positions of a document run on by one; where they do not, it is a packed row."""
-        value = _value_type(self._type(POSITIONS))
+        value = _value_type(self.table.schema.field(POSITIONS).type)
         if not pa.types.is_integer(value):
             raise InvalidPacking(f"column 'position_ids': wanted a list of ints per example, found lists of {value}")
         restarts = np.zeros(self.table.num_rows, np.bool_)

@@ -189,8 +189,7 @@ def estimate(
             the path of a `.json`, `.jsonl`, `.npy` or `.parquet` file of lengths or examples, or of a dataset that
             `save_to_disk` wrote.
         max_length: the most tokens of a packed row, and of a document.
-        batch_size: documents of a padded batch, for the baseline.
-        batch_sizes: documents of a padded batch, for the padding by batch size.
+        batch_size, batch_sizes: documents of a padded batch, for the baseline and for the padding by batch size.
         strategies, ranks: see `autopack.plan`.
         overflow: what becomes of documents longer than `max_length`, in padded batches too; see `autopack.plan`.
         cost: what tokens and attention cost; by default those of a hidden size of 4096.
@@ -199,9 +198,8 @@ def estimate(
         tokenizer: a tokenizer, or the name or path of one of transformers, for data that is text.
         seed: of the random orders.
 
-    Raises:
-        InvalidPacking: for data that holds no lengths, or lengths that are not ints of at least 1.
-        ValueError: for options out of range.
+    Raises `InvalidPacking` for data that holds no lengths, or lengths that are not ints of at least 1, and `ValueError`
+    for options out of range.
     """
     for size in (batch_size, *batch_sizes):
         check_int("batch_size", size, 1)

@@ -40,8 +40,7 @@ class Plan:
         lengths: (pieces,) int64, tokens of each piece.
         bounds: (rows + 1,) int64; row r holds the pieces `bounds[r]` to `bounds[r + 1]`.
         capacity: the most tokens that a row may hold.
-        strategy: how documents were chosen.
-        seed: the seed of whatever was random.
+        strategy, seed: how documents were chosen, and the seed of whatever was random.
         counts: what was given, and what `overflow` did to documents longer than a row.
     """
 
@@ -210,12 +209,9 @@ def plan(
             are split between documents so that the last step is complete. Where there are too few documents
             for that, `len(plan)` is no multiple of `ranks`.
 
-    Returns:
-        The plan, in which every document (or every one of its tokens, where documents are cut) is once.
-
-    Raises:
-        InvalidPacking: for lengths that cannot be packed; the message names the first of them.
-        ValueError: for options that are out of range, unknown, or contradict each other.
+    Every document (or every one of its tokens, where documents are cut) is in the plan once. Raises
+    `InvalidPacking` for lengths that cannot be packed, with the first of them, and `ValueError` for options that are
+    out of range, unknown, or contradict each other.
     """
     check_in("strategy", strategy, get_args(Strategy))
     check_in("overflow", overflow, get_args(Overflow))
