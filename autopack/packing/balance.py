@@ -125,9 +125,8 @@ def complete(
     if chosen is None:
         return pieces, divided
     kept = np.sort(cheap[pooled:])
-    order = np.concatenate([members(bounds, kept), *chosen])
     sizes = np.concatenate([np.diff(bounds)[kept], [len(row) for row in chosen]])
-    return pieces.take(order), bounds_of(sizes)
+    return pieces.take(np.concatenate([members(bounds, kept), *chosen])), bounds_of(sizes)
 
 
 def _worst(costs: np.ndarray, ranks: int) -> float:

@@ -20,15 +20,9 @@ ROW_KEYS = (LENGTHS, "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
 class Documents:
     """The documents of a table, one per row of it, without their padding. Columns are read where they lie.
 
-    Args:
-        table: a table of arrow or of datasets; those of datasets are pickled as the path of their file.
-        chosen: (documents,) int64, the row of each document, or None for all rows in order.
-        columns: the columns to carry beside `input_ids`, or None for all.
-        drop_columns: columns to leave out of those.
-
-    Attributes:
-        per_token: names of the columns with one value per token.
-        per_document: names of the columns with one value per document.
+    The table is one of arrow or of datasets, whose tables are pickled as the path of their file. `chosen`, (documents,)
+    int64, is the row of each document, or None for all rows in order; `columns` are those to carry beside `input_ids`,
+    None for all, without `drop_columns`. `per_token` and `per_document` name the columns with one value of each.
     """
 
     def __init__(

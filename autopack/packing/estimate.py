@@ -78,10 +78,8 @@ class Estimate:
 
     def __repr__(self) -> str:
         best = max(self.packed, key=lambda arm: arm.speedup)
-        return (
-            f"Estimate({len(self.lengths):,} documents, padding {self.baseline.padding:.0%} in batches of "
-            f"{self.baseline.batch_size}, {best.speedup:.2f} x by {best.name})"
-        )
+        batches = f"padding {self.baseline.padding:.0%} in batches of {self.baseline.batch_size}"
+        return f"Estimate({len(self.lengths):,} documents, {batches}, {best.speedup:.2f} x by {best.name})"
 
     def __str__(self) -> str:
         baseline, counts, cost = self.baseline, self.counts, self.cost
@@ -207,8 +205,7 @@ def estimate(
     given = lengths_of(data, column, tokenizer)
     plan([1], max_length, overflow=overflow, seed=seed, ranks=ranks)  # checks the options
     pieces, counts = fit(given, max_length, overflow)
-    lengths = pieces.lengths
-    if not len(lengths):
+    if not len(lengths := pieces.lengths):
         raise InvalidPacking(f"all documents are longer than max_length={max_length}, and overflow='drop' leaves none")
     padded = padded_arms(lengths, sorted({*batch_sizes, batch_size}), cost, seed)
     baseline = next(arm for arm in padded if (arm.batch_size, arm.order) == (batch_size, "random"))

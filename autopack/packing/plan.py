@@ -82,10 +82,8 @@ class Plan:
         did = "".join(f", {name.replace('_', ' ')} {value:,}" for name, value in counts.items())
         pieces, documents = len(self.documents), self.counts.documents
         what = f"{documents:,} documents" if pieces == documents else f"{pieces:,} pieces of {documents:,} documents"
-        return (
-            f"Plan({self.strategy}: {what} in {len(self):,} rows of {self.capacity:,} "
-            f"tokens, fill {self.fill:.4f}, padding {self.padding:,}{did})"
-        )
+        rows = f"{len(self):,} rows of {self.capacity:,} tokens"
+        return f"Plan({self.strategy}: {what} in {rows}, fill {self.fill:.4f}, padding {self.padding:,}{did})"
 
     def pieces(self, row: int) -> slice:
         """The pieces of a row, as a slice of `documents`, `offsets` and `lengths`."""

@@ -52,15 +52,12 @@ class Rows:
         if LOSS_WEIGHTS in documents.per_token:
             raise InvalidPacking(f"found a column {LOSS_WEIGHTS!r} beside loss_weights=; name it in drop_columns")
         if key in documents.per_document:
-            raise InvalidPacking(
-                f"loss_weights= is for labels per token, not for {key!r}, one per document: leave it out"
-            )
+            raise InvalidPacking(f"loss_weights= is for labels per token; {key!r} is one per document: leave it out")
         if key is None and not self.mask_first_label:
             raise InvalidPacking("loss_weights= with mask_first_label=False needs a column of labels")
 
     def __call__(self, batch: Mapping[str, Any]) -> pa.Table:
-        rows = batch["row"]
-        return self.table(int(rows[0]), int(rows[-1]) + 1)
+        return self.table(int(batch["row"][0]), int(batch["row"][-1]) + 1)
 
     def table(self, first: int = 0, end: int | None = None) -> pa.Table:
         """The rows from `first` to `end`, in new memory."""

@@ -94,7 +94,6 @@ class PackedBatchSampler:
         self._lengths, self._seed = read(lengths), seed
         self._options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "max_documents": max_documents}
         self._options["cost"] = cost
-        self._start = self._step = 0
         self._draw(0)
 
     def _draw(self, epoch: int) -> None:
@@ -102,7 +101,7 @@ class PackedBatchSampler:
         is_ordered = self._options["strategy"] in ORDERED
         seeds = np.random.SeedSequence([self._seed, 0 if is_ordered else epoch]).generate_state(2, np.uint64).tolist()
         ranks, cost, per_step = self.num_replicas, self._options["cost"], self.rows_per_batch
-        self.epoch = epoch
+        self.epoch, self._start, self._step = epoch, 0, 0
         self.plan: Plan = plan(self._lengths, self.max_tokens, seed=seeds[0], ranks=ranks, **self._options)
         rows, documents = np.arange(len(self.plan)), np.diff(self.plan.bounds)
         whole, over = divmod(len(rows), ranks)
@@ -144,11 +143,9 @@ class PackedBatchSampler:
                 yield np.concatenate([chosen[row] for row in rows[step, rank].tolist() if row >= 0]).tolist()
 
     def __repr__(self) -> str:
-        return (
-            f"PackedBatchSampler({self._options['strategy']}, epoch {self.epoch}: {len(self._rows):,} steps of "
-            f"{self.rows_per_batch} x {self.max_tokens:,} tokens on each of {self.num_replicas} ranks, this is rank "
-            f"{self.rank}; fill {self.plan.fill:.4f})"
-        )
+        size = f"{len(self._rows):,} steps of {self.rows_per_batch} x {self.max_tokens:,} tokens"
+        ranks = f"on each of {self.num_replicas} ranks, this is rank {self.rank}; fill {self.plan.fill:.4f}"
+        return f"PackedBatchSampler({self._options['strategy']}, epoch {self.epoch}: {size} {ranks})"
 
     @property
     def sampler(self) -> PackedBatchSampler:
@@ -163,7 +160,6 @@ class PackedBatchSampler:
                 message = "set_epoch(%d) leaves the loaded state (epoch %d, step %d) before it was used"
                 logger.warning(message, epoch, self.epoch, self._start)
             self._draw(epoch)
-            self._start = self._step = 0
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Where the sampler is, for `load_state_dict`: a dict that JSON can hold.
