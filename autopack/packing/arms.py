@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
 from autopack.packing.balance import CostModel
-from autopack.packing.lengths import Counts
 from autopack.packing.plan import Plan
 
 Order = Literal["random", "grouped"]
@@ -42,56 +41,6 @@ class Arm:
     pairs: int
     cost: float
     speedup: float = 1.0
-
-    def against(self, baseline: Arm) -> Arm:
-        """The same arm with its speed-up over another one."""
-        return replace(self, speedup=baseline.cost / self.cost)
-
-
-@dataclass(frozen=True, repr=False)
-class Arms:
-    """All arms of an estimate, and what they were made of; see `Estimate`."""
-
-    lengths: np.ndarray
-    counts: Counts
-    capacity: int
-    cost: CostModel
-    baseline: Arm
-    padded: tuple[Arm, ...]
-    packed: tuple[Arm, ...]
-
-    def __getitem__(self, name: str) -> Arm:
-        """The packed arm of this name."""
-        found = {arm.name: arm for arm in self.packed}
-        if name not in found:
-            raise KeyError(f"{name!r}: wanted one of {', '.join(found)}")
-        return found[name]
-
-    def tokens_saved(self, arm: Arm) -> float:
-        """The share of the baseline's tokens that an arm does not compute."""
-        return 1 - arm.tokens / self.baseline.tokens
-
-    def attention_saved(self, arm: Arm) -> float:
-        """The share of the baseline's attention, in operations, that an arm does not compute."""
-        return 1 - arm.pairs / self.baseline.pairs
-
-    def as_dict(self) -> dict[str, Any]:
-        """All figures as plain data; of the lengths, their spread."""
-        shares = {"min": 0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1}
-        quantiles = np.quantile(self.lengths, list(shares.values())).tolist()
-        packed = [
-            {**asdict(arm), "tokens_saved": self.tokens_saved(arm), "attention_saved": self.attention_saved(arm)}
-            for arm in self.packed
-        ]
-        return {
-            "capacity": self.capacity,
-            "counts": asdict(self.counts),
-            "lengths": {**dict(zip(shares, quantiles, strict=True)), "mean": float(self.lengths.mean())},
-            "cost": asdict(self.cost),
-            "baseline": asdict(self.baseline),
-            "padded": [asdict(arm) for arm in self.padded],
-            "packed": packed,
-        }
 
 
 def padded_arms(lengths: np.ndarray, batch_sizes: list[int], cost: CostModel, seed: int) -> list[Arm]:

@@ -29,7 +29,7 @@ class CostModel:
     quadratic: float = 1 / (12 * 4096)
 
     def __post_init__(self) -> None:
-        for name, value in (("linear", self.linear), ("quadratic", self.quadratic)):
+        for name, value in vars(self).items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
                 raise ValueError(f"{name}={value!r}: wanted a finite number of at least 0")
         if not self.linear + self.quadratic:
@@ -73,9 +73,7 @@ def arrange(costs: np.ndarray, ranks: int, seed: int) -> np.ndarray:
 
     Rows that do not make a complete step are at the end.
     """
-    rows = np.argsort(-costs, kind="stable")
-    left = len(rows) % ranks
-    rest, rows = rows[:left], rows[left:]
+    rest, rows = np.split(np.argsort(-costs, kind="stable"), [len(costs) % ranks])
     steps = rows.reshape(-1, ranks)[permutation(len(rows) // ranks, seed)]
     within = np.random.PCG64([seed, 1]).random_raw(steps.size).reshape(steps.shape).argsort(axis=1, kind="stable")
     return np.concatenate([np.take_along_axis(steps, within, axis=1).ravel(), rest])
@@ -127,9 +125,8 @@ def complete(
     if chosen is None:
         return pieces, divided
     kept = np.sort(cheap[pooled:])
-    order = np.concatenate([members(bounds, kept), *chosen])
     sizes = np.concatenate([np.diff(bounds)[kept], [len(row) for row in chosen]])
-    return pieces.take(order), bounds_of(sizes)
+    return pieces.take(np.concatenate([members(bounds, kept), *chosen])), bounds_of(sizes)
 
 
 def _worst(costs: np.ndarray, ranks: int) -> float:

@@ -16,12 +16,21 @@ import numpy as np
 from autopack.errors import InvalidPacking
 from autopack.inspection.heads import row_head
 from autopack.layout import IGNORED_LABEL
-from autopack.packing.columns import DOCUMENT_WEIGHT, IDS, LABEL_KEYS, LOSS_WEIGHTS, MASK, POSITIONS, invalid
+from autopack.packing.checks import (
+    COMPLETION_KEYS,
+    IDS,
+    LABEL_KEYS,
+    MASK,
+    POSITIONS,
+    check_in,
+    check_int,
+    check_names,
+    invalid,
+)
 from autopack.packing.examples import Example, check_alike, read_example
 from autopack.packing.lengths import bounds_of, numbered
-from autopack.packing.options import check_choice, check_int, check_names, is_int
 from autopack.packing.strategies import next_fit
-from autopack.packing.weights import WEIGHINGS, Weighing, token_weights
+from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, WEIGHINGS, Weighing, token_weights
 
 PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
 Labels = Literal["auto", "given", "required", "none"]
@@ -41,7 +50,7 @@ class PackingCollator:
     tuples, numpy arrays or torch tensors; `(1, T)`, as tokenizers give with `return_tensors`, counts as `(T,)`. The
     result is a dict, with `B` rows of `T` columns:
 
-    * `input_ids` (B, T) int64. B is 1 unless `max_tokens` is set.
+    * `input_ids` (B, T) int64; B is 1 unless `max_tokens` is set.
     * `position_ids` (B, T) int64, restarting at `first_position` in every document. Those of an example are kept.
     * `labels` (B, T) int64 for labels per token, with the first of every document set to -100: no token of that
       document predicts it. Or (documents,) int64 for one integer or bool (a class) per document, (documents,) float32
@@ -81,9 +90,8 @@ class PackingCollator:
         drop_keys: keys of the examples to ignore.
         return_tensors: `"pt"` or `"np"`.
 
-    Raises:
-        InvalidPacking: for a batch that cannot be packed exactly; the message names the example and the key.
-        ValueError: for options that are out of range or contradict each other.
+    Raises `InvalidPacking` for a batch that cannot be packed exactly, with the example and the key, and `ValueError`
+    for options that are out of range or contradict each other.
     """
 
     labels: Labels = "auto"
@@ -102,7 +110,7 @@ class PackingCollator:
 
     def __post_init__(self) -> None:
         for name, choices in {**CHOICES, "loss_weights": WEIGHINGS}.items():
-            check_choice(name, getattr(self, name), choices)
+            check_in(name, getattr(self, name), choices)
         for name, least in {"max_tokens": 1, "pad_to_multiple_of": 1, "first_position": 0, "pad_token_id": 0}.items():
             check_int(name, getattr(self, name), least, optional=least == 1)
         if self.max_tokens and self.pad_to_multiple_of and self.max_tokens % self.pad_to_multiple_of:
@@ -129,22 +137,19 @@ class PackingCollator:
         forward = getattr(type(model), "forward", None)
         if forward is not None and "decoder_input_ids" in inspect.signature(forward).parameters:
             raise ValueError(
-                f"{type(model).__name__} takes tokens for an encoder and a decoder, and this collator packs one row of "
-                f"tokens. Keep transformers.DataCollatorForSeq2Seq: enabled, the model runs its padded batches without "
-                f"the padding"
+                f"{type(model).__name__} has an encoder and a decoder, and this collator packs one row of tokens. Keep "
+                f"transformers.DataCollatorForSeq2Seq: enabled, the model runs its padded batches without the padding"
             )
         config = getattr(model, "config", model)
         config = config.get_text_config() if hasattr(config, "get_text_config") else config
-        model_type = getattr(config, "model_type", None)
-        if model_type is None:
+        if getattr(config, "model_type", None) is None:
             raise ValueError(f"wanted a transformers model or config, found {type(model).__name__}")
         found: dict[str, Any] = {}
         if "first_position" not in options:
             from autopack.registry import first_position  # needs torch, which this module does not
 
             found["first_position"] = first_position(config)
-        pad_token_id: Any = getattr(config, "pad_token_id", None)
-        if is_int(pad_token_id) and pad_token_id >= 0:
+        if isinstance(pad_token_id := getattr(config, "pad_token_id", None), int) and pad_token_id >= 0:
             found["pad_token_id"] = pad_token_id
         if type(model).__name__.endswith(UNSHIFTED_HEADS):
             found["mask_first_label"] = False
@@ -155,7 +160,7 @@ class PackingCollator:
     def __call__(self, examples: Iterable[Mapping[str, Any]], return_tensors: str | None = None) -> dict[str, Any]:
         """Returns the packed batch of `examples`; `return_tensors` overrides the option of that name."""
         return_tensors = return_tensors or self.return_tensors
-        check_choice("return_tensors", return_tensors, CHOICES["return_tensors"])
+        check_in("return_tensors", return_tensors, CHOICES["return_tensors"])
         if isinstance(examples, (Mapping, str)) or not isinstance(examples, Iterable):
             raise InvalidPacking(f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts")
         read = [self._read(index, example) for index, example in enumerate(examples)]
@@ -188,17 +193,17 @@ class PackingCollator:
     def _settle_labels(self, examples: list[Example]) -> None:
         """Checks that all examples have the same kind of labels, and makes labels where they are to be made."""
         kind = examples[0].label_kind
-        for index, example in enumerate(examples):
-            if example.label_kind != kind:
-                found = f"found {example.label_kind}, but {kind} in example 0; make them the same"
-                raise invalid(index, "labels", found)
+        for index, found in enumerate(example.label_kind for example in examples):
+            if found != kind:
+                raise invalid(index, "labels", f"found {found}, but {kind} in example 0; make them the same")
         if kind != "no labels" or self.labels in ("given", "none"):
             return
         if self.labels == "required" or not self.mask_first_label:
             wanted = "wanted with labels='required', and always with mask_first_label=False"
             raise invalid(0, "labels", f"not found in any example, {wanted}; add them, or pass labels='none'")
-        for example in examples:
-            example.make_labels()
+        for columns in (example.columns for example in examples):
+            kept = np.logical_and.reduce([columns[k] for k in COMPLETION_KEYS if k in columns])
+            columns["labels"] = np.where(kept, columns[IDS], IGNORED_LABEL)
 
     def _assemble(self, examples: list[Example]) -> dict[str, Any]:
         """The rows as numpy arrays, with everything that declares their documents."""
@@ -230,14 +235,15 @@ class PackingCollator:
                 padding = self.pad_token_id if key == IDS else PADDING.get(key, 0)
                 batch[key] = np.full((*shape, *first.shape[1:]), padding, dtype)
                 batch[key][real] = np.concatenate(values)
-        self._keep_positions(examples, positions, places, ends)
+        _keep_positions(examples, positions, places, ends)
         if self.mask_first_label and "labels" in batch:
             batch["labels"].flat[starts] = IGNORED_LABEL
         if self.loss_weights:
             if "labels" not in batch:
                 raise invalid(0, "labels", "found none per token, which loss_weights= is for; leave it out")
             given = np.zeros(len(starts))  # what documents of padding keep
-            given[real.flat[starts]] = np.concatenate([e.weights for e in examples])
+            of_examples = (e.per_document.get(DOCUMENT_WEIGHT, np.ones(len(e.starts))) for e in examples)
+            given[real.flat[starts]] = np.concatenate(list(of_examples))
             targets = batch["labels"].ravel() != IGNORED_LABEL
             batch[LOSS_WEIGHTS] = token_weights(targets, document_lengths, self.loss_weights, given).reshape(shape)
         if self.return_attention_mask and not real.all():
@@ -252,21 +258,20 @@ class PackingCollator:
             batch["max_length_q"] = batch["max_length_k"] = int(document_lengths.max())
         return batch
 
-    def _keep_positions(
-        self, examples: list[Example], positions: np.ndarray, places: np.ndarray, ends: np.ndarray
-    ) -> None:
-        """Puts the positions that examples have of their own into those of the rows.
 
-        `places` are those of the tokens in the flattened rows, and `ends` the tokens up to the end of each example.
-        """
-        flat = positions.reshape(-1)
-        for example, end in zip(examples, ends, strict=True):
-            if POSITIONS in example.columns:
-                flat[places[end - len(example) : end]] = example.columns[POSITIONS]
-        last = places[ends - 1]
-        inside = np.flatnonzero((last + 1) % positions.shape[1])  # examples that something follows in their row
-        runs_on = inside[flat[last[inside] + 1] == flat[last[inside]] + 1]
-        if runs_on.size:
-            at = int(flat[last[runs_on[0]]])
-            found = f"end at {at}, and the next document of the row starts at {at + 1}: no boundary is left"
-            raise invalid(int(runs_on[0]), POSITIONS, f"{found}; drop them by drop_keys=('position_ids',)")
+def _keep_positions(examples: list[Example], positions: np.ndarray, places: np.ndarray, ends: np.ndarray) -> None:
+    """Puts the positions that examples have of their own into those of the rows.
+
+    `places` are those of the tokens in the flattened rows, and `ends` the tokens up to the end of each example.
+    """
+    flat = positions.reshape(-1)
+    for example, end in zip(examples, ends, strict=True):
+        if POSITIONS in example.columns:
+            flat[places[end - len(example) : end]] = example.columns[POSITIONS]
+    last = places[ends - 1]
+    inside = np.flatnonzero((last + 1) % positions.shape[1])  # examples that something follows in their row
+    runs_on = inside[flat[last[inside] + 1] == flat[last[inside]] + 1]
+    if runs_on.size:
+        at = int(flat[last[runs_on[0]]])
+        found = f"end at {at}, and the next document of the row starts at {at + 1}: no boundary is left"
+        raise invalid(int(runs_on[0]), POSITIONS, f"{found}; drop them by drop_keys=('position_ids',)")

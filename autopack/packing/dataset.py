@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.options import check_choice, check_int
+from autopack.packing.balance import CostModel
+from autopack.packing.checks import check_in, check_int
+from autopack.packing.lengths import Overflow
 from autopack.packing.plan import Strategy
 from autopack.packing.weights import WEIGHINGS, Weighing
-
-if TYPE_CHECKING:
-    from autopack.packing.balance import CostModel
-    from autopack.packing.lengths import Overflow
-    from autopack.packing.rows import Packing, Rows
+from autopack.version import __version__
 
 BLOCK = 1 << 20
 """Tokens that are gathered and written at a time: what a process holds of a dataset on disk."""
@@ -69,8 +68,7 @@ def pack(
         max_length: the most tokens of a row.
         strategy, seed, overflow, max_documents, cost, ranks: see `autopack.plan`. Streams know no `cost` or `ranks`.
             A part of a document that was cut is a document of its own; what was cut off or left out is logged.
-        columns: the columns to carry beside `input_ids`; all by default.
-        drop_columns: columns to leave out.
+        columns, drop_columns: the columns to carry beside `input_ids`, all by default, and those to leave out.
         mask_first_label: `False` keeps the first label of each document, for losses that do not shift.
         position_ids: `False` leaves them out; the collator makes them of `seq_lengths`.
         first_position: where the positions of a document start: 0, or `padding_idx + 1` for RoBERTa-like models.
@@ -82,9 +80,8 @@ def pack(
 
     Raises:
         InvalidPacking: for examples that cannot be packed (no `input_ids`, columns that are neither per token nor per
-            document, documents without tokens, documents over `max_length` with `overflow="error"`, labels of
-            whole documents where a document is cut, packed rows, no example at all); for streams when
-            the example is drawn.
+            document, documents without tokens, documents over `max_length` with `overflow="error"`, labels of whole
+            documents where a document is cut, packed rows, no example at all); for streams when the example is drawn.
         ValueError: for options that are out of range, unknown, or contradict each other.
         ImportError: where pyarrow is missing: `pip install "autopack[data]"`.
     """
@@ -93,7 +90,7 @@ def pack(
     except ImportError as error:
         raise ImportError('autopack.pack needs pyarrow: pip install "autopack[data]"') from error
 
-    check_choice("loss_weights", loss_weights, WEIGHINGS)
+    check_in("loss_weights", loss_weights, WEIGHINGS)
     check_int("first_position", first_position, 0)
     check_int("buffer_size", buffer_size, 1)
     planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
@@ -101,12 +98,13 @@ def pack(
     added: dict[str, Any] = {"mask_first_label": mask_first_label, "position_ids": position_ids}
     added |= {"first_position": int(first_position), "loss_weights": loss_weights}
     packing = Packing(max_length, planned, {"columns": columns, "drop_columns": drop_columns}, added)
+    write = partial(_write, num_proc=num_proc, load_from_cache_file=load_from_cache_file)
     if not _kind(dataset).endswith("Dict"):
-        return _pack(dataset, packing, buffer_size, num_proc, load_from_cache_file)
+        return _pack(dataset, packing, buffer_size, write)
     made = {}
     for name, split in dataset.items():
         try:
-            made[name] = _pack(split, packing, buffer_size, num_proc, load_from_cache_file)
+            made[name] = _pack(split, packing, buffer_size, write)
         except InvalidPacking as error:
             raise InvalidPacking(f"split {name!r}: {error}") from error
     return type(dataset)(made)
@@ -124,11 +122,9 @@ def _kind(dataset: Any) -> str:
     raise InvalidPacking(f"{wanted}, found {type(dataset).__name__}; pass list(...) of other collections of examples")
 
 
-def _pack(
-    dataset: Any, packing: Packing, buffer_size: int, num_proc: int | None, load_from_cache_file: bool | None
-) -> Any:
+def _pack(dataset: Any, packing: Any, buffer_size: int, write: Callable[..., Any]) -> Any:
     """Packed rows of one split."""
-    from autopack.packing.documents import Documents
+    from autopack.packing.documents import Documents, from_examples
 
     kind = _kind(dataset)
     if kind == "IterableDataset":
@@ -136,20 +132,15 @@ def _pack(
 
         return pack_stream(dataset, packing, buffer_size)
     if kind == "list":
-        from autopack.packing.tables import from_examples
-
         table = from_examples(dataset, **packing.carried)
         return packing.rows(Documents(table, None, **packing.carried)).table().to_pylist()
-    rows = packing.rows(Documents.of_dataset(dataset, **packing.carried))
-    return _write(dataset, packing, rows, num_proc, load_from_cache_file)
+    return write(dataset, packing, packing.rows(Documents.of_dataset(dataset, **packing.carried)))
 
 
-def _write(dataset: Any, packing: Packing, rows: Rows, num_proc: int | None, load_from_cache_file: bool | None) -> Any:
+def _write(dataset: Any, packing: Any, rows: Any, num_proc: int | None, load_from_cache_file: bool | None) -> Any:
     """The rows as a Dataset in a cache file, which is written unless it is there."""
     import datasets
     from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
-
-    from autopack.version import __version__
 
     carried = packing.carried["columns"], sorted(packing.carried["drop_columns"])
     options = packing.max_length, packing.planned, carried, packing.added
@@ -157,15 +148,20 @@ def _write(dataset: Any, packing: Packing, rows: Rows, num_proc: int | None, loa
     files = dataset.cache_files
     folder = os.path.dirname(files[0]["filename"]) if files else get_temporary_cache_files_directory()
     path = os.path.join(folder, f"cache-{fingerprint}.arrow") if datasets.is_caching_enabled() else None
+    features = datasets.Features.from_arrow_schema(rows.table(0, 1).schema)
+    for name in (*rows.documents.per_token, *rows.documents.per_document):  # keeps the names of classes
+        of_token = getattr(dataset.features[name], "feature", None)
+        kind = of_token if name in rows.documents.per_token else dataset.features[name]
+        if isinstance(kind, datasets.ClassLabel):
+            features[name] = datasets.Sequence(kind)
     count, width = len(rows.plan), max(1, BLOCK // rows.plan.capacity)
-    numbers = datasets.Dataset.from_dict({"row": np.arange(count)})
-    packed = numbers.map(
+    packed = datasets.Dataset.from_dict({"row": np.arange(count)}).map(
         rows,
         batched=True,
         batch_size=width,
         writer_batch_size=width,
         remove_columns=["row"],
-        features=_features(dataset, rows),
+        features=features,
         cache_file_name=path,
         load_from_cache_file=load_from_cache_file,
         new_fingerprint=fingerprint,
@@ -175,18 +171,3 @@ def _write(dataset: Any, packing: Packing, rows: Rows, num_proc: int | None, loa
     packed.info.description = f"{rows.plan!r}"[5:-1]
     found = dataset.format
     return packed if found["type"] is None else packed.with_format(found["type"], **found["format_kwargs"])
-
-
-def _features(dataset: Any, rows: Rows) -> Any:
-    """Types of the columns of rows; names of classes are kept."""
-    import datasets
-
-    features = datasets.Features.from_arrow_schema(rows.table(0, 1).schema)
-    for name in rows.documents.per_document:
-        if isinstance(dataset.features[name], datasets.ClassLabel):
-            features[name] = datasets.Sequence(dataset.features[name])
-    for name in rows.documents.per_token:
-        inner = getattr(dataset.features[name], "feature", None)
-        if isinstance(inner, datasets.ClassLabel) and name in features:
-            features[name] = datasets.Sequence(inner)
-    return features

@@ -1,8 +1,8 @@
-"""The documents of an arrow table: which columns are per token and which per document, and where tokens lie."""
+"""Arrow tables of documents: made of examples in Python, and read: what is per token, and where tokens lie."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from autopack.errors import InvalidPacking
-from autopack.packing.columns import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, invalid_column
-from autopack.packing.options import check_names
+from autopack.packing.checks import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, check_names, invalid
+from autopack.packing.lengths import to_numpy
 
 ROW_KEYS = (LENGTHS, "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
 """Columns that only packed rows have."""
@@ -20,15 +20,9 @@ ROW_KEYS = (LENGTHS, "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
 class Documents:
     """The documents of a table, one per row of it, without their padding. Columns are read where they lie.
 
-    Args:
-        table: a table of arrow or of datasets; those of datasets are pickled as the path of their file.
-        chosen: (documents,) int64, the row of each document, or None for all rows in order.
-        columns: the columns to carry beside `input_ids`, or None for all.
-        drop_columns: columns to leave out of those.
-
-    Attributes:
-        per_token: names of the columns with one value per token.
-        per_document: names of the columns with one value per document.
+    The table is one of arrow or of datasets, whose tables are pickled as the path of their file. `chosen`, (documents,)
+    int64, is the row of each document, or None for all rows in order; `columns` are those to carry beside `input_ids`,
+    None for all, without `drop_columns`. `per_token` and `per_document` name the columns with one value of each.
     """
 
     def __init__(
@@ -42,7 +36,7 @@ class Documents:
         # Of each row of the table: where its values start in a column, the token after its padding, and its tokens.
         self._starts: dict[str, np.ndarray] = {}
         self._begins = np.broadcast_to(np.int64(0), (table.num_rows,))
-        ids = self._type(IDS)
+        ids = table.schema.field(IDS).type
         if not _is_list(ids) or not pa.types.is_integer(_value_type(ids)):
             raise InvalidPacking(f"column 'input_ids': wanted a list of ints per example, found {ids}")
         self._sizes = self._lengths(IDS)
@@ -105,8 +99,8 @@ class Documents:
         if found.null_count:
             token = int(np.argmax(found.is_null().to_numpy(zero_copy_only=False)))
             index = int(documents[np.searchsorted(np.cumsum(lengths), token, "right")])
-            reason = "found a token without a value; fill it, or name the column in drop_columns"
-            raise invalid_column(index, name, reason)
+            found = "found a token without a value; fill it, or name the column in drop_columns"
+            raise invalid(index, name, found, "column ")
         return found
 
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
@@ -116,7 +110,7 @@ class Documents:
     def _refuse(self, wrong: np.ndarray, name: str, reason: str) -> None:
         """Raises for the first document whose row of the table is `wrong`."""
         if (found := wrong[self.chosen]).any():
-            raise invalid_column(int(found.argmax()), name, reason)
+            raise invalid(int(found.argmax()), name, reason, "column ")
 
     def _carried(self, columns: Collection[str] | None, drop_columns: Collection[str]) -> list[str]:
         """The columns beside input_ids, in the order of the table."""
@@ -133,10 +127,7 @@ class Documents:
             raise InvalidPacking(f"found a column {packed[0]!r}, so the examples are packed rows; {way}")
         if len(labels := [name for name in wanted if name in LABEL_KEYS]) > 1:
             raise InvalidPacking(f"found the columns {labels}, which all are labels; name all but one in drop_columns")
-        return [name for name in wanted if not pa.types.is_null(self._type(name))]
-
-    def _type(self, name: str) -> pa.DataType:
-        return self.table.schema.field(name).type
+        return [name for name in wanted if not pa.types.is_null(self.table.schema.field(name).type)]
 
     def _lengths(self, name: str) -> np.ndarray:
         """How many values each row of the table has in a column of lists; notes where they start."""
@@ -149,7 +140,7 @@ class Documents:
         return np.concatenate([np.diff(o) for o in offsets])
 
     def _is_per_token(self, name: str) -> bool:
-        found = self._type(name)
+        found = self.table.schema.field(name).type
         if not _is_list(found):
             return False
         value = _value_type(found)
@@ -166,7 +157,7 @@ class Documents:
             return False
         index = int(wrong.argmax())
         reason = f"found {lengths[self.chosen[index]]} values for {self.lengths[index]} tokens, wanted one per token"
-        raise invalid_column(index, name, f"{reason}; name the column in drop_columns")
+        raise invalid(index, name, f"{reason}; name the column in drop_columns", "column ")
 
     def _by_batch(self, name: str) -> Iterator[tuple[slice, np.ndarray, np.ndarray, np.ndarray]]:
         """A column of numbers per token, batch by batch: the rows of the table, all their values, and where each row's
@@ -200,7 +191,7 @@ class Documents:
 
     def _check_positions(self) -> None:
         """Positions of a document run on by one; where they do not, it is a packed row."""
-        value = _value_type(self._type(POSITIONS))
+        value = _value_type(self.table.schema.field(POSITIONS).type)
         if not pa.types.is_integer(value):
             raise InvalidPacking(f"column 'position_ids': wanted a list of ints per example, found lists of {value}")
         restarts = np.zeros(self.table.num_rows, np.bool_)
@@ -227,3 +218,46 @@ def _as_list(array: pa.Array) -> pa.Array:
     """Lists with offsets, whatever their layout."""
     array = getattr(array, "storage", array)
     return array.cast(pa.large_list(array.type.value_type)) if pa.types.is_fixed_size_list(array.type) else array
+
+
+def from_examples(
+    examples: Sequence[Mapping[str, Any]], columns: Collection[str] | None, drop_columns: Collection[str]
+) -> pa.Table:
+    """The examples as a table; raises `InvalidPacking` where one lacks a key, or values of one key differ in type."""
+    if not examples:
+        raise InvalidPacking("wanted at least one example, found an empty list")
+    names = list(examples[0])
+    for index, example in enumerate(examples):
+        if example.keys() != examples[0].keys():
+            name = min(example.keys() ^ examples[0].keys(), key=str)
+            lacking, other = (index, 0) if name in names else (0, index)
+            raise invalid(lacking, name, f"not found, but example {other} has it; add it", "column ")
+    return from_columns({name: [example[name] for example in examples] for name in names}, columns, drop_columns)
+
+
+def from_columns(
+    values: Mapping[str, Sequence[Any]], columns: Collection[str] | None, drop_columns: Collection[str]
+) -> pa.Table:
+    """A table of lists, arrays or tensors; columns that are not to be carried have no values in it.
+
+    Examples whose `input_ids` are an array of shape (1, T), as tokenizers give with `return_tensors`, lose that axis.
+    """
+    rows = [hasattr(ids, "shape") and len(ids.shape) == 2 and ids.shape[0] == 1 for ids in values.get(IDS, ())]
+    made = {}
+    for name, column in values.items():
+        if name in drop_columns or (columns is not None and name not in (IDS, MASK, *columns)):
+            made[str(name)] = pa.nulls(len(column))
+            continue
+        if any(rows):
+            column = [v[0] if row and hasattr(v, "shape") else v for v, row in zip(column, rows, strict=True)]
+        try:
+            made[str(name)] = pa.array([_value(v) for v in column], from_pandas=False)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            reason = f"found values that make no column ({error}); fix them, or name it in drop_columns"
+            raise InvalidPacking(f"column {name!r}: {reason}") from error
+    return pa.table(made)
+
+
+def _value(value: Any) -> Any:
+    value = to_numpy(value)
+    return value.tolist() if isinstance(value, np.ndarray) and value.ndim != 1 else value

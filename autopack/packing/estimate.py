@@ -6,26 +6,26 @@ Nothing is trained and nothing is timed: costs are those of a `CostModel`, and w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
+from typing import Any, get_args
 
-from autopack.errors import InvalidPacking
-from autopack.packing.arms import Arm, Arms, packed_arm, padded_arms
+import numpy as np
+
+from autopack.errors import AutopackError, InvalidPacking
+from autopack.packing.arms import Arm, packed_arm, padded_arms
 from autopack.packing.balance import CostModel
-from autopack.packing.estimate_picture import draw
-from autopack.packing.estimate_text import text
-from autopack.packing.lengths import Overflow, fit
-from autopack.packing.options import is_int
+from autopack.packing.checks import check_int
+from autopack.packing.lengths import Counts, Overflow, fit
 from autopack.packing.plan import Strategy, plan
 from autopack.packing.sources import lengths_of
 
-if TYPE_CHECKING:
-    from os import PathLike
+PADDED, GROUPED, PACKED = "#b8bec7", "#8fc1cf", "#1f6f8b"
 
 
 @dataclass(frozen=True, repr=False)
-class Estimate(Arms):
-    """What packing would gain; `str()` is a table.
+class Estimate:
+    """What packing would gain; `str()` is a table, and `found[name]` the packed arm of that name.
 
     Attributes:
         lengths: (documents,) int64, tokens of each, after what `overflow` did.
@@ -37,22 +37,125 @@ class Estimate(Arms):
         packed: the mini-batches of `PackingCollator`, and the plans of all strategies.
     """
 
+    lengths: np.ndarray
+    counts: Counts
+    capacity: int
+    cost: CostModel
+    baseline: Arm
+    padded: tuple[Arm, ...]
+    packed: tuple[Arm, ...]
+
+    def __getitem__(self, name: str) -> Arm:
+        found = {arm.name: arm for arm in self.packed}
+        if name not in found:
+            raise KeyError(f"{name!r}: wanted one of {', '.join(found)}")
+        return found[name]
+
+    def tokens_saved(self, arm: Arm) -> float:
+        """The share of the baseline's tokens that an arm does not compute."""
+        return 1 - arm.tokens / self.baseline.tokens
+
+    def attention_saved(self, arm: Arm) -> float:
+        """The share of the baseline's attention, in operations, that an arm does not compute."""
+        return 1 - arm.pairs / self.baseline.pairs
+
+    def as_dict(self) -> dict[str, Any]:
+        """All figures as plain data; of the lengths, their spread."""
+        shares = {"min": 0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1}
+        quantiles = np.quantile(self.lengths, list(shares.values())).tolist()
+        return {
+            "capacity": self.capacity,
+            "counts": asdict(self.counts),
+            "lengths": {**dict(zip(shares, quantiles, strict=True)), "mean": float(self.lengths.mean())},
+            "cost": asdict(self.cost),
+            "baseline": asdict(self.baseline),
+            "padded": [asdict(arm) for arm in self.padded],
+            "packed": [
+                asdict(arm) | {"tokens_saved": self.tokens_saved(arm), "attention_saved": self.attention_saved(arm)}
+                for arm in self.packed
+            ],
+        }
+
     def __repr__(self) -> str:
         best = max(self.packed, key=lambda arm: arm.speedup)
-        return (
-            f"Estimate({len(self.lengths):,} documents, padding {self.baseline.padding:.0%} in batches of "
-            f"{self.baseline.batch_size}, {best.speedup:.2f} x by {best.name})"
-        )
+        batches = f"padding {self.baseline.padding:.0%} in batches of {self.baseline.batch_size}"
+        return f"Estimate({len(self.lengths):,} documents, {batches}, {best.speedup:.2f} x by {best.name})"
 
     def __str__(self) -> str:
-        return text(self)
+        baseline, counts, cost = self.baseline, self.counts, self.cost
+        spread = ", ".join(f"{name} {value:,.0f}" for name, value in self.as_dict()["lengths"].items())
+        over = [
+            f"{getattr(counts, name):,} {name}" + (f" ({getattr(counts, more):,} tokens)" if more else "")
+            for name, more in (("truncated", "truncated_tokens"), ("split", None), ("dropped", "dropped_tokens"))
+            if getattr(counts, name)
+        ]
+        longer = f"\nlonger than {self.capacity:,} tokens: {', '.join(over)}" if over else ""
+        pairs = zip(self.padded[::2], self.padded[1::2], strict=True)
+        paddings = [f"{r.batch_size:<22}{r.padding:>10.1%}{grouped.padding:>20.1%}" for r, grouped in pairs]
+        grouped = next(a for a in self.padded if a.batch_size == baseline.batch_size and a.order == "grouped")
+        named = [(f"{a.name} of {a.batch_size}" if a.batch_size else a.name, a) for a in self.packed]
+        gains = [
+            f"{name:<22}{arm.rows:>12,}{arm.padding:>10.2%}{self.tokens_saved(arm):>14.1%}"
+            f"{self.attention_saved(arm):>17.1%}{arm.speedup:>8.2f} x"
+            for name, arm in [("padded, grouped", grouped), *named]
+        ]
+        column, pair = f"{cost.linear:g}", f"1 / {1 / cost.quadratic:,.0f}" if cost.quadratic else "nothing"
+        newline = "\n"  # an expression in an f-string may hold no backslash before Python 3.12
+        return f"""\
+{counts.documents:,} documents, {counts.tokens:,} tokens: {spread}{longer}
+
+padded batches: share of padding
+{"documents per batch":<22}{"random":>10}{"grouped by length":>20}
+{newline.join(paddings)}
+
+packed rows, against padded batches of {baseline.batch_size} in random order
+{"":<22}{"rows":>12}{"padding":>10}{"tokens saved":>14}{"attention saved":>17}{"speed-up":>10}
+{newline.join(gains)}
+
+Rows of plans hold at most {self.capacity:,} tokens and count as padded to that; attention stays inside documents,
+which fixed_length cuts. Speed-up: cost of the padded batches over cost of the rows, where a column costs {column} and
+a pair of columns {pair}. Nothing was timed."""
 
     def plot(self, path: str | PathLike[str] | None = None) -> Any:
         """Draws lengths, padding and speed-ups; returns the figure of matplotlib, and writes it where a path is given.
 
-        Needs matplotlib (`pip install "autopack[plot]"`).
+        Raises `AutopackError` where matplotlib is missing (`pip install "autopack[plot]"`).
         """
-        figure = draw(self)
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise AutopackError("pictures need matplotlib: pip install 'autopack[plot]'") from error
+        figure = Figure(figsize=(12, 3.6), layout="constrained")
+        lengths, padding, speed = figure.subplots(1, 3, width_ratios=(5, 4, 5))
+        edges = np.linspace(0, max(1, self.lengths.max()), 61)
+        lengths.hist(self.lengths, edges, color=PACKED)
+        mean, median = self.lengths.mean(), np.median(self.lengths)
+        lengths.axvline(mean, color="#22303c", lw=1, ls="--", label="mean")
+        lengths.set(xlabel="tokens", ylabel="documents", xlim=(0, edges[-1]))
+        lengths.set_title(
+            f"{len(self.lengths):,} documents: mean {mean:,.0f}, median {median:,.0f} tokens", fontsize=10
+        )
+
+        for number, (label, color) in enumerate({"random order": PADDED, "grouped by length": GROUPED}.items()):
+            shares = [arm.padding * 100 for arm in self.padded[number::2]]
+            padding.bar(np.arange(len(shares)) + 0.4 * number - 0.2, shares, 0.4, color=color, label=label)
+        padding.set_xticks(range(len(self.padded) // 2), [str(arm.batch_size) for arm in self.padded[::2]])
+        padding.set(xlabel="documents per padded batch", ylabel="padding, % of all columns", ylim=(0, 100))
+        padding.set_title("padding of padded batches", fontsize=10)
+
+        compared = [arm for arm in self.padded if arm.batch_size == self.baseline.batch_size] + list(self.packed)
+        names = [f"padded, {arm.order}" if arm.order else arm.name.replace("_", "-") for arm in compared]
+        colors = [PADDED, GROUPED, *[PACKED] * len(self.packed)]
+        bars = speed.barh(names, [arm.speedup for arm in compared], color=colors)
+        speed.bar_label(bars, [f"{arm.speedup:.2f} x" for arm in compared], padding=3, fontsize=8)
+        speed.invert_yaxis()
+        speed.set(xlabel="expected speed", xlim=(0, 1.15 * max(arm.speedup for arm in compared)))
+        title = f"against padded batches of {self.baseline.batch_size}; rows of {self.capacity:,}"
+        speed.set_title(title, fontsize=10)
+        for axes in (lengths, padding):
+            axes.legend(frameon=False, fontsize=8)
+        for axes in (lengths, padding, speed):
+            axes.spines[["top", "right"]].set_visible(False)
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
@@ -84,36 +187,30 @@ def estimate(
             the path of a `.json`, `.jsonl`, `.npy` or `.parquet` file of lengths or examples, or of a dataset that
             `save_to_disk` wrote.
         max_length: the most tokens of a packed row, and of a document.
-        batch_size: documents of a padded batch, for the baseline.
-        batch_sizes: documents of a padded batch, for the padding by batch size.
-        strategies: of `autopack.plan`.
+        batch_size, batch_sizes: documents of a padded batch, for the baseline and for the padding by batch size.
+        strategies, ranks: see `autopack.plan`.
         overflow: what becomes of documents longer than `max_length`, in padded batches too; see `autopack.plan`.
         cost: what tokens and attention cost; by default those of a hidden size of 4096.
-        ranks: processes, for plans; see `autopack.plan`.
         column: of the data: ints are lengths, lists are counted, text goes through the tokenizer. By default
             `input_ids`, `length` or `lengths`, and with a tokenizer `text`.
         tokenizer: a tokenizer, or the name or path of one of transformers, for data that is text.
         seed: of the random orders.
 
-    Raises:
-        InvalidPacking: for data that holds no lengths, or lengths that are not ints of at least 1.
-        ValueError: for options out of range.
+    Raises `InvalidPacking` for data that holds no lengths, or lengths that are not ints of at least 1, and `ValueError`
+    for options out of range.
     """
     for size in (batch_size, *batch_sizes):
-        if not is_int(size) or size < 1:
-            raise ValueError(f"batch size {size!r}: wanted an int of at least 1")
+        check_int("batch_size", size, 1)
     cost = cost or CostModel()
     given = lengths_of(data, column, tokenizer)
     plan([1], max_length, overflow=overflow, seed=seed, ranks=ranks)  # checks the options
     pieces, counts = fit(given, max_length, overflow)
-    lengths = pieces.lengths
-    if not len(lengths):
+    if not len(lengths := pieces.lengths):
         raise InvalidPacking(f"all documents are longer than max_length={max_length}, and overflow='drop' leaves none")
     padded = padded_arms(lengths, sorted({*batch_sizes, batch_size}), cost, seed)
     baseline = next(arm for arm in padded if (arm.batch_size, arm.order) == (batch_size, "random"))
     own = int(lengths.sum()), 0.0, int((lengths * lengths).sum()), float(cost(lengths).sum())
     packed = [Arm("mini-batch", batch_size, None, -(-len(lengths) // batch_size), *own)]
-    for strategy in strategies:
-        packed.append(packed_arm(plan(lengths, max_length, strategy, seed=seed, ranks=ranks), cost))
-    compared = (tuple(arm.against(baseline) for arm in arms) for arms in (padded, packed))
+    packed += [packed_arm(plan(lengths, max_length, name, seed=seed, ranks=ranks), cost) for name in strategies]
+    compared = (tuple(replace(a, speedup=baseline.cost / a.cost) for a in arms) for arms in (padded, packed))
     return Estimate(lengths, counts, max_length, cost, baseline, *compared)

@@ -9,20 +9,9 @@ from typing import Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.layout import IGNORED_LABEL
-from autopack.packing.columns import (
-    COMPLETION_KEYS,
-    DOCUMENT_WEIGHT,
-    IDS,
-    LABEL_KEYS,
-    LENGTHS,
-    LOSS_WEIGHTS,
-    MASK,
-    POSITIONS,
-    invalid,
-)
+from autopack.packing.checks import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, invalid
 from autopack.packing.lengths import is_text, numbers
-from autopack.packing.weights import are_weights
+from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, are_weights
 
 PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")
 DECLARATIONS = (MASK, POSITIONS, "seq_idx", LENGTHS)
@@ -48,16 +37,6 @@ class Example:
         per_token = "labels per token" if "labels" in self.columns else "no labels"
         return "labels per document" if "labels" in self.per_document else per_token
 
-    @property
-    def weights(self) -> np.ndarray:
-        """The weight of each document, 1 unless it was given."""
-        return self.per_document.get(DOCUMENT_WEIGHT, np.ones(len(self.starts)))
-
-    def make_labels(self) -> None:
-        """Make labels of the tokens, apart from those that a mask of the completion leaves out."""
-        kept = np.logical_and.reduce([self.columns[k] for k in COMPLETION_KEYS if k in self.columns])
-        self.columns["labels"] = np.where(kept, self.columns[IDS], IGNORED_LABEL)
-
     def truncate(self, length: int) -> None:
         """Keep the first tokens, and the documents that begin in them."""
         self.columns = {k: v[:length] for k, v in self.columns.items()}
@@ -66,13 +45,9 @@ class Example:
 
 
 def read_example(index: int, example: Mapping[str, Any], ignored: Collection[str], weighs: bool) -> Example:
-    """Reads one example; raises `InvalidPacking` for what cannot be packed.
+    """Reads the example of this number in the batch, without the keys that are ignored; raises `InvalidPacking`.
 
-    Args:
-        index: its number in the batch, for messages.
-        example: its values by key.
-        ignored: keys that are not read.
-        weighs: whether weights of tokens are to be made from its weights of documents.
+    `weighs` says whether weights of tokens are to be made from its weights of documents.
     """
     if not isinstance(example, Mapping):
         raise InvalidPacking(f"example {index}: wanted a mapping with 'input_ids', found {type(example).__name__}")
@@ -86,8 +61,8 @@ def read_example(index: int, example: Mapping[str, Any], ignored: Collection[str
     if not ids.size:
         raise invalid(index, IDS, "found no tokens; leave empty documents out")
     if ids.ndim != 1 or ids.dtype.kind != "i" or ids.min() < 0:
-        found = f"{ids.dtype} of shape {ids.shape} from {ids.min()}"
-        raise invalid(index, IDS, f"wanted token ids, ints of at least 0 of shape (T,), found {found}")
+        wanted = "wanted token ids, ints of at least 0 of shape (T,)"
+        raise invalid(index, IDS, f"{wanted}, found {ids.dtype} of shape {ids.shape} from {ids.min()}")
     if len(label_keys := [k for k in LABEL_KEYS if k in given]) > 1:
         raise invalid(index, label_keys[1], f"found beside {label_keys[0]!r}; name one of them in drop_keys")
     columns, per_document = {IDS: ids}, {}
@@ -114,8 +89,8 @@ def read_example(index: int, example: Mapping[str, Any], ignored: Collection[str
     for key, values in sorted(per_document.items()):
         if key == DOCUMENT_WEIGHT:
             if not are_weights(values, len(read.starts)):
-                found = f"found {values.tolist()}, wanted a finite number of at least 0 for each of {len(read.starts)}"
-                raise invalid(index, key, f"{found} document(s)")
+                wanted = f"wanted a finite number of at least 0 for each of {len(read.starts)} document(s)"
+                raise invalid(index, key, f"found {values.tolist()}, {wanted}")
             read.per_document[key] = values
         else:
             name = "labels" if key in LABEL_KEYS else key
@@ -172,12 +147,11 @@ def _without_declarations(index: int, columns: dict[str, np.ndarray], lengths: n
 def _targets(index: int, key: str, values: np.ndarray, tokens: int, documents: int, is_packed: bool) -> np.ndarray:
     """Labels that are not per token, as (documents of the example, ...); `is_packed` says that they come as a list."""
     is_vector = values.ndim == 1 and values.dtype.kind == "f"
-    if documents == 1 and values.shape[:1] == (1,) and (is_packed or (values.ndim == 1 and not is_vector)):
+    is_list = values.shape[:1] == (1,) and (is_packed or (values.ndim == 1 and not is_vector))
+    if is_list if documents == 1 else values.ndim in (1, 2) and len(values) == documents:
         return values
     if documents == 1 and (values.ndim == 0 or is_vector):
         return values[None]
-    if documents > 1 and values.ndim in (1, 2) and len(values) == documents:
-        return values
     found = f"found {values.dtype} of shape {values.shape} for {tokens} tokens in {documents} document(s)"
     wanted = "wanted an int per token, or per document an int (a class), a float or a vector of floats"
     raise invalid(index, key, f"{found}; {wanted}")

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.options import is_int
+from autopack.packing.checks import is_int
 
 Overflow = Literal["error", "truncate", "split", "drop"]
 LONGEST = 1 << 31
@@ -22,14 +22,8 @@ LONGEST = 1 << 31
 class Counts:
     """What was given to a plan, and what was done to documents longer than a row.
 
-    Attributes:
-        documents: documents given.
-        tokens: tokens given.
-        truncated: documents whose end was cut off.
-        truncated_tokens: tokens of those ends.
-        split: documents that were cut into several pieces.
-        dropped: documents left out.
-        dropped_tokens: tokens of those.
+    `documents` and `tokens` were given; `truncated` documents lost `truncated_tokens` at their ends, `split` documents
+    were cut into several pieces, and `dropped` documents, of `dropped_tokens`, were left out.
     """
 
     documents: int
@@ -116,7 +110,12 @@ def read(lengths: Any) -> np.ndarray:
     if not len(found):
         raise InvalidPacking("lengths: wanted at least one document, found none")
     if found.dtype.kind not in "iu":
-        raise InvalidPacking(_not_ints(lengths if isinstance(lengths, (list, tuple)) else found.tolist(), found.dtype))
+        given = lengths if isinstance(lengths, (list, tuple)) else found.tolist()
+        index = next((index for index, value in enumerate(given) if not is_int(value)), None)
+        if index is None:
+            raise InvalidPacking(f"lengths: wanted ints of at most 63 bits, found {max(given)}")
+        wanted = f"wanted an int, its number of tokens; convert from {found.dtype}"
+        raise InvalidPacking(f"lengths[{index}] is {given[index]!r}: {wanted}")
     for wrong, why in ((found < 1, "leave empty documents out"), (found > LONGEST, "no document is that long")):
         if wrong.any():
             index = int(wrong.argmax())
@@ -125,30 +124,23 @@ def read(lengths: Any) -> np.ndarray:
     return found.astype(np.int64)
 
 
-def _not_ints(lengths: Sequence[Any], dtype: np.dtype[Any]) -> str:
-    index = next((index for index, value in enumerate(lengths) if not is_int(value)), None)
-    if index is None:
-        return f"lengths: wanted ints of at most 63 bits, found {max(lengths)}"
-    return f"lengths[{index}] is {lengths[index]!r}: wanted an int, its number of tokens; convert from {dtype}"
-
-
 def fit(lengths: np.ndarray, capacity: int, overflow: Overflow) -> tuple[Pieces, Counts]:
     """Pieces that fit into a row, and what was done to make them fit."""
     count, tokens = len(lengths), int(lengths.sum())
     documents, over = np.arange(count), lengths > capacity
     if not over.any():
         return Pieces(documents, zeros(count), lengths), Counts(count, tokens)
-    number, excess = int(over.sum()), int((lengths[over] - capacity).sum())
+    number, tokens_over = int(over.sum()), int(lengths[over].sum())
     if overflow == "error":
         index = int(over.argmax())
         more = f" (and {number - 1:,} more are over)" if number > 1 else ""
         found = f"lengths[{index}] is {lengths[index]}, over the {capacity} tokens of a row{more}"
         raise InvalidPacking(f"{found}; raise the capacity, or pass overflow='truncate', 'split' or 'drop'")
     if overflow == "truncate":
-        counts = Counts(count, tokens, truncated=number, truncated_tokens=excess)
+        counts = Counts(count, tokens, truncated=number, truncated_tokens=tokens_over - number * capacity)
         return Pieces(documents, zeros(count), np.minimum(lengths, capacity)), counts
     if overflow == "drop":
-        counts = Counts(count, tokens, dropped=number, dropped_tokens=int(lengths[over].sum()))
+        counts = Counts(count, tokens, dropped=number, dropped_tokens=tokens_over)
         return Pieces(documents[~over], zeros(count - number), lengths[~over]), counts
     parts = -(-lengths // capacity)
     owners, offsets = np.repeat(documents, parts), numbered(parts) * capacity

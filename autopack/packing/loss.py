@@ -17,8 +17,7 @@ from torch.nn.functional import cross_entropy
 from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.collator import PackingCollator
-from autopack.packing.columns import DOCUMENT_WEIGHT, LOSS_WEIGHTS
-from autopack.packing.weights import Weighing
+from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing
 
 
 def weighted_loss(
@@ -43,8 +42,7 @@ def weighted_loss(
         shift: whether a label is predicted by the token before it; `False` for masked language models and token
             classification.
 
-    Raises:
-        InvalidPacking: where the shapes disagree.
+    Raises `InvalidPacking` where the shapes disagree.
     """
     logits = outputs if isinstance(outputs, torch.Tensor) else outputs["logits"]
     if not logits.shape[:2] == labels.shape == loss_weights.shape:
@@ -83,10 +81,9 @@ class WeightedLoss(AbstractContextManager["WeightedLoss"]):
     ) -> torch.Tensor:
         """The weighted loss of the batch that the model has just seen."""
         weights, self._taken.weights = self._taken.weights, None
-        in_training = self._taken.in_training
         if weights is None:
             raise InvalidPacking(f"found no {LOSS_WEIGHTS!r} in the batch; train with the collator that makes them")
-        if num_items_in_batch is not None and not in_training:
+        if num_items_in_batch is not None and not self._taken.in_training:
             num_items_in_batch = self._total(weights.sum())  # in evaluation, Trainer counts the targets itself
         return weighted_loss(outputs, labels, weights, num_items_in_batch, shift=self.shift)
 
@@ -114,11 +111,9 @@ class WeightedLoss(AbstractContextManager["WeightedLoss"]):
 
     def _total(self, count: torch.Tensor) -> torch.Tensor:
         """The sum over all processes, if the trainer multiplies losses by their number."""
-        trainer = self._trainer
-        count = count.to(trainer.args.device)
-        if trainer.args.average_tokens_across_devices and trainer.args.world_size > 1:
-            count = trainer.accelerator.gather(count).sum()
-        return count
+        args, count = self._trainer.args, count.to(self._trainer.args.device)
+        is_shared = args.average_tokens_across_devices and args.world_size > 1
+        return self._trainer.accelerator.gather(count).sum() if is_shared else count
 
 
 class _Taken:
@@ -127,13 +122,9 @@ class _Taken:
     weights: torch.Tensor | None = None
     in_training = True
 
-    def __call__(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        kwargs = dict(kwargs)
-        self.weights = kwargs.pop(LOSS_WEIGHTS, None)
-        self.in_training = module.training
-        return args, kwargs
+    def __call__(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        self.weights, self.in_training = kwargs.get(LOSS_WEIGHTS), module.training
+        return args, {name: value for name, value in kwargs.items() if name != LOSS_WEIGHTS}
 
 
 def weigh_documents(trainer: Any, by: Weighing = "document") -> WeightedLoss:
@@ -148,31 +139,16 @@ def weigh_documents(trainer: Any, by: Weighing = "document") -> WeightedLoss:
     weights, unless the rows have them (`autopack.pack(..., loss_weights=...)`). Call it before `trainer.train()`, and
     `autopack.enable(trainer)` as ever, in any order.
 
-    Returns:
-        The loss, with `.remove()`; also a context manager.
-
-    Raises:
-        ValueError: for a trainer with another collator, a loss function of its own, label smoothing, parallelism that
-            cuts batches, or options by which it would drop the columns of weights.
+    Returns the loss, with `.remove()`; also a context manager. Raises `ValueError` for a trainer with another collator,
+    a loss function of its own, label smoothing, parallelism that cuts batches, or options by which it would drop the
+    columns of weights.
     """
-    collator = trainer.data_collator
-    _check(trainer, collator)
-    loss = WeightedLoss(trainer, shift=collator.mask_first_label)
-    if LOSS_WEIGHTS not in _columns(trainer.train_dataset):
-        trainer.data_collator = replace(collator, loss_weights=by)
-    return loss
-
-
-def _check(trainer: Any, collator: Any) -> None:
-    args = trainer.args
+    collator, args, columns = trainer.data_collator, trainer.args, getattr(trainer.train_dataset, "column_names", None)
     if not isinstance(collator, PackingCollator):
-        raise ValueError(
-            f"wanted a trainer with a PackingCollator, found {type(collator).__name__}; pass data_collator="
-        )
-    if getattr(trainer, "compute_loss_func", None) is not None:
-        raise ValueError(
-            f"found a loss function, {trainer.compute_loss_func!r}, where the weighted one goes; remove it"
-        )
+        found = type(collator).__name__
+        raise ValueError(f"wanted a trainer with a PackingCollator, found {found}; pass data_collator=")
+    if (loss := getattr(trainer, "compute_loss_func", None)) is not None:
+        raise ValueError(f"found a loss function, {loss!r}, where the weighted one goes; remove it")
     if getattr(trainer, "label_smoother", None) is not None:
         raise ValueError("found label_smoothing_factor, which the weighted loss does not know; set it to 0")
     if args.n_gpu > 1:
@@ -180,10 +156,10 @@ def _check(trainer: Any, collator: Any) -> None:
     for kind in ("tp", "cp", "sp"):
         if getattr(trainer, f"get_{kind}_size", lambda: 1)() > 1:
             raise ValueError(f"found {kind} parallelism, in which several processes share a batch; leave it out")
-    weighed = [name for name in (LOSS_WEIGHTS, DOCUMENT_WEIGHT) if name in _columns(trainer.train_dataset)]
+    weighed = [name for name in (LOSS_WEIGHTS, DOCUMENT_WEIGHT) if name in (columns or ())]
     if weighed and args.remove_unused_columns:
         raise ValueError(f"the trainer would drop the column {weighed[0]!r}: set remove_unused_columns=False")
-
-
-def _columns(dataset: Any) -> list[str]:
-    return getattr(dataset, "column_names", None) or []
+    weighted = WeightedLoss(trainer, shift=collator.mask_first_label)
+    if LOSS_WEIGHTS not in weighed:
+        trainer.data_collator = replace(collator, loss_weights=by)
+    return weighted

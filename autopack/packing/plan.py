@@ -10,21 +10,17 @@ import json
 import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, arrange, complete, members
+from autopack.packing.checks import check_in, check_int
 from autopack.packing.lengths import LONGEST, Counts, Overflow, Pieces, bounds_of, cut, fit, numbered, read, zeros
-from autopack.packing.options import check_choice, check_int
 from autopack.packing.strategies import ORDERED, STRATEGIES
-
-if TYPE_CHECKING:
-    from os import PathLike
-
-    from matplotlib.figure import Figure
 
 Strategy = Literal["best_fit", "first_fit", "sequential", "multipack", "sorted", "fixed_length", "random"]
 FORMAT = 1
@@ -44,8 +40,7 @@ class Plan:
         lengths: (pieces,) int64, tokens of each piece.
         bounds: (rows + 1,) int64; row r holds the pieces `bounds[r]` to `bounds[r + 1]`.
         capacity: the most tokens that a row may hold.
-        strategy: how documents were chosen.
-        seed: the seed of whatever was random.
+        strategy, seed: how documents were chosen, and the seed of whatever was random.
         counts: what was given, and what `overflow` did to documents longer than a row.
     """
 
@@ -60,9 +55,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name in ARRAYS:
-            array = getattr(self, name).view()
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, getattr(self, name).view())
+            getattr(self, name).flags.writeable = False
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -80,8 +74,6 @@ class Plan:
             return NotImplemented
         return all(np.array_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, field.name) for field in fields(self))
 
@@ -90,10 +82,8 @@ class Plan:
         did = "".join(f", {name.replace('_', ' ')} {value:,}" for name, value in counts.items())
         pieces, documents = len(self.documents), self.counts.documents
         what = f"{documents:,} documents" if pieces == documents else f"{pieces:,} pieces of {documents:,} documents"
-        return (
-            f"Plan({self.strategy}: {what} in {len(self):,} rows of {self.capacity:,} "
-            f"tokens, fill {self.fill:.4f}, padding {self.padding:,}{did})"
-        )
+        rows = f"{len(self):,} rows of {self.capacity:,} tokens"
+        return f"Plan({self.strategy}: {what} in {rows}, fill {self.fill:.4f}, padding {self.padding:,}{did})"
 
     def pieces(self, row: int) -> slice:
         """The pieces of a row, as a slice of `documents`, `offsets` and `lengths`."""
@@ -140,19 +130,15 @@ class Plan:
         """How many rows hold how many tokens: rows (bins,) int64, and edges (bins + 1,) float64 from 0 to capacity."""
         return np.histogram(self.tokens_per_row, bins=bins, range=(0, self.capacity))
 
-    def plot(self) -> Figure:
-        """A picture: tokens per row, and documents per row.
-
-        Needs matplotlib (`pip install "autopack[plot]"`); returns its figure.
-        """
+    def plot(self) -> Any:
+        """Draws tokens per row, and documents per row; returns the figure of matplotlib, which it needs."""
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise ImportError('Plan.plot needs matplotlib: pip install "autopack[plot]"') from error
         figure = Figure(figsize=(9, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2)
-        rows, edges = self.histogram(40)
-        left.stairs(rows, edges, fill=True)
+        left.stairs(*self.histogram(40), fill=True)
         left.set(xlabel="tokens per row", ylabel="rows", yscale="log", xlim=(0, self.capacity))
         documents = np.bincount(np.diff(self.bounds))
         right.bar(np.arange(len(documents)), documents, width=1.0)
@@ -162,11 +148,10 @@ class Plan:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the plan to a file of numpy's `.npz` format, under exactly this name."""
-        meta = {name: getattr(self, name) for name in ("capacity", "strategy", "seed")}
-        text = json.dumps({"format": FORMAT, **meta, "counts": asdict(self.counts)})
+        meta = {"capacity": self.capacity, "strategy": self.strategy, "seed": self.seed, "counts": asdict(self.counts)}
         arrays = {name: getattr(self, name) for name in ARRAYS if name != "offsets" or self.offsets.any()}
         with open(path, "wb") as file:
-            np.savez(file, allow_pickle=False, meta=np.array(text), **arrays)
+            np.savez(file, allow_pickle=False, meta=np.array(json.dumps({"format": FORMAT, **meta})), **arrays)
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Plan:
@@ -222,19 +207,15 @@ def plan(
             are split between documents so that the last step is complete. Where there are too few documents
             for that, `len(plan)` is no multiple of `ranks`.
 
-    Returns:
-        The plan, in which every document (or every one of its tokens, where documents are cut) is once.
-
-    Raises:
-        InvalidPacking: for lengths that cannot be packed; the message names the first of them.
-        ValueError: for options that are out of range, unknown, or contradict each other.
+    Every document (or every one of its tokens, where documents are cut) is in the plan once. Raises
+    `InvalidPacking` for lengths that cannot be packed, with the first of them, and `ValueError` for options that are
+    out of range, unknown, or contradict each other.
     """
-    check_choice("strategy", strategy, get_args(Strategy))
-    check_choice("overflow", overflow, get_args(Overflow))
+    check_in("strategy", strategy, get_args(Strategy))
+    check_in("overflow", overflow, get_args(Overflow))
     check_int("capacity", capacity, 1)
     check_int("seed", seed, 0)
-    if max_documents is not None:
-        check_int("max_documents", max_documents, 1)
+    check_int("max_documents", max_documents, 1, optional=True)
     check_int("ranks", ranks, 1)
     if capacity > LONGEST:
         raise ValueError(f"capacity={capacity}: wanted at most {LONGEST}")
@@ -244,8 +225,7 @@ def plan(
         raise ValueError(f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave one out")
     if max_documents is not None and strategy == "fixed_length":
         raise ValueError("max_documents= cannot be kept by strategy='fixed_length', which fills all rows: leave it out")
-    found = read(lengths)
-    capacity, ranks, seed = int(capacity), int(ranks), int(seed)
+    found, capacity, ranks, seed = read(lengths), int(capacity), int(ranks), int(seed)
     limit = capacity if max_documents is None else int(max_documents)
     if strategy == "fixed_length":
         pieces, bounds, counts = cut(found, capacity)

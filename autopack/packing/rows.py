@@ -13,17 +13,14 @@ import pyarrow as pa
 
 from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL
-from autopack.packing.columns import COMPLETION_KEYS, DOCUMENT_WEIGHT, IDS, LENGTHS, LOSS_WEIGHTS, POSITIONS
-from autopack.packing.documents import Documents
+from autopack.packing.checks import COMPLETION_KEYS, IDS, LENGTHS, POSITIONS
+from autopack.packing.documents import Documents, from_columns
 from autopack.packing.lengths import numbered
 from autopack.packing.plan import Plan, plan
 from autopack.packing.strategies import ORDERED
-from autopack.packing.tables import from_columns
-from autopack.packing.weights import Weighing, token_weights
+from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing, token_weights
 
 logger = logging.getLogger(__name__)
-
-MOST = 2**31 - 1
 
 
 @dataclass
@@ -42,33 +39,30 @@ class Rows:
     loss_weights: Weighing | None = None
 
     def __post_init__(self) -> None:
-        if self.plan.capacity > MOST:
-            raise ValueError(f"max_length={self.plan.capacity}: wanted at most {MOST:,} tokens, as lists of arrow have")
+        if self.plan.capacity >= 1 << 31:
+            raise ValueError(f"max_length={self.plan.capacity}: wanted at most 2,147,483,647, as lists of arrow have")
         documents, counts, key = self.documents, self.plan.counts, self.documents.label_key
         if not len(self.plan):
             raise InvalidPacking(f"no document is left of {counts.documents:,}: all are longer than max_length")
         if counts.split and key in documents.per_document:
-            way = "use overflow='truncate' or 'drop', or name it in drop_columns"
             found = f"{counts.split:,} documents are cut into pieces, and {key!r} is one per document"
-            raise InvalidPacking(f"{found}; {way}")
+            raise InvalidPacking(f"{found}; use overflow='truncate' or 'drop', or name it in drop_columns")
         if self.loss_weights is None:
             return
         if LOSS_WEIGHTS in documents.per_token:
             raise InvalidPacking(f"found a column {LOSS_WEIGHTS!r} beside loss_weights=; name it in drop_columns")
         if key in documents.per_document:
-            found = f"loss_weights= is for labels per token, and {key!r} is one per document"
-            raise InvalidPacking(f"{found}; leave it out")
+            raise InvalidPacking(f"loss_weights= is for labels per token; {key!r} is one per document: leave it out")
         if key is None and not self.mask_first_label:
             raise InvalidPacking("loss_weights= with mask_first_label=False needs a column of labels")
 
     def __call__(self, batch: Mapping[str, Any]) -> pa.Table:
-        rows = batch["row"]
-        return self.table(int(rows[0]), int(rows[-1]) + 1)
+        return self.table(int(batch["row"][0]), int(batch["row"][-1]) + 1)
 
     def table(self, first: int = 0, end: int | None = None) -> pa.Table:
         """The rows from `first` to `end`, in new memory."""
         plan, documents = self.plan, self.documents
-        bounds = plan.bounds[first : len(plan) + 1 if end is None else end + 1]
+        bounds = plan.bounds[first : None if end is None else end + 1]
         pieces = slice(int(bounds[0]), int(bounds[-1]))
         chosen, lengths = plan.documents[pieces], plan.lengths[pieces]
         bounds = bounds - bounds[0]
@@ -80,7 +74,12 @@ class Rows:
             values[POSITIONS] = pa.array((numbered(lengths) + self.first_position).astype(np.int32))
         of_documents = {name: documents.of_documents(name, chosen) for name in documents.per_document}
         if self.loss_weights is not None:
-            targets = _made_targets(values, starts) if labels is None else labels.to_numpy() != IGNORED_LABEL
+            if labels is None:  # those of the labels that the collator makes
+                masks = [values[n].to_numpy(zero_copy_only=False) for n in COMPLETION_KEYS if n in values]
+                targets = np.logical_and.reduce([np.ones(len(values[IDS]), np.bool_), *masks])
+                targets[starts] = False
+            else:
+                targets = labels.to_numpy() != IGNORED_LABEL
             given = of_documents.get(DOCUMENT_WEIGHT)
             weights = None if given is None else given.to_numpy(zero_copy_only=False)
             values[LOSS_WEIGHTS] = pa.array(token_weights(targets, lengths, self.loss_weights, weights))
@@ -107,16 +106,6 @@ class Rows:
         return values[key]
 
 
-def _made_targets(values: dict[str, pa.Array], starts: np.ndarray) -> np.ndarray:
-    """Which tokens are targets where there are no labels, as in those that the collator makes."""
-    targets = np.ones(len(values[IDS]), np.bool_)
-    for name in COMPLETION_KEYS:
-        if name in values:
-            targets &= values[name].to_numpy(zero_copy_only=False).astype(np.bool_)
-    targets[starts] = False
-    return targets
-
-
 def _lists(offsets: np.ndarray, values: pa.Array) -> pa.Array:
     """Values cut at these offsets, as one list each."""
     return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values)
@@ -135,7 +124,7 @@ class Packing:
     def plan(self, documents: Documents, **changes: Any) -> Plan:
         """The plan of these documents; an error says which option of `autopack.pack` to change."""
         try:
-            return plan(documents.lengths, self.max_length, **{**self.planned, **changes})
+            return plan(documents.lengths, self.max_length, **self.planned | changes)
         except InvalidPacking as error:
             message = str(error).replace("lengths[", "example [").replace("raise the capacity", "raise max_length")
             raise InvalidPacking(message) from error
@@ -152,9 +141,9 @@ class Packing:
 
         They depend on the buffer alone, so that a stream which resumes makes the same rows again.
         """
-        names = list(batch)
+        given = {name: batch[name] for name in batch}
         try:
-            documents = Documents(from_columns({n: batch[n] for n in names}, **self.carried), None, **self.carried)
+            documents = Documents(from_columns(given, **self.carried), None, **self.carried)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
             made = self.plan(documents, seed=seed)
             if (made.counts.truncated or made.counts.dropped) and not self.warned:
@@ -166,5 +155,5 @@ class Packing:
                 made = made.select(np.random.default_rng(seed).permutation(len(made)))
             return Rows(documents, made, **self.added).table().to_pydict()
         except InvalidPacking as error:
-            where = f"in a buffer of {len(batch[names[0]])} examples, counted from its start"
-            raise InvalidPacking(f"{where}: {error}") from error
+            count = len(next(iter(given.values())))
+            raise InvalidPacking(f"in a buffer of {count} examples, counted from its start: {error}") from error

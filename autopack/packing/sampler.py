@@ -14,8 +14,8 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, share
+from autopack.packing.checks import check_int
 from autopack.packing.lengths import read
-from autopack.packing.options import check_int
 from autopack.packing.plan import Plan, Strategy, plan
 from autopack.packing.strategies import ORDERED, permutation
 
@@ -53,20 +53,16 @@ class PackedBatchSampler:
         max_documents: the most documents of a row.
         cost: what a row costs, so that all ranks have like work in every step. `None` leaves steps as the strategy
             made them. `"auto"` is `CostModel()` for `"best_fit"`, `"first_fit"` and `"random"`, else `None`.
-        num_replicas: data-parallel processes; given together with `rank`.
-        rank: the number of this process.
+        num_replicas, rank: data-parallel processes, and the number of this one; given together.
         drop_last: leave out what does not fill a step of `rows_per_batch` rows on every rank, instead.
 
     Attributes:
-        plan: the `Plan` of this epoch; rows `s * num_replicas` on are of one step where `rows_per_batch` is 1.
-        epoch: the number of the epoch.
-        repeated: documents that are there twice in this epoch.
-        left_out: documents that `drop_last` leaves out of this epoch.
+        epoch, plan: the number of the epoch, and its `Plan`; rows `s * num_replicas` on are of one step where
+            `rows_per_batch` is 1.
+        repeated, left_out: documents that are there twice in this epoch, or that `drop_last` leaves out of it.
 
-    Raises:
-        InvalidPacking: for lengths that cannot be packed, and where accelerate splits batches in a way that the
-            sampler does not know.
-        ValueError: for options that are out of range, unknown, or contradict each other.
+    Raises `InvalidPacking` for lengths that cannot be packed, and where accelerate splits batches in a way that the
+    sampler does not know; `ValueError` for options that are out of range, unknown, or contradict each other.
     """
 
     def __init__(
@@ -98,7 +94,6 @@ class PackedBatchSampler:
         self._lengths, self._seed = read(lengths), seed
         self._options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "max_documents": max_documents}
         self._options["cost"] = cost
-        self._start = self._step = 0
         self._draw(0)
 
     def _draw(self, epoch: int) -> None:
@@ -106,7 +101,7 @@ class PackedBatchSampler:
         is_ordered = self._options["strategy"] in ORDERED
         seeds = np.random.SeedSequence([self._seed, 0 if is_ordered else epoch]).generate_state(2, np.uint64).tolist()
         ranks, cost, per_step = self.num_replicas, self._options["cost"], self.rows_per_batch
-        self.epoch = epoch
+        self.epoch, self._start, self._step = epoch, 0, 0
         self.plan: Plan = plan(self._lengths, self.max_tokens, seed=seeds[0], ranks=ranks, **self._options)
         rows, documents = np.arange(len(self.plan)), np.diff(self.plan.bounds)
         whole, over = divmod(len(rows), ranks)
@@ -137,8 +132,7 @@ class PackedBatchSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         # No generator: the caller is on the stack now, and may no longer be when the first batch is asked for.
-        ranks = self._asked_ranks()
-        self._step, self._start = self._start, 0
+        self._step, self._start, ranks = self._start, 0, self._asked_ranks()
         return self._from_step(self._step, ranks)
 
     def _from_step(self, start: int, ranks: Sequence[int]) -> Iterator[list[int]]:
@@ -149,11 +143,9 @@ class PackedBatchSampler:
                 yield np.concatenate([chosen[row] for row in rows[step, rank].tolist() if row >= 0]).tolist()
 
     def __repr__(self) -> str:
-        return (
-            f"PackedBatchSampler({self._options['strategy']}, epoch {self.epoch}: {len(self._rows):,} steps of "
-            f"{self.rows_per_batch} x {self.max_tokens:,} tokens on each of {self.num_replicas} ranks, this is rank "
-            f"{self.rank}; fill {self.plan.fill:.4f})"
-        )
+        size = f"{len(self._rows):,} steps of {self.rows_per_batch} x {self.max_tokens:,} tokens"
+        ranks = f"on each of {self.num_replicas} ranks, this is rank {self.rank}; fill {self.plan.fill:.4f}"
+        return f"PackedBatchSampler({self._options['strategy']}, epoch {self.epoch}: {size} {ranks})"
 
     @property
     def sampler(self) -> PackedBatchSampler:
@@ -165,10 +157,9 @@ class PackedBatchSampler:
         check_int("epoch", epoch, 0)
         if epoch != self.epoch:
             if self._start:
-                was = f"epoch {self.epoch}, step {self._start}"
-                logger.warning("set_epoch(%d) leaves the loaded state (%s) before it was used", epoch, was)
+                message = "set_epoch(%d) leaves the loaded state (epoch %d, step %d) before it was used"
+                logger.warning(message, epoch, self.epoch, self._start)
             self._draw(epoch)
-            self._start = self._step = 0
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Where the sampler is, for `load_state_dict`: a dict that JSON can hold.
@@ -187,12 +178,8 @@ class PackedBatchSampler:
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidPacking(f"wanted what PackedBatchSampler.state_dict gave, found {state!r}") from error
         ours = self._made_of()
-        differ = [
-            f"{key} was {theirs.get(key)!r} and is {ours.get(key)!r}"
-            for key in {**ours, **theirs}
-            if key not in ours or key not in theirs or ours[key] != theirs[key]
-        ]
-        if differ:
+        pairs = {key: (theirs.get(key, "absent"), ours.get(key, "absent")) for key in {**ours, **theirs}}
+        if differ := [f"{key} was {was!r} and is {now!r}" for key, (was, now) in pairs.items() if was != now]:
             raise InvalidPacking(f"the state is of another sampler: {'; '.join(differ)}; make this one with the same")
         self.set_epoch(epoch)
         check_int("step", step, 0)
@@ -205,30 +192,26 @@ class PackedBatchSampler:
         return hashlib.blake2b(self._lengths.tobytes(), digest_size=8).hexdigest()
 
     def _made_of(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"lengths": self._digest, "max_tokens": int(self.max_tokens)}
+        found |= {"rows_per_batch": self.rows_per_batch, "seed": int(self._seed), "num_replicas": self.num_replicas}
         cost = self._options["cost"]
-        return {
-            "lengths": self._digest,
-            "max_tokens": int(self.max_tokens),
-            "rows_per_batch": self.rows_per_batch,
-            "seed": int(self._seed),
-            "num_replicas": self.num_replicas,
-            "drop_last": self.drop_last,
-            **self._options,
-            "cost": cost and [cost.linear, cost.quadratic],
-        }
+        return {**found, "drop_last": self.drop_last, **self._options, "cost": cost and [cost.linear, cost.quadratic]}
 
     def _asked_ranks(self) -> Sequence[int]:
         """The ranks whose batches are asked for: this one, and all of them by a `BatchSamplerShard` of accelerate."""
         accelerate: Any = sys.modules.get("accelerate.data_loader")
         frame = None if accelerate is None else sys._getframe(1)
         while frame is not None:
-            asking = frame.f_locals.get("self") if frame.f_globals.get("__name__") == accelerate.__name__ else None
+            asking: Any = frame.f_locals.get("self") if frame.f_globals.get("__name__") == accelerate.__name__ else None
             if isinstance(asking, accelerate.DataLoaderDispatcher) and self.num_replicas > 1:
                 raise InvalidPacking(
-                    "accelerate's dispatch_batches=True puts the batches of all ranks together and cuts them up by "
-                    "rows, which packed rows do not survive: pass dispatch_batches=False"
+                    "accelerate's dispatch_batches=True cuts up batches by rows, which packed rows do not survive: "
+                    "pass dispatch_batches=False"
                 )
-            if isinstance(asking, accelerate.BatchSamplerShard) and self._is_in(asking):
+            wrapped = asking if isinstance(asking, accelerate.BatchSamplerShard) else None
+            while wrapped is not None and wrapped is not self:
+                wrapped = getattr(wrapped, "batch_sampler", None)
+            if wrapped is not None:
                 if asking.num_processes != self.num_replicas:
                     raise InvalidPacking(
                         f"accelerate shares out batches to {asking.num_processes} processes, and this sampler is made "
@@ -238,19 +221,11 @@ class PackedBatchSampler:
             frame = frame.f_back
         return (self.rank,)
 
-    def _is_in(self, wrapper: Any) -> bool:
-        while wrapper is not None and wrapper is not self:
-            wrapper = getattr(wrapper, "batch_sampler", None)
-        return wrapper is self
-
 
 def _to_ranks(rounds: np.ndarray, costs: np.ndarray | None) -> np.ndarray:
     """Rows (steps, rounds, ranks) as (steps, ranks, rounds): by cost, or in order."""
-    steps, number, ranks = rounds.shape
-    if costs is None:
-        return rounds.reshape(steps, ranks, number)
-    columns = share(costs[rounds])
-    return np.take_along_axis(rounds.transpose(0, 2, 1), columns, axis=1)
+    by_rank = rounds.transpose(0, 2, 1)
+    return rounds.reshape(by_rank.shape) if costs is None else np.take_along_axis(by_rank, share(costs[rounds]), axis=1)
 
 
 def _ranks(num_replicas: int | None, rank: int | None) -> tuple[int, int]:

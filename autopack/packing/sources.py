@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,9 @@ from typing import Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.columns import IDS
+from autopack.packing.checks import IDS
 from autopack.packing.lengths import read
 
-COLUMNS = (IDS, "length", "lengths")
-"""The columns that are looked for."""
 BATCH = 1000
 """Texts that are tokenized at a time."""
 FILES = (".json", ".jsonl", ".npy", ".parquet")
@@ -43,12 +42,12 @@ def lengths_of(data: Any, column: str | None = None, tokenizer: Any = None) -> n
     return read(data)
 
 
+@dataclass
 class _Reader:
     """Reads lengths by the column that was named, and with the tokenizer that was given; either may be None."""
 
-    def __init__(self, column: str | None, tokenizer: Any) -> None:
-        self.column = column
-        self.tokenizer = tokenizer
+    column: str | None
+    tokenizer: Any
 
     def of_file(self, path: Path) -> np.ndarray:
         if not path.exists():
@@ -106,10 +105,8 @@ class _Reader:
     def of_dataset(self, dataset: Any) -> np.ndarray:
         names = dataset.column_names
         if not isinstance(names, list) or not hasattr(dataset, "data"):
-            way = (
-                "pass one split of it" if isinstance(names, dict) else "pass a Dataset, such as a sample of the stream"
-            )
-            raise InvalidPacking(f"wanted a Dataset, found {type(dataset).__name__}; {way}")
+            way = "one split of it" if isinstance(names, dict) else "a Dataset, such as a sample of the stream"
+            raise InvalidPacking(f"wanted a Dataset, found {type(dataset).__name__}; pass {way}")
         name = self.chosen(names)
         if name == IDS:
             from autopack.packing.documents import Documents
@@ -125,8 +122,7 @@ class _Reader:
         found = []
         for values in filter(len, arrays):
             if values.null_count:
-                missing = f"found {values.null_count:,} examples without a value"
-                raise InvalidPacking(f"column {name!r}: {missing}; leave them out")
+                raise InvalidPacking(f"column {name!r}: {values.null_count:,} examples have no value; leave them out")
             if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
                 found.append(np.array(self.of_texts(values.to_pylist())))
             elif hasattr(values.type, "value_type"):
@@ -145,7 +141,7 @@ class _Reader:
 
     def chosen(self, names: Sequence[str]) -> str:
         """The column that holds lengths, tokens or text."""
-        unnamed = ("text",) if self.tokenizer is not None else (*COLUMNS, "text")
+        unnamed = ("text",) if self.tokenizer is not None else (IDS, "length", "lengths", "text")
         wanted = unnamed if self.column is None else (self.column,)
         found = next((name for name in wanted if name in names), None)
         if found is None:

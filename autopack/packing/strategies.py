@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from autopack.packing.lengths import bounds_of, numbered
 
 Rows = tuple[np.ndarray, np.ndarray]
 """Indices in the order of rows, and the bounds of the rows in it."""
+OrderOf = Callable[[np.ndarray, int], np.ndarray]
 
 ORDERED = ("sequential", "sorted", "fixed_length")
 """Strategies whose rows have an order that means something."""
@@ -27,6 +29,10 @@ def permutation(count: int, seed: int) -> np.ndarray:
     change, and then a run that is resumed would go on with other rows.
     """
     return np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")
+
+
+def shuffled(lengths: np.ndarray, seed: int) -> np.ndarray:
+    return permutation(len(lengths), seed)
 
 
 def descending(lengths: np.ndarray, seed: int) -> np.ndarray:
@@ -149,27 +155,15 @@ def next_fit(lengths: np.ndarray, capacity: int, limit: int) -> np.ndarray:
     return np.array(bounds)
 
 
-def sequential(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
-    """Next-fit in the order given."""
-    return np.arange(len(lengths)), next_fit(lengths, capacity, limit)
-
-
-def by_length(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
-    """Next-fit from long to short: rows of like lengths (SortedPacking)."""
-    order = descending(lengths, seed)
-    return order, next_fit(lengths[order], capacity, limit)
-
-
-def random(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
-    """Next-fit in random order."""
-    order = permutation(len(lengths), seed)
+def in_order(of: OrderOf, lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
+    """Next-fit in the order that a function makes of lengths and seed."""
+    order = of(lengths, seed)
     return order, next_fit(lengths[order], capacity, limit)
 
 
 def _first_fit_few(sizes: np.ndarray, capacity: int, limit: int, ranks: int) -> list[list[int]] | None:
     """First-fit decreasing of some documents into at most `ranks` rows; `None` where they do not fit."""
-    rooms: list[int] = []
-    rows: list[list[int]] = []
+    rooms, rows = [capacity] * ranks, [list[int]() for _ in range(ranks)]
     order = np.argsort(-sizes, kind="stable")
     for index, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
         for row, room in enumerate(rooms):
@@ -178,11 +172,8 @@ def _first_fit_few(sizes: np.ndarray, capacity: int, limit: int, ranks: int) -> 
                 rows[row].append(index)
                 break
         else:
-            if len(rooms) == ranks:
-                return None
-            rooms.append(capacity - size)
-            rows.append([index])
-    return rows
+            return None
+    return [row for row in rows if row]
 
 
 def multipack(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
@@ -191,16 +182,15 @@ def multipack(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: 
     The method of the multipack sampler (github.com/imoneoi/multipack_sampler): every stretch is one step of all ranks.
     """
     if ranks == 1:
-        return random(lengths, capacity, limit, ranks, seed)
-    order = permutation(len(lengths), seed)
+        return in_order(shuffled, lengths, capacity, limit, ranks, seed)
+    order = shuffled(lengths, seed)
     sizes = lengths[order]
     ends = np.cumsum(sizes)
-    at, chosen, per_row = 0, [], []
+    at, chosen = 0, []
     while at < len(sizes):
         most = int(np.searchsorted(ends, ends[at] - sizes[at] + ranks * capacity, side="right")) - at
         most = min(most, limit * ranks)
-        least, rows = 0, None  # `least` documents are known to fit, in `rows`; `most + 1` are too many
-        back = 0
+        least, rows, back = 0, list[list[int]](), 0  # `least` documents fit, in `rows`; `most + 1` are too many
         while least < most:
             tried = max(most - back, (least + most + 1) // 2)
             found = _first_fit_few(sizes[at : at + tried], capacity, limit, ranks)
@@ -208,20 +198,17 @@ def multipack(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: 
                 most, back = tried - 1, 2 * back + 1
             else:
                 least, rows = tried, found
-        assert rows is not None
-        for row in rows:
-            chosen.append(order[at + np.array(row)])
-            per_row.append(len(row))
+        chosen += [order[at + np.array(row)] for row in rows]
         at += least
-    return np.concatenate(chosen), bounds_of(per_row)
+    return np.concatenate(chosen), bounds_of([len(row) for row in chosen])
 
 
 STRATEGIES: dict[str, Callable[[np.ndarray, int, int, int, int], Rows]] = {
     "best_fit": best_fit,
     "first_fit": first_fit,
-    "sequential": sequential,
     "multipack": multipack,
-    "sorted": by_length,
-    "random": random,
+    "sequential": partial(in_order, lambda lengths, seed: np.arange(len(lengths))),
+    "sorted": partial(in_order, descending),
+    "random": partial(in_order, shuffled),
 }
 """By name; each takes lengths, capacity, most documents per row, ranks and seed. `fixed_length` cuts instead."""

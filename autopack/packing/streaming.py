@@ -26,13 +26,6 @@ class ReplayedStream(IterableDataset):
     _given = 0
     _resumed: dict[str, Any] | None = None
 
-    @classmethod
-    def of(cls, dataset: IterableDataset) -> ReplayedStream:
-        """The same dataset, as one of this class."""
-        made = cls.__new__(cls)
-        made.__dict__.update(dataset.__dict__)
-        return made
-
     def __iter__(self) -> Iterator[Any]:
         resumed = self._resumed
         skipped = resumed[ROWS] if resumed is not None and resumed["epoch"] == self.epoch else 0
@@ -57,14 +50,11 @@ class ReplayedStream(IterableDataset):
 def _forgets(dataset: IterableDataset) -> bool:
     """Whether a shuffle buffer is in the dataset."""
     waiting = [dataset._ex_iterable]
-    while waiting:
-        found = waiting.pop()
-        if isinstance(found, upstream.BufferShuffledExamplesIterable):
-            return True
+    for found in waiting:  # grows meanwhile
         for value in vars(found).values():
             values = value if isinstance(value, (list, tuple)) else [value]
             waiting += [v for v in values if isinstance(v, upstream._BaseExamplesIterable)]
-    return False
+    return any(isinstance(found, upstream.BufferShuffledExamplesIterable) for found in waiting)
 
 
 def pack_stream(dataset: IterableDataset, packing: Packing, buffer_size: int) -> IterableDataset:
@@ -76,4 +66,6 @@ def pack_stream(dataset: IterableDataset, packing: Packing, buffer_size: int) ->
     if names is None:
         names = list(next(iter(dataset.take(1)), {}))
     rows = dataset.with_format(None).map(packing, batched=True, batch_size=buffer_size, remove_columns=names)
-    return ReplayedStream.of(rows) if _forgets(rows) else rows
+    if _forgets(rows):
+        rows.__class__ = ReplayedStream
+    return rows

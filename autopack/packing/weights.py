@@ -7,9 +7,12 @@ from typing import Literal, get_args
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.columns import DOCUMENT_WEIGHT
 
 Weighing = Literal["document", "token"]
+LOSS_WEIGHTS = "loss_weights"
+"""Weights per token, (B, T) float32."""
+DOCUMENT_WEIGHT = "document_weight"
+"""A weight per document: a float of an example, a list of them of a packed row."""
 WEIGHINGS = (*get_args(Weighing), None)
 
 
@@ -24,15 +27,9 @@ def token_weights(
     """What each token's loss counts, (tokens,) float32: 0 where it is not a target.
 
     With `by="document"` the targets of a document share its weight, so that the weighted sum is one of documents' mean
-    losses; with `by="token"` each target has the weight of its document. A document's weight is 1 unless given.
-
-    Args:
-        targets: (tokens,) bool, whether a label counts; documents end to end.
-        lengths: (documents,) ints, tokens of each.
-        by: see above.
-        of_documents: (documents,) floats of at least 0.
-
-    Raises `InvalidPacking` for weights of documents that are not.
+    losses; with `by="token"` each target has the weight of its document. `targets`, (tokens,) bool, says whether a
+    label counts, of documents end to end that have `lengths` tokens, (documents,) ints; `of_documents` are their
+    weights, (documents,) floats, 1 by default. Raises `InvalidPacking` for weights that are not finite or below 0.
     """
     weights = np.ones(len(lengths)) if of_documents is None else np.asarray(of_documents, np.float64)
     if not are_weights(weights, len(lengths)):

@@ -160,7 +160,7 @@ def test_splits_streams_and_unknown_tokenizers_are_refused(tmp_path):
         autopack.estimate(dataset.to_iterable_dataset())
     with pytest.raises(InvalidPacking, match="cannot be loaded"):
         autopack.estimate(["a b"], tokenizer=str(tmp_path))
-    with pytest.raises(ValueError, match="batch size 0"):
+    with pytest.raises(ValueError, match="batch_size=0"):
         autopack.estimate([1], batch_size=0)
 
 

@@ -1,4 +1,4 @@
-"""Checks of options that several functions of packing take."""
+"""The names of columns that mean something to packing, and errors about values of examples and of options."""
 
 from __future__ import annotations
 
@@ -6,6 +6,22 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
+
+from autopack.errors import InvalidPacking
+
+IDS = "input_ids"
+MASK = "attention_mask"
+POSITIONS = "position_ids"
+LENGTHS = "seq_lengths"
+"""Of packed rows: tokens of each document."""
+LABEL_KEYS = ("labels", "label", "label_ids")
+COMPLETION_KEYS = ("completion_mask", "assistant_masks")
+"""1 at tokens that are targets where an example has no labels."""
+
+
+def invalid(index: int, key: str, found: str, kind: str = "") -> InvalidPacking:
+    """The error about a value of one example."""
+    return InvalidPacking(f"example {index}, {kind}{key!r}: {found}")
 
 
 def is_int(value: Any) -> bool:
@@ -19,7 +35,7 @@ def check_int(name: str, value: Any, least: int, optional: bool = False) -> None
         raise ValueError(f"{name}={value!r}: wanted an int of at least {least}{' or None' * optional}")
 
 
-def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
+def check_in(name: str, value: Any, choices: Collection[Any]) -> None:
     """Raises `ValueError` for an option that is none of the choices."""
     if value not in choices:
         raise ValueError(f"{name}={value!r}: wanted one of {', '.join(map(repr, choices))}")
