@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.attention.rotary import reset_frequencies, row_dependent_rotaries
-from autopack.auditing.cases import MODES, AnyCase, Call, Case, NoReference, PairCase
+from autopack.auditing.cases import MODES, Call, Case, NoReference, PairCase
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.auditing.results import loss_for, of_documents, of_rows
 from autopack.errors import UnsupportedModel
@@ -111,7 +111,7 @@ class _Run:
     Documents alone are run once for all call modes that have them at the same position.
     """
 
-    def __init__(self, model: PreTrainedModel, case: AnyCase):
+    def __init__(self, model: PreTrainedModel, case: Case):
         self.model, self.case = model, case
         self._results: dict[tuple[int, int], torch.Tensor] = {}
         self._losses: dict[Any, torch.Tensor] = {}
@@ -246,6 +246,5 @@ def _left_as_found(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _is_noise(module: nn.Module, name: str) -> bool:
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return name == "p"
-    return any(word in name for word in ("dropout", "layerdrop", "jitter", "drop_path"))
+    named = any(word in name for word in ("dropout", "layerdrop", "jitter", "drop_path"))
+    return name == "p" if isinstance(module, nn.modules.dropout._DropoutNd) else named

@@ -29,7 +29,7 @@ class Call:
     source: Call | None = None
 
 
-MODES: dict[str, Callable[[AnyCase], Call]] = {
+MODES: dict[str, Callable[[Case], Call]] = {
     "default": lambda case: case.one_row(),
     "use_cache=False": lambda case: case.one_row(use_cache=False),
     "all-ones mask": lambda case: case.one_row(mask="ones"),
@@ -76,7 +76,7 @@ class Case:
 
     def two_rows(self) -> Call:
         """The documents in order in the first row, reversed in the second: two layouts of one width."""
-        one = self.one_row()
+        one = Case.one_row(self)  # that of a pair is both halves
         (positions,), (_, columns) = one.arguments["position_ids"], one.shape
         turned = torch.cat(positions.split(self.lengths)[::-1])
         spans = [*one.spans, *((1, columns - end, columns - first) for _, first, end in one.spans)]
@@ -101,22 +101,20 @@ class Case:
         return ids
 
 
-class PairCase:
-    """Random sources and targets for an encoder-decoder, and the packed calls made of them."""
+class PairCase(Case):
+    """Random targets for the decoder of a model, and `source`, those for its encoder."""
 
     def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int):
+        super().__init__(model, (*lengths[1:], lengths[0]), seed + 1)  # a target is as long as the next source
         self.source = Case(model, lengths, seed)
-        self.target = Case(model, (*lengths[1:], lengths[0]), seed + 1)  # a target is as long as the next source
-        self.device = self.source.device
 
     def one_row(self, *, offset: int = 0, **form: Any) -> Call:
         if offset:
             raise NoReference("an encoder-decoder numbers both halves of a document from their beginnings")
-        return self._both(self.source.one_row(**form), self.target.one_row(**form))
+        return self._both(self.source.one_row(**form), super().one_row(**form))
 
     def two_rows(self) -> Call:
-        """The pairs in order in the first row, reversed in the second."""
-        return self._both(self.source.two_rows(), self.target.two_rows())
+        return self._both(self.source.two_rows(), super().two_rows())
 
     @staticmethod
     def _both(source: Call, target: Call) -> Call:
@@ -126,23 +124,14 @@ class PairCase:
         return Call(arguments, target.shape, target.spans, [0] * len(target.first), source)
 
     def given(self, call: Call, replaced: int | None = None) -> dict[str, Any]:
-        """All arguments of a packed call, with the source and target of one document replaced where asked."""
         assert call.source is not None
         source = self.source.inputs(call.source, replaced)
         return {"input_ids": source, "decoder_input_ids": self.inputs(call, replaced), **call.arguments}
 
     def alone(self, call: Call, number: int) -> dict[str, Any]:
-        """All arguments of a call with one document by itself."""
         number %= len(self.source.documents)
-        source, target = self.source.documents[number], self.target.documents[number]
+        source, target = self.source.documents[number], self.documents[number]
         return {"input_ids": source[None], "decoder_input_ids": target[None]}
-
-    def inputs(self, call: Call, replaced: int | None = None) -> torch.Tensor:
-        """The decoder's tokens (rows, columns) of a call."""
-        return self.target.inputs(call, replaced)
-
-
-AnyCase = Case | PairCase
 
 
 class NoReference(Exception):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack.auditing.cases import AnyCase, Call
+from autopack.auditing.cases import Call, Case
 from autopack.inspection import releases
 from autopack.inspection.heads import row_head
 from autopack.inspection.source import shifts_labels
@@ -57,7 +57,7 @@ class Loss(NamedTuple):
     counts: list[int]
 
 
-def loss_for(model: PreTrainedModel, case: AnyCase, call: Call) -> Loss | None:
+def loss_for(model: PreTrainedModel, case: Case, call: Call) -> Loss | None:
     """Labels that suit the model's head, or None for a head that is not known to have a loss."""
     head = row_head(model)
     if head is not None:
@@ -87,12 +87,12 @@ def loss_for(model: PreTrainedModel, case: AnyCase, call: Call) -> Loss | None:
     return Loss({"labels": labels}, alone, [end - first - skipped for _, first, end in call.spans])
 
 
-def _spans(case: AnyCase, call: Call) -> dict[str, torch.Tensor]:
+def _spans(case: Case, call: Call) -> dict[str, torch.Tensor]:
     lengths = torch.tensor([end - first for _, first, end in call.spans], device=case.device)
     return {"start_positions": lengths // 2, "end_positions": lengths - 1}
 
 
-def _classes(model: PreTrainedModel, case: AnyCase, call: Call) -> dict[str, torch.Tensor]:
+def _classes(model: PreTrainedModel, case: Case, call: Call) -> dict[str, torch.Tensor]:
     count, kind = model.config.num_labels or 0, getattr(model.config, "problem_type", None)
     numbers = torch.arange(len(call.spans), device=case.device)
     table = numbers[:, None] + torch.arange(count, device=case.device)

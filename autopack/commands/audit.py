@@ -77,11 +77,9 @@ def _load(args: argparse.Namespace) -> PreTrainedModel:
     if path.is_dir():
         return _load_directory(path, args)
     if path.exists() or os.sep in args.model or args.model.startswith((".", "~")):
-        found = "is a file" if path.exists() else "does not exist"
-        raise CannotAudit(
-            f"{args.model} {found}; wanted a directory with a saved model, or a model type such as qwen3. For a model "
-            "of the Hub, download it first and name the directory."
-        )
+        wanted = "a directory with a saved model, or a model type such as qwen3"
+        hint = "For a model of the Hub, download it first and name the directory."
+        raise CannotAudit(f"{args.model} {'is a file' if path.exists() else 'does not exist'}; wanted {wanted}. {hint}")
     return _build_tiny(args.model, args)
 
 
@@ -116,10 +114,8 @@ def _build_tiny(model_type: str, args: argparse.Namespace) -> PreTrainedModel:
 
         close = ", ".join(difflib.get_close_matches(model_type, known, n=5, cutoff=0.5))
         closest = f"did you mean {close}?" if close else f"it knows {len(known)}, from {known[0]} to {known[-1]}"
-        raise CannotAudit(
-            f"{model_type!r} is neither a directory nor a causal language model type of transformers "
-            f"{transformers.__version__}; {closest}"
-        )
+        known_to = f"a causal language model type of transformers {transformers.__version__}"
+        raise CannotAudit(f"{model_type!r} is neither a directory nor {known_to}; {closest}")
     form = {"attn_implementation": args.attn, "dtype": getattr(torch, args.dtype), "device": args.device}
     try:
         return tiny.build(model_type, **form)

@@ -94,10 +94,8 @@ def _asked_of_a_tiny_model(name: str) -> dict[str, Any]:
     from autopack import registry, tiny
 
     if name not in CONFIG_MAPPING:
-        return {
-            "refused": f"transformers {transformers.__version__} has no such type; remote code of this type is served "
-            "where its structure allows, after an audit on enable"
-        }
+        hint = "remote code of this type is served where its structure allows, after an audit on enable"
+        return {"refused": f"transformers {transformers.__version__} has no such type; {hint}"}
     task = next((task for task in tiny.TASKS if name in tiny.types_for(task)), None)
     if task is None:
         return {"refused": "transformers has no language model of this type"}

@@ -60,10 +60,7 @@ class Arm:
         self.optimizer.zero_grad()
 
     def step(self, batch: dict[str, Any]) -> None:
-        """Take one optimizer step on a batch and record its loss and its time.
-
-        The learning rate rises for five steps, and then falls to a tenth.
-        """
+        """Take an optimizer step and record loss and time; the rate rises for five steps, then falls to a tenth."""
         import torch
 
         started, number = time.perf_counter(), len(self.losses)
@@ -81,10 +78,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that the demo shows: what was trained, how fast, to which losses, and what leaks.
-
-    `shown_batch` has the lengths of the documents of one mini-batch with a typical share of padding.
-    """
+    """What the demo shows; `shown_batch` are the lengths in a mini-batch with a typical share of padding."""
 
     settings: Settings
     texts: int

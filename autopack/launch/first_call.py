@@ -130,8 +130,7 @@ def _leave(here: Session, model: Any, error: Exception) -> None:
 
 def _wait_no_longer(here: Session, model: nn.Module) -> None:
     for part in model.modules():
-        number = _hook(part)
-        if number is not None:
+        if (number := _hook(part)) is not None:
             del part._forward_pre_hooks[number]
             part._forward_pre_hooks_with_kwargs.pop(number, None)
             here.waiting.discard(part)  # type: ignore[arg-type]
