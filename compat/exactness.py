@@ -32,7 +32,7 @@ from tqdm import tqdm
 import autopack
 from autopack import registry, tiny
 from autopack.auditing.auditor import TOLERANCE
-from autopack.auditing.results import of_document
+from autopack.auditing.results import of_rows
 from autopack.commands.families import MEASURED
 from autopack.errors import AutopackError
 from autopack.inspection import releases
@@ -168,7 +168,7 @@ def _upstream_error(model: Any, handle: Any) -> str | None:
     ids = tiny.tokens(model.config, 1, 7)
     tokens = {"input_ids": ids, "decoder_input_ids": ids} if is_pair(model) else {"input_ids": ids}
     try:
-        of_document(model, model(**tokens, use_cache=False)).sum().backward()
+        of_rows(model(**tokens, use_cache=False))[0].sum().backward()
     except Exception as error:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return None

@@ -18,9 +18,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.attention.rotary import reset_frequencies, row_dependent_rotaries
-from autopack.auditing.cases import MODES, AnyCase, Call, Case, NoReference, PairCase
+from autopack.auditing.cases import MODES, Call, Case, NoReference, PairCase
 from autopack.auditing.report import LeakReport, ModeResult
-from autopack.auditing.results import loss_for, of_document, of_documents
+from autopack.auditing.results import loss_for, of_documents, of_rows
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair
 from autopack.inspection.modules import is_pair
@@ -74,114 +74,141 @@ def audit(
     if is_pair(base) and "input_ids" not in inspect.signature(base.forward).parameters:
         raise UnsupportedModel(f"{type(base).__name__} takes recordings, of which the auditor has none")
     if is_head_of_pair(base):
-        raise UnsupportedModel(
-            f"{type(base).__name__} gives one result per row, read off its decoder, so packed rows of it are refused "
-            f"and there is nothing to audit"
-        )
-    chosen = tuple(modes or MODES)
+        why = "gives one result per row, read off its decoder, so packed rows of it are refused: nothing to audit"
+        raise UnsupportedModel(f"{type(base).__name__} {why}")
+    chosen = modes or tuple(MODES)
     results: dict[tuple[str, bool], ModeResult] = {}
     left_out: dict[str, str] = {}
     with _left_as_found(base):
         case = PairCase(base, lengths, seed) if is_pair(base) else Case(base, lengths, seed)
         for train in training:
             base.train(train)
-            alone = _Alone(base, case)
+            run = _Run(base, case)
             for name in chosen:
                 try:
-                    results[name, train] = _run_mode(base, case, alone, name, train, gradients)
+                    results[name, train] = run.measure(name, gradients)
                 except NoReference as reason:
                     left_out[name] = str(reason)
     dtype = next((p.dtype for p in base.parameters() if p.is_floating_point()), torch.float32)
+    tolerance = TOLERANCE.get(dtype, 1e-4)
     return LeakReport(
         model=f"{type(base).__name__} ({base.config.model_type})",
         implementation=str(getattr(base.config, "_attn_implementation", None) or "eager"),
         enabled=handle_of(base) is not None,
         dtype=str(dtype).removeprefix("torch."),
         lengths=lengths,
-        tolerance=TOLERANCE.get(dtype, 1e-4),
-        gradient_tolerance=_GRADIENT_FACTOR * TOLERANCE.get(dtype, 1e-4),
-        loss_tolerance=max(_LOSS_TOLERANCE, _GRADIENT_FACTOR * TOLERANCE.get(dtype, 1e-4)),
+        tolerance=tolerance,
+        gradient_tolerance=_GRADIENT_FACTOR * tolerance,
+        loss_tolerance=max(_LOSS_TOLERANCE, _GRADIENT_FACTOR * tolerance),
         results=[results[name, train] for name in chosen for train in training if (name, train) in results],
         left_out=left_out,
     )
 
 
-class _Alone:
-    """What documents get by themselves, run once for all call modes that have them at the same position."""
+class _Run:
+    """One model in one training mode: the ways to call it, against what documents get by themselves.
 
-    def __init__(self, model: PreTrainedModel, case: AnyCase):
-        self.model = model
-        self.case = case
+    Documents alone are run once for all call modes that have them at the same position.
+    """
+
+    def __init__(self, model: PreTrainedModel, case: Case):
+        self.model, self.case = model, case
         self._results: dict[tuple[int, int], torch.Tensor] = {}
         self._losses: dict[Any, torch.Tensor] = {}
         self._gradients: tuple[Any, list[torch.Tensor]] = (None, [])
 
-    def results(self, call: Call) -> list[torch.Tensor]:
-        """The results of each document of a call, with their graph."""
-        for number, key in enumerate(self._keys(call)):
-            if key not in self._results:
-                self._results[key] = of_document(self.model, self._run(call, number))
-        return [self._results[key] for key in self._keys(call)]
+    def measure(self, name: str, gradients: bool) -> ModeResult:
+        """Run one call mode; raises `NoReference` where it has documents begin where the model cannot run them."""
+        call, alone, train = MODES[name](self.case), None, self.model.training
+        try:
+            alone = self._alone(call)
+            packed = self._packed(call)
+            scale = float(torch.cat([a.detach().double().flatten() for a in alone]).std())
+            error = max(_largest(p - a) / scale for p, a in zip(packed, alone, strict=True))
+            influence = self._influence(call, packed, scale)
+            gradient = self._gradient_error(call, packed) if gradients else None
+            return ModeResult(name, train, error, influence, gradient, self._loss_error(call))
+        except Exception as failure:
+            said = f"{type(failure).__name__}: {failure}"
+            if alone is None and any(call.first):
+                raise NoReference(said) from failure
+            return ModeResult(name, train, failure=said)
 
-    def loss(self, call: Call, number: int, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The loss of one document of a call."""
-        key = self._keys(call)[number], *(bytes(label.cpu().numpy()) for label in labels.values())
+    def _packed(self, call: Call, replaced: int | None = None) -> list[torch.Tensor]:
+        return of_documents(self.model, call, self.model(**self.case.given(call, replaced)))
+
+    def _alone(self, call: Call) -> list[torch.Tensor]:
+        """The results of each document of a call, with their graph.
+
+        A document that stands in two rows has a graph for each: where upstream goes through float32, gradients of two
+        uses round otherwise than the sum of each.
+        """
+        for number, first in enumerate(call.first):
+            if (number, first) not in self._results:
+                self._results[number, first] = of_rows(self._run(call, number))[0]
+        return [self._results[key] for key in enumerate(call.first)]
+
+    def _run(self, call: Call, number: int, **labels: torch.Tensor) -> Any:
+        one = torch.zeros(1, 1, dtype=torch.long, device=self.case.device)
+        for rotary in row_dependent_rotaries(self.model):
+            kinds = rotary.__dict__.get("rope_type")
+            kind = {"layer_type": next(iter(kinds))} if isinstance(kinds, dict) else {}
+            reset_frequencies(rotary, {"x": one[0].float(), "position_ids": one, **kind})
+        return self.model(use_cache=False, **labels, **self.case.alone(call, number))
+
+    @torch.no_grad()
+    def _influence(self, call: Call, packed: list[torch.Tensor], scale: float) -> np.ndarray:
+        """influence[i, j]: change of document i's logits when document j is replaced, relative; NaN on the diagonal."""
+        matrix = np.full((len(packed), len(packed)), np.nan)
+        for j in range(len(packed)):
+            matrix[:, j] = [_largest(c - p) / scale for c, p in zip(self._packed(call, j), packed, strict=True)]
+        np.fill_diagonal(matrix, np.nan)
+        return matrix
+
+    def _gradient_error(self, call: Call, packed: list[torch.Tensor]) -> float | None:
+        """Largest difference of a parameter's gradient, relative to the largest entry of that parameter's gradient.
+
+        Gradients that are zero but for rounding (biases that a softmax or norm cancels) count relative to the largest
+        gradient of the model instead. What is differentiated is a weighted sum of all results, with the same weights
+        for the same documents.
+        """
+        parameters = [p for p in self.model.parameters() if p.requires_grad and p.numel()]
+        if not parameters:
+            return None
+        generator = torch.Generator().manual_seed(1)
+        weights = [torch.randn(result.shape, generator=generator).to(result) for result in packed]
+        if self._gradients[0] != call.first:
+            try:
+                self._gradients = call.first, _grad(self._alone(call), weights, parameters)
+            except Exception:
+                if self.model.training:
+                    raise
+                return None  # some models have gradients in train mode alone
+        expected = self._gradients[1]
+        largest = [float(e.abs().max()) for e in expected]
+        scales = [max(each, 1e-2 * max(largest)) for each in largest]
+        found = _grad(packed, weights, parameters)
+        return max(_largest(f - e) / scale for f, e, scale in zip(found, expected, scales, strict=True))
+
+    def _loss_error(self, call: Call) -> float | None:
+        """Relative difference of the model's own loss, packed, from the mean over all terms of the documents alone."""
+        loss = loss_for(self.model, self.case, call)
+        if loss is None or not any(loss.counts):
+            return None  # documents of one token predict nothing
+        with torch.no_grad():
+            try:
+                found = float(self.model(**self.case.given(call), **loss.packed).loss)
+            except UnsupportedModel:
+                return None  # logits are computed without labels, and with them the call is refused
+            terms = [self._loss_alone(call, i, loss.alone[i]).double() * n for i, n in enumerate(loss.counts) if n > 0]
+        expected = float(torch.stack(terms).sum()) / sum(loss.counts)
+        return abs(found - expected) / abs(expected)
+
+    def _loss_alone(self, call: Call, number: int, labels: dict[str, torch.Tensor]) -> torch.Tensor:
+        key = number, call.first[number], *(bytes(label.cpu().numpy()) for label in labels.values())
         if key not in self._losses:
             self._losses[key] = self._run(call, number, **labels).loss
         return self._losses[key]
-
-    def gradients(self, call: Call, weights: list[torch.Tensor], parameters: list[nn.Parameter]) -> list[torch.Tensor]:
-        """The gradients of a weighted sum of all results; the weights are the same for the same documents."""
-        keys = self._keys(call)
-        if self._gradients[0] != keys:
-            self._gradients = keys, _grad(self.results(call), weights, parameters)
-        return self._gradients[1]
-
-    def _keys(self, call: Call) -> list[tuple[int, int]]:
-        # A document that stands in two rows has a graph for each: where upstream goes through float32, gradients of two
-        # uses round otherwise than the sum of each.
-        return list(enumerate(call.first))
-
-    def _run(self, call: Call, number: int, **labels: torch.Tensor) -> Any:
-        for rotary in row_dependent_rotaries(self.model):
-            reset_frequencies(rotary, _rotary_call(self.model, rotary, self.case.device))
-        return self.model(use_cache=False, **labels, **self.case.alone(call, number))
-
-
-def _run_mode(
-    model: PreTrainedModel, case: AnyCase, reference: _Alone, name: str, train: bool, gradients: bool
-) -> ModeResult:
-    call = MODES[name](case)
-    try:
-        try:
-            alone = reference.results(call)
-        except Exception as failure:
-            if not any(call.first):
-                raise
-            raise NoReference(f"{type(failure).__name__}: {failure}") from failure
-        packed = _packed(model, case, call)
-        scale = float(torch.cat([a.detach().double().flatten() for a in alone]).std())
-        error = max(_largest(p - a) / scale for p, a in zip(packed, alone, strict=True))
-        influence = _influence(model, case, call, packed, scale)
-        gradient = _gradient_error(model, reference, call, packed) if gradients else None
-        loss = _loss_error(model, case, reference, call)
-    except NoReference:
-        raise
-    except Exception as failure:
-        return ModeResult(name, train, failure=f"{type(failure).__name__}: {failure}")
-    return ModeResult(name, train, error=error, influence=influence, gradient=gradient, loss=loss)
-
-
-def _packed(model: PreTrainedModel, case: AnyCase, call: Call, replaced: int | None = None) -> list[torch.Tensor]:
-    """What the packed call gives each document, with the tokens of one replaced where asked."""
-    return of_documents(model, call, model(**case.given(call, replaced)))
-
-
-def _rotary_call(model: PreTrainedModel, rotary: nn.Module, device: torch.device) -> dict[str, Any]:
-    zero = torch.zeros(1, 1, dtype=torch.long, device=device)
-    call = {"x": torch.zeros(1, device=device), "position_ids": zero}
-    kinds = rotary.__dict__.get("rope_type")
-    return {**call, "layer_type": next(iter(kinds))} if isinstance(kinds, dict) else call
 
 
 def _largest(difference: torch.Tensor) -> float:
@@ -189,84 +216,18 @@ def _largest(difference: torch.Tensor) -> float:
     return value if np.isfinite(value) else float("inf")
 
 
-@torch.no_grad()
-def _influence(
-    model: PreTrainedModel, case: AnyCase, call: Call, packed: list[torch.Tensor], scale: float
-) -> np.ndarray:
-    """influence[i, j]: change of document i's logits when document j is replaced, relative; NaN on the diagonal."""
-    count = len(call.spans)
-    matrix = np.full((count, count), np.nan)
-    for j in range(count):
-        changed = _packed(model, case, call, replaced=j)
-        for i in range(count):
-            if i != j:
-                matrix[i, j] = _largest(changed[i] - packed[i]) / scale
-    return matrix
-
-
-def _gradient_error(model: PreTrainedModel, reference: _Alone, call: Call, packed: list[torch.Tensor]) -> float | None:
-    """Largest difference of a parameter's gradient, relative to the largest entry of that parameter's gradient.
-
-    Gradients that are zero but for rounding (biases that a softmax or norm cancels) count relative to the largest
-    gradient of the model instead.
-    """
-    parameters = [p for p in model.parameters() if p.requires_grad and p.numel()]
-    if not parameters:
-        return None
-    generator = torch.Generator().manual_seed(1)
-
-    def weights(like: torch.Tensor) -> torch.Tensor:
-        return torch.randn(like.shape, generator=generator).to(like)
-
-    chosen = [weights(result) for result in packed]
-    try:
-        expected = reference.gradients(call, chosen, parameters)
-    except Exception:
-        if model.training:
-            raise
-        return None  # some models have gradients in train mode alone
-    found = _grad(packed, chosen, parameters)
-    overall = max(float(e.abs().max()) for e in expected)
-    return max(
-        _largest(f - e) / max(float(e.abs().max()), 1e-2 * overall) for f, e in zip(found, expected, strict=True)
-    )
-
-
-def _grad(
-    logits: list[torch.Tensor], weights: list[torch.Tensor], parameters: list[nn.Parameter]
-) -> list[torch.Tensor]:
-    """Gradient of a weighted sum of all logits."""
-    total = torch.stack([(a * w).sum() for a, w in zip(logits, weights, strict=True)]).sum()
+def _grad(results: list[torch.Tensor], weights: list[torch.Tensor], parameters: list[Any]) -> list[torch.Tensor]:
+    total = torch.stack([(r * w).sum() for r, w in zip(results, weights, strict=True)]).sum()
     # Documents alone are in the graphs of several call modes.
-    grads = torch.autograd.grad(total, parameters, allow_unused=True, retain_graph=True)
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, parameters, strict=True)]
-
-
-def _loss_error(model: PreTrainedModel, case: AnyCase, reference: _Alone, call: Call) -> float | None:
-    """Relative difference of the model's own loss: packed against the mean over all terms of the documents alone."""
-    loss = loss_for(model, case, call)
-    if loss is None or not any(loss.counts):
-        return None  # documents of one token predict nothing
-    with torch.no_grad():
-        try:
-            found = model(**case.given(call), **loss.packed).loss
-        except UnsupportedModel:
-            return None  # logits are computed without labels, and with them the call is refused
-        terms = [reference.loss(call, i, loss.alone(i)).double() * n for i, n in enumerate(loss.counts) if n > 0]
-    expected = float(torch.stack(terms).sum()) / sum(loss.counts)
-    return abs(float(found) - expected) / abs(expected)
+    return list(torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True, materialize_grads=True))
 
 
 @contextlib.contextmanager
 def _left_as_found(model: PreTrainedModel) -> Iterator[None]:
     """Run without dropout or router noise, and put modes, rates and random state back."""
     modes = [(module, module.training) for module in model.modules()]
-    rates = [
-        (module, name, value)
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if isinstance(value, float) and value and _is_noise(module, name)
-    ]
+    attributes = [(module, name, value) for module, _ in modes for name, value in vars(module).items()]
+    rates = [found for found in attributes if isinstance(found[2], float) and found[2] and _is_noise(*found[:2])]
     problem_type = getattr(model.config, "problem_type", None)  # a loss that finds none writes its guess here
     devices = [case for case in {p.device for p in model.parameters()} if case.type == "cuda"]
     # An audit may be asked for inside no_grad or inference_mode; gradients are part of it.
@@ -285,6 +246,5 @@ def _left_as_found(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _is_noise(module: nn.Module, name: str) -> bool:
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return name == "p"
-    return any(word in name for word in ("dropout", "layerdrop", "jitter", "drop_path"))
+    named = any(word in name for word in ("dropout", "layerdrop", "jitter", "drop_path"))
+    return name == "p" if isinstance(module, nn.modules.dropout._DropoutNd) else named

@@ -6,12 +6,9 @@ import html
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,8 @@ class ModeResult:
     @property
     def worst(self) -> float:
         """Largest of the forward errors: packed against alone, and influence; infinite where one is no number."""
-        worst = max(self.error, self.worst_influence)
-        return math.inf if self.failure is not None or math.isnan(self.error + self.worst_influence) else worst
+        errors = (self.error, self.worst_influence)
+        return math.inf if self.failure is not None or any(map(math.isnan, errors)) else max(errors)
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,8 @@ class LeakReport:
 
     def is_exact(self, result: ModeResult) -> bool:
         """Whether one call mode is within rounding, forward and backward."""
-        if result.failure is not None or not result.worst <= self.tolerance:
-            return False
-        gradient, loss = result.gradient or 0.0, result.loss or 0.0
-        return gradient <= self.gradient_tolerance and loss <= self.loss_tolerance
+        backward = (result.gradient or 0.0) <= self.gradient_tolerance and (result.loss or 0.0) <= self.loss_tolerance
+        return backward and result.worst <= self.tolerance
 
     @property
     def worst(self) -> float:
@@ -98,15 +93,11 @@ class LeakReport:
         worst = self.worst_result
         if worst.failure is not None:
             return f"in mode '{worst.name}' the call raised {worst.failure}"
+        said = f"logits are off by {worst.error:.1e} of their standard deviation, and one document changes another by "
+        said += f"{worst.worst_influence:.1e}"
         if worst.worst <= self.tolerance and not self.is_exact(worst):
-            return (
-                f"in mode '{worst.name}' gradients are off by {_number(worst.gradient)} and the loss by "
-                f"{_number(worst.loss)}"
-            )
-        return (
-            f"in mode '{worst.name}' logits are off by {worst.error:.1e} of their standard deviation, and one document "
-            f"changes another by {worst.worst_influence:.1e}"
-        )
+            said = f"gradients are off by {_number(worst.gradient)} and the loss by {_number(worst.loss)}"
+        return f"in mode '{worst.name}' {said}"
 
     @property
     def influence(self) -> np.ndarray:
@@ -137,12 +128,11 @@ class LeakReport:
         columns = [(side, max(map(len, cells))) for side, *cells in zip("<<>>>><", *table, strict=True)]
         lines = ["  ".join(f"{c:{side}{n}}" for c, (side, n) in zip(row, columns, strict=True)) for row in table]
         documents = ", ".join(map(str, self.lengths))
-        notes = [
-            f"Documents of {documents} tokens. Errors are relative to the standard deviation of the logits alone;",
-            f"within rounding means at most {self.tolerance:.0e} (gradients {self.gradient_tolerance:.0e}, "
-            f"loss {self.loss_tolerance:.0e}).",
-        ]
-        return "\n".join([self._headline(), "", *map(str.rstrip, lines), "", *notes, *self._not_measured()])
+        notes = f"""\
+Documents of {documents} tokens. Errors are relative to the standard deviation of the logits alone;
+within rounding means at most {self.tolerance:.0e} (gradients {self.gradient_tolerance:.0e}, \
+loss {self.loss_tolerance:.0e})."""
+        return "\n".join([self._headline(), "", *map(str.rstrip, lines), "", notes, *self._not_measured()])
 
     __repr__ = __str__
 
@@ -152,29 +142,25 @@ class LeakReport:
         rows = [html_cells("th", head, "text-align:left;padding-right:1em")]
         rows += [html_cells("td", row, "padding-right:1em") for row in body]
         notes = "".join(f"<p>{html.escape(line)}</p>" for line in self._not_measured())
+        matrix = [html_cells("th", ["", *map(str, range(1, len(self.influence) + 1))])]
+        for number, row in enumerate(self.influence.tolist(), start=1):
+            matrix.append(html_cells("th", [str(number)]))
+            for value in row:
+                shade = 0.3 + 0.7 * min(value, 1.0) if value > self.tolerance else 0.0
+                style = f"background:rgba(200,60,40,{shade:.2f});padding:0.3em 0.6em;text-align:right"
+                matrix[-1] += html_cells("td", ["" if math.isnan(value) else _number(value)], style)
         return (
             f"<div><p><b>{html.escape(self._headline())}</b></p>{_html_table(rows)}"
-            f"<p>Influence of one document (column) on another (row), worst call mode:</p>{self._matrix_html()}"
+            f"<p>Influence of one document (column) on another (row), worst call mode:</p>{_html_table(matrix)}"
             f"{notes}</div>"
         )
 
-    def _matrix_html(self) -> str:
-        rows = [html_cells("th", ["", *map(str, range(1, len(self.influence) + 1))])]
-        for i, row in enumerate(self.influence.tolist()):
-            cells = html_cells("th", [str(i + 1)])
-            for value in row:
-                shade = 0.0 if not value > self.tolerance else min(1.0, 0.3 + 0.7 * min(value, 1.0))
-                style = f"background:rgba(200,60,40,{shade:.2f});padding:0.3em 0.6em;text-align:right"
-                cells += html_cells("td", ["" if math.isnan(value) else _number(value)], style)
-            rows.append(cells)
-        return _html_table(rows)
-
     _repr_html_ = to_html
 
-    def plot(self, ax: Any = None) -> Figure:
+    def plot(self, ax: Any = None) -> Any:
         """Draw the influence of each document on each other, in the worst call mode, as a heat map.
 
-        Needs matplotlib (`pip install "autopack[plot]"`). Draws on `ax` where one is given; returns the figure.
+        Needs matplotlib (`pip install "autopack[plot]"`). Draws on `ax` if one is given; returns the matplotlib figure.
         """
         try:
             from matplotlib.colors import LogNorm

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autopack.commands import check_directory, check_drawable
 from autopack.enabling.options import CHOICES
 from autopack.errors import AutopackError
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from autopack import LeakReport
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+STYLE = "body{font-family:sans-serif;margin:2em;color:#22303c}"
 
 
 class CannotAudit(AutopackError):
@@ -27,19 +29,18 @@ class CannotAudit(AutopackError):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``autopack audit``."""
     parser.description = (
         "Pack a few documents into one row in every way that people call a model, and measure how far each document "
         "is from what it gets alone. Exit status 0 if the model is exact, 1 if it leaks."
     )
-    about_model = "a directory with a saved model, or a model type such as qwen3 (built tiny)"
-    parser.add_argument("model", metavar="PATH_OR_TYPE", help=about_model)
+    about = "a directory with a saved model, or a model type such as qwen3 (built tiny)"
+    parser.add_argument("model", metavar="PATH_OR_TYPE", help=about)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--enable", dest="stock", action="store_false", help="enable autopack first (the default)")
     mode.add_argument("--stock", dest="stock", action="store_true", help="audit the model as transformers runs it")
     parser.set_defaults(stock=False)  # `store_false` alone would make stock the default
-    about_attention = "attn_implementation: eager, sdpa ... (what transformers chooses)"
-    parser.add_argument("--attn", metavar="NAME", help=about_attention)
+    about = "attn_implementation: eager, sdpa ... (what transformers chooses)"
+    parser.add_argument("--attn", metavar="NAME", help=about)
     parser.add_argument("--backend", choices=CHOICES["backend"], help="what autopack computes attention with (auto)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the weights (%(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps ... (%(default)s)")
@@ -53,14 +54,8 @@ def run(args: argparse.Namespace) -> int:
     """Audit one model, print the report, and return 0 if it is exact, else 1."""
     if args.stock and args.backend is not None:
         raise CannotAudit("--backend chooses what autopack uses, and --stock asks for none of it; leave one out")
-    for path in (args.html, args.plot):
-        if path is not None and not path.parent.is_dir():
-            wanted = "create it or name another one"
-            raise CannotAudit(f"cannot write {path}: there is no directory {path.parent}; {wanted}")
-    if args.plot is not None:
-        from autopack.commands.pictures import check_drawable
-
-        check_drawable(args.plot)
+    check_directory("--html", args.html)
+    check_drawable(args.plot)
     model = _load(args)
 
     import autopack
@@ -82,11 +77,9 @@ def _load(args: argparse.Namespace) -> PreTrainedModel:
     if path.is_dir():
         return _load_directory(path, args)
     if path.exists() or os.sep in args.model or args.model.startswith((".", "~")):
-        found = "is a file" if path.exists() else "does not exist"
-        raise CannotAudit(
-            f"{args.model} {found}; wanted a directory with a saved model, or a model type such as qwen3. For a model "
-            "of the Hub, download it first and name the directory."
-        )
+        wanted = "a directory with a saved model, or a model type such as qwen3"
+        hint = "For a model of the Hub, download it first and name the directory."
+        raise CannotAudit(f"{args.model} {'is a file' if path.exists() else 'does not exist'}; wanted {wanted}. {hint}")
     return _build_tiny(args.model, args)
 
 
@@ -101,19 +94,13 @@ def _load_directory(path: Path, args: argparse.Namespace) -> PreTrainedModel:
         options["dtype" if hasattr(config, "dtype") else "torch_dtype"] = getattr(torch, args.dtype)
         if args.attn is not None:
             options["attn_implementation"] = args.attn
-        return _class_of(config).from_pretrained(path, config=config, **options).to(args.device)
+        # The class that the model was saved from, where transformers has it; its causal language model otherwise.
+        saved: Any = getattr(transformers, next(iter(getattr(config, "architectures", None) or ()), ""), None)
+        if not (isinstance(saved, type) and issubclass(saved, transformers.PreTrainedModel)):
+            saved = transformers.AutoModelForCausalLM
+        return saved.from_pretrained(path, config=config, **options).to(args.device)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         raise CannotAudit(f"transformers {transformers.__version__} cannot load {path}: {error}") from error
-
-
-def _class_of(config: Any) -> Any:
-    """The class that the model was saved from, where transformers has it; its causal language model otherwise."""
-    import transformers
-
-    name = next(iter(getattr(config, "architectures", None) or ()), "")
-    found = getattr(transformers, name, None)
-    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-    return found if is_model else transformers.AutoModelForCausalLM
 
 
 def _build_tiny(model_type: str, args: argparse.Namespace) -> PreTrainedModel:
@@ -127,35 +114,22 @@ def _build_tiny(model_type: str, args: argparse.Namespace) -> PreTrainedModel:
 
         close = ", ".join(difflib.get_close_matches(model_type, known, n=5, cutoff=0.5))
         closest = f"did you mean {close}?" if close else f"it knows {len(known)}, from {known[0]} to {known[-1]}"
-        raise CannotAudit(
-            f"{model_type!r} is neither a directory nor a causal language model type of transformers "
-            f"{transformers.__version__}; {closest}"
-        )
+        known_to = f"a causal language model type of transformers {transformers.__version__}"
+        raise CannotAudit(f"{model_type!r} is neither a directory nor {known_to}; {closest}")
+    form = {"attn_implementation": args.attn, "dtype": getattr(torch, args.dtype), "device": args.device}
     try:
-        dtype = getattr(torch, args.dtype)
-        return tiny.build(model_type, attn_implementation=args.attn, dtype=dtype, device=args.device)
+        return tiny.build(model_type, **form)
     except (tiny.CannotBuild, RuntimeError) as error:
         raise CannotAudit(f"{error}; choose another type, --attn, --dtype or --device") from error
 
 
 def _as_data(report: LeakReport) -> dict[str, Any]:
-    names = (
-        "model",
-        "implementation",
-        "enabled",
-        "dtype",
-        "lengths",
-        "tolerance",
-        "gradient_tolerance",
-        "exact",
-        "worst",
-    )
+    names = "model implementation enabled dtype lengths tolerance gradient_tolerance exact worst".split()
     results = []
     for result in report.results:
-        measured = {**vars(result), "influence": result.influence.tolist()}
         first = {"mode": result.mode, "training": result.training, "exact": report.is_exact(result)}
-        results.append({**first, **measured})
-    return _finite({**{name: getattr(report, name) for name in names}, "results": results})
+        results.append(first | vars(result) | {"influence": result.influence.tolist()})
+    return _finite({name: getattr(report, name) for name in names} | {"results": results})
 
 
 def _finite(data: Any) -> Any:
@@ -169,8 +143,5 @@ def _finite(data: Any) -> Any:
 
 def _page(report: LeakReport) -> str:
     title = html.escape(f"autopack audit: {report.model}")
-    style = "body{font-family:sans-serif;margin:2em;color:#22303c}"
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        f"<title>{title}</title><style>{style}</style></head><body><h1>{title}</h1>{report.to_html()}</body></html>\n"
-    )
+    head = f"<meta charset='utf-8'><title>{title}</title><style>{STYLE}</style>"
+    return f"<!doctype html><html lang='en'><head>{head}</head><body><h1>{title}</h1>{report.to_html()}</body></html>\n"

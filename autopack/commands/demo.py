@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import ctypes
 import sys
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from autopack.commands import positive
-from autopack.demo.training import Settings
+from autopack.commands import check_drawable, positive
+from autopack.demo.table import write_table
+from autopack.demo.training import Settings, compare
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``autopack demo``."""
     settings = Settings()
     parser.description = (
         "Train a small Llama twice from the same seed on the same documents, as padded batches and as packed rows. "
@@ -30,21 +29,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo, print its table, and return 0 if packed training equals padded training, else 1."""
-    if args.plot is not None:
-        from autopack.commands.pictures import check_drawable
-
-        check_drawable(args.plot)  # before the training and not after it
+    check_drawable(args.plot)  # before the training and not after it
     _keep_freed_memory()
-    from autopack.demo.training import compare
+    from tqdm import tqdm
 
     if args.threads is not None:
         import torch
 
         torch.set_num_threads(args.threads)
-    result = compare(Settings(steps=args.steps, seed=args.seed), tell=_tell, progress=_progress)
-
-    from autopack.demo.table import write_table
-
+    tell = partial(print, file=sys.stderr, flush=True)
+    progress = partial(tqdm, desc="padded + packed", unit="step", file=sys.stderr)
+    result = compare(Settings(steps=args.steps, seed=args.seed), tell, progress)
     print(write_table(result))
     if args.plot is not None:
         from autopack.demo.picture import draw
@@ -66,13 +61,3 @@ def _keep_freed_memory() -> None:
         libc.mallopt(mmap_max, 0)
         libc.mallopt(trim_threshold, 2**31 - 1)
         libc.mallopt(top_pad, 2**28)
-
-
-def _tell(stage: str) -> None:
-    print(stage, file=sys.stderr, flush=True)
-
-
-def _progress(batches: Sequence[Any]) -> Iterable[Any]:
-    from tqdm import tqdm
-
-    return tqdm(batches, desc="padded + packed", unit="step", file=sys.stderr)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
+from typing import Any
 
 from autopack.version import MINIMUM, __version__
 
@@ -25,24 +26,24 @@ FLASH_ATTENTION = {
 
 @dataclass
 class Diagnosis:
-    """Everything that the doctor found, as plain data."""
+    """Everything that the doctor found, as plain data.
+
+    `packages` holds the installed version of every package that matters, or None. A row of `devices` has `device`, as
+    torch names it, `available` and `description`; one of `backends`, by name, `available` and `reason`; one of
+    `choices` what `enable` chooses for plain causal attention: `attn_implementation`, `device`, `dtype`, `backend`.
+    `problems` says what is broken, with the way out.
+    """
 
     python: str
     autopack: str
     packages: dict[str, str | None] = field(default_factory=dict)
-    """Installed version of every package that matters; None where it is not installed."""
     devices: list[dict[str, str | bool]] = field(default_factory=list)
-    """`device`, as torch names it, whether it is `available`, and a `description`."""
     backends: dict[str, dict[str, bool | str]] = field(default_factory=dict)
-    """For each backend, whether it is `available`, and the `reason`."""
     choices: list[dict[str, str]] = field(default_factory=list)
-    """What `enable` chooses for plain causal attention: `attn_implementation`, `device`, `dtype`, `backend`."""
     problems: list[str] = field(default_factory=list)
-    """What is broken, with the way out; empty where nothing is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``autopack doctor``."""
     parser.description = (
         "Print what is installed, which attention backends work here and why the others do not, and what "
         "autopack.enable would choose. Exit status 1 if something is broken."
@@ -64,8 +65,7 @@ def examine() -> Diagnosis:
         found.packages[name] = None
         with suppress(PackageNotFoundError):
             found.packages[name] = version(name)
-    problems = (_version_problem(name, found.packages[name]) for name in MINIMUM)
-    found.problems += filter(None, problems)
+    found.problems += filter(None, (_version_problem(name, found.packages[name]) for name in MINIMUM))
     versions_fit = not found.problems
     working = [name for name in ("torch", "transformers") if _imports(name, name, found)]
     for distribution, (_, module) in FLASH_ATTENTION.items():
@@ -73,7 +73,13 @@ def examine() -> Diagnosis:
     if "torch" in working:
         found.devices = _devices()
     if versions_fit and len(working) == 2:
-        _examine_backends(found)
+        try:  # autopack itself is asked, so that the doctor cannot say anything but what `enable` will do
+            _examine_backends(found)
+        except Exception as error:
+            found.problems.append(
+                f"autopack cannot find its backends with these versions: {type(error).__name__}: {error}. "
+                "Please report this with the output of `autopack doctor --json`."
+            )
     return found
 
 
@@ -83,13 +89,13 @@ def _version_problem(name: str, installed: str | None) -> str | None:
     if installed is None:
         return f"{name} is not installed; autopack needs {MINIMUM[name]} or later: {remedy}"
     try:
-        from packaging.version import InvalidVersion, Version
-    except ImportError:  # is a problem of its own, and the doctor is to finish
-        return None
-    try:
+        from packaging.version import Version
+
         # Vendors' builds of 2.4 call themselves 2.4.0a0+something, which counts as older than 2.4.
         too_old = Version(Version(installed).base_version) < Version(MINIMUM[name])
-    except InvalidVersion:
+    except ImportError:  # is a problem of its own, and the doctor is to finish
+        return None
+    except ValueError:
         return f"{name} has the version {installed!r}, which cannot be read; autopack needs {MINIMUM[name]}: {remedy}"
     return f"{name} {installed} is too old; autopack needs {MINIMUM[name]} or later: {remedy}" if too_old else None
 
@@ -101,11 +107,9 @@ def _imports(name: str, module: str, found: Diagnosis) -> bool:
     try:
         importlib.import_module(module)
     except Exception as error:  # a broken binary package fails in any way it likes
-        first = next(iter(str(error).splitlines()), "")
-        found.problems.append(
-            f"{name} {found.packages[name]} is installed, but `import {module}` fails: "
-            f"{type(error).__name__}: {first}. Reinstall it to match the installed torch, or uninstall it."
-        )
+        said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        said += ". Reinstall it to match the installed torch, or uninstall it."
+        found.problems.append(f"{name} {found.packages[name]} is installed, but `import {module}` fails: {said}")
         return False
     return True
 
@@ -125,41 +129,23 @@ def _devices() -> list[dict[str, str | bool]]:
         found["cuda"] = f"none: {reason}"
     if torch.backends.mps.is_available():
         found["mps"] = "Apple GPU"
-    return [
-        {"device": name, "available": usable or name != "cuda", "description": description}
-        for name, description in found.items()
-    ]
+    return [{"device": name, "available": usable or name != "cuda", "description": found[name]} for name in found]
 
 
 def _examine_backends(found: Diagnosis) -> None:
-    """Ask autopack itself, so that the doctor cannot say anything but what `enable` will do."""
-    try:
-        from autopack.attention.choose import availability
-
-        usable = availability()
-        found.backends = {name: {"available": yes, "reason": reason} for name, (yes, reason) in usable.items()}
-        found.choices = _choices(found)
-    except Exception as error:
-        found.problems.append(
-            f"autopack cannot find its backends with these versions: {type(error).__name__}: {error}. "
-            "Please report this with the output of `autopack doctor --json`."
-        )
-
-
-def _choices(found: Diagnosis) -> list[dict[str, str]]:
     import torch
 
     from autopack.attention.call import AttentionCall
-    from autopack.attention.choose import choose
+    from autopack.attention.choose import availability, choose
     from autopack.layout.packed import PackedLayout
 
+    found.backends = {name: {"available": yes, "reason": why} for name, (yes, why) in availability().items()}
     implementations = ["sdpa", "eager"]
     if found.backends["flex"]["available"]:
         implementations.append("flex_attention")
     if found.backends["flash"]["available"]:  # the reason then names the implementations that there are
         implementations += str(found.backends["flash"]["reason"]).split(", ")
     kinds = sorted({str(device["device"]).split(":")[0] for device in found.devices if device["available"]})
-    choices = []
     for implementation, kind, dtype in product(implementations, kinds, (torch.float32, torch.bfloat16)):
         if implementation.startswith("flash") and (kind != "cuda" or dtype is torch.float32):
             continue
@@ -168,43 +154,35 @@ def _choices(found: Diagnosis) -> list[dict[str, str]]:
         layout = PackedLayout.from_lengths([[8]], kind)
         call = AttentionCall(function, implementation, torch.nn.Module(), heads, heads, heads, None, layout)
         row = {"attn_implementation": implementation, "device": kind, "dtype": str(dtype).split(".")[-1]}
-        choices.append({**row, "backend": choose("auto", call)})
-    return choices
+        found.choices.append({**row, "backend": choose("auto", call)})
 
 
 def write_text(found: Diagnosis) -> str:
     """The diagnosis for people."""
-    packages = [("python", found.python), ("autopack", found.autopack)]
+    packages = {"python": found.python, "autopack": found.autopack}
     for name, installed in found.packages.items():
         label = f"   ({FLASH_ATTENTION[name][0]})" if name in FLASH_ATTENTION else ""
-        packages.append((name, (installed or "not installed") + label))
-    devices = [(str(row["device"]), str(row["description"])) for row in found.devices]
-    backends = [
-        (name, f"{'yes' if row['available'] else 'no':<5}{row['reason']}") for name, row in found.backends.items()
-    ]
-    broken = ["BROKEN:", *(f"  - {problem}" for problem in found.problems)]
-    blocks = [
-        _block("Installed", packages),
-        _block("Devices", devices),
-        _block("Attention backends", backends),
-        _block(
-            "What autopack.enable(model) computes packed rows with (plain causal attention)", _choice_rows(found), 22
-        ),
-        "\n".join(broken) if found.problems else "Nothing is broken.",
-    ]
-    return "\n\n".join(filter(None, blocks))
-
-
-def _block(title: str, rows: list[tuple[str, str]], width: int = 14) -> str:
-    return "\n".join([title, *(f"  {name:<{width}}{value}".rstrip() for name, value in rows)]) if rows else ""
-
-
-def _choice_rows(found: Diagnosis) -> list[tuple[str, str]]:
-    """A row for each attention implementation, with a column for each device and dtype, under a row of their names."""
+        packages[name] = (installed or "not installed") + label
+    backends = {
+        name: f"{'yes' if row['available'] else 'no':<5}{row['reason']}" for name, row in found.backends.items()
+    }
+    # A row for each attention implementation, with a column for each device and dtype, under a row of their names.
     table: dict[str, dict[str, str]] = {}
     for row in found.choices:
         column = f"{row['device']} {row['dtype']}"
         table.setdefault("attn_implementation", {})[column] = column
         table.setdefault(row["attn_implementation"], {})[column] = row["backend"]
     columns = table.get("attn_implementation", {})
-    return [(name, "".join(f"{cells.get(column, '-'):<16}" for column in columns)) for name, cells in table.items()]
+    choices = {name: "".join(f"{cells.get(column, '-'):<16}" for column in columns) for name, cells in table.items()}
+    blocks = [
+        _block("Installed", packages),
+        _block("Devices", {row["device"]: row["description"] for row in found.devices}),
+        _block("Attention backends", backends),
+        _block("What autopack.enable(model) computes packed rows with (plain causal attention)", choices, 22),
+        "\n  - ".join(["BROKEN:", *found.problems]) if found.problems else "Nothing is broken.",
+    ]
+    return "\n\n".join(filter(None, blocks))
+
+
+def _block(title: str, rows: dict[Any, Any], width: int = 14) -> str:
+    return "\n".join([title, *(f"  {name:<{width}}{value}".rstrip() for name, value in rows.items())]) if rows else ""

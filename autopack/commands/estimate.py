@@ -7,44 +7,29 @@ import json
 from pathlib import Path
 from typing import get_args
 
-from autopack.commands import positive
+from autopack.commands import check_drawable, positive
 from autopack.packing.lengths import Overflow
 from autopack.packing.plan import Strategy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``autopack estimate``."""
     parser.description = (
         "Say what packing a data set would gain: padding of padded batches by batch size, in random order and grouped "
         "by length; tokens and attention that packed rows save; and the speed-up to expect. Only lengths are counted: "
         "nothing is trained and nothing is timed."
     )
-    about_data = (
-        "a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, or a folder that save_to_disk wrote"
-    )
-    parser.add_argument("data", metavar="DATA", type=Path, help=about_data)
+    about = "a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, or a folder that save_to_disk wrote"
+    parser.add_argument("data", metavar="DATA", type=Path, help=about)
     parser.add_argument("--column", help="the column of lengths, tokens or text (input_ids, length or lengths; text)")
     parser.add_argument("--tokenizer", metavar="NAME", help="tokenize text with this tokenizer of transformers")
     parser.add_argument("--max-length", type=positive, default=4096, help="tokens of a packed row (%(default)s)")
     parser.add_argument("--batch-size", type=positive, default=8, help="documents of a padded batch (%(default)s)")
-    parser.add_argument(
-        "--overflow",
-        choices=get_args(Overflow),
-        default="truncate",
-        help="what becomes of documents longer than a row (%(default)s)",
-    )
-    parser.add_argument(
-        "--strategy",
-        action="append",
-        choices=get_args(Strategy),
-        help="only these ways of filling rows; may be given several times (all)",
-    )
-    parser.add_argument(
-        "--hidden-size",
-        type=positive,
-        default=4096,
-        help="of the model, which says what attention costs beside the rest (%(default)s)",
-    )
+    about = "what becomes of documents longer than a row (%(default)s)"
+    parser.add_argument("--overflow", choices=get_args(Overflow), default="truncate", help=about)
+    about = "only these ways of filling rows; may be given several times (all)"
+    parser.add_argument("--strategy", action="append", choices=get_args(Strategy), help=about)
+    about = "of the model, which says what attention costs beside the rest (%(default)s)"
+    parser.add_argument("--hidden-size", type=positive, default=4096, help=about)
     parser.add_argument("--ranks", type=positive, default=1, help="processes to plan for (%(default)s)")
     parser.add_argument("--seed", type=_seed, default=0, help="of the random orders (%(default)s)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the lengths and the gain (matplotlib)")
@@ -56,22 +41,10 @@ def run(args: argparse.Namespace) -> int:
     from autopack.packing.balance import CostModel
     from autopack.packing.estimate import estimate
 
-    if args.plot is not None:
-        from autopack.commands.pictures import check_drawable
-
-        check_drawable(args.plot)
-    found = estimate(
-        args.data,
-        args.max_length,
-        batch_size=args.batch_size,
-        strategies=args.strategy or get_args(Strategy),
-        overflow=args.overflow,
-        cost=CostModel(1.0, 1 / (12 * args.hidden_size)),
-        ranks=args.ranks,
-        column=args.column,
-        tokenizer=args.tokenizer,
-        seed=args.seed,
-    )
+    check_drawable(args.plot)
+    same = {name: getattr(args, name) for name in "batch_size overflow ranks column tokenizer seed".split()}
+    cost = CostModel(1.0, 1 / (12 * args.hidden_size))
+    found = estimate(args.data, args.max_length, strategies=args.strategy or get_args(Strategy), cost=cost, **same)
     print(json.dumps(found.as_dict(), indent=1) if args.json else found)
     if args.plot is not None:
         found.plot(args.plot)

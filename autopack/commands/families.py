@@ -23,7 +23,6 @@ ATTENTION = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``autopack families``."""
     parser.description = (
         "List the families of architectures that autopack serves: their model types, their mixers, the path that "
         "attention and mixers take on each device, and the errors of the released leak test. Other models with "
@@ -63,13 +62,12 @@ def describe(family: Family, tasks: dict[str, Any]) -> dict[str, Any]:
     ways: dict[Any, list[str]] = {}
     for name, way in family.mixers.items():
         ways.setdefault(way, []).append(name)
-    mixers = [{"classes": sorted(names), "way": str(way), "paths": way.how()} for way, names in ways.items()]
     types = sorted(family.model_types)
     return {
         "name": family.name,
         "path": family.how,
         "model_types": types,
-        "mixers": mixers,
+        "mixers": [{"classes": sorted(names), "way": str(way), "paths": way.how()} for way, names in ways.items()],
         "attention": ATTENTION if family.attends else None,
         "measured": {task: {name: known[name] for name in types if name in known} for task, known in tasks.items()},
         "refused": dict(family.refused_types),
@@ -96,10 +94,8 @@ def _asked_of_a_tiny_model(name: str) -> dict[str, Any]:
     from autopack import registry, tiny
 
     if name not in CONFIG_MAPPING:
-        return {
-            "refused": f"transformers {transformers.__version__} has no such type; remote code of this type is served "
-            "where its structure allows, after an audit on enable"
-        }
+        hint = "remote code of this type is served where its structure allows, after an audit on enable"
+        return {"refused": f"transformers {transformers.__version__} has no such type; {hint}"}
     task = next((task for task in tiny.TASKS if name in tiny.types_for(task)), None)
     if task is None:
         return {"refused": "transformers has no language model of this type"}
@@ -108,9 +104,8 @@ def _asked_of_a_tiny_model(name: str) -> dict[str, Any]:
     except tiny.CannotBuild as error:
         return {"refused": f"no family lists it, and its structure could not be looked at: {error.reason}"}
     family, reason = registry.look_up(model)
-    if reason is not None:
-        return {"refused": reason}
-    return {"served": True, "path": f"{family.how}, by its structure and after an audit on enable"}
+    served = {"served": True, "path": f"{family.how}, by its structure and after an audit on enable"}
+    return served if reason is None else {"refused": reason}
 
 
 def _type_text(row: dict[str, Any]) -> str:
@@ -145,9 +140,8 @@ def _path_lines(paths: dict[str, str]) -> list[str]:
 
 def _wrapped(name: str, text: str, width: int = 112) -> str:
     """A text behind its name, in lines that are all indented as far as the name reaches."""
-    indent = " " * len(name)
-    lines = textwrap.wrap(text, width, initial_indent=name, subsequent_indent=indent, break_on_hyphens=False)
-    return "\n".join(lines)
+    after = " " * len(name)
+    return textwrap.fill(text, width, initial_indent=name, subsequent_indent=after, break_on_hyphens=False)
 
 
 def _short(error: float) -> str:

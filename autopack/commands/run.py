@@ -25,7 +25,6 @@ class CannotRun(AutopackError):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``autopack run``; all that comes after the script is the script's."""
     parser.usage = USAGE
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
@@ -48,12 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{option.name}", **described)
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`")
     # One argument and not two, for argparse would take a `--` that follows the script away.
-    parser.add_argument(
-        "command_line",
-        metavar="SCRIPT ARGS",
-        nargs=argparse.REMAINDER,
-        help="a file, a module with -m, or a program on PATH; what follows it is its own",
-    )
+    about = "a file, a module with -m, or a program on PATH; what follows it is its own"
+    parser.add_argument("command_line", metavar="SCRIPT ARGS", nargs=argparse.REMAINDER, help=about)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -91,10 +86,8 @@ def _command(script: str, is_module: bool) -> tuple[list[str], bool]:
         return [program], launches
     if path.is_dir():
         raise CannotRun(f"{script} is a directory without a __main__.py; name a script, a program, or -m MODULE")
-    raise CannotRun(
-        f"there is no file {script}, and no program of that name on PATH"
-        + (f"; a module is run with -m {script}" if all(part.isidentifier() for part in script.split(".")) else "")
-    )
+    hint = f"; a module is run with -m {script}" if all(part.isidentifier() for part in script.split(".")) else ""
+    raise CannotRun(f"there is no file {script}, and no program of that name on PATH{hint}")
 
 
 def _runs_by_itself(path: Path) -> bool:
@@ -109,9 +102,9 @@ def _runs_by_itself(path: Path) -> bool:
 def _interpreter() -> list[str]:
     if not sys.executable:
         raise CannotRun("this Python does not know its own executable (sys.executable is empty)")
-    isolated, no_environment = sys.flags.isolated, sys.flags.ignore_environment and not sys.flags.isolated
-    given = {"-I": isolated, "-E": no_environment, "-S": sys.flags.no_site}
-    flags = [name for name, is_set in given.items() if is_set]
+    given = sys.flags
+    isolating = {"-I": given.isolated, "-E": given.ignore_environment and not given.isolated, "-S": given.no_site}
+    flags = [name for name, is_set in isolating.items() if is_set]
     if flags:
         raise CannotRun(
             f"this Python runs with {' '.join(flags)} and would not read PYTHONPATH or import sitecustomize, by which "
@@ -123,16 +116,13 @@ def _interpreter() -> list[str]:
 def _environment(args: argparse.Namespace, launcher: str) -> dict[str, str]:
     environment = dict(os.environ)
     for option in settings.OPTIONS:
-        value = getattr(args, option.name)
-        if value is not None:
+        if (value := getattr(args, option.name)) is not None:
             environment[option.variable] = option.write(value)
     told = settings.Settings.read(environment)
     if launcher and not told.subprocesses:
         raise CannotRun(f"{launcher} trains in processes that it starts, and --no-subprocesses leaves those out")
     if os.pathsep in settings.DIRECTORY:
-        raise CannotRun(
-            f"PYTHONPATH cannot hold {settings.DIRECTORY}, where autopack is: there is a {os.pathsep} in it"
-        )
+        raise CannotRun(f"PYTHONPATH cannot hold {settings.DIRECTORY}, where autopack is: it has a {os.pathsep} in it")
     environment["PYTHONPATH"] = settings.with_directory(os.environ.get("PYTHONPATH", ""))
     environment[settings.RUN] = "1"
     return environment

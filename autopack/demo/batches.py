@@ -5,12 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autopack.layout.declarations import IGNORED_LABEL
-
-if TYPE_CHECKING:
-    import tokenizers
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
@@ -18,24 +15,21 @@ END_OF_TEXT_ID = 0
 Example = dict[str, list[int]]
 
 
-def train_tokenizer(texts: Sequence[str], vocabulary: int) -> tokenizers.Tokenizer:
-    """Train a byte-level BPE tokenizer on the texts; any text can be encoded and decoded without loss."""
+def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
+    """Train a byte-level BPE `tokenizers.Tokenizer` on texts; any text can be encoded and decoded without loss."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
+    options: dict[str, Any] = {"special_tokens": [END_OF_TEXT], "show_progress": False}
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, initial_alphabet=alphabet, **options)
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 
-def tokenize(texts: Sequence[str], tokenizer: tokenizers.Tokenizer, longest: int) -> list[Example]:
+def tokenize(texts: Sequence[str], tokenizer: Any, longest: int) -> list[Example]:
     """Encode every text as one example that ends with the end-of-text token, cut after ``longest`` tokens."""
     encodings = tokenizer.encode_batch(list(texts))
     return [{"input_ids": [*encoding.ids, END_OF_TEXT_ID][:longest]} for encoding in encodings]
@@ -44,8 +38,7 @@ def tokenize(texts: Sequence[str], tokenizer: tokenizers.Tokenizer, longest: int
 def draw_batches(examples: Sequence[Example], size: int, steps: int, seed: int) -> list[list[Example]]:
     """Draw ``steps`` mini-batches of ``size`` examples in a seeded order, shuffled anew in every epoch."""
     generator = random.Random(seed)
-    epochs = iter(lambda: generator.sample(examples, len(examples)), None)
-    endless = chain.from_iterable(epochs)
+    endless = chain.from_iterable(iter(lambda: generator.sample(examples, len(examples)), None))
     return [list(islice(endless, size)) for _ in range(steps)]
 
 

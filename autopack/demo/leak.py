@@ -16,9 +16,8 @@ TOLERANCE = 1e-4
 class Leak:
     """What sharing a row does to the logits of a document, in standard deviations of the logits.
 
-    Attributes:
-        influence: ``influence[i][j]`` is the largest change in document ``i`` when document ``j`` is replaced.
-        against_alone: The largest difference between a document in the row and the same document alone.
+    `influence[i][j]` is the largest change in document i when document j is replaced, and `against_alone` the largest
+    difference between a document in the row and the same document alone.
     """
 
     influence: list[list[float]]
@@ -36,10 +35,7 @@ class Leak:
 
 
 def logits_alone(model: Any, documents: Sequence[Example]) -> list[Any]:
-    """Run every document by itself and return its logits (tokens, vocabulary): what it should get in any row.
-
-    The model is to be a stock one, so that the reference owes nothing to what is being tested.
-    """
+    """Logits (tokens, vocabulary) of every document by itself, from a stock model: what it should get in any row."""
     return [_logits(model, [document["input_ids"]])[0] for document in documents]
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, LogNorm
+from matplotlib.figure import Figure
 
 from autopack.demo.leak import Leak
 from autopack.demo.training import Comparison
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PADDED, PACKED, PADDING, FAINT = "#b8bec7", "#1f6f8b", "#eceff2", "#6b7885"
 DOCUMENTS = (PACKED, "#4f9bb3", "#8fc1cf")
@@ -22,35 +22,24 @@ NOTHING = 1e-7
 
 def draw(result: Comparison) -> Figure:
     """Draw the result as a figure of 16 x 8.4 inches."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
     style: dict[Any, Any] = {"font.size": 12, "axes.titlesize": 13, "axes.titlelocation": "left"}
     style |= {"legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False}
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(16, 8.4), layout="constrained")
         places: list[Any] = [["padded", "losses", "losses"], ["packed", "speed", "leaks"]]
         axes = figure.subplot_mosaic(places, width_ratios=(1.05, 1, 1))
-        title, settings = _texts(result)
+        title = "Packed and padded training differ: this should not happen"
+        if result.succeeded:
+            title = f"Packed rows: {result.speedup:.1f}× the speed of padded batches, with the same losses and no leak"
         figure.suptitle(title, fontsize=20, x=0.01, ha="left")
-        figure.supxlabel(settings, fontsize=12, x=0.01, ha="left", color=FAINT)
+        said = f"Llama, {result.parameters / 1e6:.1f} M parameters, float32, {result.threads} CPU threads; "
+        said += f"{result.settings.steps} steps of {result.settings.batch_size} documents of Python's documentation; "
+        figure.supxlabel(f"{said}same seed, same order", fontsize=12, x=0.01, ha="left", color=FAINT)
         _draw_documents(axes["padded"], axes["packed"], result.shown_batch)
         _draw_losses(axes["losses"], result)
         _draw_speed(axes["speed"], result)
         _draw_leaks(axes["leaks"], result)
     return figure
-
-
-def _texts(result: Comparison) -> tuple[str, str]:
-    """The title, and what was trained."""
-    title = "Packed and padded training differ: this should not happen"
-    if result.succeeded:
-        title = f"Packed rows: {result.speedup:.1f}× the speed of padded batches, with the same losses and no leak"
-    settings = result.settings
-    return title, (
-        f"Llama, {result.parameters / 1e6:.1f} M parameters, float32, {result.threads} CPU threads; "
-        f"{settings.steps} steps of {settings.batch_size} documents of Python's documentation; same seed, same order"
-    )
 
 
 def _draw_documents(padded: Axes, packed: Axes, lengths: Sequence[int]) -> None:
@@ -93,7 +82,6 @@ def _draw_speed(axes: Axes, result: Comparison) -> None:
 
 def _draw_leaks(axes: Axes, result: Comparison) -> None:
     """Both matrices of influences beside each other; a document and itself, and the gap between them, are grey."""
-    from matplotlib.colors import LinearSegmentedColormap, LogNorm
 
     def matrix(leak: Leak) -> np.ndarray:
         found = np.maximum(leak.influence, NOTHING / 10)  # a logarithmic scale cannot draw 0
@@ -106,9 +94,9 @@ def _draw_leaks(axes: Axes, result: Comparison) -> None:
     colors = reds.with_extremes(under="white", bad=PADDING)
     gap = np.full((count, 1), np.nan)
     axes.imshow(np.hstack([stock, gap, enabled]), cmap=colors, norm=LogNorm(NOTHING, 10), aspect="auto")
-    numbers = range(1, count + 1)
-    axes.set_xticks([*range(count), *range(count + 1, 2 * count + 1)], [*numbers, *numbers])
-    axes.set_yticks(range(count), [str(number) for number in numbers])
+    numbers = [str(number + 1) for number in range(count)]
+    axes.set_xticks([*range(count), *range(count + 1, 2 * count + 1)], numbers * 2)
+    axes.set_yticks(range(count), numbers)
     axes.tick_params(length=0)
     said = []
     for name, leak in (("stock", result.stock_leak), ("enabled", result.leak)):

@@ -10,8 +10,7 @@ from autopack.version import __version__
 
 def write_table(result: Comparison) -> str:
     """The whole result: what was trained, its cost, its losses, and what documents in one row do to each other."""
-    blocks = [_setting(result), _speed(result), _losses(result), _leak(result), verdict(result)]
-    return "\n\n".join(blocks)
+    return "\n\n".join(block(result) for block in (_setting, _speed, _losses, _leak, verdict))
 
 
 def verdict(result: Comparison) -> str:

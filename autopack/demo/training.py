@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 from autopack.demo.batches import END_OF_TEXT_ID, Example, draw_batches, pad, token_counts, tokenize, train_tokenizer
@@ -39,20 +39,12 @@ class Arm:
         import torch
         from transformers import AutoModelForCausalLM, LlamaConfig
 
-        heads = max(1, settings.hidden // 64)
-        config = LlamaConfig(
-            vocab_size=settings.vocabulary,
-            hidden_size=settings.hidden,
-            intermediate_size=settings.hidden * 5 // 2,
-            num_hidden_layers=settings.layers,
-            num_attention_heads=heads,
-            num_key_value_heads=max(1, heads // 2),
-            max_position_embeddings=settings.longest,
-            bos_token_id=None,
-            eos_token_id=END_OF_TEXT_ID,
-            pad_token_id=None,
-            tie_word_embeddings=True,
-        )
+        hidden, heads = settings.hidden, max(1, settings.hidden // 64)
+        form: dict[str, Any] = {"vocab_size": settings.vocabulary, "max_position_embeddings": settings.longest}
+        form |= {"hidden_size": hidden, "intermediate_size": hidden * 5 // 2, "num_hidden_layers": settings.layers}
+        form |= {"num_attention_heads": heads, "num_key_value_heads": max(1, heads // 2), "tie_word_embeddings": True}
+        form |= {"bos_token_id": None, "eos_token_id": END_OF_TEXT_ID, "pad_token_id": None}
+        config = LlamaConfig(**form)
         torch.manual_seed(settings.seed)
         self.settings = settings
         self.model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").train()
@@ -68,10 +60,7 @@ class Arm:
         self.optimizer.zero_grad()
 
     def step(self, batch: dict[str, Any]) -> None:
-        """Take one optimizer step on a batch and record its loss and its time.
-
-        The learning rate rises for five steps, and then falls to a tenth.
-        """
+        """Take an optimizer step and record loss and time; the rate rises for five steps, then falls to a tenth."""
         import torch
 
         started, number = time.perf_counter(), len(self.losses)
@@ -89,7 +78,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that the demo shows: what was trained, how fast, to which losses, and what leaks."""
+    """What the demo shows; `shown_batch` are the lengths in a mini-batch with a typical share of padding."""
 
     settings: Settings
     texts: int
@@ -105,12 +94,6 @@ class Comparison:
     stock_leak: Leak
     leak: Leak
     shown_batch: list[int]
-    """Lengths of the documents of one mini-batch with a typical share of padding."""
-
-    @property
-    def padding_share(self) -> float:
-        """The share of padding among the tokens of the padded batches."""
-        return 1 - self.real_tokens / self.padded_tokens
 
     @property
     def speedup(self) -> float:
@@ -202,5 +185,4 @@ def _typical_batch(batches: Sequence[Sequence[Example]]) -> list[int]:
     """The lengths in the mini-batch whose share of padding is the median one."""
     lengths = [[len(example["input_ids"]) for example in batch] for batch in batches]
     fill = [sum(batch) / (len(batch) * max(batch)) for batch in lengths]
-    typical = median(fill)
-    return min(zip(lengths, fill, strict=True), key=lambda pair: abs(pair[1] - typical))[0]
+    return lengths[fill.index(median_low(fill))]

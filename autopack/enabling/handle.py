@@ -4,54 +4,39 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any
+
+from transformers import PreTrainedModel
 
 from autopack.attention.choose import availability, candidates
 from autopack.auditing.report import html_cells
 from autopack.enabling.attach import detach
 from autopack.enabling.options import CHOICES
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-    from typing_extensions import Self
-
-    from autopack.runtime.model import EnabledModel
-    from autopack.runtime.tally import Tally
+from autopack.runtime.model import EnabledModel
+from autopack.runtime.tally import Tally
 
 
-class _Removable:
-    """A context manager that takes everything back on leaving."""
-
-    def remove(self) -> None:
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.remove()
-
-
-class Handle(_Removable):
+class Handle(AbstractContextManager["Handle"]):
     """What `enable` did to one model. Also a context manager that disables on leaving."""
 
     def __init__(self, model: PreTrainedModel, enabled: EnabledModel, verified: str):
-        self.model = model
-        self.enabled = enabled
-        self.verified = verified
+        self.model, self.enabled, self.verified = model, enabled, verified
 
     def remove(self) -> None:
         """Disable the model: hooks, marks, checkpoint functions and installed functions go back by identity."""
         if self.enabled.active:
             detach(self.model, self.enabled)
 
+    def __exit__(self, *_: Any) -> None:
+        self.remove()
+
     @property
     def backend(self) -> str:
         """The backend that was asked for, and for `auto` those that calls may get here."""
-        enabled = self.enabled
-        if enabled.options.backend != "auto":
-            return enabled.options.backend
-        names = {name for impl in enabled.implementations() for name in candidates(impl, self.model)[:2]}
+        if self.enabled.options.backend != "auto":
+            return self.enabled.options.backend
+        names = {name for impl in self.enabled.implementations() for name in candidates(impl, self.model)[:2]}
         if not any(parameter.is_cuda for parameter in self.model.parameters()):
             names -= {"varlen", "flex"}
         usable = {name for name, (yes, _) in availability().items() if yes} | {"flash", "flex"}
@@ -86,21 +71,22 @@ class Handle(_Removable):
         return f"<table><caption>autopack</caption>{_rows(self._facts())}</table>"
 
 
-class TrainerHandle(_Removable):
-    """What `enable` did to the models of a trainer. Also a context manager that disables them all on leaving."""
+class TrainerHandle(AbstractContextManager["TrainerHandle"]):
+    """What `enable` did to the models of a trainer. Also a context manager that disables them all on leaving.
+
+    `trainer` is the name of its class; `handles`, and `left_alone` with the reasons, go by the trainer's attributes.
+    """
 
     def __init__(self, trainer: str, handles: dict[str, Handle], left_alone: dict[str, str]):
-        self.trainer = trainer
-        """Name of the trainer's class."""
-        self.handles = handles
-        """Handle of each model, by the name of the trainer's attribute."""
-        self.left_alone = left_alone
-        """Why a model was left as it is, by the name of the trainer's attribute."""
+        self.trainer, self.handles, self.left_alone = trainer, handles, left_alone
 
     def remove(self) -> None:
         """Disable all models."""
         for handle in self.handles.values():
             handle.remove()
+
+    def __exit__(self, *_: Any) -> None:
+        self.remove()
 
     def __repr__(self) -> str:
         parts = [f"  {name}\n{handle._lines('    ')}" for name, handle in self.handles.items()]
@@ -108,10 +94,9 @@ class TrainerHandle(_Removable):
         return f"autopack.TrainerHandle(of {self.trainer}\n" + "".join(parts) + ")"
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th colspan='2' style='text-align:left'>{html.escape(name)}</th></tr>{_rows(handle._facts())}"
-            for name, handle in self.handles.items()
-        )
+        rows = ""
+        for name, handle in self.handles.items():
+            rows += f"<tr><th colspan='2' style='text-align:left'>{html.escape(name)}</th></tr>{_rows(handle._facts())}"
         rows += _rows(self.left_alone.items())
         return f"<table><caption>autopack: {html.escape(self.trainer)}</caption>{rows}</table>"
 

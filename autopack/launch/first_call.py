@@ -30,9 +30,7 @@ class FirstCall:
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments | None:
         # Compiled code, which may have to be one graph, comes by here and goes no further in evaluation.
-        if not (module.training and torch.is_grad_enabled()):
-            return None
-        return _first_call(self, module, args, kwargs)
+        return _first_call(self, module, args, kwargs) if module.training and torch.is_grad_enabled() else None
 
 
 def prepare(base: Any) -> None:
@@ -51,14 +49,14 @@ def prepare(base: Any) -> None:
 
 
 def _wait(model: Any) -> None:
-    if session.current is not None and _waits(model) is None:
+    if session.current is not None and _hook(model) is None:
         model.register_forward_pre_hook(FirstCall(), with_kwargs=True)
         session.current.waiting.add(model)
 
 
-def _waits(module: nn.Module) -> int | None:
-    """The number of the hook by which a model waits, or None."""
-    return next((number for number, hook in module._forward_pre_hooks.items() if isinstance(hook, FirstCall)), None)
+def _hook(module: nn.Module, kind: type = FirstCall) -> int | None:
+    """The number of the hook of a model by which it waits, or of another kind; None where it has none."""
+    return next((number for number, hook in module._forward_pre_hooks.items() if isinstance(hook, kind)), None)
 
 
 # It changes the hooks of the model, and what it calls reads values on the host.
@@ -68,7 +66,7 @@ def _first_call(hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dic
     if here is None:
         return None
     if getattr(module, "_is_replica", False):
-        if _waits(module) is not None:  # the first of the copies, which share their hooks with the model
+        if _hook(module) is not None:  # the first of the copies, which share their hooks with the model
             reason = "torch.nn.DataParallel runs copies of it; start one process per device with torchrun instead"
             _leave(here, module, UnsupportedModel(reason))
         return None
@@ -81,19 +79,16 @@ def _first_call(hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dic
         if outer.training:
             here.bypassed(outer)
         return None
-    last = next(reversed(module._forward_pre_hooks.values()))
-    if last is not hook and handle_of(module) is None:
+    if next(reversed(module._forward_pre_hooks.values())) is not hook and handle_of(module) is None:
         # Hooks that were put on later take the batch as it comes, so autopack's has to follow them: at the next call.
-        module._forward_pre_hooks.move_to_end(_waits(module))
-        return None
-    if not _enable(here, module):
+        module._forward_pre_hooks.move_to_end(_hook(module))
         return None
 
     from autopack.calls.hooks import EntryHook
 
     # The hooks of this call were looked up before the entry was among them.
-    entry = next((h for h in module._forward_pre_hooks.values() if isinstance(h, EntryHook)), None)
-    return entry(module, args, kwargs) if entry is not None else None
+    entry = _hook(module, EntryHook) if _enable(here, module) else None
+    return None if entry is None else module._forward_pre_hooks[entry](module, args, kwargs)
 
 
 def _enable(here: Session, module: Any) -> bool:
@@ -111,11 +106,11 @@ def _enable(here: Session, module: Any) -> bool:
         _wait_no_longer(here, outermost)
         here.enabled(outermost, by_script.enabled, " by the script")
         return False
-    settings = here.settings
+    options = {name: getattr(here.settings, name) for name in ("backend", "unpad", "verify")}
     for model in dict.fromkeys((outermost, module)):
         _wait_no_longer(here, model)
         try:
-            handle = enable.enable(model, backend=settings.backend, unpad=settings.unpad, verify=settings.verify)
+            handle = enable.enable(model, **options)
         except Exception as error:
             if model is module:
                 _leave(here, model, error)
@@ -135,8 +130,7 @@ def _leave(here: Session, model: Any, error: Exception) -> None:
 
 def _wait_no_longer(here: Session, model: nn.Module) -> None:
     for part in model.modules():
-        number = _waits(part)
-        if number is not None:
+        if (number := _hook(part)) is not None:
             del part._forward_pre_hooks[number]
             part._forward_pre_hooks_with_kwargs.pop(number, None)
             here.waiting.discard(part)  # type: ignore[arg-type]
@@ -179,5 +173,5 @@ def _stand_at_tuner(name: str, module: Any) -> None:
 
 @torch._dynamo.disable
 def _enable_for_tuner(model: nn.Module) -> None:
-    if session.current is not None and _waits(model) is not None:
+    if session.current is not None and _hook(model) is not None:
         _enable(session.current, model)

@@ -27,7 +27,9 @@ def start() -> None:
         session.warn_not_started(error)
         return
     if not settings.subprocesses:
-        _keep_out_of_subprocesses()
+        del os.environ[RUN]
+        path = without(os.environ.pop("PYTHONPATH", ""))
+        os.environ |= {"PYTHONPATH": path} if path else {}
     session.current = session.Session(settings, started)
     atexit.register(session.current.report)
     sys.meta_path.insert(0, _Transformers())
@@ -51,13 +53,6 @@ class _Transformers:
                 wrapt.register_post_import_hook(_prepare, "transformers.modeling_utils")
 
 
-def _prepare(modeling_utils: Any) -> None:
-    with _careful():
-        from autopack.launch import first_call
-
-        first_call.prepare(modeling_utils.PreTrainedModel)
-
-
 @contextmanager
 def _careful() -> Iterator[None]:
     """An exception, which would make the script's import fail, is said and raised only if `strict`."""
@@ -69,8 +64,8 @@ def _careful() -> Iterator[None]:
         session.warn_not_started(error)
 
 
-def _keep_out_of_subprocesses() -> None:
-    del os.environ[RUN]
-    path = without(os.environ.pop("PYTHONPATH", ""))
-    if path:
-        os.environ["PYTHONPATH"] = path
+@_careful()
+def _prepare(modeling_utils: Any) -> None:
+    from autopack.launch import first_call
+
+    first_call.prepare(modeling_utils.PreTrainedModel)

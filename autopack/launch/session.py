@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,28 +22,41 @@ if TYPE_CHECKING:
     from autopack.runtime.tally import Tally
 
 
+@dataclass(eq=False)
+class _Outcome:
+    """What became of one model. Holds its tally alone: the model, or what refers to it, would be kept alive."""
+
+    text: str
+    tally: Tally | None = None
+    process: int = field(default_factory=os.getpid)
+
+    def __str__(self) -> str:
+        if self.tally is None:
+            return self.text
+        return f"{self.text}; {self.tally if self.tally.batches or self.tally.left else 'no padded batch came'}"
+
+
 class Session:
-    """Autopack in one process: its settings, and what became of every model that was called in training."""
+    """Autopack in one process: its settings, and what became of every model that was called in training.
+
+    `started` says whether this process is the script that the user named, and not one that the script started;
+    `waiting` holds the models that have not been called in training.
+    """
 
     def __init__(self, settings: Settings, started: bool):
-        self.settings = settings
-        self.started = started
-        """Whether this process is the script that the user named, and not one that the script started."""
+        self.settings, self.started = settings, started
         self.process = os.getpid()
         self.waiting: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
-        """Models that have not been called in training."""
         self._outcomes: list[_Outcome] = []
         self._bypassed: weakref.WeakKeyDictionary[PreTrainedModel, _Outcome] = weakref.WeakKeyDictionary()
 
     def enabled(self, model: PreTrainedModel, enabled: EnabledModel, by: str = "") -> None:
         """Note a model that is enabled."""
-        bypassed = self._bypassed.pop(model, None)
-        if bypassed is not None:
-            self._outcomes.remove(bypassed)
-        if enabled.options.unpad == "never":
-            self._note(_Outcome(f"{_name(model)} enabled{by}; padded batches stay as they come"))
-        else:
-            self._note(_Outcome(f"{_name(model)} enabled{by}", enabled.tally))
+        if model in self._bypassed:
+            self._outcomes.remove(self._bypassed.pop(model))
+        padded = enabled.options.unpad != "never"
+        text = f"{_name(model)} enabled{by}" + ("" if padded else "; padded batches stay as they come")
+        self._note(_Outcome(text, enabled.tally if padded else None))
 
     def left(self, model: PreTrainedModel, reason: Exception) -> None:
         """Note a model that cannot be enabled, and say so."""
@@ -54,9 +68,8 @@ class Session:
     def bypassed(self, model: PreTrainedModel) -> None:
         """Note a model whose `forward` is called past its hooks, unless it will have been enabled by the end."""
         if model not in self._bypassed:
-            reason = "its forward is called directly, and not the model itself"
-            self._bypassed[model] = _Outcome(f"{_name(model)} left as it is: {reason}")
-            self._note(self._bypassed[model])
+            text = f"{_name(model)} left as it is: its forward is called directly, and not the model itself"
+            self._note(self._bypassed.setdefault(model, _Outcome(text)))
 
     def report(self) -> None:
         """Print a line for every model that this very process called in training, once."""
@@ -82,21 +95,6 @@ current: Session | None = None
 """That of this process, if `autopack run` has started autopack here."""
 
 
-@dataclass(eq=False)
-class _Outcome:
-    """What became of one model. Holds its tally alone: the model, or what refers to it, would be kept alive."""
-
-    text: str
-    tally: Tally | None = None
-    process: int = field(default_factory=os.getpid)
-
-    def __str__(self) -> str:
-        if self.tally is None:
-            return self.text
-        came = self.tally.batches or self.tally.left
-        return f"{self.text}; {self.tally if came else 'no padded batch came'}"
-
-
 def warn_not_started(error: Exception) -> None:
     """Say that autopack does nothing in this process, and why."""
     _say(f"warning: not started in this process: {_line(error)}")
@@ -105,12 +103,10 @@ def warn_not_started(error: Exception) -> None:
 def _say(text: str) -> None:
     """Print one line on stderr; under torchrun with the rank, whose processes share it."""
     rank = os.environ.get("RANK", "")
-    try:
+    with suppress(AttributeError, OSError, ValueError):  # there may be no stderr any more
         # In one piece, so that lines of several processes do not mix.
         sys.stderr.write(f"autopack: {f'rank {rank}: ' if rank else ''}{text}\n")
         sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):
-        pass  # there is no stderr any more
 
 
 def _name(model: PreTrainedModel) -> str:

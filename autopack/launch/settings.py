@@ -46,17 +46,16 @@ class Option(NamedTuple):
     def read(self, environment: Mapping[str, str]) -> Any:
         """The value in the environment; the default where the variable is unset or empty."""
         text = environment.get(self.variable, "").strip()
+        value, wanted = text.lower(), self.choices or (*_TRUE, *_FALSE)
         if not text:
             return self.default
-        value = text.lower()
-        wanted = self.choices or (*_TRUE, *_FALSE)
-        if value in wanted:
-            return value if self.choices else value in _TRUE
-        raise BadSetting(f"{self.variable} must be one of {', '.join(wanted)}; found {text!r}")
+        if value not in wanted:
+            raise BadSetting(f"{self.variable} must be one of {', '.join(wanted)}; found {text!r}")
+        return value if self.choices else value in _TRUE
 
     def write(self, value: Any) -> str:
         """The text that stands for a value in the environment."""
-        return str(value) if self.choices else str(int(value))
+        return value if self.choices else str(int(value))
 
 
 class Settings(NamedTuple):
@@ -75,18 +74,12 @@ class Settings(NamedTuple):
         return cls(**{option.name: option.read(environment) for option in OPTIONS})
 
 
+_ABOUT_UNPAD = "which padded batches run as packed rows inside: those where it gives the same, more of them, or none"
+_ABOUT_VERIFY = "audit a model before it is enabled: one whose architecture no released run has covered, any, or none"
 OPTIONS = (
     Option("backend", "auto", "what computes attention on packed rows"),
-    Option(
-        "unpad",
-        "auto",
-        "which padded batches run as packed rows inside: those where it gives the same, more of them, or none",
-    ),
-    Option(
-        "verify",
-        "auto",
-        "audit a model before it is enabled: one whose architecture no released run has covered, any, or none",
-    ),
+    Option("unpad", "auto", _ABOUT_UNPAD),
+    Option("verify", "auto", _ABOUT_VERIFY),
     Option("strict", False, "fail at the first model that cannot be enabled; without it, such a model runs as it is"),
     Option("quiet", False, "print nothing at exit; a model that cannot be enabled is still named"),
     Option("subprocesses", True, "enable models in processes that the script starts too"),
@@ -101,6 +94,5 @@ def without(path: str) -> str:
 
 def with_directory(path: str) -> str:
     """A PYTHONPATH that starts autopack in every process that has it."""
-    rest = without(path)
     # A separator with nothing after it would put the current directory on the path.
-    return DIRECTORY + os.pathsep + rest if rest else DIRECTORY
+    return os.pathsep.join(filter(None, (DIRECTORY, without(path))))
