@@ -26,6 +26,7 @@ from autopack.packing.checks import (
     check_int,
     check_names,
     invalid,
+    is_int,
 )
 from autopack.packing.examples import Example, check_alike, read_example
 from autopack.packing.lengths import bounds_of, numbered
@@ -149,7 +150,8 @@ class PackingCollator:
             from autopack.registry import first_position  # needs torch, which this module does not
 
             found["first_position"] = first_position(config)
-        if isinstance(pad_token_id := getattr(config, "pad_token_id", None), int) and pad_token_id >= 0:
+        pad_token_id: Any = getattr(config, "pad_token_id", None)
+        if is_int(pad_token_id) and pad_token_id >= 0:
             found["pad_token_id"] = pad_token_id
         if type(model).__name__.endswith(UNSHIFTED_HEADS):
             found["mask_first_label"] = False
