@@ -12,8 +12,8 @@ from autopack.calls.call import Call
 from autopack.calls.document_arguments import DocumentArguments
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
+from autopack.layout import IGNORED_LABEL
 from autopack.layout.batches import DocumentBatch, by_length, mean_loss
-from autopack.layout.declarations import IGNORED_LABEL
 from autopack.runtime.scope import Scope
 
 _OWN_TOKENS = {"logits": (), "start_logits": (1,), "end_logits": (1,), "hidden_states": (1,), "attentions": (2, 3)}

@@ -10,7 +10,8 @@ from autopack.calls.call import DROPPED, Call
 from autopack.calls.model_positions import positions_of_documents
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
-from autopack.layout.declarations import IGNORED_LABEL, LAYOUT_KWARGS
+from autopack.layout import IGNORED_LABEL
+from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.scope import Scope
 

@@ -19,7 +19,8 @@ from autopack.calls.call import CACHES, DROPPED, Call
 from autopack.calls.unpadded import has_a_place
 from autopack.inspection.poolers import activation_of, pools_single_tokens
 from autopack.integrations.accelerate import covered_mixer
-from autopack.layout.declarations import IGNORED_LABEL, LAYOUT_KWARGS
+from autopack.layout import IGNORED_LABEL
+from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.padding import Padding
 
 PASSED_ON = {"labels", "num_items_in_batch", "return_dict", "use_cache", "output_attentions", "output_hidden_states"}

@@ -16,7 +16,8 @@ from autopack.calls.outputs import restore
 from autopack.calls.packed import without_what_packing_drops
 from autopack.calls.plan import Plan
 from autopack.inspection import media
-from autopack.layout.declarations import IGNORED_LABEL, LAYOUT_KWARGS
+from autopack.layout import IGNORED_LABEL
+from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.padding import Padding
 from autopack.runtime.scope import Scope
 

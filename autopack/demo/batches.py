@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain, islice
 from typing import Any
 
-from autopack.layout.declarations import IGNORED_LABEL
+from autopack.layout import IGNORED_LABEL
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from autopack.errors import InvalidPacking
-from autopack.layout import IGNORED_LABEL as IGNORED_LABEL
+from autopack.layout import IGNORED_LABEL
 from autopack.layout.packed import PackedLayout
 
 FLASH_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")

@@ -12,8 +12,8 @@ import torch
 
 from autopack.family import MixerCall
 from autopack.inspection.source import shifts_labels
+from autopack.layout import IGNORED_LABEL
 from autopack.layout.batches import Batches, DocumentBatch, equally_long, mean_loss
-from autopack.layout.declarations import IGNORED_LABEL
 from autopack.runtime.scope import without_layout
 
 
