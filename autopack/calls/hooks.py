@@ -98,6 +98,8 @@ def _enter(
     entry: Entry, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     outer = scopes.of_model(entry.model)
+    if outer is not None and outer.scope.stock:
+        return None
     if entry.kind is Kind.HALF and outer is not None and isinstance(outer.plan, PairAsRows):
         return _open(HalfAsRow(Call(entry, module, args, kwargs, None), outer.plan.pair), entry)
     if outer is not None and outer.level >= entry.level:

@@ -37,6 +37,8 @@ class Scope:
     """The layout of the encoder's states in a decoder: document i of `layout` reads document i of it."""
     want_weights: bool = False
     """Whether attention weights are asked for."""
+    stock: bool = False
+    """Whether the model runs as it would without autopack, whatever the call declares."""
     refusal: str | None = None
     """Why nothing in this forward may mix tokens, where nothing may: the end of a sentence that begins with a class."""
 
@@ -144,6 +146,13 @@ def in_force(scope: Scope, level: int = NO_ENTRY, frame: FrameType | None = None
         yield
     finally:
         ambient.activation = outer
+
+
+@contextmanager
+def stock(model: EnabledModel) -> Iterator[None]:
+    """Run an enabled model in this thread as it would run without autopack: entries and sites hand every call on."""
+    with in_force(Scope(model, stock=True), frame=sys._getframe(2)):
+        yield
 
 
 @contextmanager
