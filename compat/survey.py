@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import logging
 import sys
 import warnings
 from collections import Counter, defaultdict
@@ -44,10 +45,15 @@ from compat.variants import Variant, variants
 
 LOG = Path(__file__).parent / ".survey.jsonl"
 TABLE = RESULTS / "survey.md"
-TASKS = (*tiny.TASKS, "base", "text-encoding", "pretraining")
+_FIRST = ("causal-lm", "masked-lm", "seq2seq", "image-text-to-text", "sequence-classification")
+"""Tasks that `compat.exactness` runs in all call modes; here one is enough."""
+_NO_TASK = ("base", "text-encoding", "pretraining")
+TASKS = (*_FIRST, "base", *(task for task in tiny.TASKS if task not in _FIRST), *_NO_TASK[1:])
 """Those of tiny models, and what the auto classes without a task give."""
 _AUTO = {"base": "MODEL", "text-encoding": "MODEL_FOR_TEXT_ENCODING", "pretraining": "MODEL_FOR_PRETRAINING"}
 _LENGTHS = (7, 12, 5, 9)
+_TWO = (13, 6)
+"""Of variants: on both sides of the thresholds that `compat.variants` sets, and a row of them is past every one."""
 _OF_ALL = frozenset({*vars(transformers.PretrainedConfig()), "num_labels", "problem_type"})
 """Fields that every configuration has, whether or not its models read them."""
 _REFUSALS = tuple(
@@ -56,7 +62,7 @@ _REFUSALS = tuple(
 
 
 def survey(model_type: str, task: str, flipped: dict[str, set[str]]) -> dict[str, Any]:
-    """Audit one class in all variants; `flipped` has the classes that were read with every field so far, by its name."""
+    """Audit one class in all variants; `flipped` has, by field, the classes that mention it and have been through it."""
     entry: dict[str, Any] = {"type": model_type, "task": task, "implementations": [], "variants": [], "flipped": {}}
     try:
         model = build(model_type, task, "eager")
@@ -65,9 +71,8 @@ def survey(model_type: str, task: str, flipped: dict[str, set[str]]) -> dict[str
     whole = tiny.config(model_type, task=task if task in tiny.TASKS else "causal-lm")
     entry |= {"class": class_name(type(model)), "config": model.config.model_type}
     words: configuration.Words = {}
-    for implementation in ("eager", "sdpa"):
-        if implementation == "sdpa" and "sdpa" not in releases.supported_implementations(model):
-            continue
+    has_sdpa = "sdpa" in releases.supported_implementations(model)
+    for implementation in ("eager", "sdpa")[0 if task in _FIRST else int(has_sdpa) : 1 + has_sdpa]:
         found = _audited(model_type, task, implementation, {}, words, whole_audit=True)
         entry |= {"status": found["status"], "reason": found.get("reason", "")}
         if found["status"] != "exact":
@@ -75,13 +80,9 @@ def survey(model_type: str, task: str, flipped: dict[str, set[str]]) -> dict[str
         entry["implementations"].append(implementation)
     base = model.config
     for variant in _left(variants(model, whole), model, flipped, entry["flipped"]):
-        # What is chosen by a flag or a name often concerns one implementation alone.
-        chosen = isinstance(variant.value, (bool, str))
-        for implementation in entry["implementations"] if chosen else entry["implementations"][-1:]:
-            found = _audited(model_type, task, implementation, variant.overrides(), words, base=base)
-            if found["status"] != "exact":
-                found = {"implementation": implementation, **found}
-                break
+        # What is chosen by a flag or a name is more often than not a way of eager attention.
+        implementation = entry["implementations"][0 if isinstance(variant.value, (bool, str)) else -1]
+        found = _audited(model_type, task, implementation, variant.overrides(), words, base=base)
         entry["variants"].append({"name": variant.name, **found})
     implementation = entry["implementations"][-1]
     if _has_experts(model):
@@ -176,11 +177,11 @@ def _audited(
     try:
         handle = autopack.enable(model, verify="never")
         if whole_audit:
-            report = autopack.audit(model, modes=("default", "two rows"), lengths=_LENGTHS)
+            training = (True,) if task in _FIRST else (False, True)
+            report = autopack.audit(model, modes=("two rows",), lengths=_LENGTHS, training=training)
         else:
-            report = autopack.audit(
-                model, modes=("default", "two rows"), training=(False,), gradients=False, lengths=_LENGTHS
-            )
+            # One row in order, one in reverse: every document stands in two columns and has other neighbours.
+            report = autopack.audit(model, modes=("two rows",), training=(False,), gradients=False, lengths=_TWO)
     except AutopackError as error:
         return {"status": "refused", "reason": _reason(error)}
     except Exception as error:
@@ -203,12 +204,12 @@ def _audited(
 
 
 def upstream_error(model: Any, handle: Handle | None) -> str | None:
-    """What stock transformers raises for any of the documents alone, or no number that it gives; None where it works."""
+    """What stock transformers raises for any of the documents alone, or what is no result; None where it works."""
     if handle is not None:
         handle.remove()
     try:
         with torch.no_grad():
-            for length in _LENGTHS:
+            for length in {*_LENGTHS, *_TWO}:
                 ids = tiny.tokens(model.config, 1, length)
                 tokens = {"input_ids": ids, "decoder_input_ids": ids} if is_pair(model) else {"input_ids": ids}
                 output = model(**tokens, use_cache=False)
@@ -240,7 +241,7 @@ def run(tasks: list[str], types: list[str], log: Path | None) -> list[dict[str, 
         (task, name) for task in tasks for name in types_for(task) if not types or name in types
         if (task, name) not in present
     ]  # fmt: skip
-    bar = tqdm(wanted, mininterval=5)
+    bar = tqdm(wanted, mininterval=10)
     count: Counter[str] = Counter()
     for task, name in bar:
         entry = survey(name, task, flipped)
@@ -322,8 +323,8 @@ def table(done: list[dict[str, Any]]) -> str:
         "audited. `stock raises`: stock transformers runs no document alone, or builds no such model. Values that are "
         "not listed as refused were exact.",
         "",
-        f"{len(by_type)} types: {total['exact']} exact, {total['refused']} refused, "
-        f"{total['upstream error'] + total['not built']} stock raises, {total['LEAK']} leaking, {total['crash']} crashing.",
+        f"{len(by_type)} types: {total['exact']} exact, {total['refused']} refused, {total['LEAK']} leaking, "
+        f"{total['crash']} crashing; in {total['upstream error'] + total['not built']} stock raises.",
         "",
         "| model type | exact | refused | stock raises | refused, by field |",
         "|---|---|---|---|---|",
@@ -349,6 +350,7 @@ def main() -> int:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
+    logging.getLogger("autopack").setLevel(logging.ERROR)
     if arguments.report:
         done = entries(arguments.log)
     else:

@@ -1,8 +1,8 @@
 """Variants of a tiny configuration that each change the value of one field which may change what a model does.
 
 Bools are flipped, numbers are given and taken away and made 0, 1 and more, thresholds are made small enough for the
-auditor's documents to cross them, strings go through their choices, lists of layers through every order of neighbours, and
-rotary embeddings through their types.
+auditor's documents to cross them, strings go through their choices, lists of layers through every order of neighbours,
+and rotary embeddings through their types.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ _SWITCHED = re.compile(
     r"|hidden_size_per_layer_input|type_vocab_size|swiglu_limit"
 )
 """Sizes that switch something off where they are 0."""
+_OR_NONE = re.compile("layer|window|offset|before|after|shared|floor")
+"""Whole numbers that may be 0."""
 _FIXED = frozenset({"is_encoder_decoder", "_experts_implementation_internal", "num_labels"})
 
 
@@ -127,9 +129,16 @@ def _of_part(path: tuple[str, ...], part: Any) -> Iterator[Variant]:
                             yield Variant((*path, field), part.model_type, name, changed)
         else:
             for changed in _values(field, value, hints.get(field)):
-                yield Variant(path, part.model_type, field, changed)
+                yield Variant(path, part.model_type, field, changed, _depth(part, field, changed))
     for count in (1, 3):
         yield Variant(path, part.model_type, "num_labels", count)
+
+
+def _depth(part: Any, field: str, value: Any) -> tuple[tuple[str, Any], ...]:
+    """The number of layers that goes with a list of kinds of layers; the lists known to tiny models see to it."""
+    kinds = isinstance(value, list) and all(isinstance(entry, str) for entry in value) and len(value) > 1
+    name = next((name for name in rules.DEPTH if name in vars(part)), None)
+    return ((name, len(value)),) if kinds and name and field not in rules.PER_LAYER else ()
 
 
 def _values(field: str, value: Any, hint: Any) -> Iterator[Any]:
@@ -152,7 +161,8 @@ def _values(field: str, value: Any, hint: Any) -> Iterator[Any]:
     elif isinstance(value, bool):
         yield not value
     elif isinstance(value, int):
-        yield from (n for n in (0, 1, 3) if configuration.number_word(n) != configuration.number_word(value))
+        numbers = (0, 1, 3) if value < 1 or _OR_NONE.search(field) else (1, 3)
+        yield from (n for n in numbers if configuration.number_word(n) != configuration.number_word(value))
         if value > 12:
             yield CROSSED
         if optional and hint is not None:
@@ -179,7 +189,7 @@ def _given(hint: str) -> Iterator[Any]:
 
 
 def _lists(field: str, value: list[Any], optional: bool) -> Iterator[Any]:
-    if field in rules.PER_LAYER or field == "block_types":
+    if field in rules.PER_LAYER or (value and all(isinstance(entry, str) for entry in value)):
         kinds = list(dict.fromkeys(value))
         if set(kinds) <= {*_KINDS, "chunked_attention"}:
             kinds = list(dict.fromkeys([*kinds, *_KINDS]))
@@ -189,8 +199,9 @@ def _lists(field: str, value: list[Any], optional: bool) -> Iterator[Any]:
             return
         yield from ([kind, kind] for kind in kinds)
         if len(kinds) > 1:
-            for first in kinds:
-                yield walk([first, *(kind for kind in kinds if kind != first)])
+            yield walk(kinds)
+        if len(kinds) == 2:
+            yield walk(kinds[::-1])
     elif all(type(entry) is int for entry in value):
         yield from (other for other in ([], [0], [1], [0, 1]) if other != value)
 
@@ -227,7 +238,9 @@ def _rotary(part: Any, value: dict[str, Any]) -> Iterator[tuple[Any, tuple[tuple
 
     width = getattr(part, "qk_rope_head_dim", None) or getattr(part, "head_dim", None)
     width = width or part.hidden_size // part.num_attention_heads
-    pairs = int(width * (value.get("partial_rotary_factor") or getattr(part, "partial_rotary_factor", None) or 1.0)) // 2
+    pairs = (
+        int(width * (value.get("partial_rotary_factor") or getattr(part, "partial_rotary_factor", None) or 1.0)) // 2
+    )
     lists = {"short_factor": [1.0] * pairs, "long_factor": [1.5] * pairs}
     extra: dict[str, dict[str, Any]] = {
         "linear": {"factor": 2.0},
@@ -238,7 +251,8 @@ def _rotary(part: Any, value: dict[str, Any]) -> Iterator[tuple[Any, tuple[tuple
         | {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
     }
     also: tuple[tuple[str, Any], ...] = (("max_position_embeddings", BETWEEN),)
-    for kind in ("default", *sorted(ROPE_INIT_FUNCTIONS)):
+    # "proportional" is Gemma 4's alone, which has it as it is.
+    for kind in ("default", *sorted({*ROPE_INIT_FUNCTIONS} - {"proportional"})):
         if kind != value["rope_type"]:
             grows = also if kind == "dynamic" else ()
             if kind == "longrope" and hasattr(part, "original_max_position_embeddings"):

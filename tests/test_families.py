@@ -10,7 +10,6 @@ import pytest
 
 from autopack import registry, tiny
 from autopack.cli import main
-from autopack.commands import families
 from autopack.family import Family
 from autopack.mixers import ROWS
 from autopack.tiny import images

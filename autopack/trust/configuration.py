@@ -1,15 +1,16 @@
 """What a configuration says of a model's behaviour, as short words that two configurations can be compared by.
 
 Behaviour is everything but sizes, rates and labels: a window of 4 tokens and one of 4096 are the same behaviour, a
-window and none are not. Every field becomes a set of words. A number is `0`, `1`, `2+`, `+` (a positive float) or `-`,
-a list of choices its first and every neighbouring pair, a dictionary fields of its own, with a dot. Fields of a part that
-is a configuration of its own stand under its own model type.
+window and none are not. Every field becomes a set of words. A number is `0`, `1`, `2+`, `+` (a positive float) or
+`-`, a list of choices its first and every neighbouring pair, a dictionary fields of its own, with a dot. Fields of a
+part that is a configuration of its own stand under its own model type.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 Words = dict[str, dict[str, set[str]]]
@@ -25,8 +26,8 @@ _METADATA = r"""
     |(encoder_)?no_repeat_ngram_size|forced_\w+_token_id|(begin_)?suppress_tokens|num_return_sequences|repetition_penalty
     |attention_types|aggregation_labels
 """
-"""Names and labels, what `generate` reads, and what only says how weights are stored or results are returned. Layers that
-quantization puts in are looked at as modules. `attention_types` of GPT-Neo is spelled out in its `attention_layers`."""
+"""Names and labels, what `generate` reads, and what only says how weights are stored or results are returned. Layers
+that quantization puts in are looked at as modules. GPT-Neo's `attention_types` is spelled out in its `attention_layers`."""
 
 _RATES = r"""
     (\w+_)?(dropout|drop|dropout_prob|dropout_rate|dropout_p|pdrop|layerdrop|drop_rate|drop_path_rate|jitter_noise)(_\d)?
@@ -164,7 +165,7 @@ def number_word(value: float) -> str:
 
 
 def _of_list(field: str, value: Any) -> Iterator[str]:
-    """The first entry, every pair of neighbours, and which entries there are; of numbers of layers, that there are any."""
+    """The first entry, all pairs of neighbours, and which entries there are; of numbers of layers, that there are."""
     leaves = list(_leaves(value))
     if not leaves:
         yield "[]"
@@ -174,7 +175,7 @@ def _of_list(field: str, value: Any) -> Iterator[str]:
         words = [_word(leaf) for leaf in leaves]
         yield f"^{words[0]}"
         yield "|".join(sorted(set(words)))
-        yield from (f"{a}>{b}" for a, b in zip(words, words[1:], strict=False))
+        yield from (f"{a}>{b}" for a, b in pairwise(words))
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -12,7 +12,7 @@ _PACKAGE = Path(__file__).parents[1]
 MEASURED = _PACKAGE / "measured.json"
 """What `python -m compat.exactness` recorded: by task and model type, the worst error of each backend, or a refusal."""
 SURVEYED = _PACKAGE / "surveyed.json"
-"""What `python -m compat.survey` recorded: by model type, classes and values of configuration fields that were exact."""
+"""What `python -m compat.survey` recorded: by model type, classes and values of fields that were exact."""
 
 
 def load(path: Path | None = None) -> dict[str, Any]:

@@ -20,9 +20,9 @@ _MODELS = "transformers.models."
 _COMMON = (
     "transformers.activations transformers.cache_utils transformers.configuration_utils transformers.masking_utils "
     "transformers.modeling_attn_mask_utils transformers.modeling_flash_attention_utils transformers.modeling_layers "
-    "transformers.modeling_rope_utils transformers.modeling_utils transformers.pytorch_utils transformers.loss.loss_utils "
-    "transformers.integrations.moe transformers.integrations.sdpa_attention transformers.integrations.flex_attention "
-    "transformers.integrations.flash_attention"
+    "transformers.modeling_rope_utils transformers.modeling_utils transformers.pytorch_utils "
+    "transformers.loss.loss_utils transformers.integrations.moe transformers.integrations.sdpa_attention "
+    "transformers.integrations.flex_attention transformers.integrations.flash_attention"
 ).split()
 """Modules of transformers that all models share and that read configurations."""
 _MAKING = ("__init__", "__post_init__", "validate", "to_dict", "to_diff_dict", "from_dict", "from_pretrained")
