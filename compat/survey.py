@@ -60,8 +60,13 @@ _REFUSALS = tuple(
 )
 
 
-def survey(model_type: str, task: str, flipped: dict[str, set[str]]) -> dict[str, Any]:
-    """Audit one class in all variants; `flipped` has, by field, the classes that mention it and have been through it."""
+def survey(
+    model_type: str, task: str, flipped: dict[str, set[str]], known: frozenset[tuple[str, str]] = frozenset()
+) -> dict[str, Any]:
+    """Audit one class in all variants; `flipped` has, by field, the classes that mention it and have had it changed.
+
+    `known` are the classes, by type, that another task has named.
+    """
     entry: dict[str, Any] = {"type": model_type, "task": task, "implementations": [], "variants": [], "flipped": {}}
     try:
         model = build(model_type, task, "eager")
@@ -69,6 +74,8 @@ def survey(model_type: str, task: str, flipped: dict[str, set[str]]) -> dict[str
         return {**entry, "status": "not built", "reason": error.reason}
     whole = tiny.config(model_type, task=task if task in tiny.TASKS else "causal-lm")
     entry |= {"class": class_name(type(model)), "config": model.config.model_type}
+    if (entry["config"], entry["class"]) in known:
+        return {**entry, "status": "done for another task"}
     words: configuration.Words = {}
     has_sdpa = "sdpa" in releases.supported_implementations(model)
     for implementation in ("eager", "sdpa")[0 if task in _FIRST else int(has_sdpa) : 1 + has_sdpa]:
@@ -240,7 +247,7 @@ def run(tasks: list[str], types: list[str], log: Path | None) -> list[dict[str, 
     count: Counter[str] = Counter()
     for task, name in bar:
         try:
-            entry = survey(name, task, flipped)
+            entry = survey(name, task, flipped, frozenset((e.get("config", ""), e.get("class", "")) for e in done))
         except Exception as error:  # one class must not end a run of hours; it counts as a crash
             said = f"{type(error).__name__}: {error}"
             entry = {"type": name, "task": task, "class": name, "implementations": [], "variants": [], "flipped": {}}

@@ -27,7 +27,7 @@ _METADATA = r"""
     |attention_types|aggregation_labels
 """
 """Names and labels, what `generate` reads, and what only says how weights are stored or results are returned. Layers
-that quantization puts in are looked at as modules. GPT-Neo's `attention_types` is spelled out in its `attention_layers`."""
+that quantization puts in are looked at as modules. `attention_layers` of GPT-Neo spells out its `attention_types`."""
 
 _RATES = r"""
     (\w+_)?(dropout|drop|dropout_prob|dropout_rate|dropout_p|pdrop|layerdrop|drop_rate|drop_path_rate|jitter_noise)(_\d)?

@@ -93,7 +93,7 @@ def test_every_field_of_behaviour_counts(name):
 @pytest.mark.parametrize(
     ("name", "changes", "field"),
     [
-        ("Llama 3.1 8B", {"rope_parameters": {"rope_type": "of ones own", "rope_theta": 1e4}}, "rope_parameters.rope_type"),
+        ("Llama 3.1 8B", {"rope_parameters": {"rope_type": "own", "rope_theta": 1e4}}, "rope_parameters.rope_type"),
         ("Gemma 2 9B", {"layer_types": ["full_attention", "chunked_attention"] * 2}, "layer_types"),
         ("Gemma 2 9B", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("Mistral 7B v0.1", {"sliding_window": -1}, "sliding_window"),
