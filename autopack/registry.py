@@ -15,7 +15,7 @@ from autopack import architectures
 from autopack.architectures import attention
 from autopack.errors import AutopackError, UnsupportedModel
 from autopack.family import Family
-from autopack.inspection import modules, releases
+from autopack.inspection import modules
 from autopack.inspection.positions import Numbering, text_config
 
 _registered: list[Family] = []
@@ -118,17 +118,3 @@ def numbering_of(config: Any) -> Numbering:
 def first_position(config: Any) -> int:
     """Position of the first token of a document for models of this config (see `Numbering.first_position`)."""
     return numbering_of(config).first_position(config)
-
-
-def is_covered(family: Family, model: PreTrainedModel) -> bool:
-    """Whether a run of the leak test has covered this model: its type, in the code that transformers has for it.
-
-    Remote code may go by the type of another implementation. Mixers have been run on recent releases alone.
-    """
-    mixers = modules.mixers(model, family.mixers)
-    mixing = [*modules.entries(model), *modules.attention_modules(model), *mixers]
-    if any(not module.startswith("transformers.") for module, _ in modules.forwards_of(mixing)):
-        return False
-    if family.mixers and not (mixers and releases.VERSION >= releases.MIXERS_COVERED_FROM):
-        return False
-    return model.config.model_type in family.model_types

@@ -23,6 +23,7 @@ mixers
 architectures
 registry
 calls
+trust
 auditing packing tiny
 enabling
 launch demo

@@ -58,16 +58,26 @@ class Entry:
     """How it numbers tokens where a call brings no positions."""
     first_position: int
     """Position of the first token of a document."""
+    foreign: str | None
+    """What of the forwards and losses here and further in is somebody else's, which has to see the form it knows."""
+    guarded: bool
+    """Whether somebody else's code comes before it in a call, and may give it other documents than the call has."""
 
     @classmethod
-    def of(cls, model: EnabledModel, level: int, numbering: Numbering) -> Entry:
-        """Look at one of the entries of a model, which numbers tokens in this way."""
+    def of(
+        cls, model: EnabledModel, level: int, numbering: Numbering, foreign: list[str | None], shifts: bool | None
+    ) -> Entry:
+        """Look at one of the entries of a model, which numbers tokens in this way.
+
+        `foreign` says of every entry what in it is somebody else's code; `shifts` whether the loss shifts labels, where
+        the model was asked.
+        """
         entries = model.anatomy.entries
         module, inner = entries[level], entries[level + 1 :]
         kind_of_module: Any = type(module)
         is_pair, decodes = modules.is_pair(module), model.anatomy.in_decoder(module)
         names, takes_others = _parameters(kind_of_module)
-        head, shifts = heads.row_head(module), shifts_labels(module)
+        head, shifts = heads.row_head(module), shifts_labels(module) if shifts is None else shifts
         other_head = "labels" in names and not shifts and not _is_backbone(module)
         of_single_tokens = kind_of_module.__name__.endswith(_TOKEN_HEADS) or (
             kind_of_module.__name__ in releases.causal_lm_class_names()
@@ -90,6 +100,8 @@ class Entry:
             first_position=(
                 model.traits.first_position if decodes is None else numbering.first_position(module.config)
             ),
+            foreign=next((reason for reason in foreign[level:] if reason), None),
+            guarded=level > 0 and any(foreign[: level + 1]),
         )
 
     @property

@@ -9,7 +9,7 @@ import torch
 from autopack.calls.call import DROPPED, Call
 from autopack.calls.model_positions import positions_of_documents
 from autopack.calls.plan import Plan
-from autopack.errors import UnsupportedModel
+from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.packed import PackedLayout
@@ -57,10 +57,31 @@ def add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -
 
 
 def _mask_boundary_labels(arguments: dict[str, Any], layout: PackedLayout) -> None:
-    """No document predicts the first token of the next: its label is ignored, as it is for a document alone."""
+    """No document predicts the first token of the next: its label is ignored, as it is for a document alone.
+
+    Raises `InvalidPacking` for labels of a shape of which it is not known what in them belongs to which token.
+    """
     bounds = layout.cu_seqlens.long()
     for name, at in (("labels", bounds[:-1]), ("shift_labels", bounds[1:] - 1)):
         labels = arguments.get(name)
-        if isinstance(labels, torch.Tensor) and tuple(labels.shape) == (layout.rows, layout.columns):
-            flat = labels.reshape(-1).index_fill(0, at.to(labels.device), IGNORED_LABEL)
-            arguments[name] = flat.reshape(labels.shape)
+        if not isinstance(labels, torch.Tensor):
+            continue
+        shape, tokens = (layout.rows, layout.columns), layout.rows * layout.columns
+        if tuple(labels.shape[:2]) == shape:
+            flat = labels.reshape(tokens, *labels.shape[2:])  # several for each token: codebooks
+        elif labels.numel() == tokens and labels.shape[-1] in (tokens, layout.columns):
+            flat = labels.reshape(tokens)
+        else:
+            raise InvalidPacking(
+                f"{name} must have one label for each token of the packed rows, {shape}; found {tuple(labels.shape)}, "
+                f"in which autopack cannot tell where documents begin"
+            )
+        arguments[name] = flat.index_fill(0, at.to(labels.device), IGNORED_LABEL).reshape(labels.shape)
+
+
+def inner_arguments(call: Call, layout: PackedLayout) -> dict[str, Any]:
+    """What a model gets that somebody else's code has called with the rows of the packed call that is under way."""
+    arguments = without_what_packing_drops(call, call.arguments)
+    if call.entry.uses_positions:
+        add_positions(call, arguments, layout)
+    return arguments

@@ -32,6 +32,8 @@ class Plan:
     """Whether an entry further in may still run the batch without its padding."""
     documents: HeadDocuments | None = None
     """The documents of packed rows that are the rows of this batch, where they are and hold padding."""
+    labelled = False
+    """Whether the call has labels."""
 
     def __init__(self, scope: Scope):
         self.scope = scope
@@ -56,8 +58,9 @@ class Plan:
 class Untouched(Plan):
     """The call goes through as it came: it packs nothing, or its padding stays."""
 
-    def __init__(self, model: EnabledModel):
+    def __init__(self, model: EnabledModel, labelled: bool = False):
         super().__init__(Scope(model))
+        self.labelled = labelled
 
 
 class Deferred(Plan):

@@ -6,6 +6,7 @@ import sys
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 
 from autopack.calls.call import CACHES, Call
@@ -15,6 +16,7 @@ from autopack.inspection import media
 from autopack.integrations.accelerate import covered_mixer
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.model import EnabledModel
+from autopack.runtime.scope import Activation
 
 
 def refuse_bypassed_top(entry: Entry) -> None:
@@ -46,6 +48,7 @@ def check_sites(model: EnabledModel) -> None:
 def check_packed(call: Call, layout: PackedLayout) -> None:
     """Raise `AutopackError` where packed rows came with something that they cannot come with."""
     check_sites(call.model)
+    refuse_unproven(call)
     if call.unnamed:
         given = len(call.entry.names) + call.unnamed
         raise UnsupportedModel(
@@ -69,6 +72,43 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     if head is not None and head.refusal is not None:
         raise UnsupportedModel(
             f"{head.name} cannot be run on packed rows: {head.refusal}. Run its questions as padded batches."
+        )
+
+
+def refuse_unproven(call: Call) -> None:
+    """Raise `UnsupportedModel` where packed calls of this kind were found not to be exact, or not found to be."""
+    proof = call.model.proof
+    if proof.packed is not None:
+        raise UnsupportedModel(f"packed rows of {call.name} are not exact: {proof.packed}")
+    if proof.labels is not None and call.has_labels:
+        raise UnsupportedModel(
+            f"the loss of packed rows of {call.name} is not known to be that of their documents: {proof.labels}. Call "
+            f"it without labels and compute the loss from its logits, or run the documents one per row."
+        )
+
+
+def refuse_hidden_declaration(call: Call, outer: Activation) -> None:
+    """Raise `UnsupportedModel` for documents that are declared further in than labels that a loss shifts over them."""
+    top = call.model.anatomy.entries[outer.level]
+    if call.declared.layout is not None and outer.plan is not None and outer.plan.labelled:
+        raise UnsupportedModel(
+            f"documents were declared to {call.name} inside the call of {type(top).__name__}, which was given labels "
+            f"but not the documents, so its loss would count the first token of each. Declare them in the call of "
+            f"{type(top).__name__} (position_ids that restart), or compute the loss from its logits."
+        )
+
+
+def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
+    """Raise `UnsupportedModel` where the rows of a call further in are not those of the packed call that it is in."""
+    assert call.inputs is not None
+    declared, shape = call.declared.layout, tuple(call.inputs.shape[:2])
+    same = declared is not None and np.array_equal(declared.bounds, layout.bounds)
+    silent = declared is None and call.arguments.get("position_ids") is None and call.declared.real is None
+    if shape != (layout.rows, layout.columns) or not (same or silent):
+        raise UnsupportedModel(
+            f"{call.name} was called inside a packed forward of {layout.rows} rows of {layout.columns} tokens, with "
+            f"{shape[0]} rows of {shape[1]} tokens whose documents are not those of that call. Call it outside of "
+            f"that forward, or pass the same documents on."
         )
 
 

@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 
 from autopack import registry
 from autopack.attention.choose import availability, candidates
-from autopack.auditing.auditor import audit
 from autopack.calls.entry import why_alone
 from autopack.enabling import options
 from autopack.enabling.attach import attach, detach, examine
 from autopack.enabling.handle import Handle, TrainerHandle
+from autopack.enabling.prove import prove
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import row_head
 from autopack.integrations import peft
@@ -80,15 +80,17 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
     if holds_marks(base):
         raise UnsupportedModel("a part of this model is enabled on its own; disable that part, then enable the whole")
     family = registry.family_for(base)
-    enabled = examine(base, family, Options(backend, unpad))
+    enabled = examine(base, family, Options(backend, unpad, verify))
     _check_backend(base, enabled)
+    handle = Handle(base, enabled)
     try:
-        attach(base, enabled, family)
-        verified = _verify(base, enabled, registry.is_covered(family, base), verify)
+        code = attach(base, enabled, family)
+        base.__dict__[HANDLE] = handle
+        prove(base, enabled, code)
+        _refuse_what_leaks(base, enabled)
     except BaseException:
         detach(base, enabled)
         raise
-    handle = base.__dict__[HANDLE] = Handle(base, enabled, verified)
     reason = why_alone(enabled, 0) if row_head(base) is not None else enabled.traits.whole_model_reason
     if reason is not None:
         logger.warning(
@@ -103,7 +105,7 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
         enabled.anatomy.model_type,
         len(enabled.anatomy.attention),
         handle.backend,
-        verified,
+        enabled.proof.how,
     )
     return handle
 
@@ -126,19 +128,13 @@ def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
             raise UnsupportedModel(f"backend='varlen' is not available here: {reason}")
 
 
-def _verify(model: PreTrainedModel, enabled: EnabledModel, covered: bool, verify: str) -> str:
-    if verify == "never":
-        return "not asked for (verify='never')"
-    if verify == "auto" and covered:
-        return f"by the released leak test of {enabled.anatomy.model_type}"
-    report = audit(model)
-    if not report.exact:
+def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
+    if enabled.proof.packed is not None:
         raise UnsupportedModel(
             f"autopack enabled {type(model).__name__} ({enabled.anatomy.model_type!r}) and audited it, and it is "
-            f"not exact: {report.worst_case}. Something other than attention through transformers' interface mixes "
+            f"not exact: {enabled.proof.packed}. Something other than attention through transformers' interface mixes "
             f"tokens of different documents. The model is left as it was."
         )
-    return f"by an audit of this very model, worst relative error {report.worst:.1e}"
 
 
 def _enable_trainer(trainer: Any, backend: str, unpad: str, verify: str) -> TrainerHandle:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -22,7 +22,25 @@ def attention_modules(root: nn.Module) -> list[nn.Module]:
 
     Sub-models that take neither tokens nor embeddings (vision and audio towers) are left out: they pack by themselves.
     """
-    return [module for module in _text_modules(root) if dispatching_functions(class_of(module))]
+    return _dispatching(_text_modules(root))
+
+
+def towers(root: nn.Module) -> list[nn.Module]:
+    """The modules of such sub-models that call an attention function of transformers' interface."""
+    inside = {id(module) for module in _text_modules(root)}
+    return _dispatching(module for module in root.modules() if id(module) not in inside)
+
+
+def _dispatching(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    known: dict[Any, bool] = {}  # for one walk only: the functions of a class may be replaced
+    found = []
+    for module in modules:
+        cls = class_of(module)
+        if cls not in known:
+            known[cls] = bool(dispatching_functions(cls))
+        if known[cls]:
+            found.append(module)
+    return found
 
 
 def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:

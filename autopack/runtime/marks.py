@@ -27,6 +27,8 @@ class Mark:
     """How it is kept within documents, where it is a mixer."""
     adjustment: Callable[..., Any] | None = None
     """What is done to its queries, keys and values, where it is attention that needs it."""
+    mixes: bool = True
+    """Whether it mixes tokens of documents; False for the attention of a part that takes no tokens (a vision tower)."""
     reads_encoder: bool = False
     """Whether it is cross-attention, which reads what the encoder has made."""
 
