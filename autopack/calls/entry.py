@@ -57,6 +57,8 @@ class Entry:
     """How it numbers tokens where a call brings no positions."""
     first_position: int
     """Position of the first token of a document."""
+    earliest_position: int
+    """The least position at which a document may begin."""
 
     @classmethod
     def of(cls, model: EnabledModel, level: int, numbering: Numbering) -> Entry:
@@ -87,6 +89,7 @@ class Entry:
             has_other_head=heads.is_head_of_pair(module) if is_pair else other_head,
             reads_one_token_per_row=not is_pair and (has_pooler or (other_head and not of_single_tokens)),
             numbering=numbering,
+            earliest_position=numbering.earliest_position(module),
             first_position=(
                 model.traits.first_position if decodes is None else numbering.first_position(module.config)
             ),
