@@ -38,7 +38,17 @@ def test_positions_that_the_call_computed_itself_are_taken(axes):
         assert torch.equal(model(**call).logits, expected)
 
 
-M_ROPE = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "glm46v", "glm4v_moe", "glm_ocr", "paddleocr_vl"]
+M_ROPE = [
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "glm4v",
+    "glm46v",
+    "glm4v_moe",
+    "glm_ocr",
+    "paddleocr_vl",
+]
 
 
 @pytest.mark.parametrize("model_type", M_ROPE)
