@@ -1,4 +1,4 @@
-"""Encoders of sounds and images take no tokens: no call of theirs could say where documents lie, and `enable` says so."""
+"""Encoders of sounds and images take no tokens: no call of theirs could say where documents lie."""
 
 from __future__ import annotations
 
