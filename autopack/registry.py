@@ -66,6 +66,11 @@ def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
     known = [config.model_type, getattr(config.get_text_config(decoder=True), "model_type", None)]
     family = next((f for name in known for f in families() if name in f.model_types), None)
     reason = next(filter(None, (f.refused_types.get(config.model_type) for f in families())), None)
+    if reason is None and not modules.entries(model):
+        reason = (
+            "neither it nor a model inside it takes tokens or embeddings of tokens (input_ids, inputs_embeds), so no "
+            "call can say where documents lie; enable the model whose text it serves"
+        )
     if reason is None and family is not None and family.refusal is not None:
         reason = family.refusal(config)
     mixing = [*modules.attention_modules(model), *(modules.mixers(model, family.mixers) if family else ())]

@@ -7,7 +7,6 @@ same document run by itself. *Influence*: replace the tokens of one document and
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from autopack.auditing.results import loss_for, of_documents, of_rows
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair
 from autopack.inspection.modules import is_pair
+from autopack.inspection.parameters import parameters_of
 from autopack.integrations.wrappers import unwrap
 from autopack.runtime.marks import handle_of
 
@@ -69,7 +69,7 @@ def audit(
         raise ValueError(f"lengths must name two or more documents of at least one token; found {lengths}")
     if not training:
         raise ValueError(f"training must name False, True or both; found {training}")
-    if is_pair(base) and "input_ids" not in inspect.signature(base.forward).parameters:
+    if is_pair(base) and "input_ids" not in parameters_of(type(base)).names:
         raise UnsupportedModel(f"{type(base).__name__} takes recordings, of which the auditor has none")
     if is_head_of_pair(base):
         why = "gives one result per row, read off its decoder, so packed rows of it are refused: nothing to audit"

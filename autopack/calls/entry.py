@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from autopack.inspection import heads, modules, releases
 from autopack.inspection.heads import RowHead
+from autopack.inspection.parameters import parameters_of
 from autopack.inspection.poolers import activation_of, pools_single_tokens
 from autopack.inspection.positions import Numbering
 from autopack.inspection.source import shifts_labels
@@ -62,6 +61,8 @@ class Entry:
     """What of the forwards and losses here and further in is somebody else's, which has to see the form it knows."""
     guarded: bool
     """Whether somebody else's code comes before it in a call, and may give it other documents than the call has."""
+    earliest_position: int
+    """The least position at which a document may begin."""
 
     @classmethod
     def of(
@@ -76,7 +77,8 @@ class Entry:
         module, inner = entries[level], entries[level + 1 :]
         kind_of_module: Any = type(module)
         is_pair, decodes = modules.is_pair(module), model.anatomy.in_decoder(module)
-        names, takes_others = _parameters(kind_of_module)
+        parameters = parameters_of(kind_of_module)
+        names, takes_others = parameters.names, parameters.takes_others
         head, shifts = heads.row_head(module), shifts_labels(module) if shifts is None else shifts
         other_head = "labels" in names and not shifts and not _is_backbone(module)
         of_single_tokens = kind_of_module.__name__.endswith(_TOKEN_HEADS) or (
@@ -97,6 +99,7 @@ class Entry:
             has_other_head=heads.is_head_of_pair(module) if is_pair else other_head,
             reads_one_token_per_row=not is_pair and (has_pooler or (other_head and not of_single_tokens)),
             numbering=numbering,
+            earliest_position=numbering.earliest_position(module),
             first_position=(
                 model.traits.first_position if decodes is None else numbering.first_position(module.config)
             ),
@@ -141,18 +144,3 @@ def _is_backbone(model: PreTrainedModel) -> bool:
     """Whether a model has no head although it takes labels, as the backbones of some image-text models do."""
     name = type(model).__name__
     return name.endswith("Model") and "Head" not in name and heads.row_head(model) is None
-
-
-@cache
-def _parameters(cls: Any) -> tuple[tuple[str, ...], bool]:
-    """Names of the forward's parameters in order, and whether it takes others by `**kwargs`.
-
-    A forward that only passes everything on, `forward(*args, **kwargs)`, has the parameters of its base class.
-    """
-    for base in cls.__mro__:
-        if "forward" in vars(base):
-            parameters = list(inspect.signature(base.forward).parameters.values())[1:]
-            named = tuple(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
-            if named:
-                return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return (), True

@@ -58,6 +58,7 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     refuse_caches(call)
     _refuse_prepared_mask(call.arguments.get("attention_mask"), layout)
     refuse_arguments(call)
+    _refuse_early_positions(call, layout)
     if call.arguments.get("encoder_hidden_states") is not None:
         raise UnsupportedModel(
             "encoder_hidden_states were given with packed rows: cross-attention would let every document see the "
@@ -121,6 +122,21 @@ def _refuse_prepared_mask(mask: Any, layout: PackedLayout) -> None:
         f"attention_mask must have the shape of the batch, {shape}, on packed rows; found {found}. Masks within "
         f"documents are made by the model; leave a mask prepared by hand out."
     )
+
+
+def _refuse_early_positions(call: Call, layout: PackedLayout) -> None:
+    """Positions of RoBERTa's kind begin after that of padding; those before it are other rows of the table."""
+    first, least = layout.first_positions, call.entry.earliest_position
+    if first is None or not least or not call.entry.uses_positions:
+        return
+    early = first < least if layout.is_padding is None else (first < least) & ~layout.is_padding
+    if early.any():
+        raise InvalidPacking(
+            f"position_ids of a document begin at {int(first[early][0])}, but {call.name} numbers the first token of a "
+            f"document {call.entry.first_position}, so it would give other results than alone. Leave position_ids out "
+            f"and declare documents by seq_idx or segment ids in attention_mask, or let them begin at "
+            f"{call.entry.first_position}, as autopack.PackingCollator.for_model(model) writes them."
+        )
 
 
 def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:

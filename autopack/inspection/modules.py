@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Collection, Iterable, Iterator
-from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from autopack.inspection.parameters import parameters_of
 from autopack.inspection.source import class_of, dispatching_functions
 
 _ACROSS = re.compile(r"cross|encdec|(^|\.)(encoder_attn|encoder_decoder_attention)(\.|$)")
@@ -67,7 +66,7 @@ def entries(model: PreTrainedModel) -> list[PreTrainedModel]:
 
 def is_pair(model: nn.Module) -> bool:
     """Whether a model calls an encoder and a decoder: it takes tokens for both."""
-    return "decoder_input_ids" in _parameters_of(class_of(model))
+    return "decoder_input_ids" in parameters_of(class_of(model)).names
 
 
 def halves(model: PreTrainedModel) -> tuple[nn.Module, nn.Module] | None:
@@ -93,18 +92,13 @@ def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
         yield from _text_modules(child)
 
 
-@cache
-def _parameters_of(cls: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(cls.forward).parameters)
-
-
 def _takes_tokens(model: PreTrainedModel) -> bool:
-    return bool(_parameters_of(class_of(model)) & {"input_ids", "inputs_embeds", "decoder_input_ids"})
+    return bool({"input_ids", "inputs_embeds", "decoder_input_ids"}.intersection(parameters_of(class_of(model)).names))
 
 
 def _passes_all_on(model: PreTrainedModel) -> bool:
     """Decoder wrappers of encoder-decoder types: `forward(*args, **kwargs)`."""
-    return _parameters_of(class_of(model)) <= {"self", "args", "kwargs"}
+    return not parameters_of(class_of(model)).names
 
 
 def configs_of(modules: list[nn.Module]) -> list[PretrainedConfig]:
