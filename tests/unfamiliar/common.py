@@ -80,7 +80,7 @@ def _built(model_type: str, task: str, overrides: tuple[tuple[str, Any], ...]) -
     for wanted in [implementation] if implementation else ["sdpa", "eager"]:
         try:
             model = tiny.build(model_type, task=task, attn_implementation=wanted, dtype=torch.float64, **given)
-            if "moe" in model_type:
+            if getattr(model.config, "_experts_implementation", None) is not None:
                 model.set_experts_implementation("eager")  # the default has no kernel for float64
             return model
         except tiny.CannotBuild as error:
@@ -186,7 +186,8 @@ class Way:
 
     `names` renames arguments, `labels` says whether they are given and under which name, `shifts` whether the loss
     compares with the next token, and `reduction` how losses of documents are put together: the `mean` or `sum` over
-    their tokens, or the mean over `documents`. `given` holds other arguments of every call, and `form` how packed rows are declared (see `declared`); `none` declares nothing.
+    their tokens, or the mean over `documents`. `given` holds other arguments of every call, and `form` how packed rows
+    are declared (see `declared`); `none` declares nothing.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
