@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.cases import tokens_to_draw
 from autopack.auditing.left_as_found import left_as_found
+from autopack.calls.outputs import loss_of
 from autopack.errors import UnsupportedModel
 from autopack.inspection.modules import device_of
 from autopack.layout import IGNORED_LABEL
@@ -66,17 +67,6 @@ def first_label_counts(model: PreTrainedModel) -> bool | None:
                 if answer is not None and _hear(model, arguments, labels) is not None:
                     return answer
     return None
-
-
-def loss_of(output: Any) -> torch.Tensor | None:
-    """The loss in an output of any form, as one number; None where there is none."""
-    loss = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-    if loss is None and isinstance(output, tuple) and output and not hasattr(output, "_fields"):
-        first = output[0]
-        loss = first if isinstance(first, torch.Tensor) and first.dim() == 0 else None
-    if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
-        return None
-    return loss.sum() if loss.dim() else loss
 
 
 def takes_both_halves(model: PreTrainedModel) -> bool:

@@ -21,7 +21,7 @@ def choose(call: Call) -> Plan:
     if not call.may_unpad:
         if call.outer is not None and call.declared.real is None and not call.entry.inner:
             call.model.tally.left["the mask is made outside of the text model"] += 1
-        return Untouched(call.model, call.has_labels)
+        return Untouched(call.model)
     anywhere = next(reasons_anywhere(call, call.padding), None) if call.outer is None else None
     reason = anywhere or next(reasons_here(call, call.padding), None)
     if reason is None:
@@ -33,7 +33,7 @@ def choose(call: Call) -> Plan:
             return Deferred(call.model, call.documents)
     refusals.check_documents_can_stay_padded(call, reason)
     call.model.tally.left[reason] += 1
-    return Untouched(call.model, call.has_labels)
+    return Untouched(call.model)
 
 
 def choose_pair(call: PairCall) -> Plan:

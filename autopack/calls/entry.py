@@ -60,7 +60,8 @@ class Entry:
     foreign: str | None
     """What of the forwards and losses here and further in is somebody else's, which has to see the form it knows."""
     guarded: bool
-    """Whether somebody else's code comes before it in a call, and may give it other documents than the call has."""
+    """Whether code comes before it in a call that may give it other documents than the call has: somebody else's, or
+    that of a whole whose tokens have other names."""
     earliest_position: int
     """The least position at which a document may begin."""
 
@@ -104,7 +105,7 @@ class Entry:
                 model.traits.first_position if decodes is None else numbering.first_position(module.config)
             ),
             foreign=next((reason for reason in foreign[level:] if reason), None),
-            guarded=level > 0 and any(foreign[: level + 1]),
+            guarded=level > 0 and (any(foreign[: level + 1]) or not modules.takes_tokens(entries[0])),
         )
 
     @property

@@ -17,9 +17,11 @@ from autopack.calls.call import Call
 from autopack.calls.choose import choose, choose_pair
 from autopack.calls.entry import Entry, Kind
 from autopack.calls.halves import HalfAsRow
+from autopack.calls.loss_site import documents_of
 from autopack.calls.packed import inner_arguments
 from autopack.calls.pairs import PairAsRows, PairCall
 from autopack.calls.plan import Plan
+from autopack.calls.unpadded import Unpadded
 from autopack.inspection.poolers import pool_documents, pools_single_tokens
 from autopack.integrations import accelerate
 from autopack.layout.batches import DocumentBatch
@@ -146,7 +148,6 @@ def _further_in(
     if layout is None:
         if not call.declares:
             return None
-        refusals.refuse_hidden_declaration(call, outer)
         return _open(choose(call), hook, args)
     if call.inputs is None:
         return None
@@ -156,7 +157,9 @@ def _further_in(
 
 
 def _open(plan: Plan, hook: EntryHook, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    scopes.ambient.activation = Activation(plan.scope, scopes.ambient.activation, hook.entry.level, plan)
+    opened = Activation(plan.scope, scopes.ambient.activation, hook.entry.level, plan)
+    opened.foreign = hook.entry.foreign is not None
+    scopes.ambient.activation = opened
     return _handed_on(plan.arguments, hook.entry, args)
 
 
@@ -184,8 +187,19 @@ def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
     ended = scopes.close(entry.model, entry.level)
     if ended is None or ended.plan is None or output is None:
         return pooled
+    if ended.foreign or (ended.outer is not None and ended.outer.foreign):
+        _leave_foreign(ended, module, output)
     finished = ended.plan.finish(module, output if pooled is None else pooled)
     return pooled if finished is None else finished
+
+
+@torch._dynamo.disable
+def _leave_foreign(ended: Activation, module: nn.Module, output: Any) -> None:
+    outer = ended.outer
+    if ended.foreign:
+        refusals.check_loss(ended, module, output)
+    if outer is not None and outer.scope.model is ended.scope.model and not isinstance(ended.plan, Unpadded):
+        outer.inside += documents_of(ended)
 
 
 # Not traced, as their entry is not: T5's halves share one code, which Dynamo would read with the scope of the other.

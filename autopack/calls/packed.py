@@ -9,9 +9,9 @@ import torch
 from autopack.calls.call import DROPPED, Call
 from autopack.calls.model_positions import positions_of_documents
 from autopack.calls.plan import Plan
-from autopack.errors import InvalidPacking, UnsupportedModel
-from autopack.layout import IGNORED_LABEL
+from autopack.errors import UnsupportedModel
 from autopack.layout.declarations import LAYOUT_KWARGS
+from autopack.layout.labels import without_boundaries
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.scope import Scope
 
@@ -21,6 +21,7 @@ class Packed(Plan):
 
     def __init__(self, call: Call, layout: PackedLayout):
         super().__init__(Scope(call.model, layout, want_weights=call.wants_weights))
+        self.labelled = call.has_labels
         arguments = without_what_packing_drops(call, call.arguments)
         if call.entry.uses_positions:
             computed = positions_of_documents([call.module, *call.entry.inner], call.arguments, layout)
@@ -29,7 +30,9 @@ class Packed(Plan):
             else:
                 add_positions(call, arguments, layout)
         if call.entry.shifts_labels:
-            _mask_boundary_labels(arguments, layout)
+            for name in ("labels", "shift_labels"):
+                if isinstance(labels := arguments.get(name), torch.Tensor):
+                    arguments[name] = without_boundaries(labels, layout, shifted=name == "shift_labels")
         self.arguments = arguments
 
 
@@ -54,29 +57,6 @@ def add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -
             f"{call.name}.forward takes no position_ids, so positions cannot restart at each document"
         )
     arguments["position_ids"] = layout.position_ids(call.entry.first_position)
-
-
-def _mask_boundary_labels(arguments: dict[str, Any], layout: PackedLayout) -> None:
-    """No document predicts the first token of the next: its label is ignored, as it is for a document alone.
-
-    Raises `InvalidPacking` for labels of a shape of which it is not known what in them belongs to which token.
-    """
-    bounds = layout.cu_seqlens.long()
-    for name, at in (("labels", bounds[:-1]), ("shift_labels", bounds[1:] - 1)):
-        labels = arguments.get(name)
-        if not isinstance(labels, torch.Tensor):
-            continue
-        shape, tokens = (layout.rows, layout.columns), layout.rows * layout.columns
-        if tuple(labels.shape[:2]) == shape:
-            flat = labels.reshape(tokens, *labels.shape[2:])  # several for each token: codebooks
-        elif labels.numel() == tokens and labels.shape[-1] in (tokens, layout.columns):
-            flat = labels.reshape(tokens)
-        else:
-            raise InvalidPacking(
-                f"{name} must have one label for each token of the packed rows, {shape}; found {tuple(labels.shape)}, "
-                f"in which autopack cannot tell where documents begin"
-            )
-        arguments[name] = flat.index_fill(0, at.to(labels.device), IGNORED_LABEL).reshape(labels.shape)
 
 
 def inner_arguments(call: Call, layout: PackedLayout) -> dict[str, Any]:

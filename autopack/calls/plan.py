@@ -33,7 +33,7 @@ class Plan:
     documents: HeadDocuments | None = None
     """The documents of packed rows that are the rows of this batch, where they are and hold padding."""
     labelled = False
-    """Whether the call has labels."""
+    """Whether the packed rows of the call have labels that are known to be such."""
 
     def __init__(self, scope: Scope):
         self.scope = scope
@@ -58,9 +58,8 @@ class Plan:
 class Untouched(Plan):
     """The call goes through as it came: it packs nothing, or its padding stays."""
 
-    def __init__(self, model: EnabledModel, labelled: bool = False):
+    def __init__(self, model: EnabledModel):
         super().__init__(Scope(model))
-        self.labelled = labelled
 
 
 class Deferred(Plan):

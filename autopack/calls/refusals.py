@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from autopack.calls.call import CACHES, Call
 from autopack.calls.entry import Entry
+from autopack.calls.loss_site import documents_of
+from autopack.calls.outputs import loss_of
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.inspection import media
 from autopack.integrations.accelerate import covered_mixer
@@ -88,14 +91,17 @@ def refuse_unproven(call: Call) -> None:
         )
 
 
-def refuse_hidden_declaration(call: Call, outer: Activation) -> None:
-    """Raise `UnsupportedModel` for documents that are declared further in than labels that a loss shifts over them."""
-    top = call.model.anatomy.entries[outer.level]
-    if call.declared.layout is not None and outer.plan is not None and outer.plan.labelled:
+def check_loss(ended: Activation, module: nn.Module, output: Any) -> None:
+    """Raise `UnsupportedModel` for a loss of packed rows, made by somebody else's code of labels that nobody has seen.
+
+    Labels that came by a known name had those at boundaries ignored; others may have met the site of the loss.
+    """
+    seen = ended.met_loss or (ended.scope.layout is not None and ended.plan.labelled)
+    if documents_of(ended) and not seen and loss_of(output) is not None:
         raise UnsupportedModel(
-            f"documents were declared to {call.name} inside the call of {type(top).__name__}, which was given labels "
-            f"but not the documents, so its loss would count the first token of each. Declare them in the call of "
-            f"{type(top).__name__} (position_ids that restart), or compute the loss from its logits."
+            f"{type(module).__name__} gave a loss of packed rows, of labels that autopack has not seen, so it may "
+            f"count the first token of each document, which no document predicts alone. Pass them as `labels`, use "
+            f"the model's own loss_function, or compute the loss from its logits."
         )
 
 

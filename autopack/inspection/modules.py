@@ -60,8 +60,12 @@ def defining_class(module: nn.Module) -> Any:
 
 
 def entries(model: PreTrainedModel) -> list[PreTrainedModel]:
-    """The model and the models inside it that can be called with tokens on their own, the outermost first."""
-    return [module for module in _text_modules(model) if isinstance(module, PreTrainedModel) and _takes_tokens(module)]
+    """The models inside a model that can be called with tokens on their own, the outermost first, after the model.
+
+    The model is one of them whatever it takes, where it holds any: what it calls its tokens may not be known.
+    """
+    found = [module for module in _text_modules(model) if isinstance(module, PreTrainedModel) and takes_tokens(module)]
+    return [model, *found] if found and found[0] is not model else found
 
 
 def is_pair(model: nn.Module) -> bool:
@@ -87,12 +91,13 @@ def cross_attention(decoder: nn.Module, mixing: list[nn.Module]) -> list[nn.Modu
 def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
     yield root
     for child in root.children():
-        if isinstance(child, PreTrainedModel) and not (_takes_tokens(child) or _passes_all_on(child)):
+        if isinstance(child, PreTrainedModel) and not (takes_tokens(child) or _passes_all_on(child)):
             continue
         yield from _text_modules(child)
 
 
-def _takes_tokens(model: PreTrainedModel) -> bool:
+def takes_tokens(model: PreTrainedModel) -> bool:
+    """Whether a model takes tokens, or embeddings of them, under the names that transformers has for them."""
     return bool({"input_ids", "inputs_embeds", "decoder_input_ids"}.intersection(parameters_of(class_of(model)).names))
 
 

@@ -20,6 +20,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
+from autopack.inspection import releases
 from autopack.inspection.source import names_in
 
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -148,7 +149,14 @@ class Provenance:
 
     def around(self, module: nn.Module) -> str | None:
         """What of a module's own forward, loss and hooks is somebody else's; None where nothing is."""
-        return self.of_class(type(module)) or on_instance(module) or foreign_hooks(module)
+        return self.of_class(type(module)) or on_instance(module) or self._of_loss(module) or foreign_hooks(module)
+
+    def _of_loss(self, module: nn.Module) -> str | None:
+        kind, known = getattr(module, "loss_type", None), releases.losses()
+        if not isinstance(module, PreTrainedModel) or kind not in known:
+            return None
+        self.places.append((known, kind, original(known[kind])))
+        return None if is_own(known[kind]) else f"the loss of the kind {kind!r} is {_whose(known[kind])}"
 
     def of_class(self, cls: type) -> str | None:
         """What in a class, or in a class that it derives from, is not transformers' own; None where everything is."""

@@ -60,6 +60,12 @@ class Activation:
         """Levels of the entries that are being passed now, the outermost first."""
         self.deepest = level
         """The deepest level that has been entered, whether or not it has been left."""
+        self.foreign = False
+        """Whether the forward is somebody else's code."""
+        self.inside: list[PackedLayout] = []
+        """The layouts of packed rows that were declared further in alone."""
+        self.met_loss = False
+        """Whether labels have come to the site of the loss (`autopack.calls.loss_site`)."""
         self.arrived: set[Mark] = set()
         """The marks of the modules that have reached their sites."""
         self.frame = frame or _calling_frame()
