@@ -33,10 +33,10 @@ import autopack
 from autopack import registry, tiny
 from autopack.auditing.auditor import TOLERANCE
 from autopack.auditing.results import of_rows
-from autopack.commands.families import MEASURED
 from autopack.errors import AutopackError
 from autopack.inspection import releases
 from autopack.inspection.modules import is_pair
+from autopack.trust.data import MEASURED
 from compat.standins import flash_standin, flex_standin, float64_throughout, set_implementation
 
 RESULTS = Path(__file__).parent / "results"

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from autopack import registry
-from autopack.commands.families import load
 from autopack.mixers import OneByOne
+from autopack.trust.data import load
 from compat.exactness import recorded, results_of
 from compat.matrix import ROOT, load_matrix
 

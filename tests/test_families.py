@@ -10,10 +10,10 @@ import pytest
 
 from autopack import registry, tiny
 from autopack.cli import main
-from autopack.commands import families
 from autopack.family import Family
 from autopack.mixers import ROWS
 from autopack.tiny import images
+from autopack.trust import data
 from compat import exactness
 from compat.exactness import recorded
 
@@ -45,7 +45,7 @@ def test_as_json_every_mixer_has_a_path_for_every_device(capsys):
 
 def test_what_is_shipped_is_what_was_recorded_of_every_task():
     """After a merge, `python -m compat.exactness --record` writes it anew from the recorded results."""
-    found, shipped = recorded(), families.load()["tasks"]
+    found, shipped = recorded(), data.load()["tasks"]
     assert {"causal-lm", "masked-lm"} <= found.keys() == shipped.keys()
     for task, results in found.items():
         for name, cells in results.items():
@@ -58,7 +58,7 @@ def test_what_is_shipped_is_what_was_recorded_of_every_task():
 
 
 def test_what_is_shipped_has_a_line_for_each_type():
-    assert families.MEASURED.read_text() == exactness._line_per_type(families.load()) + "\n"
+    assert data.MEASURED.read_text() == exactness._line_per_type(data.load()) + "\n"
 
 
 def test_the_tables_of_all_recorded_tasks_are_printed_by_one_command(capsys, monkeypatch):
@@ -115,7 +115,7 @@ def test_a_family_of_ones_own_comes_first(capsys, monkeypatch):
 
 
 def test_an_incomplete_installation_says_so(capsys, monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(families, "MEASURED", tmp_path / "measured.json")
+    monkeypatch.setattr(data, "MEASURED", tmp_path / "measured.json")
     assert main(["families"]) == 2
     assert "measured.json is missing" in capsys.readouterr().err
 

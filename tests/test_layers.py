@@ -22,6 +22,7 @@ integrations attention
 mixers
 architectures
 registry
+trust
 calls
 trust
 auditing packing tiny

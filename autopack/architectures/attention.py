@@ -15,7 +15,7 @@ afmoe apertus arcee aria_text axk1 axk2 beam bert bert-generation biogpt bitnet 
 cohere2_moe cohere_compass_text ctrl cwm data2vec-text dbrx deepseek_v2 deepseek_v3 deepseek_v32 diffllama
 dots1 dots3_note_text electra emu3_text_model ernie ernie4_5 ernie4_5_moe exaone4 exaone_moe flex_olmo flint
 fuyu gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4 gemma4_text gemma4_unified
-gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa got_ocr2 gpt2 gpt_bigcode gpt_neox gpt_oss
+gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa got_ocr2 gpt_bigcode gpt_neox gpt_oss
 granite granite_swa granitemoe granitemoe_swa granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe
 hy_v3 hy_v4 hyperclovax internlm3 iquestcoder jais2 jetmoe kolibri1 laguna llama longcat_flash mellum
 mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mixtral mllama_text_model modernbert-decoder

@@ -1,17 +1,23 @@
 """Hybrids of attention and short convolutions, whose taps reach into the document before."""
 
+from __future__ import annotations
+
 from typing import Any
 
+import torch
+
 from autopack.family import Family, Tiny
+from autopack.layout.packed import PackedLayout
 from autopack.mixers import AtOperations, LookingBack
 
 _TYPES = "inkling2 inkling2_text inkling_text lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl zaya"
 _AT_CONVOLUTION = "Inkling2ShortConvolution InklingShortConvolution Lfm2MoeShortConv Lfm2ShortConv Lfm3ShortConv"
 
 _TINY: dict[str, dict[str, Any]] = {
-    "inkling2_text": {"n_layers_per_attn_res_block": 1},
+    "inkling2_text": {"n_layers_per_attn_res_block": 1, "log_scaling_n_floor": 4},
     "inkling2_vision": {"text_hidden_size": 64},
-    "inkling_text": {"mlp_layer_types": ["dense", "sparse"], "logits_mup_width_multiplier": 1.0},
+    "inkling_text": {"mlp_layer_types": ["dense", "sparse"], "logits_mup_width_multiplier": 1.0}
+    | {"log_scaling_n_floor": 4},
     "lfm2": {"layer_types": ["conv", "full_attention"], "full_attn_idxs": [1]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},
     "zaya": {"layer_types": ["hybrid", "hybrid_sliding"], "sliding_window": 4}
@@ -29,6 +35,33 @@ def _by_convolutions_or_delayed_value(mixer: Any) -> int | None:
     return None if taps is None else max(taps, 1)
 
 
+def _temperature(config: Any, columns: torch.Tensor) -> torch.Tensor:
+    return 1.0 + config.log_scaling_alpha * torch.log(
+        ((columns + 1).float() / config.log_scaling_n_floor).clamp(min=1.0)
+    )
+
+
+def _scale_by_position(
+    module: Any,
+    layout: PackedLayout,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    options: dict[str, Any],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    """Inkling's full attention scales queries and their distance bias by the column of the row, from a floor on."""
+    if module.config.log_scaling_n_floor is not None and not module.is_sliding:
+        column = torch.arange(layout.columns, device=query.device)[None]
+        # The temperatures are those that the model computes, in float32; only their ratio needs the query's precision.
+        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        wanted, given = (_temperature(module.config, c).to(wide) for c in (column - layout.start_columns, column))
+        ratio = (wanted / given)[:, None, :, None]
+        query = (query * ratio).to(query.dtype)
+        bias = options["position_bias"]
+        options = {**options, "position_bias": (bias * ratio).to(bias.dtype)}
+    return query, key, value, options
+
+
 FAMILY = Family(
     name="short_convolution",
     model_types=frozenset(_TYPES.split()),
@@ -38,6 +71,7 @@ FAMILY = Family(
         "Inkling2DynamicShortConvolution": LookingBack(_by_its_taps),
         "ZayaCCAProjection": LookingBack(_by_convolutions_or_delayed_value),
     },
+    adjustments={"InklingAttention": _scale_by_position},
     media_types={"image": frozenset("lfm2_vl lfm3_vl".split()), "video": frozenset({"lfm3_vl"})},
     tiny=Tiny(configs=_TINY, images={"grid": frozenset({"lfm3_vl"}), "spatial patches": frozenset({"lfm2_vl"})}),
 )

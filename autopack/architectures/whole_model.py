@@ -11,9 +11,11 @@ _MODELS = {
     "its key-value compressors pool windows counted from the row's start": "DeepseekV4ForCausalLM DeepseekV4Model",
     "its indexer selects blocks of keys counted from the row's start": "MiniMaxM3VLForCausalLM MiniMaxM3VLTextModel",
     "its streams of n-grams are numbered from the start of the row": "ProphetNetForCausalLM ProphetNetDecoder",
-    "its hashes and chunks go over the row": "ReformerModelWithLMHead ReformerForMaskedLM ReformerModel",
     "its relative encodings and streams are made for the row": "XLNetLMHeadModel XLNetModel",
 }
+
+_REFORMER = OneByOne("its hashes and chunks go over the row", numbers_itself=True)
+"""It pads documents to whole chunks by itself, and cannot do so beside positions."""
 
 _BLT_HALF = {"vocab_size": 260, "hidden_size_global": 64}
 _HEAVILY = "heavily_compressed_attention"
@@ -26,7 +28,7 @@ _TINY: dict[str, dict[str, Any]] = {
     | {"partial_rotary_factor": 0.5, "index_topk": 2, "o_groups": 2, "o_lora_rank": 16, "hc_mult": 2},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]}
     | {"mlp_layer_types": ["dense", "sparse"], "index_n_heads": 2, "index_block_size": 4, "index_topk_blocks": 2},
-    # chunks of one token: rows of any length need no padding, with which upstream cannot take positions
+    # chunks of one token: rows of any length need no padding, which upstream does in eval mode alone
     "reformer": {"local_attn_chunk_length": 1, "local_num_chunks_before": 3}
     | {"lsh_attn_chunk_length": 1, "lsh_num_chunks_before": 3, "num_buckets": 4, "hash_seed": 0}
     | {"axial_pos_embds": False, "attn_layers": ["local", "lsh"]},
@@ -41,6 +43,8 @@ def _refusal(config: Any) -> str | None:
             "the streams of n-grams of its ProphetNetDecoder are numbered from the start of the row, and documents are "
             "run alone as a whole for models without an encoder only"
         )
+    if config.model_type == "reformer" and config.hash_seed is None and "lsh" in config.attn_layers:
+        return "with hash_seed=None its hashes are drawn anew at every call, so no document has one result of its own"
     return None
 
 
@@ -50,7 +54,10 @@ FAMILY = Family(
     how="the whole model, documents of one length as a batch",
     attends=False,
     refusal=_refusal,
-    mixers={name: OneByOne(reason) for reason, names in _MODELS.items() for name in names.split()},
+    mixers={
+        **{name: OneByOne(reason) for reason, names in _MODELS.items() for name in names.split()},
+        **dict.fromkeys("ReformerModelWithLMHead ReformerForMaskedLM ReformerModel".split(), _REFORMER),
+    },
     media_types=dict.fromkeys(["image", "video"], frozenset({"minimax_m3_vl"})),
     tiny=Tiny(
         configs=_TINY,

@@ -5,16 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopack.errors import AutopackError
+from autopack.trust.data import load
 
 if TYPE_CHECKING:
     from autopack.family import Family
-
-MEASURED = Path(__file__).parents[1] / "measured.json"
-"""What `python -m compat.exactness` recorded: by task and model type, the worst error of each backend, or a refusal."""
 
 ATTENTION = {
     "CPU": "sdpa or eager, document by document",
@@ -146,11 +142,3 @@ def _wrapped(name: str, text: str, width: int = 112) -> str:
 
 def _short(error: float) -> str:
     return f"{error:.0e}" if error else "0"
-
-
-def load() -> dict[str, Any]:
-    """The recorded measurements: `with`, the versions that they were made with, and `tasks`."""
-    try:
-        return dict(json.loads(MEASURED.read_text()))
-    except FileNotFoundError as error:
-        raise AutopackError(f"{MEASURED} is missing, so this installation of autopack is not complete") from error

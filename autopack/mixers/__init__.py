@@ -179,9 +179,13 @@ def _bias(mixer: Any, arguments: dict[str, Any], longest: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class OneByOne(Way):
-    """For a whole model, the last resort: documents of one length as a batch. `reason`: why nothing less will do."""
+    """For a whole model, the last resort: documents of one length as a batch. `reason`: why nothing less will do.
+
+    `numbers_itself`: positions that count a document from 0 are left to the model, which numbers it so by itself.
+    """
 
     reason: str
+    numbers_itself: bool = False
     attends = True
     recurs = False
     words = "whole model per document"
@@ -191,7 +195,7 @@ class OneByOne(Way):
         return self.reason
 
     def run(self, call: MixerCall) -> Any:
-        return run_documents_alone(call)
+        return run_documents_alone(call, self.numbers_itself)
 
     def how(self) -> dict[str, str]:
         return {"any": f"the whole model, documents of one length as a batch, since {self.reason}"}

@@ -17,11 +17,12 @@ from autopack.layout.batches import Batches, DocumentBatch, equally_long, mean_l
 from autopack.runtime.scope import without_layout
 
 
-def run_documents_alone(call: MixerCall) -> Any:
+def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
     """Run a model on the documents of packed rows as if each were alone.
 
     What its output has for every token (rows, columns, ...) comes back as for packed rows, the loss as the mean over
-    the labels of all documents (or their sum over `num_items_in_batch`); what it has otherwise is left out.
+    the labels of all documents (or their sum over `num_items_in_batch`); what it has otherwise is left out. With
+    `numbers_itself`, positions that count from 0 are not handed on.
     """
     layout = call.layout
     found = Batches.grouped(layout, equally_long)
@@ -34,6 +35,8 @@ def run_documents_alone(call: MixerCall) -> Any:
     outputs, counts = [], []
     for batch in found.batches:
         given = {name: spread(value, batch) for name, value in call.arguments.items()}
+        if numbers_itself and _count_from_zero(given.get("position_ids")):
+            given["position_ids"] = None
         labels = given.get("labels")
         counts.append(0 if labels is None else _compared(call.mixer, labels))
         if labels is not None and not counts[-1]:
@@ -49,6 +52,12 @@ def run_documents_alone(call: MixerCall) -> Any:
         merged = {"loss": _loss(call, [output.get("loss") for output in outputs], counts), **merged}
     whole = type(outputs[0])(**merged)
     return whole.to_tuple() if wants_tuple else whole
+
+
+def _count_from_zero(positions: Any) -> bool:
+    if not isinstance(positions, torch.Tensor):
+        return False
+    return torch.equal(positions, torch.arange(positions.shape[-1], device=positions.device).expand_as(positions))
 
 
 def _compared(model: Any, labels: torch.Tensor) -> int:

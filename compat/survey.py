@@ -1,0 +1,373 @@
+"""Audit every type of transformers in every configuration that differs in one field, and record which are exact.
+
+    python -m compat.survey                        all types and tasks; goes on where an earlier run was stopped
+    python -m compat.survey --types llama bert     some types, printed only
+    python -m compat.survey --task masked-lm       some tasks
+    python -m compat.survey --report               write the results of the log again, without running anything
+
+For every class of every type the tiny model is audited in the implementations that it has, then one variant of its
+configuration after the other (`compat/variants.py`), but for fields that an earlier class of the type has been through
+and that no module class new with this one mentions. What was run is kept in a log, a line per class; the results are
+`autopack/surveyed.json`, by which `enable` knows what has been measured, and `compat/results/survey.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import logging
+import sys
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tqdm import tqdm
+
+import autopack
+from autopack import errors, tiny
+from autopack.auditing.results import of_rows
+from autopack.enabling.handle import Handle
+from autopack.errors import AutopackError
+from autopack.inspection import releases
+from autopack.inspection.modules import is_pair
+from autopack.tiny.weights import randomize
+from autopack.trust import configuration
+from autopack.trust.data import SURVEYED
+from autopack.trust.recorded import class_name, fields_in
+from compat.exactness import RESULTS, _line_per_type, _reason
+from compat.variants import Variant, variants
+
+LOG = Path(__file__).parent / ".survey.jsonl"
+TABLE = RESULTS / "survey.md"
+_FIRST = ("causal-lm", "masked-lm", "seq2seq", "image-text-to-text", "sequence-classification")
+"""Tasks that `compat.exactness` runs in all call modes; here one is enough."""
+_NO_TASK = ("base", "text-encoding", "pretraining")
+TASKS = (*_FIRST, "base", *(task for task in tiny.TASKS if task not in _FIRST), *_NO_TASK[1:])
+"""Those of tiny models, and what the auto classes without a task give."""
+_AUTO = {"base": "MODEL", "text-encoding": "MODEL_FOR_TEXT_ENCODING", "pretraining": "MODEL_FOR_PRETRAINING"}
+_LENGTHS = (7, 12, 5, 9)
+_TWO = (13, 6)
+"""Of variants: on both sides of the thresholds that `compat.variants` sets, and a row of them is past every one."""
+_OF_ALL = frozenset({*vars(transformers.PretrainedConfig()), "num_labels", "problem_type"})
+"""Fields that every configuration has, whether or not its models read them."""
+_REFUSALS = tuple(
+    name for name, found in vars(errors).items() if isinstance(found, type) and issubclass(found, AutopackError)
+)
+
+
+def survey(model_type: str, task: str, flipped: dict[str, set[str]]) -> dict[str, Any]:
+    """Audit one class in all variants; `flipped` has, by field, the classes that mention it and have been through it."""
+    entry: dict[str, Any] = {"type": model_type, "task": task, "implementations": [], "variants": [], "flipped": {}}
+    try:
+        model = build(model_type, task, "eager")
+    except tiny.CannotBuild as error:
+        return {**entry, "status": "not built", "reason": error.reason}
+    whole = tiny.config(model_type, task=task if task in tiny.TASKS else "causal-lm")
+    entry |= {"class": class_name(type(model)), "config": model.config.model_type}
+    words: configuration.Words = {}
+    has_sdpa = "sdpa" in releases.supported_implementations(model)
+    for implementation in ("eager", "sdpa")[0 if task in _FIRST else int(has_sdpa) : 1 + has_sdpa]:
+        found = _audited(model_type, task, implementation, {}, words, whole_audit=True)
+        entry |= {"status": found["status"], "reason": found.get("reason", "")}
+        if found["status"] != "exact":
+            return {**entry, "reason": f"{implementation}: {entry['reason']}"}
+        entry["implementations"].append(implementation)
+    base = model.config
+    for variant in _left(variants(model, whole), model, flipped, entry["flipped"]):
+        # What is chosen by a flag or a name is more often than not a way of eager attention.
+        implementation = entry["implementations"][0 if isinstance(variant.value, (bool, str)) else -1]
+        found = _audited(model_type, task, implementation, variant.overrides(), words, base=base)
+        entry["variants"].append({"name": variant.name, **found})
+    implementation = entry["implementations"][-1]
+    if _has_experts(model):
+        for name in ("eager", "batched_mm", "grouped_mm"):
+            overrides = {"_experts": name}
+            found = _audited(model_type, task, implementation, overrides, words)
+            entry["variants"].append({"name": f"{entry['config']}.experts={name}", **found})
+    return {**entry, "words": _listed(words)}
+
+
+def build(model_type: str, task: str, implementation: str, **overrides: Any) -> Any:
+    """A tiny model of a type for a task of this survey, with experts computed as asked for by `_experts`."""
+    experts = overrides.pop("_experts", None)
+    if task in tiny.TASKS:
+        model: Any = tiny.build(model_type, task=task, attn_implementation=implementation, **overrides)
+    else:
+        model = _without_task(model_type, task, implementation, overrides)
+    if experts is not None:
+        model.set_experts_implementation(experts)
+    return model
+
+
+def _without_task(model_type: str, task: str, implementation: str, overrides: dict[str, Any]) -> Any:
+    from transformers.models.auto import modeling_auto
+
+    config = tiny.config(model_type, **overrides)
+    try:
+        cls = getattr(modeling_auto, f"{_AUTO[task]}_MAPPING")[type(config)]
+        cls = cls[0] if isinstance(cls, tuple) else cls
+        fitting = [part for part in (config, *vars(config).values()) if isinstance(part, cls.config_class)]
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            model = cls._from_config(next(iter(fitting), config), attn_implementation=implementation)
+    except Exception as error:
+        raise tiny.CannotBuild(model_type, error) from error
+    randomize(model, 0)
+    return model.eval()
+
+
+def types_for(task: str) -> list[str]:
+    """All types of a task; for the classes without one, all that have any."""
+    if task in tiny.TASKS:
+        return tiny.types_for(task)
+    from transformers.models.auto import modeling_auto
+
+    names = set(getattr(modeling_auto, f"{_AUTO[task]}_MAPPING_NAMES"))
+    if task == "base":
+        names &= {model_type for each in tiny.TASKS for model_type in tiny.types_for(each)}
+    return sorted(names)
+
+
+def _left(
+    found: Iterator[Variant], model: Any, flipped: dict[str, set[str]], now: dict[str, list[str]]
+) -> Iterator[Variant]:
+    """The variants of fields that no earlier class has been through, or that classes new with this model mention."""
+    classes = {type(module) for module in model.modules() if type(module).__module__.startswith("transformers.models.")}
+    for variant in found:
+        name = f"{variant.model_type}.{variant.field}"
+        readers = {cls.__qualname__ for cls in classes if variant.field in _source(cls)}
+        seen = flipped.get(name)
+        if variant.field in _OF_ALL and not readers:
+            continue
+        if seen is None or readers - seen:
+            now[name] = sorted(readers | set(seen or ()))
+            yield variant
+
+
+@cache
+def _source(cls: type) -> str:
+    return "\n".join(inspect.getsource(base) for base in cls.__mro__ if base.__module__.startswith("transformers."))
+
+
+def _audited(
+    model_type: str,
+    task: str,
+    implementation: str,
+    overrides: dict[str, Any],
+    words: configuration.Words,
+    whole_audit: bool = False,
+    base: Any = None,
+) -> dict[str, Any]:
+    """Audit one variant; what its configuration says is added to `words` where it is exact."""
+    try:
+        model = build(model_type, task, implementation, **overrides)
+    except tiny.CannotBuild as error:
+        return {"status": "not built", "reason": error.reason}
+    except Exception as error:  # a class may raise anything at a value that it does not take
+        return {"status": "not built", "reason": f"{type(error).__name__}: {error}"}
+    if base is not None and str(model.config) == str(base):
+        return {"status": "no change"}
+    handle = None
+    try:
+        handle = autopack.enable(model, verify="never")
+        if whole_audit:
+            training = (True,) if task in _FIRST else (False, True)
+            report = autopack.audit(model, modes=("two rows",), lengths=_LENGTHS, training=training)
+        else:
+            # One row in order, one in reverse: every document stands in two columns and has other neighbours.
+            report = autopack.audit(model, modes=("two rows",), training=(False,), gradients=False, lengths=_TWO)
+    except AutopackError as error:
+        return {"status": "refused", "reason": _reason(error)}
+    except Exception as error:
+        upstream = upstream_error(model, handle)
+        if upstream is not None:
+            return {"status": "upstream error", "reason": upstream}
+        return {"status": "crash", "reason": f"{type(error).__name__}: {error}"}
+    if not report.exact:
+        upstream = upstream_error(model, handle)
+        if upstream is not None:
+            return {"status": "upstream error", "reason": upstream}
+        failures = [result.failure for result in report.results if result.failure is not None]
+        if failures and all(failure.startswith(_REFUSALS) for failure in failures):
+            return {"status": "refused", "reason": failures[0]}
+        return {"status": "crash" if failures else "LEAK", "reason": report.worst_case}
+    for part, fields in configuration.describe(model.config).items():
+        for field, values in fields.items():
+            words.setdefault(part, {}).setdefault(field, set()).update(values)
+    return {"status": "exact"}
+
+
+def upstream_error(model: Any, handle: Handle | None) -> str | None:
+    """What stock transformers raises for any of the documents alone, or what is no result; None where it works."""
+    if handle is not None:
+        handle.remove()
+    try:
+        with torch.no_grad():
+            for length in {*_LENGTHS, *_TWO}:
+                ids = tiny.tokens(model.config, 1, length)
+                tokens = {"input_ids": ids, "decoder_input_ids": ids} if is_pair(model) else {"input_ids": ids}
+                output = model(**tokens, use_cache=False)
+                if not all(t.isfinite().all() for t in output.values() if isinstance(t, torch.Tensor)):
+                    return "its results for a document alone are not finite"
+                if float(of_rows(output).std()) == 0:
+                    return "its results for a document alone are all the same number"
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return None
+
+
+def _has_experts(model: Any) -> bool:
+    return any("experts" in type(module).__name__.lower() for module in model.modules()) and hasattr(
+        model, "set_experts_implementation"
+    )
+
+
+def _listed(words: configuration.Words) -> dict[str, dict[str, list[str]]]:
+    return {part: {field: sorted(values) for field, values in fields.items()} for part, fields in words.items()}
+
+
+def run(tasks: list[str], types: list[str], log: Path | None) -> list[dict[str, Any]]:
+    """Run what the log lacks and add it there; returns all entries, the log's first."""
+    done = entries(log) if log is not None else []
+    present = {(entry["task"], entry["type"]) for entry in done}
+    flipped = _flipped(done)
+    wanted = [
+        (task, name) for task in tasks for name in types_for(task) if not types or name in types
+        if (task, name) not in present
+    ]  # fmt: skip
+    bar = tqdm(wanted, mininterval=10)
+    count: Counter[str] = Counter()
+    for task, name in bar:
+        entry = survey(name, task, flipped)
+        for field, readers in entry["flipped"].items():
+            flipped[field].update(readers)
+        done.append(entry)
+        if log is not None:
+            with log.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+        count.update([entry["status"], *(variant["status"] for variant in entry["variants"])])
+        bar.set_postfix_str(f"{task} {name} {dict(count)}", refresh=False)
+        for each in (entry, *entry["variants"]):
+            if each["status"] in ("LEAK", "crash"):
+                tqdm.write(f"{each['status']} {task} {name} {each.get('name', '')}: {each['reason'][:200]}")
+    return done
+
+
+def entries(log: Path) -> list[dict[str, Any]]:
+    """What has been run, a dictionary per class."""
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def _flipped(done: list[dict[str, Any]]) -> defaultdict[str, set[str]]:
+    flipped: defaultdict[str, set[str]] = defaultdict(set)
+    for entry in done:
+        for field, readers in entry["flipped"].items():
+            flipped[field].update(readers)
+    return flipped
+
+
+def recorded(done: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the package carries: by model type its exact classes, their implementations and the words of its fields."""
+    types: dict[str, Any] = {}
+
+    def of(model_type: str) -> dict[str, Any]:
+        return types.setdefault(model_type, {"classes": set(), "implementations": set(), "words": {}})
+
+    for entry in done:
+        if not entry["implementations"] or entry["status"] != "exact":
+            continue
+        of(entry["config"])["classes"].add(entry["class"])
+        of(entry["config"])["implementations"].update(entry["implementations"])
+        for part, fields in entry["words"].items():
+            for field, words in fields.items():
+                of(part)["words"].setdefault(field, set()).update(words)
+    shown = {
+        name: {
+            "classes": sorted(found["classes"]),
+            "implementations": sorted(found["implementations"]),
+            "fields": fields_in({name: found["words"]}).get(name, {}),
+        }
+        for name, found in sorted(types.items())
+    }
+    return {
+        "with": {"transformers": transformers.__version__, "torch": torch.__version__, "device": "CPU"},
+        "types": shown,
+    }
+
+
+def table(done: list[dict[str, Any]]) -> str:
+    """The results as a page: per type, how many variants of each status, and what is not exact."""
+    by_type: dict[str, Counter[str]] = defaultdict(Counter)
+    kept: dict[str, dict[str, str]] = defaultdict(dict)
+    for entry in done:
+        name = entry.get("config", entry["type"])
+        by_type[name][entry["status"]] += 1
+        if entry["status"] in ("LEAK", "crash", "refused"):
+            kept[name][f"{entry['class'].rpartition('.')[2]}"] = f"{entry['status']}: {entry['reason']}"
+        for variant in entry["variants"]:
+            by_type[name][variant["status"]] += 1
+            if variant["status"] in ("LEAK", "crash", "refused"):
+                kept[name][variant["name"].removeprefix(f"{name}.")] = f"{variant['status']}: {variant['reason']}"
+    total: Counter[str] = sum(by_type.values(), Counter())
+    lines = [
+        "# Survey of configurations",
+        "",
+        f"Generated by `python -m compat.survey` with transformers {transformers.__version__}, torch "
+        f"{torch.__version__}, CPU, float32: tiny random models whose configuration differs in one field, enabled and "
+        "audited. `stock raises`: stock transformers runs no document alone, or builds no such model. Values that are "
+        "not listed as refused were exact.",
+        "",
+        f"{len(by_type)} types: {total['exact']} exact, {total['refused']} refused, {total['LEAK']} leaking, "
+        f"{total['crash']} crashing; in {total['upstream error'] + total['not built']} stock raises.",
+        "",
+        "| model type | exact | refused | stock raises | refused, by field |",
+        "|---|---|---|---|---|",
+    ]
+    for name, count in sorted(by_type.items()):
+        reasons: dict[str, list[str]] = defaultdict(list)
+        for changed, reason in kept[name].items():
+            reasons[" ".join(reason.removeprefix("refused: ").split())[:160].replace("|", "\\|")].append(changed)
+        said = "; ".join(f"{', '.join(changed)} ({reason})" for reason, changed in reasons.items())
+        raises = count["upstream error"] + count["not built"]
+        lines.append(f"| {name} | {count['exact']} | {count['refused']} | {raises} | {said} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> int:
+    """Run the survey and record it; 1 where a variant leaks or crashes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--types", nargs="+", default=[], help="only these; printed, and not recorded")
+    parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--log", type=Path, default=LOG, help="what was run; delete it to begin anew")
+    parser.add_argument("--report", action="store_true", help="run nothing, write the results of the log")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    logging.getLogger("autopack").setLevel(logging.ERROR)
+    if arguments.report:
+        done = entries(arguments.log)
+    else:
+        done = run(arguments.task, arguments.types, None if arguments.types else arguments.log)
+    if arguments.types:
+        print(table(done))
+    else:
+        write(done)
+    statuses = [each["status"] for entry in done for each in (entry, *entry["variants"])]
+    return 1 if {"LEAK", "crash"} & set(statuses) else 0
+
+
+def write(done: list[dict[str, Any]]) -> None:
+    """Write the results for the package and the page."""
+    SURVEYED.write_text(_line_per_type(recorded(done), depth=2) + "\n")
+    TABLE.write_text(table(done))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
