@@ -14,7 +14,7 @@ from autopack.inspection.parameters import parameters_of
 from autopack.inspection.poolers import activation_of, pools_single_tokens
 from autopack.inspection.positions import Numbering
 from autopack.inspection.source import shifts_labels
-from autopack.runtime.model import EnabledModel
+from autopack.runtime.model import EnabledModel, Link
 
 _TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "LMHeadModel")
 
@@ -31,7 +31,8 @@ class Kind(Enum):
 class Entry:
     """What is known beforehand of the calls at one entry."""
 
-    model: EnabledModel
+    link: Link
+    """The way to the enabled model that it is an entry of."""
     level: int
     """Place among the entries of the model: 0 for the whole, 1 for what it holds."""
     kind: Kind
@@ -87,7 +88,7 @@ class Entry:
         )
         has_pooler = getattr(entries[-1], "pooler", None) is not None
         return cls(
-            model=model,
+            link=model.link,
             level=level,
             kind=Kind.PAIR if is_pair else Kind.MODEL if decodes is None else Kind.HALF,
             decodes=decodes,
@@ -107,6 +108,12 @@ class Entry:
             foreign=next((reason for reason in foreign[level:] if reason), None),
             guarded=level > 0 and (any(foreign[: level + 1]) or not modules.takes_tokens(entries[0])),
         )
+
+    @property
+    def model(self) -> EnabledModel:
+        """The enabled model that it is an entry of; there is one for every call that passes the hook."""
+        assert self.link.model is not None
+        return self.link.model
 
     @property
     def inner(self) -> list[PreTrainedModel]:

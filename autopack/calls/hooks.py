@@ -27,7 +27,7 @@ from autopack.integrations import accelerate
 from autopack.layout.batches import DocumentBatch
 from autopack.runtime import scope as scopes
 from autopack.runtime.checkpointing import bind_checkpointing
-from autopack.runtime.model import EnabledModel
+from autopack.runtime.model import EnabledModel, Link
 from autopack.runtime.scope import Activation
 
 
@@ -39,8 +39,9 @@ class EntryHook:
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry = self.entry
+        model = entry.link.follow(module)
         if entry.kind is Kind.MODEL and not entry.guarded:
-            running = scopes.of_model(entry.model)
+            running = scopes.of_model(model)
             # Compiled code cannot look at frames (see `current`), so only a first descent is trusted here; anything
             # else takes the slow path.
             if running is not None and running.deepest < entry.level and not _defers(running):
@@ -56,6 +57,8 @@ class ExitHook:
         self.entry = entry
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if self.entry.link.model is None:
+            return None  # the entry has raised
         if self.entry.kind is Kind.HALF:
             return _leave_untraced(self.entry, module, output)
         return _leave(self.entry, module, output)
@@ -74,11 +77,11 @@ class PoolerHook:
     It gets the rows of a padded batch back, and one row for each document of packed rows.
     """
 
-    def __init__(self, model: EnabledModel):
-        self.model = model
+    def __init__(self, link: Link):
+        self.link = link
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        running = scopes.of_model(self.model)
+        running = scopes.of_model(self.link.follow(module))
         if running is None or running.plan is None or not args:
             return None
         rows = running.plan.rows_for_pooler(args[0])

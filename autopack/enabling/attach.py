@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from autopack import registry
@@ -25,7 +27,7 @@ from autopack.integrations import accelerate, peft
 from autopack.patching import SiteLease
 from autopack.runtime import scope as scopes
 from autopack.runtime.checkpointing import unbind_checkpointing
-from autopack.runtime.marks import HANDLE, MARK, Mark
+from autopack.runtime.marks import HANDLE, MARK, Mark, is_severed
 from autopack.runtime.model import EnabledModel, Options, Proof, Traits
 
 _HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, SpanLogitsHook, ArrivalHook)
@@ -51,6 +53,7 @@ def renew(enabled: EnabledModel) -> None:
     """
     model, before = enabled.anatomy.entries[0], enabled.anatomy
     try:
+        strip_severed(model)  # layers that were copied and put into the model
         family = registry.family_for(model)
         enabled.anatomy, enabled.traits = _look_at(model, family)
         for module in [*before.mixing, *before.towers]:
@@ -78,10 +81,10 @@ def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Pro
     for module in anatomy.mixing:
         way, adjustment = family.way_of(module), family.adjustment_of(module)
         reads_encoder = any(module is one for one in across)
-        module.__dict__[MARK] = Mark(enabled, way, adjustment, reads_encoder=reads_encoder)
+        module.__dict__[MARK] = Mark(enabled.link, way, adjustment, reads_encoder=reads_encoder)
         _hook_after(module, ArrivalHook())
     for module in anatomy.towers:
-        module.__dict__[MARK] = Mark(enabled, mixes=False)
+        module.__dict__[MARK] = Mark(enabled.link, mixes=False)
     enabled.lease.follow(enabled.implementations())
     for level, module in enumerate(anatomy.entries):
         shifts = _asked(enabled, module) if foreign[level] is not None else None
@@ -90,13 +93,14 @@ def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Pro
         _hook_after(module, ExitHook(entry), always_call=True)
         pooler = getattr(module, "pooler", None)
         if isinstance(pooler, nn.Module) and not isinstance(pooler, nn.Linear):
-            _hook_before(pooler, PoolerHook(enabled))
+            _hook_before(pooler, PoolerHook(enabled.link))
         for child in module.children() if entry.head is not None and entry.head.spans else ():
             if not any(child is other for other in anatomy.entries):
                 _hook_after(child, SpanLogitsHook())
     for rotary in row_dependent_rotaries(model):
-        _hook_after(rotary, PerDocumentRotary(enabled), with_kwargs=True)
+        _hook_after(rotary, PerDocumentRotary(enabled.link), with_kwargs=True)
     peft.watch()
+    enabled.link.next_hook = RemovableHandle.next_id
     enabled.active = True
     enabled.watch = Watch(model, code.places, anatomy.configs, anatomy.entries)
     return code
@@ -140,16 +144,49 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
     accelerate.put_back(enabled.anatomy.mixers)
     model.__dict__.pop(HANDLE, None)
     enabled.lease.release()
+    strip_severed(model)
 
 
-def _remove_hooks(model: nn.Module) -> None:
+def strip_severed(part: nn.Module) -> bool:
+    """Take marks and hooks off what is a copy of a part of an enabled model; whether there were any."""
+    modules = list(part.modules())
+    marked = [module for module in modules if is_severed(module)]
+    if not marked and not any(_is_severed(hook) for module in modules for hook in _hooks_of(module)):
+        return False
+    for module in marked:
+        del module.__dict__[MARK]
+        _remove_hooks(module, lambda hook: isinstance(hook, ArrivalHook))
+    _remove_hooks(part, _is_severed)
+    # What of these is of a model that is still enabled is bound again by its next call.
+    accelerate.put_back(modules)
+    unbind_checkpointing(modules)
+    return True
+
+
+def _hooks_of(module: nn.Module) -> list[Any]:
+    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+
+
+def _is_severed(hook: Any) -> bool:
+    """Whether a hook is of an enabled model that its module is no longer a part of."""
+    if not isinstance(hook, _HOOKS):
+        return False
+    link = hook.entry.link if isinstance(hook, EntryHook | ExitHook) else getattr(hook, "link", None)
+    return link is not None and link.model is None
+
+
+def _is_ours(hook: Any) -> bool:
+    return isinstance(hook, _HOOKS)
+
+
+def _remove_hooks(model: nn.Module, wanted: Callable[[Any], bool] = _is_ours) -> None:
     # By type and not by handle: a copied model has copies of the hooks, and no handles of its own.
     for module in model.modules():
         for hooks, extras in (
             (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
             (module._forward_hooks, (module._forward_hooks_with_kwargs, module._forward_hooks_always_called)),
         ):
-            for number in [n for n, hook in hooks.items() if isinstance(hook, _HOOKS)]:
+            for number in [n for n, hook in hooks.items() if wanted(hook)]:
                 del hooks[number]
                 for extra in extras:
                     extra.pop(number, None)

@@ -6,19 +6,20 @@ import logging
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, overload
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import registry
 from autopack.attention.choose import availability, candidates
 from autopack.calls.entry import why_alone
 from autopack.enabling import options
-from autopack.enabling.attach import attach, detach, examine
+from autopack.enabling.attach import attach, detach, examine, strip_severed
 from autopack.enabling.handle import Handle, TrainerHandle
 from autopack.enabling.prove import prove
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import row_head
 from autopack.integrations import peft
-from autopack.integrations.wrappers import is_trainer, models_of_trainer, unwrap
+from autopack.integrations.wrappers import holds_models, is_trainer, models_of_trainer, unwrap
 from autopack.runtime.marks import HANDLE, handle_of, holds_marks
 from autopack.runtime.model import EnabledModel, Options
 
@@ -77,6 +78,7 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
                 )
         return present
     peft.check(base)
+    strip_severed(base)
     if holds_marks(base):
         raise UnsupportedModel("a part of this model is enabled on its own; disable that part, then enable the whole")
     family = registry.family_for(base)
@@ -157,7 +159,12 @@ def _enable_trainer(trainer: Any, backend: str, unpad: str, verify: str) -> Trai
 
 
 def disable(model: Any) -> None:
-    """Take everything back that `enable` did to this model or trainer; does nothing where nothing is enabled."""
+    """Take everything back that `enable` did to this model or trainer; does nothing where nothing is enabled.
+
+    A copy of a part of an enabled model, such as a layer or a backbone, becomes plain too.
+    """
+    if isinstance(model, nn.Module) and strip_severed(model) and not holds_models(model):
+        return  # a layer
     for base in _bases(model):
         handle = handle_of(base)
         if handle is not None:

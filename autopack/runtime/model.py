@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils.hooks import RemovableHandle
+
+from autopack.errors import OutsideForward
 from autopack.family import Family
 from autopack.inspection.anatomy import Anatomy
 from autopack.inspection.modules import configs_of
@@ -86,6 +89,42 @@ class Traits:
         )
 
 
+class Link:
+    """What marks and hooks on the modules of an enabled model know it by.
+
+    It is not copied and not pickled along: a copy of a whole model brings its own `EnabledModel`, which links itself
+    again, and a copy of a part of one brings nothing but the part, severed from the model.
+    """
+
+    def __init__(self, model: EnabledModel | None = None):
+        self.model = model
+        self.next_hook = 0
+        """A number that is higher than those of the model's hooks."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": None, "next_hook": self.next_hook}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # torch numbers hooks by process: a number that is loaded must not be given to another hook.
+        RemovableHandle.next_id = max(RemovableHandle.next_id, self.next_hook)
+
+    def follow(self, module: Any) -> EnabledModel:
+        """The enabled model that `module` is a part of. Raises `OutsideForward` where it is a copy of such a part."""
+        if self.model is None:
+            raise OutsideForward(severed(module))
+        return self.model
+
+
+def severed(module: Any) -> str:
+    """Why a copy of a part of an enabled model cannot be run, and the way out."""
+    return (
+        f"this {type(module).__name__} is, or is in, a copy of a part of a model that autopack enabled, and knows "
+        f"nothing of that model's documents. autopack.disable(copy) makes it plain, autopack.enable(copy) enables it "
+        f"by itself; where it was put into an enabled model, disable that model and enable it again."
+    )
+
+
 class EnabledModel:
     """The state of one enabled model. It travels with the model through deepcopy and pickle; installed sites do not.
 
@@ -114,6 +153,13 @@ class EnabledModel:
         self.watch: Watch | None = None
         """What it was when that was found out; None for a copy, at which nobody has looked yet."""
         self._renew = renew
+        self.link = Link(self)
+        """What its marks and hooks know it by."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.link.model is None:  # of a copy, or of a model that is loaded
+            self.link.model = self
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "watch": None}

@@ -20,7 +20,7 @@ from torch import nn
 from autopack.errors import OutsideForward, UnsupportedModel
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.marks import Mark, mark_of
-from autopack.runtime.model import EnabledModel
+from autopack.runtime.model import EnabledModel, severed
 
 NO_ENTRY = -1
 """Level of an activation that no entry has opened."""
@@ -183,6 +183,8 @@ def site_scope(module: nn.Module) -> Scope | None:
         return None
     activation = current()
     if activation is None or activation.scope.model is not mark.model:
+        if mark.model is None:
+            raise OutsideForward(severed(module))
         raise OutsideForward(
             f"{type(module).__name__} belongs to a model that autopack enabled, but it was reached without passing "
             f"that model's entry, so its documents are unknown. Call the model itself (`model(...)`, not "
