@@ -314,8 +314,8 @@ def verdict(
 ) -> str:
     """Whether an enabled model is `exact` on all of these calls, or why it is refused.
 
-    `make` is a model type or makes the model. `change` makes one model unfamiliar and `patch` all of a type, `before` or
-    `after` it is enabled (and called once); `stale` is before, but after another model of the type was enabled and
+    `make` is a model type or makes the model. `change` makes one model unfamiliar and `patch` all of a type, `before`
+    or `after` it is enabled (and called once); `stale` is before, but after another model of the type was enabled and
     disabled. The reference is changed and patched alike. Anything else, a wrong number or another error, fails the
     test. Each call is made twice: the second one may find what the first one has kept.
     """

@@ -54,7 +54,7 @@ def as_they_are(states: torch.Tensor) -> torch.Tensor:
 
 
 def shifted(states: torch.Tensor) -> torch.Tensor:
-    return states + nn.functional.pad(states, (0, 0, 1, 0))[:, :-1]
+    return states + torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], 1)
 
 
 def averaged(states: torch.Tensor) -> torch.Tensor:
@@ -224,7 +224,7 @@ FUNCTIONS = {
 ROTARY = ("llama", "gemma3_text", "qwen2_moe", "phi", "olmo2", "starcoder2", "stablelm")
 
 
-@pytest.mark.parametrize(("name", "model_type"), crossed(list(FUNCTIONS), ROTARY, 3))
+@pytest.mark.parametrize(("name", "model_type"), crossed(list(FUNCTIONS), ROTARY, 2))
 @pytest.mark.parametrize("when", WHEN)
 def test_a_function_of_the_module_is_replaced(name, model_type, when):
     attribute, replacement, implementation = FUNCTIONS[name]
@@ -280,9 +280,8 @@ def careless(module: Any, query: Any, key: Any, value: Any, attention_mask: Any,
     return without_mask(None)(module, query, key, value, attention_mask)
 
 
-@pytest.mark.parametrize(("model_type", "function"), crossed(ATTENDING, [mine, careless], 2))
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("masks", [True, False], ids=["with masks", "without masks"])
+@pytest.mark.parametrize(("model_type", "function"), crossed(ATTENDING, [mine, careless], 1))
+@pytest.mark.parametrize(("masks", "when"), [(True, "before"), (True, "after"), (False, "before"), (False, "after")])
 def test_an_attention_function_under_a_name_of_its_own(model_type, function, masks, when):
     """A careless one ignores padding in stock, too: its padded batch is what stock gives, right or wrong."""
 
@@ -294,7 +293,7 @@ def test_an_attention_function_under_a_name_of_its_own(model_type, function, mas
     exact_or_refused(model_type, WAY.both, lambda model: model.set_attn_implementation("mine"), when, patch=patch)
 
 
-@pytest.mark.parametrize(("model_type", "function"), crossed(ATTENDING, [mine, careless], 2))
+@pytest.mark.parametrize(("model_type", "function"), crossed(ATTENDING, [careless, mine], 1))
 @pytest.mark.parametrize("when", WHEN)
 def test_an_attention_function_over_sdpa(model_type, function, when):
     def patch(patching: pytest.MonkeyPatch) -> None:

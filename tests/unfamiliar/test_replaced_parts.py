@@ -67,6 +67,10 @@ def test_a_part_that_mixes_no_tokens(model_type, combination, when):
     exact_or_refused(model_type, WAY.both, wraps(*combination), when)
 
 
+READ_BY_CALLS = [name for name in DECODERS if name not in ("mamba", "mamba2")]
+"""Types that only call their parts; Mamba asks its head for the dtype of its weight."""
+
+
 def into_sequence(model: Any) -> None:
     """Wrapped in containers of torch."""
     for where in ("norm", "head"):
