@@ -282,15 +282,12 @@ def careless(module: Any, query: Any, key: Any, value: Any, attention_mask: Any,
 
 @pytest.mark.parametrize(("model_type", "function"), crossed(ATTENDING, [mine, careless], 1))
 @pytest.mark.parametrize(("masks", "when"), [(True, "before"), (True, "after"), (False, "before"), (False, "after")])
-def test_an_attention_function_under_a_name_of_its_own(model_type, function, masks, when):
+def test_an_attention_function_under_a_name_of_its_own(model_type, function, masks, when, monkeypatch):
     """A careless one ignores padding in stock, too: its padded batch is what stock gives, right or wrong."""
-
-    def patch(patching: pytest.MonkeyPatch) -> None:
-        patching.setitem(AttentionInterface._global_mapping, "mine", function)
-        if masks:
-            patching.setitem(AttentionMaskInterface._global_mapping, "mine", sdpa_mask)
-
-    exact_or_refused(model_type, WAY.both, lambda model: model.set_attn_implementation("mine"), when, patch=patch)
+    monkeypatch.setitem(AttentionInterface._global_mapping, "mine", function)
+    if masks:
+        monkeypatch.setitem(AttentionMaskInterface._global_mapping, "mine", sdpa_mask)
+    exact_or_refused(model_type, WAY.both, lambda model: model.set_attn_implementation("mine"), when)
 
 
 @pytest.mark.parametrize(("model_type", "function"), crossed(ATTENDING, [careless, mine], 1))
