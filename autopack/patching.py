@@ -76,7 +76,8 @@ class Site:
             )
         parent, attribute, _ = wrapt.resolve_path(import_module(self.module), self.path)
         inherited = self.key is None and attribute not in vars(parent)
-        replacement = self.adapter(original, self)
+        replacement: Any = self.adapter(original, self)
+        replacement.autopack_original = original
         self._set(replacement)
         return _Installed(None if inherited else original, replacement)
 
@@ -200,6 +201,10 @@ class SiteLease:
                 self._sites, self._implementations = sites, implementations
                 self._finalizer = weakref.finalize(self, abandon, sites)
                 self._finalizer.atexit = False
+
+    def renew(self, needed: Callable[[tuple[str, ...]], list[Site]]) -> None:
+        """Need other sites from the next `follow` on."""
+        self.needed, self._implementations = needed, None
 
     def release(self) -> None:
         """Leave all sites."""

@@ -15,7 +15,7 @@ from autopack import architectures
 from autopack.architectures import attention
 from autopack.errors import AutopackError, UnsupportedModel
 from autopack.family import Family
-from autopack.inspection import modules, releases
+from autopack.inspection import modules
 from autopack.inspection.positions import Numbering, text_config
 
 _registered: list[Family] = []
@@ -66,6 +66,11 @@ def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
     known = [config.model_type, getattr(config.get_text_config(decoder=True), "model_type", None)]
     family = next((f for name in known for f in families() if name in f.model_types), None)
     reason = next(filter(None, (f.refused_types.get(config.model_type) for f in families())), None)
+    if reason is None and not modules.entries(model):
+        reason = (
+            "neither it nor a model inside it takes tokens or embeddings of tokens (input_ids, inputs_embeds), so no "
+            "call can say where documents lie; enable the model whose text it serves"
+        )
     if reason is None and family is not None and family.refusal is not None:
         reason = family.refusal(config)
     mixing = [*modules.attention_modules(model), *(modules.mixers(model, family.mixers) if family else ())]
@@ -118,17 +123,3 @@ def numbering_of(config: Any) -> Numbering:
 def first_position(config: Any) -> int:
     """Position of the first token of a document for models of this config (see `Numbering.first_position`)."""
     return numbering_of(config).first_position(config)
-
-
-def is_covered(family: Family, model: PreTrainedModel) -> bool:
-    """Whether a run of the leak test has covered this model: its type, in the code that transformers has for it.
-
-    Remote code may go by the type of another implementation. Mixers have been run on recent releases alone.
-    """
-    mixers = modules.mixers(model, family.mixers)
-    mixing = [*modules.entries(model), *modules.attention_modules(model), *mixers]
-    if any(not module.startswith("transformers.") for module, _ in modules.forwards_of(mixing)):
-        return False
-    if family.mixers and not (mixers and releases.VERSION >= releases.MIXERS_COVERED_FROM):
-        return False
-    return model.config.model_type in family.model_types

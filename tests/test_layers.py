@@ -24,6 +24,7 @@ architectures
 registry
 trust
 calls
+trust
 auditing packing tiny
 enabling
 launch demo

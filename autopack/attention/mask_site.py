@@ -47,7 +47,6 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         combined = not skips and not kwargs.get("use_vmap", False) and pattern is not None
         return mask.over_rows if combined and site.key != "flex_attention" else mask
 
-    autopack_mask.autopack_original = original  # type: ignore[attr-defined]
     return autopack_mask
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from autopack.errors import UnsupportedModel
 from autopack.layout.packed import PackedLayout
-from autopack.runtime.model import EnabledModel
+from autopack.runtime.model import Link
 from autopack.runtime.scope import of_model
 
 
@@ -33,11 +33,11 @@ def row_dependent_rotaries(root: nn.Module) -> list[nn.Module]:
 class PerDocumentRotary:
     """Forward hook of a rotary module: recomputes the embeddings of a packed row for each length of document."""
 
-    def __init__(self, model: EnabledModel):
-        self.model = model
+    def __init__(self, link: Link):
+        self.link = link
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        running = of_model(self.model)
+        running = of_model(self.link.follow(module))
         layout = None if running is None else running.scope.layout
         call = {**dict(zip(("x", "position_ids", "layer_type"), args, strict=False)), **kwargs}
         return None if layout is None else _per_document(module, layout, call, output)

@@ -15,7 +15,7 @@ from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.packed import PackedLayout
 from autopack.patching import Site
 from autopack.runtime.marks import mark_of
-from autopack.runtime.scope import site_scope
+from autopack.runtime.scope import refuse_stranger, site_scope
 
 
 def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
@@ -31,6 +31,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
     ) -> Any:
         mark, scope = mark_of(module), site_scope(module)
         if mark is None or scope is None or scope.layout is None:
+            refuse_stranger(module, query.shape[0], query.shape[2])
             return original(module, query, key, value, attention_mask, *args, **kwargs)
         if args:
             raise SiteDrift(f"{type(module).__name__} passes options to {site} by position; autopack needs names")
@@ -47,7 +48,6 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
             return cross.attend(call)
         return BACKENDS[choose(scope.model.options.backend, call)].attend(call)
 
-    autopack_attention.autopack_original = original  # type: ignore[attr-defined]
     return autopack_attention
 
 

@@ -7,23 +7,21 @@ same document run by itself. *Influence*: replace the tokens of one document and
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.attention.rotary import reset_frequencies, row_dependent_rotaries
 from autopack.auditing.cases import MODES, Call, Case, NoReference, PairCase
+from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.auditing.results import loss_for, of_documents, of_rows
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair
 from autopack.inspection.modules import is_pair
+from autopack.inspection.parameters import parameters_of
 from autopack.integrations.wrappers import unwrap
 from autopack.runtime.marks import handle_of
 
@@ -71,7 +69,7 @@ def audit(
         raise ValueError(f"lengths must name two or more documents of at least one token; found {lengths}")
     if not training:
         raise ValueError(f"training must name False, True or both; found {training}")
-    if is_pair(base) and "input_ids" not in inspect.signature(base.forward).parameters:
+    if is_pair(base) and "input_ids" not in parameters_of(type(base)).names:
         raise UnsupportedModel(f"{type(base).__name__} takes recordings, of which the auditor has none")
     if is_head_of_pair(base):
         why = "gives one result per row, read off its decoder, so packed rows of it are refused: nothing to audit"
@@ -79,7 +77,7 @@ def audit(
     chosen = modes or tuple(MODES)
     results: dict[tuple[str, bool], ModeResult] = {}
     left_out: dict[str, str] = {}
-    with _left_as_found(base):
+    with left_as_found(base):
         case = PairCase(base, lengths, seed) if is_pair(base) else Case(base, lengths, seed)
         for train in training:
             base.train(train)
@@ -220,31 +218,3 @@ def _grad(results: list[torch.Tensor], weights: list[torch.Tensor], parameters: 
     total = torch.stack([(r * w).sum() for r, w in zip(results, weights, strict=True)]).sum()
     # Documents alone are in the graphs of several call modes.
     return list(torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True, materialize_grads=True))
-
-
-@contextlib.contextmanager
-def _left_as_found(model: PreTrainedModel) -> Iterator[None]:
-    """Run without dropout or router noise, and put modes, rates and random state back."""
-    modes = [(module, module.training) for module in model.modules()]
-    attributes = [(module, name, value) for module, _ in modes for name, value in vars(module).items()]
-    rates = [found for found in attributes if isinstance(found[2], float) and found[2] and _is_noise(*found[:2])]
-    problem_type = getattr(model.config, "problem_type", None)  # a loss that finds none writes its guess here
-    devices = [case for case in {p.device for p in model.parameters()} if case.type == "cuda"]
-    # An audit may be asked for inside no_grad or inference_mode; gradients are part of it.
-    with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.enable_grad():
-        try:
-            for module, name, _ in rates:
-                setattr(module, name, 0.0)
-            yield
-        finally:
-            for module, name, value in rates:
-                setattr(module, name, value)
-            for module, mode in modes:
-                module.training = mode
-            if getattr(model.config, "problem_type", None) != problem_type:
-                model.config.problem_type = problem_type
-
-
-def _is_noise(module: nn.Module, name: str) -> bool:
-    named = any(word in name for word in ("dropout", "layerdrop", "jitter", "drop_path"))
-    return name == "p" if isinstance(module, nn.modules.dropout._DropoutNd) else named

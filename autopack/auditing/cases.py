@@ -49,8 +49,7 @@ class Case:
         self.base = first_position(model.config)
         self.lengths = list(lengths)
         generator = torch.Generator().manual_seed(seed)
-        special = {t for t in _special_tokens(model.config) if isinstance(t, int)}
-        allowed = torch.tensor([t for t in range(min(_vocabulary(model), 4096)) if t not in special] or [0])
+        allowed = tokens_to_draw(model)
 
         def draw() -> list[torch.Tensor]:
             tokens = allowed[torch.randint(len(allowed), (sum(lengths),), generator=generator)]
@@ -136,6 +135,12 @@ class PairCase(Case):
 
 class NoReference(Exception):
     """A document alone cannot be run as a call mode would have it, so there is nothing to compare with."""
+
+
+def tokens_to_draw(model: PreTrainedModel) -> torch.Tensor:
+    """Tokens that mean nothing special to a model, and that it can both read and predict."""
+    special = {t for t in _special_tokens(model.config) if isinstance(t, int)}
+    return torch.tensor([t for t in range(min(_vocabulary(model), 4096)) if t not in special] or [0])
 
 
 def _vocabulary(model: PreTrainedModel) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from transformers import PreTrainedModel
 from autopack.auditing.cases import Call, Case
 from autopack.inspection import releases
 from autopack.inspection.heads import row_head
+from autopack.inspection.parameters import parameters_of
 from autopack.inspection.source import shifts_labels
 from autopack.runtime.marks import handle_of
 
@@ -65,7 +65,7 @@ def loss_for(model: PreTrainedModel, case: Case, call: Call) -> Loss | None:
         packed = {name: value[_in_order(call)] for name, value in made.items()}
         numbers = range(len(call.spans))
         return Loss(packed, [{name: made[name][i : i + 1] for name in made} for i in numbers], [1] * len(numbers))
-    if call.source is not None and "labels" not in inspect.signature(model.forward).parameters:
+    if call.source is not None and "labels" not in parameters_of(type(model)).names:
         return None
     targets, skipped = case.inputs(call), 0
     if call.source is not None or type(model).__name__ in releases.causal_lm_class_names():

@@ -19,6 +19,8 @@ CACHES = ("past_key_values", "past_key_value", "cache_params", "state")
 """Arguments that hold a cache."""
 DROPPED = ("attention_mask", "cache_position", *CACHES)
 """Arguments that a packed row has no use for: the model gets None."""
+LABELS = ("labels", "shift_labels", "start_positions", "end_positions", "next_sentence_label")
+"""Arguments that ask for a loss."""
 
 
 class Call:
@@ -63,6 +65,16 @@ class Call:
         if self.inputs is None:
             return Declared(None)
         return declarations.read(self.arguments, (self.inputs.shape[0], self.inputs.shape[1]), self.inputs.device)
+
+    @property
+    def declares(self) -> bool:
+        """Whether documents are packed, or a padded batch may run without its padding."""
+        return self.declared.layout is not None or self.may_unpad
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether the model is to compute a loss."""
+        return any(value is not None for name, value in self.arguments.items() if name in LABELS)
 
     @cached_property
     def padding(self) -> Padding:

@@ -16,7 +16,6 @@ from autopack.calls.alone import DocumentsAlone
 from autopack.calls.call import Call
 from autopack.calls.document_arguments import DocumentArguments
 from autopack.calls.packed import without_what_packing_drops
-from autopack.calls.padding_rules import replaced_by
 from autopack.calls.plan import HeadDocuments, Plan
 from autopack.errors import UnsupportedModel
 from autopack.inspection import heads
@@ -38,7 +37,6 @@ def plan(call: Call, layout: PackedLayout) -> Plan:
             f"model.config.pad_token_id to a token that no document ends with, as for padded batches."
         )
     alone = call.wants_weights or call.entry.runs_alone is not None or _ends_elsewhere(call.module, given)
-    alone = alone or any(replaced_by(entry) is not None for entry in call.entry.inner)
     return DocumentsAlone(call, given) if alone else PaddedDocuments(call, given)
 
 

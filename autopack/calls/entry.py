@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from autopack.inspection import heads, modules, releases
 from autopack.inspection.heads import RowHead
+from autopack.inspection.parameters import parameters_of
 from autopack.inspection.poolers import activation_of, pools_single_tokens
 from autopack.inspection.positions import Numbering
 from autopack.inspection.source import shifts_labels
-from autopack.runtime.model import EnabledModel
+from autopack.runtime.model import EnabledModel, Link
 
 _TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "LMHeadModel")
 
@@ -32,7 +31,8 @@ class Kind(Enum):
 class Entry:
     """What is known beforehand of the calls at one entry."""
 
-    model: EnabledModel
+    link: Link
+    """The way to the enabled model that it is an entry of."""
     level: int
     """Place among the entries of the model: 0 for the whole, 1 for what it holds."""
     kind: Kind
@@ -58,23 +58,37 @@ class Entry:
     """How it numbers tokens where a call brings no positions."""
     first_position: int
     """Position of the first token of a document."""
+    foreign: str | None
+    """What of the forwards and losses here and further in is somebody else's, which has to see the form it knows."""
+    guarded: bool
+    """Whether code comes before it in a call that may give it other documents than the call has: somebody else's, or
+    that of a whole whose tokens have other names."""
+    earliest_position: int
+    """The least position at which a document may begin."""
 
     @classmethod
-    def of(cls, model: EnabledModel, level: int, numbering: Numbering) -> Entry:
-        """Look at one of the entries of a model, which numbers tokens in this way."""
+    def of(
+        cls, model: EnabledModel, level: int, numbering: Numbering, foreign: list[str | None], shifts: bool | None
+    ) -> Entry:
+        """Look at one of the entries of a model, which numbers tokens in this way.
+
+        `foreign` says of every entry what in it is somebody else's code; `shifts` whether the loss shifts labels, where
+        the model was asked.
+        """
         entries = model.anatomy.entries
         module, inner = entries[level], entries[level + 1 :]
         kind_of_module: Any = type(module)
         is_pair, decodes = modules.is_pair(module), model.anatomy.in_decoder(module)
-        names, takes_others = _parameters(kind_of_module)
-        head, shifts = heads.row_head(module), shifts_labels(module)
+        parameters = parameters_of(kind_of_module)
+        names, takes_others = parameters.names, parameters.takes_others
+        head, shifts = heads.row_head(module), shifts_labels(module) if shifts is None else shifts
         other_head = "labels" in names and not shifts and not _is_backbone(module)
         of_single_tokens = kind_of_module.__name__.endswith(_TOKEN_HEADS) or (
             kind_of_module.__name__ in releases.causal_lm_class_names()
         )
         has_pooler = getattr(entries[-1], "pooler", None) is not None
         return cls(
-            model=model,
+            link=model.link,
             level=level,
             kind=Kind.PAIR if is_pair else Kind.MODEL if decodes is None else Kind.HALF,
             decodes=decodes,
@@ -87,10 +101,19 @@ class Entry:
             has_other_head=heads.is_head_of_pair(module) if is_pair else other_head,
             reads_one_token_per_row=not is_pair and (has_pooler or (other_head and not of_single_tokens)),
             numbering=numbering,
+            earliest_position=numbering.earliest_position(module),
             first_position=(
                 model.traits.first_position if decodes is None else numbering.first_position(module.config)
             ),
+            foreign=next((reason for reason in foreign[level:] if reason), None),
+            guarded=level > 0 and (any(foreign[: level + 1]) or not modules.takes_tokens(entries[0])),
         )
+
+    @property
+    def model(self) -> EnabledModel:
+        """The enabled model that it is an entry of; there is one for every call that passes the hook."""
+        assert self.link.model is not None
+        return self.link.model
 
     @property
     def inner(self) -> list[PreTrainedModel]:
@@ -129,18 +152,3 @@ def _is_backbone(model: PreTrainedModel) -> bool:
     """Whether a model has no head although it takes labels, as the backbones of some image-text models do."""
     name = type(model).__name__
     return name.endswith("Model") and "Head" not in name and heads.row_head(model) is None
-
-
-@cache
-def _parameters(cls: Any) -> tuple[tuple[str, ...], bool]:
-    """Names of the forward's parameters in order, and whether it takes others by `**kwargs`.
-
-    A forward that only passes everything on, `forward(*args, **kwargs)`, has the parameters of its base class.
-    """
-    for base in cls.__mro__:
-        if "forward" in vars(base):
-            parameters = list(inspect.signature(base.forward).parameters.values())[1:]
-            named = tuple(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
-            if named:
-                return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return (), True

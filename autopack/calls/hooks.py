@@ -17,14 +17,17 @@ from autopack.calls.call import Call
 from autopack.calls.choose import choose, choose_pair
 from autopack.calls.entry import Entry, Kind
 from autopack.calls.halves import HalfAsRow
+from autopack.calls.loss_site import documents_of
+from autopack.calls.packed import inner_arguments
 from autopack.calls.pairs import PairAsRows, PairCall
 from autopack.calls.plan import Plan
+from autopack.calls.unpadded import Unpadded
 from autopack.inspection.poolers import pool_documents, pools_single_tokens
 from autopack.integrations import accelerate
 from autopack.layout.batches import DocumentBatch
 from autopack.runtime import scope as scopes
 from autopack.runtime.checkpointing import bind_checkpointing
-from autopack.runtime.model import EnabledModel
+from autopack.runtime.model import EnabledModel, Link
 from autopack.runtime.scope import Activation
 
 
@@ -36,14 +39,15 @@ class EntryHook:
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry = self.entry
-        if entry.kind is Kind.MODEL:
-            running = scopes.of_model(entry.model)
+        model = entry.link.follow(module)
+        if entry.kind is Kind.MODEL and not entry.guarded:
+            running = scopes.of_model(model)
             # Compiled code cannot look at frames (see `current`), so only a first descent is trusted here; anything
             # else takes the slow path.
             if running is not None and running.deepest < entry.level and not _defers(running):
                 running.enter(entry.level)
                 return None
-        return _enter(entry, module, args, kwargs)
+        return _enter(self, module, args, kwargs)
 
 
 class ExitHook:
@@ -53,9 +57,18 @@ class ExitHook:
         self.entry = entry
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if self.entry.link.model is None:
+            return None  # the entry has raised
         if self.entry.kind is Kind.HALF:
             return _leave_untraced(self.entry, module, output)
         return _leave(self.entry, module, output)
+
+
+class ArrivalHook:
+    """Forward hook of a module that mixes tokens: in a packed forward it must have come to its site. Holds nothing."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        scopes.check_arrival(module)
 
 
 class PoolerHook:
@@ -64,11 +77,11 @@ class PoolerHook:
     It gets the rows of a padded batch back, and one row for each document of packed rows.
     """
 
-    def __init__(self, model: EnabledModel):
-        self.model = model
+    def __init__(self, link: Link):
+        self.link = link
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        running = scopes.of_model(self.model)
+        running = scopes.of_model(self.link.follow(module))
         if running is None or running.plan is None or not args:
             return None
         rows = running.plan.rows_for_pooler(args[0])
@@ -95,29 +108,72 @@ def _defers(activation: Activation) -> bool:
 # Deciding needs values on the host; traced, it would break the graph wherever one is read.
 @torch._dynamo.disable
 def _enter(
-    entry: Entry, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    hook: EntryHook, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    entry = hook.entry
     outer = scopes.of_model(entry.model)
     if outer is not None and outer.scope.stock:
         return None
     if entry.kind is Kind.HALF and outer is not None and isinstance(outer.plan, PairAsRows):
-        return _open(HalfAsRow(Call(entry, module, args, kwargs, None), outer.plan.pair), entry)
+        return _open(HalfAsRow(Call(entry, module, args, kwargs, None), outer.plan.pair), hook, args)
     if outer is not None and outer.level >= entry.level:
         outer = None  # a call inside the model's own forward that begins anew
     if outer is not None and not _defers(outer):
-        outer.enter(entry.level)  # called by its own top: all is done
-        return None
+        further = _further_in(hook, module, args, kwargs, outer) if entry.guarded else None
+        if further is None:
+            outer.enter(entry.level)  # called by its own top: all is done
+        return further
+    call = _call(entry, module, args, kwargs, outer)
     if outer is None:
         refusals.refuse_bypassed_top(entry)
+        if call.declares:
+            entry.model.follow_code()
+            if hook.entry is not entry:
+                call = _call(hook.entry, module, args, kwargs, None)
         _follow_changes(entry.model)
-    if entry.kind is Kind.PAIR:
-        return _open(choose_pair(PairCall(entry, module, args, kwargs, outer)), entry)
-    return _open(choose(Call(entry, module, args, kwargs, outer)), entry)
+    return _open(choose_pair(call) if isinstance(call, PairCall) else choose(call), hook, args)
 
 
-def _open(plan: Plan, entry: Entry) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    scopes.ambient.activation = Activation(plan.scope, scopes.ambient.activation, entry.level, plan)
-    return None if plan.arguments is None else ((), plan.arguments)
+def _call(entry: Entry, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: Activation | None) -> Call:
+    kind = PairCall if entry.kind is Kind.PAIR else Call
+    return kind(entry, module, args, kwargs, outer)
+
+
+def _further_in(
+    hook: EntryHook, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: Activation
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Enter a model that somebody else's code has called, inside a call that has been decided about.
+
+    None where it is to run as the call was meant; what is declared for it alone opens a scope of its own.
+    """
+    call = Call(hook.entry, module, args, kwargs, None)
+    layout = outer.scope.layout
+    if layout is None:
+        if not call.declares:
+            return None
+        return _open(choose(call), hook, args)
+    if call.inputs is None:
+        return None
+    refusals.refuse_other_documents(call, layout)
+    outer.enter(hook.entry.level)
+    return _handed_on(inner_arguments(call, layout), hook.entry, args)
+
+
+def _open(plan: Plan, hook: EntryHook, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    opened = Activation(plan.scope, scopes.ambient.activation, hook.entry.level, plan)
+    opened.foreign = hook.entry.foreign is not None
+    scopes.ambient.activation = opened
+    return _handed_on(plan.arguments, hook.entry, args)
+
+
+def _handed_on(
+    arguments: dict[str, Any] | None, entry: Entry, args: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Arguments as the forward gets them: those that came by position go on by position."""
+    if arguments is None:
+        return None
+    by_name = dict(arguments)
+    return tuple(by_name.pop(name, None) for name in entry.names[: len(args)]), by_name
 
 
 def _follow_changes(model: EnabledModel) -> None:
@@ -134,8 +190,19 @@ def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
     ended = scopes.close(entry.model, entry.level)
     if ended is None or ended.plan is None or output is None:
         return pooled
+    if ended.foreign or (ended.outer is not None and ended.outer.foreign):
+        _leave_foreign(ended, module, output)
     finished = ended.plan.finish(module, output if pooled is None else pooled)
     return pooled if finished is None else finished
+
+
+@torch._dynamo.disable
+def _leave_foreign(ended: Activation, module: nn.Module, output: Any) -> None:
+    outer = ended.outer
+    if ended.foreign:
+        refusals.check_loss(ended, module, output)
+    if outer is not None and outer.scope.model is ended.scope.model and not isinstance(ended.plan, Unpadded):
+        outer.inside += documents_of(ended)
 
 
 # Not traced, as their entry is not: T5's halves share one code, which Dynamo would read with the scope of the other.

@@ -36,6 +36,18 @@ def restore(output: Any, padding: Padding | Pair) -> Any:
     return _restorer(None, output, padding.of(None))(output)
 
 
+def loss_of(output: Any) -> torch.Tensor | None:
+    """The loss in an output of any form, as one number; None where there is none."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if loss is None and isinstance(output, tuple) and output and not hasattr(output, "_fields"):
+        loss = output[0] if isinstance(output[0], torch.Tensor) and output[0].dim() == 0 else None
+    if loss is None and isinstance(output, torch.Tensor) and output.dim() == 0:
+        loss = output
+    if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
+        return None
+    return loss.sum() if loss.dim() else loss
+
+
 def _keep(value: Any) -> Any:
     return value
 

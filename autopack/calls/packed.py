@@ -10,8 +10,8 @@ from autopack.calls.call import DROPPED, Call
 from autopack.calls.model_positions import positions_of_documents
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
-from autopack.layout import IGNORED_LABEL
 from autopack.layout.declarations import LAYOUT_KWARGS
+from autopack.layout.labels import without_boundaries
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.scope import Scope
 
@@ -21,6 +21,7 @@ class Packed(Plan):
 
     def __init__(self, call: Call, layout: PackedLayout):
         super().__init__(Scope(call.model, layout, want_weights=call.wants_weights))
+        self.labelled = call.has_labels
         arguments = without_what_packing_drops(call, call.arguments)
         if call.entry.uses_positions:
             computed = positions_of_documents([call.module, *call.entry.inner], call.arguments, layout)
@@ -29,7 +30,9 @@ class Packed(Plan):
             else:
                 add_positions(call, arguments, layout)
         if call.entry.shifts_labels:
-            _mask_boundary_labels(arguments, layout)
+            for name in ("labels", "shift_labels"):
+                if isinstance(labels := arguments.get(name), torch.Tensor):
+                    arguments[name] = without_boundaries(labels, layout, shifted=name == "shift_labels")
         self.arguments = arguments
 
 
@@ -56,11 +59,9 @@ def add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -
     arguments["position_ids"] = layout.position_ids(call.entry.first_position)
 
 
-def _mask_boundary_labels(arguments: dict[str, Any], layout: PackedLayout) -> None:
-    """No document predicts the first token of the next: its label is ignored, as it is for a document alone."""
-    bounds = layout.cu_seqlens.long()
-    for name, at in (("labels", bounds[:-1]), ("shift_labels", bounds[1:] - 1)):
-        labels = arguments.get(name)
-        if isinstance(labels, torch.Tensor) and tuple(labels.shape) == (layout.rows, layout.columns):
-            flat = labels.reshape(-1).index_fill(0, at.to(labels.device), IGNORED_LABEL)
-            arguments[name] = flat.reshape(labels.shape)
+def inner_arguments(call: Call, layout: PackedLayout) -> dict[str, Any]:
+    """What a model gets that somebody else's code has called with the rows of the packed call that is under way."""
+    arguments = without_what_packing_drops(call, call.arguments)
+    if call.entry.uses_positions:
+        add_positions(call, arguments, layout)
+    return arguments

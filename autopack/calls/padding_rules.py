@@ -36,6 +36,8 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
     """Why a batch has to stay padded, whatever entry could run it without its padding."""
     given, traits, model_type = call.arguments, call.model.traits, call.model.anatomy.model_type
     always = call.model.options.unpad == "always"
+    if call.model.proof.padded is not None:
+        yield f"it was not exact without its padding when it was audited: {call.model.proof.padded}"
     if given.get("use_cache") or any(_is_filled(given.get(name)) for name in CACHES):
         yield "a cache is wanted"
     if _generating():
@@ -81,9 +83,8 @@ def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
         yield "the head takes the padded form"
     if pools_single_tokens(call.module) and activation_of(call.module) is None:
         yield "the pooler is handed one token of every row"
-    foreign = replaced_by(call.module)
-    if foreign is not None:
-        yield f"{foreign} has replaced the forward"
+    if entry.foreign is not None:
+        yield f"{entry.foreign}, and takes the padded form"
     known = {*entry.names, *PASSED_ON, *_OF_ROWS}
     for name, value in given.items():
         if name not in known and value is not None and value is not False:

@@ -17,7 +17,7 @@ from torch import nn
 from autopack.calls import refusals
 from autopack.calls.call import CACHES, DROPPED, Call
 from autopack.calls.outputs import restore
-from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere, replaced_by
+from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere
 from autopack.calls.plan import Plan
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.layout import IGNORED_LABEL
@@ -35,6 +35,11 @@ class PairCall(Call):
 
     pair: Pair
     """The documents of both halves."""
+
+    @property
+    def declares(self) -> bool:
+        """Whether the call may pack or pad: what its halves are is found later."""
+        return True
 
     def find_pair(self) -> bool | None:
         """Whether documents are packed (True) or padded (False); None for a call that does neither."""
@@ -64,9 +69,8 @@ class PairCall(Call):
         """Why this entry cannot run the halves as rows, although one further in may."""
         if self.entry.has_other_head:
             return "the head takes the padded form"
-        foreign = replaced_by(self.module)
-        if foreign is not None:
-            return f"{foreign} has replaced the forward"
+        if self.entry.foreign is not None:
+            return f"{self.entry.foreign}, and takes the padded form"
         name = self._without_a_place()
         return None if name is None else f"{name} has no place in a packed row"
 

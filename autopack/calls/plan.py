@@ -32,6 +32,8 @@ class Plan:
     """Whether an entry further in may still run the batch without its padding."""
     documents: HeadDocuments | None = None
     """The documents of packed rows that are the rows of this batch, where they are and hold padding."""
+    labelled = False
+    """Whether the packed rows of the call have labels that are known to be such."""
 
     def __init__(self, scope: Scope):
         self.scope = scope

@@ -6,15 +6,20 @@ import sys
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
 from autopack.calls.call import CACHES, Call
 from autopack.calls.entry import Entry
+from autopack.calls.loss_site import documents_of
+from autopack.calls.outputs import loss_of
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.inspection import media
 from autopack.integrations.accelerate import covered_mixer
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.model import EnabledModel
+from autopack.runtime.scope import Activation
 
 
 def refuse_bypassed_top(entry: Entry) -> None:
@@ -46,6 +51,7 @@ def check_sites(model: EnabledModel) -> None:
 def check_packed(call: Call, layout: PackedLayout) -> None:
     """Raise `AutopackError` where packed rows came with something that they cannot come with."""
     check_sites(call.model)
+    refuse_unproven(call)
     if call.unnamed:
         given = len(call.entry.names) + call.unnamed
         raise UnsupportedModel(
@@ -55,6 +61,7 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     refuse_caches(call)
     _refuse_prepared_mask(call.arguments.get("attention_mask"), layout)
     refuse_arguments(call)
+    _refuse_early_positions(call, layout)
     if call.arguments.get("encoder_hidden_states") is not None:
         raise UnsupportedModel(
             "encoder_hidden_states were given with packed rows: cross-attention would let every document see the "
@@ -72,6 +79,46 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
         )
 
 
+def refuse_unproven(call: Call) -> None:
+    """Raise `UnsupportedModel` where packed calls of this kind were found not to be exact, or not found to be."""
+    proof = call.model.proof
+    if proof.packed is not None:
+        raise UnsupportedModel(f"packed rows of {call.name} are not exact: {proof.packed}")
+    if proof.labels is not None and call.has_labels:
+        raise UnsupportedModel(
+            f"the loss of packed rows of {call.name} is not known to be that of their documents: {proof.labels}. Call "
+            f"it without labels and compute the loss from its logits, or run the documents one per row."
+        )
+
+
+def check_loss(ended: Activation, module: nn.Module, output: Any) -> None:
+    """Raise `UnsupportedModel` for a loss of packed rows, made by somebody else's code of labels that nobody has seen.
+
+    Labels that came by a known name had those at boundaries ignored; others may have met the site of the loss.
+    """
+    seen = ended.met_loss or (ended.scope.layout is not None and ended.plan.labelled)
+    if documents_of(ended) and not seen and loss_of(output) is not None:
+        raise UnsupportedModel(
+            f"{type(module).__name__} gave a loss of packed rows, of labels that autopack has not seen, so it may "
+            f"count the first token of each document, which no document predicts alone. Pass them as `labels`, use "
+            f"the model's own loss_function, or compute the loss from its logits."
+        )
+
+
+def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
+    """Raise `UnsupportedModel` where the rows of a call further in are not those of the packed call that it is in."""
+    assert call.inputs is not None
+    declared, shape = call.declared.layout, tuple(call.inputs.shape[:2])
+    same = declared is not None and np.array_equal(declared.bounds, layout.bounds)
+    silent = declared is None and call.arguments.get("position_ids") is None and call.declared.real is None
+    if shape != (layout.rows, layout.columns) or not (same or silent):
+        raise UnsupportedModel(
+            f"{call.name} was called inside a packed forward of {layout.rows} rows of {layout.columns} tokens, with "
+            f"{shape[0]} rows of {shape[1]} tokens whose documents are not those of that call. Call it outside of "
+            f"that forward, or pass the same documents on."
+        )
+
+
 def _refuse_prepared_mask(mask: Any, layout: PackedLayout) -> None:
     shape = (layout.rows, layout.columns)
     if mask is None or (isinstance(mask, torch.Tensor) and tuple(mask.shape) == shape):
@@ -81,6 +128,21 @@ def _refuse_prepared_mask(mask: Any, layout: PackedLayout) -> None:
         f"attention_mask must have the shape of the batch, {shape}, on packed rows; found {found}. Masks within "
         f"documents are made by the model; leave a mask prepared by hand out."
     )
+
+
+def _refuse_early_positions(call: Call, layout: PackedLayout) -> None:
+    """Positions of RoBERTa's kind begin after that of padding; those before it are other rows of the table."""
+    first, least = layout.first_positions, call.entry.earliest_position
+    if first is None or not least or not call.entry.uses_positions:
+        return
+    early = first < least if layout.is_padding is None else (first < least) & ~layout.is_padding
+    if early.any():
+        raise InvalidPacking(
+            f"position_ids of a document begin at {int(first[early][0])}, but {call.name} numbers the first token of a "
+            f"document {call.entry.first_position}, so it would give other results than alone. Leave position_ids out "
+            f"and declare documents by seq_idx or segment ids in attention_mask, or let them begin at "
+            f"{call.entry.first_position}, as autopack.PackingCollator.for_model(model) writes them."
+        )
 
 
 def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:

@@ -2,81 +2,191 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from autopack import registry
 from autopack.attention.rotary import PerDocumentRotary, row_dependent_rotaries
+from autopack.auditing.asking import argument_names, first_label_counts
 from autopack.calls.entry import Entry
-from autopack.calls.hooks import EntryHook, ExitHook, PoolerHook, SpanLogitsHook
+from autopack.calls.hooks import ArrivalHook, EntryHook, ExitHook, PoolerHook, SpanLogitsHook
+from autopack.enabling.prove import prove
 from autopack.enabling.sites import needed_sites
+from autopack.errors import AutopackError
 from autopack.family import Family
 from autopack.inspection import modules
 from autopack.inspection.anatomy import Anatomy
+from autopack.inspection.provenance import Provenance
+from autopack.inspection.watch import Watch
 from autopack.integrations import accelerate, peft
 from autopack.patching import SiteLease
+from autopack.runtime import scope as scopes
 from autopack.runtime.checkpointing import unbind_checkpointing
-from autopack.runtime.marks import HANDLE, MARK, Mark
-from autopack.runtime.model import EnabledModel, Options, Traits
+from autopack.runtime.marks import HANDLE, MARK, Mark, is_severed
+from autopack.runtime.model import EnabledModel, Options, Proof, Traits
 
-_HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, SpanLogitsHook)
+_HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, SpanLogitsHook, ArrivalHook)
 
 
 def examine(model: PreTrainedModel, family: Family, options: Options) -> EnabledModel:
     """Find what has to be known of a model to enable it; changes nothing."""
+    anatomy, traits = _look_at(model, family)
+    return EnabledModel(anatomy, traits, options, SiteLease(partial(needed_sites, anatomy, family.sites)), renew)
+
+
+def _look_at(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
     attending = {name for name, way in family.mixers.items() if way.attends}
     anatomy = Anatomy.of(model, set(family.mixers), attending)
-    media = registry.media_of(anatomy.model_type)
-    traits = Traits.of(family, anatomy, registry.numbering_of(model.config), media)
-    return EnabledModel(anatomy, traits, options, SiteLease(partial(needed_sites, anatomy, family.sites)))
+    numbering, media = registry.numbering_of(model.config), registry.media_of(anatomy.model_type)
+    return anatomy, Traits.of(family, anatomy, numbering, media)
 
 
-def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> None:
-    """Mark what mixes tokens, install the sites that the model needs, and hook its entries."""
+def renew(enabled: EnabledModel) -> None:
+    """Look at an enabled model again, which is no longer what it was: mark and hook what it is now, and prove that.
+
+    What cannot be proven is refused by later calls; padded batches then stay as they come.
+    """
+    model, before = enabled.anatomy.entries[0], enabled.anatomy
+    try:
+        strip_severed(model)  # layers that were copied and put into the model
+        family = registry.family_for(model)
+        enabled.anatomy, enabled.traits = _look_at(model, family)
+        for module in [*before.mixing, *before.towers]:
+            module.__dict__.pop(MARK, None)
+        inside = set(map(id, enabled.anatomy.entries))
+        for module in before.entries:
+            if id(module) not in inside:
+                _remove_hooks(module)  # it was taken out of the model
+        enabled.lease.renew(partial(needed_sites, enabled.anatomy, family.sites))
+        prove(model, enabled, attach(model, enabled, family))
+    except AutopackError as error:
+        reason = f"it was changed after it had been enabled, and cannot be served any more: {error}"
+        enabled.proof = Proof(f"not: {reason}", reason, reason, reason)
+
+
+def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Provenance:
+    """Mark what mixes tokens, install the sites that the model needs, and hook its entries.
+
+    What is marked and hooked already is brought up to date. Returns whose code the model runs.
+    """
     anatomy = enabled.anatomy
+    code = Provenance(model, enabled.implementations())
+    foreign = [code.around(module) for module in anatomy.entries]
     across = modules.cross_attention(anatomy.halves[1], anatomy.mixing) if anatomy.halves is not None else []
     for module in anatomy.mixing:
+        way, adjustment = family.way_of(module), family.adjustment_of(module)
         reads_encoder = any(module is one for one in across)
-        module.__dict__[MARK] = Mark(enabled, family.way_of(module), family.adjustment_of(module), reads_encoder)
+        module.__dict__[MARK] = Mark(enabled.link, way, adjustment, reads_encoder=reads_encoder)
+        _hook_after(module, ArrivalHook())
+    for module in anatomy.towers:
+        module.__dict__[MARK] = Mark(enabled.link, mixes=False)
     enabled.lease.follow(enabled.implementations())
     for level, module in enumerate(anatomy.entries):
-        entry = Entry.of(enabled, level, registry.numbering_of(module.config))
-        module.register_forward_pre_hook(EntryHook(entry), with_kwargs=True)
-        module.register_forward_hook(ExitHook(entry), always_call=True)
+        shifts = _asked(enabled, module) if foreign[level] is not None else None
+        entry = Entry.of(enabled, level, registry.numbering_of(module.config), foreign, shifts)
+        _hook_before(module, EntryHook(entry), with_kwargs=True)
+        _hook_after(module, ExitHook(entry), always_call=True)
         pooler = getattr(module, "pooler", None)
         if isinstance(pooler, nn.Module) and not isinstance(pooler, nn.Linear):
-            pooler.register_forward_pre_hook(PoolerHook(enabled))
+            _hook_before(pooler, PoolerHook(enabled.link))
         for child in module.children() if entry.head is not None and entry.head.spans else ():
             if not any(child is other for other in anatomy.entries):
-                child.register_forward_hook(SpanLogitsHook())
+                _hook_after(child, SpanLogitsHook())
     for rotary in row_dependent_rotaries(model):
-        rotary.register_forward_hook(PerDocumentRotary(enabled), with_kwargs=True)
+        _hook_after(rotary, PerDocumentRotary(enabled.link), with_kwargs=True)
     peft.watch()
+    enabled.link.next_hook = RemovableHandle.next_id
     enabled.active = True
+    enabled.watch = Watch(model, code.places, anatomy.configs, anatomy.entries)
+    return code
+
+
+def _asked(enabled: EnabledModel, module: PreTrainedModel) -> bool:
+    """Whether the loss of an entry whose forward is somebody else's shifts labels: the model itself is asked."""
+    if "labels" not in argument_names(module):
+        return False
+    with scopes.stock(enabled):
+        return first_label_counts(module) is False
+
+
+def _hook_before(module: nn.Module, hook: Any, **options: Any) -> None:
+    """Register a forward pre-hook, the last of all, in place of an earlier one of its kind."""
+    hooks, (of_kwargs,) = module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)
+    for number in [n for n, other in hooks.items() if type(other) is type(hook)]:
+        del hooks[number]
+        of_kwargs.pop(number, None)
+    module.register_forward_pre_hook(hook, **options)
+
+
+def _hook_after(module: nn.Module, hook: Any, **options: Any) -> None:
+    """Register a forward hook, or put it where an earlier one of its kind is."""
+    for number, other in module._forward_hooks.items():
+        if type(other) is type(hook):
+            module._forward_hooks[number] = hook
+            return
+    module.register_forward_hook(hook, **options)
 
 
 def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
     """Take back all that `attach` and calls since have put on the model; safe after a part of it."""
     enabled.active = False
     _remove_hooks(model)
-    for module in enabled.anatomy.mixing:
+    for entry in enabled.anatomy.entries:
+        _remove_hooks(entry)  # one that was taken out of the model since
+    for module in [*enabled.anatomy.mixing, *enabled.anatomy.towers]:
         module.__dict__.pop(MARK, None)
     unbind_checkpointing(enabled.anatomy.checkpointed)
     accelerate.put_back(enabled.anatomy.mixers)
     model.__dict__.pop(HANDLE, None)
     enabled.lease.release()
+    strip_severed(model)
 
 
-def _remove_hooks(model: nn.Module) -> None:
+def strip_severed(part: nn.Module) -> bool:
+    """Take marks and hooks off what is a copy of a part of an enabled model; whether there were any."""
+    modules = list(part.modules())
+    marked = [module for module in modules if is_severed(module)]
+    if not marked and not any(_is_severed(hook) for module in modules for hook in _hooks_of(module)):
+        return False
+    for module in marked:
+        del module.__dict__[MARK]
+        _remove_hooks(module, lambda hook: isinstance(hook, ArrivalHook))
+    _remove_hooks(part, _is_severed)
+    # What of these is of a model that is still enabled is bound again by its next call.
+    accelerate.put_back(modules)
+    unbind_checkpointing(modules)
+    return True
+
+
+def _hooks_of(module: nn.Module) -> list[Any]:
+    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+
+
+def _is_severed(hook: Any) -> bool:
+    """Whether a hook is of an enabled model that its module is no longer a part of."""
+    if not isinstance(hook, _HOOKS):
+        return False
+    link = hook.entry.link if isinstance(hook, EntryHook | ExitHook) else getattr(hook, "link", None)
+    return link is not None and link.model is None
+
+
+def _is_ours(hook: Any) -> bool:
+    return isinstance(hook, _HOOKS)
+
+
+def _remove_hooks(model: nn.Module, wanted: Callable[[Any], bool] = _is_ours) -> None:
     # By type and not by handle: a copied model has copies of the hooks, and no handles of its own.
     for module in model.modules():
         for hooks, extras in (
             (module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)),
             (module._forward_hooks, (module._forward_hooks_with_kwargs, module._forward_hooks_always_called)),
         ):
-            for number in [n for n, hook in hooks.items() if isinstance(hook, _HOOKS)]:
+            for number in [n for n, hook in hooks.items() if wanted(hook)]:
                 del hooks[number]
                 for extra in extras:
                     extra.pop(number, None)

@@ -6,19 +6,20 @@ import logging
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, overload
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import registry
 from autopack.attention.choose import availability, candidates
-from autopack.auditing.auditor import audit
 from autopack.calls.entry import why_alone
 from autopack.enabling import options
-from autopack.enabling.attach import attach, detach, examine
+from autopack.enabling.attach import attach, detach, examine, strip_severed
 from autopack.enabling.handle import Handle, TrainerHandle
+from autopack.enabling.prove import prove
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import row_head
 from autopack.integrations import peft
-from autopack.integrations.wrappers import is_trainer, models_of_trainer, unwrap
+from autopack.integrations.wrappers import holds_models, is_trainer, models_of_trainer, unwrap
 from autopack.runtime.marks import HANDLE, handle_of, holds_marks
 from autopack.runtime.model import EnabledModel, Options
 
@@ -77,18 +78,21 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
                 )
         return present
     peft.check(base)
+    strip_severed(base)
     if holds_marks(base):
         raise UnsupportedModel("a part of this model is enabled on its own; disable that part, then enable the whole")
     family = registry.family_for(base)
-    enabled = examine(base, family, Options(backend, unpad))
+    enabled = examine(base, family, Options(backend, unpad, verify))
     _check_backend(base, enabled)
+    handle = Handle(base, enabled)
     try:
-        attach(base, enabled, family)
-        verified = _verify(base, enabled, registry.is_covered(family, base), verify)
+        code = attach(base, enabled, family)
+        base.__dict__[HANDLE] = handle
+        prove(base, enabled, code)
+        _refuse_what_leaks(base, enabled)
     except BaseException:
         detach(base, enabled)
         raise
-    handle = base.__dict__[HANDLE] = Handle(base, enabled, verified)
     reason = why_alone(enabled, 0) if row_head(base) is not None else enabled.traits.whole_model_reason
     if reason is not None:
         logger.warning(
@@ -103,7 +107,7 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
         enabled.anatomy.model_type,
         len(enabled.anatomy.attention),
         handle.backend,
-        verified,
+        enabled.proof.how,
     )
     return handle
 
@@ -126,19 +130,13 @@ def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
             raise UnsupportedModel(f"backend='varlen' is not available here: {reason}")
 
 
-def _verify(model: PreTrainedModel, enabled: EnabledModel, covered: bool, verify: str) -> str:
-    if verify == "never":
-        return "not asked for (verify='never')"
-    if verify == "auto" and covered:
-        return f"by the released leak test of {enabled.anatomy.model_type}"
-    report = audit(model)
-    if not report.exact:
+def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
+    if enabled.proof.packed is not None:
         raise UnsupportedModel(
             f"autopack enabled {type(model).__name__} ({enabled.anatomy.model_type!r}) and audited it, and it is "
-            f"not exact: {report.worst_case}. Something other than attention through transformers' interface mixes "
+            f"not exact: {enabled.proof.packed}. Something other than attention through transformers' interface mixes "
             f"tokens of different documents. The model is left as it was."
         )
-    return f"by an audit of this very model, worst relative error {report.worst:.1e}"
 
 
 def _enable_trainer(trainer: Any, backend: str, unpad: str, verify: str) -> TrainerHandle:
@@ -161,7 +159,12 @@ def _enable_trainer(trainer: Any, backend: str, unpad: str, verify: str) -> Trai
 
 
 def disable(model: Any) -> None:
-    """Take everything back that `enable` did to this model or trainer; does nothing where nothing is enabled."""
+    """Take everything back that `enable` did to this model or trainer; does nothing where nothing is enabled.
+
+    A copy of a part of an enabled model, such as a layer or a backbone, becomes plain too.
+    """
+    if isinstance(model, nn.Module) and strip_severed(model) and not holds_models(model):
+        return  # a layer
     for base in _bases(model):
         handle = handle_of(base)
         if handle is not None:

@@ -20,8 +20,8 @@ from autopack.runtime.tally import Tally
 class Handle(AbstractContextManager["Handle"]):
     """What `enable` did to one model. Also a context manager that disables on leaving."""
 
-    def __init__(self, model: PreTrainedModel, enabled: EnabledModel, verified: str):
-        self.model, self.enabled, self.verified = model, enabled, verified
+    def __init__(self, model: PreTrainedModel, enabled: EnabledModel):
+        self.model, self.enabled = model, enabled
 
     def remove(self) -> None:
         """Disable the model: hooks, marks, checkpoint functions and installed functions go back by identity."""
@@ -41,6 +41,11 @@ class Handle(AbstractContextManager["Handle"]):
             names -= {"varlen", "flex"}
         usable = {name for name, (yes, _) in availability().items() if yes} | {"flash", "flex"}
         return "auto: " + " or ".join(name for name in CHOICES["backend"] if name in names & usable)
+
+    @property
+    def verified(self) -> str:
+        """How the model was found to be exact, as it is now."""
+        return self.enabled.proof.how
 
     @property
     def tally(self) -> Tally:

@@ -18,15 +18,17 @@ class Anatomy:
 
     `entries` are the model and the models inside it that can be called with tokens, the outermost first; `attention`
     the modules that attend through transformers' interface, and `mixers` those that mix tokens in another way, or count
-    them; `halves` the encoder and the decoder of a model that has both; `checkpointed` the modules that may hold a
-    gradient checkpointing function; `configs` those that entries and attention modules read. `causal` says whether any
-    attention hides later tokens, `counts_along_mask` whether the model's code adds up a mask to number tokens.
+    them; `towers` the attention modules of parts that take no tokens, which pack by themselves; `halves` the encoder
+    and the decoder of a model that has both; `checkpointed` the modules that may hold a gradient checkpointing
+    function; `configs` those that entries and attention modules read. `causal` says whether any attention hides later
+    tokens, `counts_along_mask` whether the model's code adds up a mask to number tokens.
     """
 
     model_type: str
     entries: list[PreTrainedModel]
     attention: list[nn.Module]
     mixers: list[nn.Module]
+    towers: list[nn.Module]
     halves: tuple[nn.Module, nn.Module] | None
     checkpointed: list[nn.Module]
     configs: list[PretrainedConfig]
@@ -44,6 +46,7 @@ class Anatomy:
             entries=entries,
             attention=attention,
             mixers=modules.mixers(model, mixers),
+            towers=modules.towers(model),
             halves=modules.halves(model),
             checkpointed=[module for module in model.modules() if hasattr(module, "gradient_checkpointing")],
             configs=configs,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+from autopack.inspection.parameters import forward_codes, parameters_of
 
 _CHOICES = (
     "a row of its batch is one of several choices of a question, (questions, choices, tokens), and nothing in a packed "
@@ -46,24 +47,29 @@ def is_head_of_pair(model: Any) -> bool:
     """Whether an encoder-decoder has a head with a result of another kind than its decoder's tokens."""
     from autopack.inspection import releases
 
-    names = inspect.signature(type(model).forward).parameters.keys()
+    names = set(parameters_of(type(model)).names)
     of_tokens = any(cls.__name__ in releases.seq2seq_class_names() for cls in type(model).__mro__)
     return "decoder_input_ids" in names and bool({"labels", "start_positions"} & names) and not of_tokens
 
 
 def looks_for_padding(model: Any) -> bool:
     """Whether the head finds the last token of a row by the padding token, as those of decoders do."""
-    return "pad_token_id" in inspect.unwrap(type(model).forward).__code__.co_names
+    return "pad_token_id" in _names(model)
 
 
 def takes_first_padding(model: Any) -> bool:
     """Whether it takes the token before the first padding token (up to 4.50), and not the last that is none."""
-    return {"pad_token_id", "eq"} <= set(inspect.unwrap(type(model).forward).__code__.co_names)
+    return {"pad_token_id", "eq"} <= _names(model)
+
+
+def _names(model: Any) -> set[str]:
+    """The names that a head's forward reads, and those that it hands its arguments on to."""
+    return {name for code in forward_codes(type(model)) for name in code.co_names}
 
 
 def reads_whole_row(model: Any) -> str | None:
     """What in the head reads padding although it is masked, or None."""
-    names = inspect.signature(type(model).forward).parameters.keys()
+    names = set(parameters_of(type(model)).names)
     for child in model.children():
         kind = getattr(child, "summary_type", "first")
         if kind != "first":

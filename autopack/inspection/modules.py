@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Collection, Iterator
-from functools import cache
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from autopack.inspection.parameters import parameters_of
 from autopack.inspection.source import class_of, dispatching_functions
 
 _ACROSS = re.compile(r"cross|encdec|(^|\.)(encoder_attn|encoder_decoder_attention)(\.|$)")
@@ -22,7 +21,25 @@ def attention_modules(root: nn.Module) -> list[nn.Module]:
 
     Sub-models that take neither tokens nor embeddings (vision and audio towers) are left out: they pack by themselves.
     """
-    return [module for module in _text_modules(root) if dispatching_functions(class_of(module))]
+    return _dispatching(_text_modules(root))
+
+
+def towers(root: nn.Module) -> list[nn.Module]:
+    """The modules of such sub-models that call an attention function of transformers' interface."""
+    inside = {id(module) for module in _text_modules(root)}
+    return _dispatching(module for module in root.modules() if id(module) not in inside)
+
+
+def _dispatching(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    known: dict[Any, bool] = {}  # for one walk only: the functions of a class may be replaced
+    found = []
+    for module in modules:
+        cls = class_of(module)
+        if cls not in known:
+            known[cls] = bool(dispatching_functions(cls))
+        if known[cls]:
+            found.append(module)
+    return found
 
 
 def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:
@@ -43,13 +60,17 @@ def defining_class(module: nn.Module) -> Any:
 
 
 def entries(model: PreTrainedModel) -> list[PreTrainedModel]:
-    """The model and the models inside it that can be called with tokens on their own, the outermost first."""
-    return [module for module in _text_modules(model) if isinstance(module, PreTrainedModel) and _takes_tokens(module)]
+    """The models inside a model that can be called with tokens on their own, the outermost first, after the model.
+
+    The model is one of them whatever it takes, where it holds any: what it calls its tokens may not be known.
+    """
+    found = [module for module in _text_modules(model) if isinstance(module, PreTrainedModel) and takes_tokens(module)]
+    return [model, *found] if found and found[0] is not model else found
 
 
 def is_pair(model: nn.Module) -> bool:
     """Whether a model calls an encoder and a decoder: it takes tokens for both."""
-    return "decoder_input_ids" in _parameters_of(class_of(model))
+    return "decoder_input_ids" in parameters_of(class_of(model)).names
 
 
 def halves(model: PreTrainedModel) -> tuple[nn.Module, nn.Module] | None:
@@ -70,23 +91,19 @@ def cross_attention(decoder: nn.Module, mixing: list[nn.Module]) -> list[nn.Modu
 def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
     yield root
     for child in root.children():
-        if isinstance(child, PreTrainedModel) and not (_takes_tokens(child) or _passes_all_on(child)):
+        if isinstance(child, PreTrainedModel) and not (takes_tokens(child) or _passes_all_on(child)):
             continue
         yield from _text_modules(child)
 
 
-@cache
-def _parameters_of(cls: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(cls.forward).parameters)
-
-
-def _takes_tokens(model: PreTrainedModel) -> bool:
-    return bool(_parameters_of(class_of(model)) & {"input_ids", "inputs_embeds", "decoder_input_ids"})
+def takes_tokens(model: PreTrainedModel) -> bool:
+    """Whether a model takes tokens, or embeddings of them, under the names that transformers has for them."""
+    return bool({"input_ids", "inputs_embeds", "decoder_input_ids"}.intersection(parameters_of(class_of(model)).names))
 
 
 def _passes_all_on(model: PreTrainedModel) -> bool:
     """Decoder wrappers of encoder-decoder types: `forward(*args, **kwargs)`."""
-    return _parameters_of(class_of(model)) <= {"self", "args", "kwargs"}
+    return not parameters_of(class_of(model)).names
 
 
 def configs_of(modules: list[nn.Module]) -> list[PretrainedConfig]:

@@ -14,13 +14,15 @@ class Numbering:
 
     `start` is the number of a document's first token; `after_pad_token` says that it is `pad_token_id + 1` instead, and
     that all tokens are counted but the padding token; `along_mask` that tokens are counted by adding up the attention
-    mask, which skips padding; `changed` that releases of transformers differ in that.
+    mask, which skips padding; `changed` that releases of transformers differ in that; `relative` that only differences
+    between positions count, so that a document may begin before `start`.
     """
 
     start: int = 0
     after_pad_token: bool = False
     along_mask: bool = False
     changed: bool = False
+    relative: bool = False
 
     def first_position(self, config: Any) -> int:
         """Position of the first token of a document for models of this config.
@@ -36,6 +38,19 @@ class Numbering:
                 f"{text.model_type}: wanted config.pad_token_id, found {pad_token_id}; pass first_position"
             )
         return pad_token_id + 1
+
+    def earliest_position(self, model: Any) -> int:
+        """The least position at which a document of this model may begin and still get what it gets by itself.
+
+        Where positions are looked up in a table, that is where documents begin; rotations know differences alone.
+        """
+        first = self.first_position(model.config)
+        if self.relative or not first:
+            return 0
+        tables = {m.num_embeddings for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+        rotates = any("inv_freq" in module._buffers for module in model.modules())
+        known = getattr(text_config(model.config), "max_position_embeddings", None)
+        return 0 if rotates and known not in tables else first
 
     def is_known(self, adds_up_mask: bool) -> bool:
         """Whether `in_padded_batch` holds where padding is not on the right.

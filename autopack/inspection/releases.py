@@ -6,6 +6,7 @@ section.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -70,6 +71,17 @@ def attention_mapping() -> tuple[str, str]:
 def attention_function(implementation: str) -> Callable[..., Any] | None:
     """The attention function registered under a name, whoever registered it; None where there is none."""
     return modeling_utils.ALL_ATTENTION_FUNCTIONS.get(implementation)
+
+
+def losses() -> dict[str, Callable[..., Any]]:
+    """The losses by the kind that a model names; none before 4.47, where forwards compute them by themselves."""
+    found = importlib.util.find_spec("transformers.loss")
+    return {} if found is None else importlib.import_module("transformers.loss.loss_utils").LOSS_MAPPING
+
+
+def shifting_loss() -> Callable[..., Any] | None:
+    """The loss of causal language models, which shifts labels; None before 4.47."""
+    return importlib.import_module("transformers.loss.loss_utils").ForCausalLMLoss if losses() else None
 
 
 # --- 5.23: convolutions and scans are functions that stand for CUDA kernels

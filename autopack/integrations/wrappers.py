@@ -33,6 +33,11 @@ def unwrap(model: Any) -> PreTrainedModel:
     )
 
 
+def holds_models(module: nn.Module) -> bool:
+    """Whether a module is a transformers model, or holds one."""
+    return next(_outermost(module), None) is not None
+
+
 def _outermost(module: nn.Module) -> Iterator[PreTrainedModel]:
     if isinstance(module, PreTrainedModel):
         yield module

@@ -17,6 +17,7 @@ from autopack.layout.packed import PackedLayout
 FLASH_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 LAYOUT_KWARGS = (*FLASH_KWARGS, "seq_idx")
 """Arguments that only declare documents: the entry takes them out of a packed call."""
+_SECTIONS = "position_ids of three sections"
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Declared:
 def read(arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.device) -> Declared:
     """Find the documents that the arguments of a forward declare for a batch of `shape` (rows, columns).
 
-    Reads `position_ids` (rows, columns), (1, columns), or (3 or 4, rows, columns) for M-RoPE; `attention_mask`
+    Reads `position_ids` (rows, columns), (1, columns), or (3 or 4, rows, columns) for M-RoPE, where a document starts
+    with 0 in every section; `attention_mask`
     (rows, columns) with 0, 1 or segment ids; `cu_seq_lens_q/k` over the flattened rows with `max_length_q/k`; and
     `seq_idx` (rows, columns). Costs at most one copy from the device to the host, and none where nothing is declared.
     Raises `InvalidPacking` where a declaration is malformed or two of them disagree.
@@ -63,6 +65,8 @@ def read(arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.dev
     declarations = dict(_declarations(host, real, shape))
     # The first real token of a row starts a document whether it is said or not.
     later = real & ~first_of_row(real)
+    if _SECTIONS in host:
+        declarations[_SECTIONS] = _section_starts(host[_SECTIONS], real, later, declarations)
     _check_agreement(declarations, later)
     # Packed means that some row holds a second document; whatever else is declared, the call is an ordinary one.
     starts = next((starts for starts in declarations.values() if (starts & later).any()), None)
@@ -91,9 +95,11 @@ def _tensors(
     if position_ids is not None:
         _check_tensor("position_ids", position_ids, device)
         if position_ids.dim() == 3 and position_ids.shape[0] in (3, 4) and position_ids.shape[1:] == shape:
-            # M-RoPE. With four sections the first holds text positions; the vision sections say nothing reliable.
+            # M-RoPE. With four sections the first holds text positions.
             if len(position_ids) == 4:
                 yield "position_ids", position_ids[0]
+            else:
+                yield _SECTIONS, _in_one(position_ids)
         elif position_ids.shape in (shape, (1, columns)):
             yield "position_ids", position_ids.expand(shape)
         else:
@@ -177,6 +183,45 @@ def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
         step = np.diff(positions[row, columns])
         starts[row, columns[1:]] = (step != 1) & (step != np.diff(columns))
     return starts
+
+
+def _in_one(positions: torch.Tensor) -> torch.Tensor:
+    """Positions (3, rows, columns) as (rows, columns), so that one copy brings them to the host.
+
+    Twice that of time, and one more where the sections differ, as they do in images; -1 where one is negative.
+    """
+    time = positions[0].long()
+    return (2 * time + (positions != positions[:1]).any(0)).where((positions >= 0).all(0), -1)
+
+
+def _section_starts(
+    sections: np.ndarray, real: np.ndarray, later: np.ndarray, declared: Mapping[str, np.ndarray]
+) -> np.ndarray:
+    """Where documents start by positions of three sections: at a token with 0 in all of them.
+
+    Time goes on in a document, and text counts on by one; anything else could be a document that starts at a later
+    position, or a video whose sound is numbered beside it, and only another declaration can tell.
+    """
+    if (sections[real] < 0).any():
+        raise InvalidPacking("position_ids must not be negative; found such in one of three sections")
+    zero = (sections == 0) & real
+    elsewhere = next(iter(declared.values()), None)
+    if elsewhere is not None:
+        return zero | elsewhere
+    for row in range(len(sections)):
+        columns = np.flatnonzero(real[row])
+        here = sections[row, columns]
+        step, text = np.diff(here >> 1), (here & 1) == 0
+        counts_on = (step == 1) | (step == np.diff(columns)) | ~(text[1:] & text[:-1])
+        unclear = ~zero[row, columns[1:]] & ((step < 0) | ~counts_on)
+        if unclear.any():
+            column = int(columns[1:][unclear][0])
+            raise InvalidPacking(
+                f"position_ids of shape (3, rows, columns) neither go on nor begin at 0 in all sections at row {row}, "
+                f"column {column}, so autopack cannot tell whether a document starts there. Declare the documents by "
+                f"seq_idx too (one number for one document), or by segment ids in attention_mask."
+            )
+    return zero
 
 
 def _changes(ids: np.ndarray, step: int = 0) -> np.ndarray:

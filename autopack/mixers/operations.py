@@ -62,7 +62,6 @@ def adapt_operation(original: Callable[..., Any], site: Site) -> Callable[..., A
             arrived.add(site.path)
         return result
 
-    autopack_operation.autopack_original = original  # type: ignore[attr-defined]
     return autopack_operation
 
 

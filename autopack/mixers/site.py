@@ -39,5 +39,4 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         memory = scope.memory.to(layout.device) if scope.memory is not None and mark.reads_encoder else None
         return mark.way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory))
 
-    autopack_mixer.autopack_original = original  # type: ignore[attr-defined]
     return autopack_mixer

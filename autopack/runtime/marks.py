@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from autopack.family import Way
-from autopack.runtime.model import EnabledModel
+from autopack.runtime.model import EnabledModel, Link
 
 MARK = "_autopack"
 """Name of the attribute by which a module that mixes tokens knows its mark."""
@@ -21,19 +21,32 @@ HANDLE = "_autopack_handle"
 class Mark:
     """What a module that mixes tokens has to know when it is called."""
 
-    model: EnabledModel
-    """The enabled model that it is a part of."""
+    link: Link
+    """The way to the enabled model that it is a part of."""
     way: Way | None = None
     """How it is kept within documents, where it is a mixer."""
     adjustment: Callable[..., Any] | None = None
     """What is done to its queries, keys and values, where it is attention that needs it."""
+    mixes: bool = True
+    """Whether it mixes tokens of documents; False for the attention of a part that takes no tokens (a vision tower)."""
     reads_encoder: bool = False
     """Whether it is cross-attention, which reads what the encoder has made."""
+
+    @property
+    def model(self) -> EnabledModel | None:
+        """The enabled model that it is a part of; None in a copy of a part of one."""
+        return self.link.model
 
 
 def mark_of(module: nn.Module) -> Mark | None:
     """The mark of a module; None for one that belongs to no enabled model or mixes no tokens."""
     return module.__dict__.get(MARK)
+
+
+def is_severed(module: nn.Module) -> bool:
+    """Whether a module has a mark of an enabled model that it is no longer a part of."""
+    mark = mark_of(module)
+    return mark is not None and mark.model is None
 
 
 def holds_marks(model: nn.Module) -> bool:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from torch.utils.hooks import RemovableHandle
+
+from autopack.errors import OutsideForward
 from autopack.family import Family
 from autopack.inspection.anatomy import Anatomy
 from autopack.inspection.modules import configs_of
 from autopack.inspection.positions import Numbering
+from autopack.inspection.watch import Watch
 from autopack.patching import SiteLease
 from autopack.runtime.tally import Tally
 
@@ -19,6 +25,21 @@ class Options:
 
     backend: str = "auto"
     unpad: str = "auto"
+    verify: str = "auto"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is known of the very code, configuration and release of one model, and how.
+
+    `how` tells it in words. `packed`, `labels` and `padded` say why packed calls, those of them with labels, and padded
+    batches without their padding would not be exact; None where they are.
+    """
+
+    how: str
+    packed: str | None = None
+    labels: str | None = None
+    padded: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,13 +89,56 @@ class Traits:
         )
 
 
+class Link:
+    """What marks and hooks on the modules of an enabled model know it by.
+
+    It is not copied and not pickled along: a copy of a whole model brings its own `EnabledModel`, which links itself
+    again, and a copy of a part of one brings nothing but the part, severed from the model.
+    """
+
+    def __init__(self, model: EnabledModel | None = None):
+        self.model = model
+        self.next_hook = 0
+        """A number that is higher than those of the model's hooks."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"model": None, "next_hook": self.next_hook}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        # torch numbers hooks by process: a number that is loaded must not be given to another hook.
+        RemovableHandle.next_id = max(RemovableHandle.next_id, self.next_hook)
+
+    def follow(self, module: Any) -> EnabledModel:
+        """The enabled model that `module` is a part of. Raises `OutsideForward` where it is a copy of such a part."""
+        if self.model is None:
+            raise OutsideForward(severed(module))
+        return self.model
+
+
+def severed(module: Any) -> str:
+    """Why a copy of a part of an enabled model cannot be run, and the way out."""
+    return (
+        f"this {type(module).__name__} is, or is in, a copy of a part of a model that autopack enabled, and knows "
+        f"nothing of that model's documents. autopack.disable(copy) makes it plain, autopack.enable(copy) enables it "
+        f"by itself; where it was put into an enabled model, disable that model and enable it again."
+    )
+
+
 class EnabledModel:
     """The state of one enabled model. It travels with the model through deepcopy and pickle; installed sites do not.
 
-    A copy, or a model loaded in another process, installs its sites at its first call.
+    A copy, or a model loaded in another process, installs its sites at its first call, and is looked at anew.
     """
 
-    def __init__(self, anatomy: Anatomy, traits: Traits, options: Options, lease: SiteLease):
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        traits: Traits,
+        options: Options,
+        lease: SiteLease,
+        renew: Callable[[EnabledModel], None],
+    ):
         self.anatomy = anatomy
         self.traits = traits
         self.options = options
@@ -84,8 +148,34 @@ class EnabledModel:
         """What became of its padded batches."""
         self.active = False
         """Whether it is enabled now; a handle outlives that."""
+        self.proof = Proof("not yet")
+        """What is known of its code."""
+        self.watch: Watch | None = None
+        """What it was when that was found out; None for a copy, at which nobody has looked yet."""
+        self._renew = renew
+        self.link = Link(self)
+        """What its marks and hooks know it by."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.link.model is None:  # of a copy, or of a model that is loaded
+            self.link.model = self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "watch": None}
+
+    def follow_code(self) -> None:
+        """Look at the model anew where it is no longer what it was: a module, a function, its loss, its config."""
+        if self.watch is None or self.watch.changed() is not None:
+            with _renewing:
+                # Another thread may have been first, and a renewal calls the model itself.
+                if self.watch is None or self.watch.changed() is not None:
+                    self._renew(self)
 
     def implementations(self) -> tuple[str, ...]:
         """The attention implementations that this model's attention modules ask for now."""
         configs = configs_of(self.anatomy.attention)
         return tuple(sorted({getattr(config, "_attn_implementation", None) or "eager" for config in configs}))
+
+
+_renewing = threading.RLock()  # of the process and not of the model, for locks cannot be copied or pickled

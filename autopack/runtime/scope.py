@@ -19,8 +19,8 @@ from torch import nn
 
 from autopack.errors import OutsideForward, UnsupportedModel
 from autopack.layout.packed import PackedLayout
-from autopack.runtime.marks import mark_of
-from autopack.runtime.model import EnabledModel
+from autopack.runtime.marks import Mark, mark_of
+from autopack.runtime.model import EnabledModel, severed
 
 NO_ENTRY = -1
 """Level of an activation that no entry has opened."""
@@ -60,6 +60,14 @@ class Activation:
         """Levels of the entries that are being passed now, the outermost first."""
         self.deepest = level
         """The deepest level that has been entered, whether or not it has been left."""
+        self.foreign = False
+        """Whether the forward is somebody else's code."""
+        self.inside: list[PackedLayout] = []
+        """The layouts of packed rows that were declared further in alone."""
+        self.met_loss = False
+        """Whether labels have come to the site of the loss (`autopack.calls.loss_site`)."""
+        self.arrived: set[Mark] = set()
+        """The marks of the modules that have reached their sites."""
         self.frame = frame or _calling_frame()
 
     def enter(self, level: int) -> None:
@@ -171,10 +179,12 @@ def site_scope(module: nn.Module) -> Scope | None:
     Raises `OutsideForward` for a module of an enabled model that is reached with no scope or with another model's.
     """
     mark = mark_of(module)
-    if mark is None:
+    if mark is None or not mark.mixes:
         return None
     activation = current()
     if activation is None or activation.scope.model is not mark.model:
+        if mark.model is None:
+            raise OutsideForward(severed(module))
         raise OutsideForward(
             f"{type(module).__name__} belongs to a model that autopack enabled, but it was reached without passing "
             f"that model's entry, so its documents are unknown. Call the model itself (`model(...)`, not "
@@ -185,4 +195,33 @@ def site_scope(module: nn.Module) -> Scope | None:
     scope = activation.scope
     if scope.refusal is not None:
         raise UnsupportedModel(f"{type(module).__name__} {scope.refusal}")
+    if scope.layout is not None and not torch.compiler.is_compiling():
+        activation.arrived.add(mark)
     return scope
+
+
+def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
+    """Raise `UnsupportedModel` for attention over the rows of a packed forward by a module that was not there before.
+
+    It belongs to no enabled model, so it would take the documents of a row for one.
+    """
+    scope = None if ambient.activation is None or mark_of(module) is not None else running_scope()
+    if scope is not None and scope.layout is not None and (rows, columns) == (scope.layout.rows, scope.layout.columns):
+        raise UnsupportedModel(
+            f"{type(module).__name__} attends over packed rows inside the forward of an enabled model, but it is no "
+            f"part of that model, so autopack does not keep their documents apart in it. Enable the model that it "
+            f"belongs to as well, or call that outside of this forward."
+        )
+
+
+def check_arrival(module: nn.Module) -> None:
+    """Raise `UnsupportedModel` where a module that mixes tokens has run in a packed forward, past its site."""
+    activation, mark = ambient.activation, mark_of(module)
+    if activation is None or activation.scope.layout is None or mark is None or torch.compiler.is_compiling():
+        return
+    if activation.scope.model is mark.model and mark not in activation.arrived:
+        raise UnsupportedModel(
+            f"{type(module).__name__} has run in a packed forward without reaching the place where autopack keeps "
+            f"documents apart, so it may have mixed them. Its code took a way that nobody has measured; train it on "
+            f"padded batches, one document per row."
+        )

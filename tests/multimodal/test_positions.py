@@ -14,7 +14,7 @@ import autopack
 from autopack.tiny import images
 from autopack.tiny.images import IMAGE
 from compat.images import alone, documents, packed, spans
-from tests.conftest import FLOAT32, error
+from tests.conftest import FLOAT32, LEAK, error
 from tests.multimodal.models import twins_with_images, with_images
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -36,6 +36,32 @@ def test_positions_that_the_call_computed_itself_are_taken(axes):
             lengths = torch.tensor([len(d) for d in found])
             call |= {"position_ids": vision, "seq_idx": torch.repeat_interleave(torch.arange(4), lengths)[None]}
         assert torch.equal(model(**call).logits, expected)
+
+
+M_ROPE = [
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "glm4v",
+    "glm46v",
+    "glm4v_moe",
+    "glm_ocr",
+    "paddleocr_vl",
+]
+
+
+@pytest.mark.parametrize("model_type", M_ROPE)
+def test_three_sections_that_begin_anew_keep_documents_apart(model_type):
+    stock, model = twins_with_images(model_type)
+    found = documents(stock)
+    call = packed(stock, [found])
+    parts = [stock.model.get_rope_index(**_grids(images.row(stock, [document])))[0] for document in found]
+    call["position_ids"] = torch.cat(parts, dim=2)
+    expected = torch.cat([alone(stock, document).logits[0] for document in found])
+    assert error(stock(**call).logits[0], expected) > LEAK
+    with autopack.enable(model):
+        assert error(model(**call).logits[0], expected) <= FLOAT32
 
 
 def _grids(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,185 @@
+"""Ask a model itself what its loss does with labels: it is run on a few tokens, and nothing is concluded from names."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from autopack.auditing.cases import tokens_to_draw
+from autopack.auditing.left_as_found import left_as_found
+from autopack.calls.outputs import loss_of
+from autopack.errors import UnsupportedModel
+from autopack.inspection.modules import device_of
+from autopack.layout import IGNORED_LABEL
+
+_ROWS, _COLUMNS = 2, 4
+"""Two rows, of three columns and of four: labels of one per token do not fit a head with one label per row in both."""
+_SAME = 1e-3
+"""Largest relative change that is none. A label that counts changes gradients of logits by about one, and one that does
+not by rounding at most, which is 1e-2 of that only where gradients are bfloat16 and kernels draw another order."""
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """What one run with labels said: its loss, and how that changes with what the model returned."""
+
+    loss: float
+    slopes: tuple[torch.Tensor, ...]
+
+    def differs(self, other: _Heard) -> bool:
+        """Whether two runs had other losses; a number differs from one that is none."""
+        if math.isfinite(self.loss) != math.isfinite(other.loss):
+            return True
+        if not math.isfinite(self.loss):
+            return False
+        if len(self.slopes) == len(other.slopes) != 0:
+            # Losses in low precision, or of logits that are all alike, may agree although their labels do not.
+            pairs = [(a.double(), b.double()) for a, b in zip(self.slopes, other.slopes, strict=True)]
+            largest = max(float(max(a.abs().max(), b.abs().max())) for a, b in pairs)
+            if math.isfinite(largest) and largest > 0:
+                return max(float((a - b).abs().max()) for a, b in pairs) > _SAME * largest
+        return abs(self.loss - other.loss) > 1e-7 * max(abs(self.loss), abs(other.loss))
+
+
+def first_label_counts(model: PreTrainedModel) -> bool | None:
+    """Whether the loss of a model compares something with the first label of a row.
+
+    False for a loss that shifts, as those of causal language models do; True for one that compares logits and labels
+    of one column. None where the forward gives no loss for labels of one per token, or one that no label changes. The
+    model runs as it stands, in eval mode and, if it gives no loss there, in train mode; one that autopack has enabled
+    is to be asked inside `autopack.runtime.scope.stock`. Weights, buffers, modes, random state and configuration are
+    left as they were.
+    """
+    with left_as_found(model):
+        for train in (False, True):
+            model.train(train)
+            for arguments, labels in _questions(model):
+                narrow = {name: v[:, :-1] if isinstance(v, torch.Tensor) else v for name, v in arguments.items()}
+                answer = _ask(model, narrow, labels[:, :-1])
+                if answer is not None and _hear(model, arguments, labels) is not None:
+                    return answer
+    return None
+
+
+def takes_both_halves(model: PreTrainedModel) -> bool:
+    """Whether a model takes tokens for an encoder and for a decoder, as far as signatures and configuration tell."""
+    return "decoder_input_ids" in argument_names(model) or bool(getattr(model.config, "is_encoder_decoder", False))
+
+
+def argument_names(model: nn.Module) -> set[str]:
+    """Names of the arguments of a forward, and of those that it may call above it: `(*args, **kwargs)` hides them."""
+    forwards = [vars(cls)["forward"] for cls in type(model).__mro__ if cls is not nn.Module and "forward" in vars(cls)]
+    return {name for forward in forwards for name in inspect.signature(forward).parameters}
+
+
+def _questions(model: PreTrainedModel) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
+    """Arguments without labels, and labels of one per token, in the forms in which a model may take them."""
+    try:
+        allowed = tokens_to_draw(model)
+    except UnsupportedModel:
+        return
+    picked = torch.arange(_ROWS * _COLUMNS) * 7 % len(allowed)
+    tokens = allowed[picked].reshape(_ROWS, _COLUMNS).to(device_of(model))
+    for arguments in _inputs(model, tokens):
+        width = _width(model, arguments)
+        labels = tokens if width is None else tokens % max(width, 2)
+        yield arguments, labels
+        codebooks = model.get_input_embeddings()
+        if isinstance(codebooks, nn.ModuleList):  # models of audio codes: (rows, columns, codebooks)
+            yield arguments, labels[..., None].expand(-1, -1, len(codebooks)).contiguous()
+        yield arguments, (labels % 2).to(next(p.dtype for p in model.parameters() if p.is_floating_point()))
+
+
+def _inputs(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[dict[str, Any]]:
+    names = argument_names(model)
+    if takes_both_halves(model):
+        # Without the decoder's tokens, they would be made of the labels, and every label would count.
+        if "input_ids" in names or not names & {"decoder_input_ids"}:
+            yield {"input_ids": tokens, "decoder_input_ids": tokens}
+        size = getattr(model.config, "hidden_size", None) or getattr(model.config, "d_model", None)
+        if isinstance(size, int):
+            dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+            states = torch.randn(_ROWS, 4, size, generator=torch.Generator().manual_seed(0))
+            yield {"encoder_outputs": (states.to(tokens.device, dtype),), "decoder_input_ids": tokens}
+    if "decoder_input_ids" not in names:
+        yield {"input_ids": tokens}
+
+
+def _width(model: PreTrainedModel, arguments: dict[str, Any]) -> int | None:
+    """Number of classes that the model predicts for each token, or None where it does not say without labels."""
+    try:
+        with torch.no_grad():
+            output = model(**arguments)
+    except Exception:
+        return None  # arguments of this form are not taken, or not without labels
+    tensors = [part for part in tensors_of(output) if part.shape[:2] == (_ROWS, _COLUMNS) and part.dim() > 2]
+    named = getattr(output, "logits", None)
+    chosen = named if any(part is named for part in tensors) else next(iter(tensors), None)
+    return None if chosen is None else chosen.shape[-1]
+
+
+def tensors_of(output: Any) -> list[torch.Tensor]:
+    """The floating-point tensors of an output that are no part of a part of it."""
+    parts = output.values() if isinstance(output, dict) else output if isinstance(output, tuple) else [output]
+    return [part for part in parts if isinstance(part, torch.Tensor) and part.is_floating_point()]
+
+
+def _ask(model: PreTrainedModel, arguments: dict[str, Any], labels: torch.Tensor) -> bool | None:
+    """Whether the first label counts: with another one in its place, or, where that does not tell, with it ignored."""
+
+    def other(column: int) -> torch.Tensor:
+        changed = labels.clone()
+        # The labels of the other row are drawn from the same classes.
+        differing = labels[1:][labels[1:] != labels[0, column]]
+        changed[0, column] = differing[0] if differing.numel() else 1 - labels[0, column]
+        return changed
+
+    def only(column: int | None) -> torch.Tensor:
+        found = torch.full_like(labels, IGNORED_LABEL)
+        if column is not None:
+            found[0, column] = labels[0, column]
+        return found
+
+    for plain, with_first, with_others in (
+        (labels, other(0), [other(1), other(2)]),
+        # A device-side assert of a loss that does not know the ignored label could not be survived on an accelerator.
+        *([(only(None), only(0), [only(1), only(2)])] if labels.device.type == "cpu" else []),
+    ):
+        heard = _hear(model, arguments, plain)
+        first = heard and _hear(model, arguments, with_first)
+        if heard is None or first is None:
+            continue
+        if heard.differs(first):
+            return True
+        rest = [_hear(model, arguments, each) for each in with_others]
+        if any(each is not None and heard.differs(each) for each in rest):
+            return False
+    return None
+
+
+def _hear(model: PreTrainedModel, arguments: dict[str, Any], labels: torch.Tensor) -> _Heard | None:
+    """Run with labels, from the same random state each time; None where that gives no loss."""
+    torch.manual_seed(0)
+    try:
+        with warnings.catch_warnings():
+            # Torch compares shapes that do not fit by repeating one of them, and warns: those are no labels of tokens.
+            warnings.filterwarnings("error", message="Using a target size")
+            output = model(**arguments, labels=labels)
+    except Exception:
+        return None  # labels of this form are not taken
+    loss = loss_of(output)
+    if loss is None:
+        return None
+    parts = [part for part in tensors_of(output) if part is not loss and part.requires_grad and part.dim()]
+    slopes: tuple[torch.Tensor | None, ...] = ()
+    if loss.requires_grad and parts:
+        slopes = torch.autograd.grad(loss, parts, allow_unused=True)
+    return _Heard(float(loss.detach()), tuple(slope for slope in slopes if slope is not None))

@@ -1,0 +1,70 @@
+"""Run a model without dropout or router noise, and leave it as it was found."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+_DATA = (torch.Tensor, int, float, str, type(None))
+_ABSENT = object()
+
+
+@contextlib.contextmanager
+def left_as_found(model: PreTrainedModel) -> Iterator[None]:
+    """Run without noise, with gradients, and put modes, rates, buffers, numbers, config and random state back."""
+    modules = list(model.modules())
+    modes = [(module, module.training) for module in modules]
+    attributes = [(module, name, value) for module in modules for name, value in vars(module).items()]
+    rates = [found for found in attributes if isinstance(found[2], float) and found[2] and _is_noise(*found[:2])]
+    configs: list[Any] = list({id(m.config): m.config for m in modules if hasattr(m, "config")}.values())
+    problem_type = [(config, getattr(config, "problem_type", _ABSENT)) for config in configs]
+    data = [(module, _data_of(module)) for module in modules]
+    buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
+    copies = [(b, _version(b), b.detach().clone()) for _, held in buffers for b in held.values() if b is not None]
+    devices = [device for device in {p.device for p in model.parameters()} if device.type == "cuda"]
+    # An audit may be asked for inside no_grad or inference_mode; gradients are part of it.
+    with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.enable_grad():
+        try:
+            for module, name, _ in rates:
+                setattr(module, name, 0.0)
+            yield
+        finally:
+            for module, held in buffers:
+                module._buffers.update(held)
+            for buffer, version, copied in copies:
+                if version is None or buffer._version != version:
+                    with torch.no_grad():
+                        buffer.copy_(copied)
+            for module, before in data:
+                _put_back(module, before)
+            for module, mode in modes:
+                module.training = mode
+            for config, kind in problem_type:
+                # A loss that finds none writes its guess here.
+                if kind is not _ABSENT and getattr(config, "problem_type", _ABSENT) is not kind:
+                    config.problem_type = kind
+
+
+def _version(buffer: torch.Tensor) -> int | None:
+    return None if buffer.is_inference() else buffer._version  # those count no changes
+
+
+def _data_of(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, _DATA)}
+
+
+def _put_back(module: nn.Module, before: dict[str, Any]) -> None:
+    """Numbers and tensors that a module keeps on itself: states of its last batch, and the rates of its noise."""
+    for name, value in before.items():
+        if vars(module).get(name, _ABSENT) is not value:
+            module.__dict__[name] = value
+
+
+def _is_noise(module: nn.Module, name: str) -> bool:
+    named = any(word in name for word in ("dropout", "layerdrop", "jitter", "drop_path"))
+    return name == "p" if isinstance(module, nn.modules.dropout._DropoutNd) else named

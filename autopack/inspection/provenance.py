@@ -1,0 +1,293 @@
+"""Whose code a model runs: transformers' own, in the places where transformers puts it, or somebody else's.
+
+Nothing is believed for its name. A class is transformers' own if it is the object that its module of transformers
+holds, a function if its code was compiled from a file of transformers (or of torch), stands where it was defined, and
+all that it calls in its module is so too. What is put on instances (forwards, hooks, losses) is judged alike.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedModel
+
+from autopack.inspection import releases
+from autopack.inspection.source import names_in
+
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_PACKAGES = ("site-packages", "dist-packages")
+_MODELING, _TORCH = (os.path.dirname(str(package.__file__)) + os.sep for package in (transformers, torch))
+_INTEGRATED = ("peft", "accelerate")
+"""Packages whose code `autopack.integrations` knows, where they are installed and imported."""
+_TOKEN_WISE: tuple[type, ...] = (
+    nn.Linear,
+    nn.Embedding,
+    nn.LayerNorm,
+    nn.RMSNorm,
+    nn.Dropout,
+    nn.Identity,
+    nn.ModuleList,
+    nn.ModuleDict,
+)
+_TOKEN_WISE = (*_TOKEN_WISE, nn.Sequential, nn.ParameterList, nn.ParameterDict)
+"""Modules of torch that do the same to every token, or only hold others."""
+_WRAPPERS = ("torch.distributed.", "torch._dynamo.", "torch.nn.parallel.")
+_PLAIN = {"__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__annotations__", "__orig_bases__"}
+_PLAIN |= {"__parameters__", "__abstractmethods__", "_abc_impl", "__static_attributes__", "__firstlineno__"}
+
+Place = tuple[Mapping[str, Any], str, Any]
+"""A mapping, a key, and the code that stands there."""
+
+
+def _is_own_file(name: str) -> bool:
+    """Whether a file is one of transformers, torch, the standard library, or a package that is integrated."""
+    if name.startswith((_MODELING, _TORCH, _HERE, "<frozen ")):
+        return True
+    if name.startswith(_STDLIB) and not any(part in name for part in _PACKAGES):
+        return True
+    found = (getattr(sys.modules.get(package), "__file__", None) for package in _INTEGRATED)
+    return any(path is not None and name.startswith(os.path.dirname(path) + os.sep) for path in found)
+
+
+def original(value: Any) -> Any:
+    """What stood where autopack has put a function of its own; anything else is itself."""
+    while (inner := getattr(value, "autopack_original", None)) is not None:
+        value = inner
+    return value
+
+
+def layers(value: Any) -> Iterator[Any]:
+    """A function and the functions that it wraps, without those of autopack, the outermost first."""
+    seen = 0
+    while value is not None and seen < 50:
+        value, seen = original(value), seen + 1
+        yield value
+        inner = getattr(value, "__wrapped__", None)
+        value = inner if inner is not None else getattr(value, "__func__", None) or getattr(value, "func", None)
+
+
+def is_own(value: Any) -> bool:
+    """Whether all layers of a function come from files of transformers, torch or what is integrated with them."""
+    for layer in layers(value):
+        if isinstance(layer, FunctionType):
+            if not _is_own_file(layer.__code__.co_filename):
+                return False
+        elif isinstance(layer, type) or not callable(layer):
+            return False
+        elif type(layer).__module__ not in ("builtins", "functools"):  # an object that is called
+            called = next((vars(cls)["__call__"] for cls in type(layer).__mro__ if "__call__" in vars(cls)), None)
+            if not is_own(called):
+                return False
+    return True
+
+
+def located(cls: type) -> bool:
+    """Whether a class is the one that its module holds under its name, from a file that is not somebody else's."""
+    module = sys.modules.get(cls.__module__)
+    path = getattr(module, "__file__", None)
+    if module is None or path is None or not _is_own_file(path):
+        return False
+    found: Any = module
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is cls
+
+
+def located_class(module: nn.Module) -> Any:
+    """The class of a module without those that a library has derived from it at run time (FSDP, parametrizations)."""
+    return next((cls for cls in type(module).__mro__ if located(cls)), None)
+
+
+class Provenance:
+    """Whose code a model runs now.
+
+    `foreign` tells in words, by module, what is not transformers' own; empty where everything is. `places` are where
+    its code stands, for `autopack.inspection.watch`.
+    """
+
+    def __init__(self, model: PreTrainedModel, implementations: tuple[str, ...] = ()):
+        self.foreign: list[str] = []
+        self.places: list[Place] = []
+        self._classes: dict[Any, str | None] = {}
+        self._functions: set[int] = set()
+        self._tree(model)
+        self._registered(implementations)
+
+    def _tree(self, model: PreTrainedModel) -> None:
+        parents: dict[int, Any] = {}
+        for name, module in model.named_modules():
+            said = name or "the model"
+            above = parents.get(id(module))
+            cls = located_class(module)
+            reason = self.around(module)
+            if reason is None and above is not None:
+                reason = out_of_place(cls, above)
+            if reason is not None:
+                self.foreign.append(f"{said}: {reason}")
+            below = cls if cls is not None and cls.__module__.startswith("transformers.") else above
+            for child in module.children():
+                parents.setdefault(id(child), below)
+
+    def _registered(self, implementations: tuple[str, ...]) -> None:
+        from transformers import modeling_utils
+
+        mapping = modeling_utils.ALL_ATTENTION_FUNCTIONS
+        for implementation in implementations:
+            function = mapping.get(implementation)
+            if function is not None and not self._check(function):
+                self.foreign.append(f"the attention function {implementation!r}: {_whose(function)}")
+
+    def around(self, module: nn.Module) -> str | None:
+        """What of a module's own forward, loss and hooks is somebody else's; None where nothing is."""
+        return self.of_class(type(module)) or on_instance(module) or self._of_loss(module) or foreign_hooks(module)
+
+    def _of_loss(self, module: nn.Module) -> str | None:
+        kind, known = getattr(module, "loss_type", None), releases.losses()
+        if not isinstance(module, PreTrainedModel) or kind not in known:
+            return None
+        self.places.append((known, kind, original(known[kind])))
+        return None if is_own(known[kind]) else f"the loss of the kind {kind!r} is {_whose(known[kind])}"
+
+    def of_class(self, cls: type) -> str | None:
+        """What in a class, or in a class that it derives from, is not transformers' own; None where everything is."""
+        if cls not in self._classes:
+            self._classes[cls] = next((r for base in cls.__mro__ if (r := self._of_base(base, cls))), None)
+        return self._classes[cls]
+
+    def _of_base(self, base: type, cls: type) -> str | None:
+        if base in (object, nn.Module) or base.__module__ in ("typing", "abc", "builtins"):
+            return None
+        members, known = vars(base), located(base)
+        in_library = known and not base.__module__.startswith("transformers.models.")
+        # What a library's general classes hold besides (saving, generation) has no part in a forward.
+        names = [n for n in ("forward", "__call__", "loss_function") if n in members] if in_library else list(members)
+        for name in names:
+            if name in _PLAIN:
+                continue
+            functions = list(_functions_of(members[name]))
+            if not functions and not known:
+                return f"{base.__qualname__}.{name} is not transformers' own"
+            self.places.append((members, name, original(members[name])))
+            for function in functions:
+                if not self._check(function) or (known and not in_library and not _belongs(function, base)):
+                    return f"{base.__qualname__}.{name} is {_whose(function)}"
+        return None
+
+    def _check(self, function: Any) -> bool:
+        """Whether a function, and what it calls by name in its own module, is transformers' own."""
+        if not is_own(function):
+            return False
+        inner = list(layers(function))[-1]
+        if not isinstance(inner, FunctionType) or id(inner) in self._functions:
+            return True
+        self._functions.add(id(inner))
+        if not inner.__code__.co_filename.startswith(_MODELING):
+            return True
+        for name in names_in(inner.__code__):
+            value = inner.__globals__.get(name)
+            if isinstance(value, FunctionType) or hasattr(value, "__wrapped__"):
+                self.places.append((inner.__globals__, name, original(value)))
+                if not self._check(value):
+                    return False
+        return True
+
+
+def _functions_of(value: Any) -> Iterator[Any]:
+    """The functions that a member of a class consists of."""
+    if isinstance(value, property):
+        yield from (part for part in (value.fget, value.fset) if part is not None)
+    elif isinstance(value, staticmethod | classmethod):
+        yield value.__func__
+    elif isinstance(value, functools.cached_property):
+        yield value.func
+    elif isinstance(value, FunctionType) or hasattr(value, "autopack_original"):
+        yield value
+
+
+def _belongs(function: Any, cls: type) -> bool:
+    """Whether a function was defined where it stands, and not for another class."""
+    inner = list(layers(function))[-1]
+    if not isinstance(inner, FunctionType) or not inner.__module__.startswith("transformers.models."):
+        return True  # what a decorator of the library has put there
+    return inner.__module__ == cls.__module__ and inner.__qualname__ == f"{cls.__qualname__}.{inner.__name__}"
+
+
+def _whose(function: Any) -> str:
+    for layer in layers(function):
+        code = getattr(layer, "__code__", None)
+        if code is not None and not _is_own_file(code.co_filename):
+            return f"{getattr(layer, '__qualname__', layer)} of {code.co_filename}"
+    inner = list(layers(function))[-1]
+    return f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+
+
+def on_instance(module: nn.Module) -> str | None:
+    """What on a single module is somebody else's code: its forward or its loss."""
+    forward = module.__dict__.get("forward")
+    if forward is not None and not is_own(forward):
+        return f"its forward, set on the instance, is {_whose(forward)}"
+    kept = module.__dict__.get("_old_forward")
+    if kept is not None and not is_own(kept):
+        return f"the forward that a hook keeps is {_whose(kept)}"
+    loss = module.__dict__.get("_loss_function")
+    if loss is not None and not is_own(loss):
+        return f"its loss_function is {_whose(loss)}"
+    return None
+
+
+def out_of_place(cls: Any, above: Any) -> str | None:
+    """Why a module of class `cls` is not what the class of transformers that holds it puts there; None where it is."""
+    if cls is None:
+        return "its class is not transformers' own"
+    name = cls.__module__
+    if name.startswith("torch.") and not name.startswith(_WRAPPERS):
+        activation = name == "torch.nn.modules.activation" and cls is not nn.MultiheadAttention
+        named = any(cls.__name__ in names_in(f.__code__) for f in _constructors(above))
+        return (
+            None
+            if issubclass(cls, _TOKEN_WISE) or activation or named
+            else f"a {cls.__name__} that {above.__name__} does not make"
+        )
+    if not name.startswith("transformers.models."):
+        return None
+    namespace = vars(sys.modules[above.__module__])
+    if namespace.get(cls.__name__) is cls:
+        return None
+    if issubclass(cls, PreTrainedModel) and any(
+        _is_auto(namespace.get(n)) for f in _constructors(above) for n in names_in(f.__code__)
+    ):
+        return None
+    return f"a {cls.__name__}, which {above.__name__} does not make"
+
+
+def _constructors(cls: type) -> Iterator[FunctionType]:
+    for base in cls.__mro__:
+        inner = list(layers(vars(base)["__init__"]))[-1] if "__init__" in vars(base) else None
+        if isinstance(inner, FunctionType):
+            yield inner
+
+
+def _is_auto(value: Any) -> bool:
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
+    return isinstance(value, type) and issubclass(value, _BaseAutoModelClass)
+
+
+def foreign_hooks(module: nn.Module) -> str | None:
+    """The first forward hook of a module that is neither of transformers or torch nor of what is integrated."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for hook in hooks.values():
+            function = hook.__func__ if isinstance(hook, MethodType) else hook
+            if not is_own(function):
+                return f"a forward hook on it is {_whose(function)}"
+    return None

@@ -1,0 +1,203 @@
+"""Whether a loss shifts, asked of the model: whatever its class is called and however its forward is written."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers
+from torch.nn.functional import cross_entropy
+from transformers import BertForTokenClassification, LlamaForCausalLM
+from transformers.modeling_outputs import CausalLMOutput
+
+import autopack
+from autopack import tiny
+from autopack.auditing.asking import first_label_counts
+from autopack.runtime.scope import stock
+
+
+def as_class(kind: type, model_type: str = "llama", task: str = "causal-lm", **config: object) -> torch.nn.Module:
+    """A tiny model, made one of this class."""
+    model = tiny.build(model_type, task=task, **config)
+    model.__class__ = kind
+    return model
+
+
+class Passing(LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+class InColumn(LlamaForCausalLM):
+    """A criterion of its own, which compares one column."""
+
+    def forward(self, *args, labels=None, **kwargs):
+        output = super().forward(*args, **kwargs)
+        if labels is not None:
+            output.loss = cross_entropy(output.logits.flatten(0, 1), labels.flatten())
+        return output
+
+
+class Summed(LlamaForCausalLM):
+    """Sums, in the model's precision, with a shift and without knowing of the ignored label."""
+
+    def forward(self, input_ids, labels=None, **kwargs):
+        logits = super().forward(input_ids, **kwargs).logits
+        if labels is None:
+            return CausalLMOutput(logits=logits)
+        chosen = logits[:, :-1].log_softmax(-1).gather(-1, labels[:, 1:, None])
+        return CausalLMOutput(loss=-chosen.sum(), logits=logits)
+
+
+class Smoothed(LlamaForCausalLM):
+    def forward(self, input_ids, labels=None, **kwargs):
+        logits = super().forward(input_ids, **kwargs).logits
+        loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), label_smoothing=0.1)
+        return (loss, logits) if labels is not None else (logits,)
+
+    # Without labels it crashes, and it returns a tuple.
+
+
+class OnlyTheLoss(LlamaForCausalLM):
+    """A fused loss: nothing but a number comes back."""
+
+    def forward(self, input_ids, labels=None, **kwargs):
+        output = super().forward(input_ids, labels=labels, **kwargs)
+        return {"loss": output.loss} if labels is not None else {"logits": output.logits.detach()}
+
+
+class Weighted(LlamaForCausalLM):
+    """Only the labels of the second half of a row count."""
+
+    def forward(self, input_ids, labels=None, **kwargs):
+        logits = super().forward(input_ids, **kwargs).logits
+        half = input_ids.shape[1] // 2
+        return {"loss": cross_entropy(logits[:, half:].flatten(0, 1), labels[:, half:].flatten()), "logits": logits}
+
+
+class NoLabels(LlamaForCausalLM):
+    def forward(self, input_ids, **kwargs):
+        kwargs.pop("labels", None)
+        return super().forward(input_ids, **kwargs)
+
+
+class Constant(LlamaForCausalLM):
+    def forward(self, input_ids, labels=None, **kwargs):
+        output = super().forward(input_ids, **kwargs)
+        output.loss = output.logits.sum() * 0 if labels is not None else None
+        return output
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (LlamaForCausalLM, False),
+        (Passing, False),
+        (InColumn, True),
+        (Summed, False),
+        (Smoothed, False),
+        (OnlyTheLoss, False),
+        (NoLabels, None),
+        (Constant, None),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_way_to_write_a_loss_is_asked(kind, expected, dtype):
+    assert first_label_counts(as_class(kind, dtype=dtype)) is expected
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task", "expected"),
+    [
+        ("gpt2", "causal-lm", False),
+        ("bert", "causal-lm", False),
+        ("whisper", "causal-lm", True),
+        ("bart", "causal-lm", True),
+        ("trocr", "causal-lm", True),
+        ("xlm", "causal-lm", True),
+        ("mamba", "causal-lm", False),
+        ("bert", "masked-lm", True),
+        ("t5", "seq2seq", True),
+        ("bart", "seq2seq", True),
+        ("qwen2_vl", "image-text-to-text", False),
+        ("llama", "sequence-classification", None),
+        ("bert", "sequence-classification", None),
+    ],
+)
+def test_types_of_transformers_are_asked(model_type, task, expected):
+    assert first_label_counts(tiny.build(model_type, task=task)) is expected
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", [None, "regression", "multi_label_classification"])
+def test_one_label_per_row_is_not_taken_for_one_per_token(classes, kind):
+    model = tiny.build("llama", task="sequence-classification", num_labels=classes, problem_type=kind)
+    model.config.pad_token_id = 0
+    assert first_label_counts(model) is None
+    assert model.config.problem_type == kind
+
+
+@pytest.mark.parametrize("classes", [1, 2, 5])
+def test_token_classification_compares_one_column(classes):
+    config = tiny.config("bert", num_labels=classes)
+    counts = first_label_counts(BertForTokenClassification(config))
+    assert counts is (None if classes == 1 else True)  # the loss of a single class is zero
+
+
+def test_whisper_is_asked_without_recordings():
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = transformers.WhisperConfig(d_model=32, encoder_ffn_dim=32, decoder_ffn_dim=32, vocab_size=60, **sizes)
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        setattr(config, name, 1)
+    assert first_label_counts(transformers.WhisperForConditionalGeneration(config)) is True
+
+
+def test_a_class_whose_forward_hides_that_it_has_two_halves():
+    class Hiding(transformers.T5ForConditionalGeneration):
+        def forward(self, *args, **kwargs):
+            return super().forward(*args, **kwargs)
+
+    assert first_label_counts(as_class(Hiding, "t5", "seq2seq")) is True
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, InColumn])
+def test_logits_that_are_all_alike_and_weights_that_are_frozen(kind, frozen):
+    """A head of zeros gives every label the same loss; what it differs in is its gradient, or what ignoring does."""
+    model = as_class(kind).requires_grad_(not frozen)
+    torch.nn.init.zeros_(model.lm_head.weight)
+    assert first_label_counts(model) is (kind is InColumn)
+
+
+def test_an_own_loss_function_is_asked():
+    model = tiny.build("llama")
+    model.loss_function = lambda logits, labels, vocab_size, **_: cross_entropy(
+        logits.float().reshape(-1, vocab_size), labels.reshape(-1)
+    )
+    assert first_label_counts(model) is True
+
+
+def test_an_enabled_model_is_asked_as_stock_has_it():
+    model = as_class(Passing)
+    with autopack.enable(model, verify="never") as handle, stock(handle.enabled):
+        assert first_label_counts(model) is False
+
+
+def test_the_model_is_left_as_it_was():
+    model = tiny.build("llama", attention_dropout=0.3).train()
+    model.lm_head.eval()
+    model.register_buffer("seen", torch.zeros(()))
+    model.register_forward_pre_hook(lambda module, _: module.seen.add_(1) and None)
+    before = copy.deepcopy(model.state_dict())
+    modes = [module.training for module in model.modules()]
+    torch.manual_seed(3)
+    with torch.no_grad():
+        assert first_label_counts(model) is False
+    drawn = torch.rand(3)
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(3))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert modes == [module.training for module in model.modules()]
+    assert model.model.layers[0].self_attn.attention_dropout == 0.3
+    assert all(parameter.grad is None for parameter in model.parameters())

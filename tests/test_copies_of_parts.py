@@ -1,0 +1,181 @@
+"""Copies of a part of an enabled model, a layer or a backbone: the part alone, which refuses to run, and comes clean.
+
+Sizes are those of pickles, since what a copy drags along is in its pickle: marks and hooks take a few kilobytes, a
+whole tiny model more than 100.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import autopack
+from autopack import OutsideForward, tiny
+from autopack.runtime.checkpointing import BoundCheckpoint
+from autopack.runtime.marks import holds_marks
+from tests.conftest import FLOAT64, LEAK, LENGTHS, attributes, error, positions, spans, token_ids
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+IDS, WHERE = token_ids(), positions(LENGTHS)
+TYPES = ["llama", "gpt2", "bert", "mamba", "mamba2", "bloom", "falcon", "gemma3_text", "rwkv", "qwen2_moe"]
+NOTES = 20_000
+"""Bytes that marks and hooks may take in a pickle."""
+
+
+def through_torch(part):
+    buffer = io.BytesIO()
+    torch.save(part, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda part: pickle.loads(pickle.dumps(part)), "torch": through_torch}
+
+
+def first_layer(model):
+    return next(m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList))[0]
+
+
+def build(model_type):
+    return tiny.build(model_type).double()
+
+
+def states(backbone):
+    ones = torch.ones_like(IDS)  # with a mask and positions that restart, stock leaks
+    return backbone(input_ids=IDS, position_ids=WHERE, attention_mask=ones, use_cache=False).last_hidden_state
+
+
+def states_alone(backbone):
+    return torch.cat([backbone(IDS[:, a:b], use_cache=False).last_hidden_state for a, b in spans(LENGTHS)], dim=1)
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_a_part_is_saved_without_its_model(model_type):
+    stock, model = build(model_type), build(model_type)
+    autopack.enable(model)
+    for part in (lambda m: m.base_model, first_layer, lambda m: m.base_model.get_input_embeddings()):
+        assert len(pickle.dumps(part(model))) <= len(pickle.dumps(part(stock))) + NOTES
+    assert len(pickle.dumps(model)) > len(pickle.dumps(first_layer(model))) + NOTES  # what it would have brought along
+    autopack.disable(model)
+
+
+@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES.keys())
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert", "mamba", "bloom"])
+def test_a_copied_backbone_refuses_and_can_be_disabled_or_enabled(model_type, duplicate):
+    stock, model = build(model_type), build(model_type)
+    expected, row = states_alone(stock.base_model), IDS[:, :5]
+    before = attributes(model.base_model).keys()
+    autopack.enable(model)
+    part, other = duplicate(model.base_model), duplicate(model.base_model)
+    for given in ({"input_ids": IDS, "position_ids": WHERE}, {"input_ids": row}):
+        with pytest.raises(OutsideForward, match=r"copy of a part of a model .* autopack.disable\(copy\)"):
+            part(**given)
+    assert not autopack.is_enabled(part)
+    autopack.disable(part)
+    assert not holds_marks(part)
+    assert torch.equal(part(row).last_hidden_state, stock.base_model(row).last_hidden_state)
+    assert attributes(part).keys() == before
+    assert error(states(part), expected) > LEAK
+    with autopack.enable(other) as handle:
+        assert handle.model is other
+        assert error(states(other), expected) <= FLOAT64
+    assert attributes(other).keys() == before
+    assert error(states(model.base_model), expected) <= FLOAT64  # nothing of the original was touched
+    autopack.disable(model)
+
+
+@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES.keys())
+@pytest.mark.parametrize("model_type", ["llama", "bert", "mamba"])
+def test_a_copied_layer_refuses_and_can_be_disabled(model_type, duplicate):
+    stock, model = build(model_type), build(model_type)
+    autopack.enable(model)
+    kept: dict = {}
+
+    def keep(module, args, kwargs):
+        kept.update(
+            args=args, kwargs={n: v for n, v in kwargs.items() if n in ("position_embeddings", "attention_mask")}
+        )
+
+    first_layer(stock).register_forward_pre_hook(keep, with_kwargs=True)
+    stock(input_ids=IDS[:, :5], use_cache=False)
+    layer = duplicate(first_layer(model))
+    with pytest.raises(OutsideForward, match="copy of a part"):
+        layer(*kept["args"], **kept["kwargs"])
+    autopack.disable(layer)
+    found, wanted = (each(*kept["args"], **kept["kwargs"]) for each in (layer, first_layer(stock)))
+    assert torch.equal(*(out if isinstance(out, torch.Tensor) else out[0] for out in (found, wanted)))
+    autopack.disable(model)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mamba"])
+def test_layers_copied_back_into_their_model_are_served_from_the_next_call_on(model_type):
+    stock, model = build(model_type), build(model_type)
+
+    def deepen(one):
+        layers = next(m for m in one.base_model.modules() if isinstance(m, torch.nn.ModuleList))
+        layers[1] = copy.deepcopy(layers[0])
+
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    autopack.enable(model)
+    model.train()(input_ids=IDS, position_ids=WHERE)
+    deepen(stock), deepen(model)
+    expected = states_alone(stock.base_model)
+    assert error(states(model.eval().base_model), expected) <= FLOAT64
+    autopack.disable(model)
+    assert not holds_marks(model)
+    assert not any(isinstance(v, BoundCheckpoint) for m in model.modules() for v in vars(m).values())
+    assert error(states(model.base_model), expected) > LEAK
+
+
+def test_the_halves_of_a_pair_are_parts_too():
+    model = tiny.build("t5", task="seq2seq")
+    autopack.enable(model)
+    encoder = copy.deepcopy(model.get_encoder())
+    with pytest.raises(OutsideForward, match="copy of a part"):
+        encoder(IDS)
+    autopack.disable(encoder)
+    autopack.disable(model)
+    assert torch.equal(encoder(IDS).last_hidden_state, model.get_encoder()(IDS).last_hidden_state)
+
+
+def test_rotations_and_poolers_of_a_part_are_served_where_they_are_put_into_a_model():
+    """They stand in no entry: left alone, they would follow the row and not its documents."""
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    for model, name in (
+        (tiny.build("llama", rope_parameters=rope, max_position_embeddings=8), "rotary_emb"),
+        (tiny.build("bert", task="next-sentence-prediction"), "pooler"),
+    ):
+        with autopack.enable(model, verify="never"):
+            backbone = model.base_model
+            before = backbone(input_ids=IDS, position_ids=WHERE)
+            setattr(backbone, name, copy.deepcopy(getattr(backbone, name)))
+            after = backbone(input_ids=IDS, position_ids=WHERE)
+            assert torch.equal(after[0], before[0])
+            assert name != "pooler" or torch.equal(after.pooler_output, before.pooler_output)
+
+
+def test_a_part_in_another_process(tmp_path):
+    model = build("llama")
+    autopack.enable(model)
+    torch.save(model.model, tmp_path / "part.pt")
+    torch.save((IDS, states(model.model)), tmp_path / "expected.pt")
+    autopack.disable(model)
+    code = (
+        "import torch, autopack\n"
+        f"part = torch.load({str(tmp_path / 'part.pt')!r}, weights_only=False)\n"
+        f"ids, expected = torch.load({str(tmp_path / 'expected.pt')!r})\n"
+        "try: part(ids)\n"
+        "except autopack.OutsideForward as error: assert 'copy of a part' in str(error)\n"
+        "else: raise AssertionError\n"
+        "autopack.disable(part)\n"
+        f"first = part(ids[:, :{LENGTHS[0]}]).last_hidden_state\n"
+        f"assert (first - expected[:, :{LENGTHS[0]}]).abs().max() <= 1e-12\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,42 @@
+"""Encoders of sounds and images take no tokens: no call of theirs could say where documents lie."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+import autopack
+from autopack import UnsupportedModel, tiny
+from tests.conftest import attributes, same
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+ENCODERS = {
+    "whisper": WhisperEncoder,
+    "clip_vision_model": transformers.CLIPVisionModel,
+    "siglip_vision_model": transformers.SiglipVisionModel,
+    "vit": transformers.ViTModel,
+    "dinov2": transformers.Dinov2Model,
+    "wav2vec2": transformers.Wav2Vec2Model,
+    "hubert": transformers.HubertModel,
+}
+
+
+@pytest.mark.parametrize("verify", ["auto", "never"])
+@pytest.mark.parametrize("model_type", ENCODERS)
+def test_an_encoder_that_takes_no_tokens_is_refused(model_type, verify):
+    model = ENCODERS[model_type](tiny.config(model_type))
+    before = attributes(model)
+    with pytest.raises(UnsupportedModel, match=r"takes tokens or embeddings of tokens \(input_ids, inputs_embeds\)"):
+        autopack.enable(model, verify=verify)
+    assert same(attributes(model), before)
+    assert not autopack.is_enabled(model)
+
+
+def test_the_model_around_it_is_served():
+    model = tiny.build("whisper", task="causal-lm").double()
+    with autopack.enable(model), torch.no_grad():
+        row = model(input_ids=torch.tensor([[5, 6, 7, 8, 9]]), attention_mask=torch.tensor([[1, 1, 2, 2, 2]])).logits
+    alone = torch.cat([model(input_ids=torch.tensor([ids])).logits for ids in ([5, 6], [7, 8, 9])], dim=1)
+    assert (row - alone).abs().max() <= 1e-10

@@ -1,0 +1,265 @@
+"""Parts of a model that the user replaces, before or after it is enabled: exact or refused, never silently wrong."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.unfamiliar import parts
+from tests.unfamiliar.common import ATTENDING, DECODERS, ENCODERS, Way, build, crossed, exact_or_refused, leaks
+from tests.unfamiliar.parts import HARMLESS, MIXING, PLACES, get, layers_of, mixer_name, place, put
+
+WAY = Way()
+WITHOUT_CACHE = Way(given={"use_cache": False})
+"""For layers that would share one place in the cache."""
+WHEN = ("before", "after")
+
+
+def wraps(where: str, kind: type[parts.Wrapped]) -> Callable[[Any], None]:
+    """Puts the part of a model inside a module of the user's."""
+
+    def change(model: Any) -> None:
+        holder, name = place(model, where)
+        put(holder, name, kind(get(holder, name)))
+
+    return change
+
+
+@pytest.mark.parametrize("kind", [*HARMLESS, *MIXING])
+def test_the_modules_of_the_user_do_what_they_say(kind):
+    """The control: another document in front changes what the mixing ones give to a token, and no other."""
+    states = torch.randn(1, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    module = kind(nn.Identity())
+    moves = not torch.allclose(module(states)[:, 3:], module(states[:, 3:]))
+    assert moves == (kind in MIXING)
+
+
+@pytest.mark.parametrize("model_type", DECODERS)
+@pytest.mark.parametrize("where", PLACES)
+def test_every_place_is_found(model_type, where):
+    """The control: what is put there runs."""
+    model, plain = build(model_type), build(model_type)
+    wraps(where, parts.Shifts)(model)
+    assert (WAY.alone(model).documents[0] - WAY.alone(plain).documents[0]).abs().max() > 1e-3
+
+
+COMBINATIONS = [(where, kind) for where in PLACES for kind in MIXING]
+
+
+@pytest.mark.parametrize(("combination", "model_type"), crossed(COMBINATIONS, DECODERS, 1))
+@pytest.mark.parametrize("when", WHEN)
+def test_a_part_that_mixes_tokens(model_type, combination, when):
+    exact_or_refused(model_type, WAY.both, wraps(*combination), when)
+
+
+@pytest.mark.parametrize(
+    ("combination", "model_type"), crossed([(where, kind) for where in PLACES for kind in HARMLESS], DECODERS[::-1], 1)
+)
+@pytest.mark.parametrize("when", WHEN)
+def test_a_part_that_mixes_no_tokens(model_type, combination, when):
+    exact_or_refused(model_type, WAY.both, wraps(*combination), when)
+
+
+READ_BY_CALLS = [name for name in DECODERS if name not in ("mamba", "mamba2")]
+"""Types that only call their parts; Mamba asks its head for the dtype of its weight."""
+
+
+def into_sequence(model: Any) -> None:
+    """Wrapped in containers of torch."""
+    for where in ("norm", "head"):
+        holder, name = place(model, where)
+        put(holder, name, nn.Sequential(get(holder, name)))
+
+
+# Mamba asks its head for the dtype of its weight.
+@pytest.mark.parametrize(
+    ("model_type", "when"), crossed([t for t in DECODERS if t not in ("mamba", "mamba2")], WHEN, 1)
+)
+def test_parts_in_a_sequence(model_type, when):
+    exact_or_refused(model_type, WAY.both, into_sequence, when)
+
+
+class OwnAttention(nn.Module):
+    """Attention that the user wrote, without a mask: a batch of documents needs none, being causal."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.queries_keys_values = nn.Linear(width, 3 * width, dtype=torch.float64)
+
+    def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+        parts = self.queries_keys_values(hidden_states).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        found = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        return found.transpose(1, 2).flatten(2), None
+
+
+def own_attention(model: Any, every: bool = True) -> None:
+    torch.manual_seed(0)
+    for layer in layers_of(model)[: None if every else 1]:
+        setattr(layer, mixer_name(layer), OwnAttention(model.config.hidden_size))
+
+
+@pytest.mark.parametrize(("model_type", "every"), crossed(ATTENDING, [True, False], 1))
+@pytest.mark.parametrize("when", WHEN)
+def test_attention_of_ones_own(model_type, when, every):
+    exact_or_refused(model_type, WAY.both, partial(own_attention, every=every), when)
+
+
+@pytest.mark.parametrize("model_type", ATTENDING)
+def test_attention_of_ones_own_leaks(model_type):
+    """The control: a model of this attention alone mixes documents, enabled or not."""
+    model = build(model_type)
+    own_attention(model)
+    assert leaks(model)
+
+
+def _set_forward(model: Any, make: Callable[[Any], Any]) -> None:
+    for layer in layers_of(model)[:1]:
+        mixer = getattr(layer, mixer_name(layer))
+        mixer.forward = make(mixer)
+
+
+def forward_passes_on(mixer: Any) -> Any:
+    return lambda *args, **kwargs: type(mixer).forward(mixer, *args, **kwargs)
+
+
+def forward_shifts(mixer: Any) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = type(self).forward(self, *args, **kwargs)
+        states, rest = (output[0], output[1:]) if isinstance(output, tuple) else (output, None)
+        states = states + nn.functional.pad(states, (0, 0, 1, 0))[:, :-1]
+        return states if rest is None else (states, *rest)
+
+    return MethodType(forward, mixer)
+
+
+def forward_skips(mixer: Any) -> Any:
+    """An ablation of the user's: a mixer that does nothing."""
+
+    def forward(hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+        output = type(mixer).forward(mixer, hidden_states, *args, **kwargs)
+        return (0 * output[0], *output[1:]) if isinstance(output, tuple) else 0 * output
+
+    return forward
+
+
+def forward_attends(mixer: Any) -> Any:
+    """Attention without the interface: documents are seen by nothing."""
+
+    def forward(hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+        found = nn.functional.scaled_dot_product_attention(hidden_states, hidden_states, hidden_states, is_causal=True)
+        output = type(mixer).forward(mixer, hidden_states, *args, **kwargs)
+        return (found, *output[1:]) if isinstance(output, tuple) else found
+
+    return forward
+
+
+FORWARDS = (forward_passes_on, forward_shifts, forward_skips, forward_attends)
+
+
+@pytest.mark.parametrize(("forward", "model_type"), crossed(FORWARDS, DECODERS, 4))
+@pytest.mark.parametrize("when", WHEN)
+def test_a_forward_on_the_instance_of_a_mixer(model_type, forward, when):
+    exact_or_refused(model_type, WAY.both, lambda model: _set_forward(model, forward), when)
+
+
+def equal_mixer(model: Any) -> None:
+    """A mixer of the same class and with the same weights, from another model."""
+    other = build(model.config.model_type)
+    layer = layers_of(model)[0]
+    setattr(layer, mixer_name(layer), getattr(layers_of(other)[0], mixer_name(layer)))
+
+
+def equal_layer(model: Any) -> None:
+    layers_of(model)[0] = layers_of(build(model.config.model_type))[0]
+
+
+def equal_layers(model: Any) -> None:
+    """Every layer, in a list of its own."""
+    others, layers = layers_of(build(model.config.model_type)), layers_of(model)
+    for holder in model.modules():
+        for name, child in holder.named_children():
+            if child is layers:
+                setattr(holder, name, others)
+                return
+
+
+def equal_backbone(model: Any) -> None:
+    setattr(model, model.base_model_prefix, build(model.config.model_type).base_model)
+
+
+def fewer_layers(model: Any) -> None:
+    del layers_of(model)[-1]
+    for name in ("num_hidden_layers", "n_layer", "n_layers"):
+        if name in vars(model.config):
+            setattr(model.config, name, len(layers_of(model)))
+
+
+def shared_layers(model: Any) -> None:
+    layers = layers_of(model)
+    layers[1] = layers[0]
+
+
+def copied_layers(model: Any) -> None:
+    layers = layers_of(model)
+    layers[1] = copy.deepcopy(layers[0])
+
+
+def copied_mixer(model: Any) -> None:
+    layers = layers_of(model)
+    name = mixer_name(layers[0])
+    setattr(layers[1], name, copy.deepcopy(getattr(layers[0], name)))
+
+
+def turned_layers(model: Any) -> None:
+    layers = layers_of(model)
+    layers[0], layers[1] = layers[1], layers[0]
+
+
+REARRANGED = (
+    equal_mixer,
+    equal_layer,
+    equal_layers,
+    equal_backbone,
+    shared_layers,
+    copied_layers,
+    copied_mixer,
+    turned_layers,
+    fewer_layers,
+)
+UNIFORM = tuple(name for name in DECODERS if name not in ("gemma3_text", "bamba"))
+"""Types whose layers can take each other's place."""
+
+
+@pytest.mark.parametrize(("change", "model_type"), crossed(REARRANGED, UNIFORM, 5))
+def test_layers_that_are_rearranged_after_the_model_is_enabled(model_type, change):
+    exact_or_refused(model_type, WITHOUT_CACHE.both, change, "after")
+
+
+@pytest.mark.parametrize(("change", "model_type"), crossed(REARRANGED, UNIFORM, 1))
+def test_layers_that_are_rearranged_before_the_model_is_enabled(model_type, change):
+    exact_or_refused(model_type, WITHOUT_CACHE.both, change, "before")
+
+
+def more_layers(model: Any) -> None:
+    layers_of(model).append(layers_of(build(model.config.model_type))[1])
+    model.config.num_hidden_layers = len(layers_of(model))
+
+
+@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gpt_neox", "opt", "bloom", "falcon", "mamba", "mpt"])
+def test_layers_that_are_added(model_type, when):
+    exact_or_refused(model_type, WITHOUT_CACHE.both, more_layers, when)
+
+
+@pytest.mark.parametrize(("kind", "model_type"), crossed(MIXING, ENCODERS, 2))
+@pytest.mark.parametrize("when", WHEN)
+def test_a_part_of_an_encoder_that_mixes_tokens(model_type, kind, when):
+    way = Way(shifts=False)
+    exact_or_refused(partial(build, model_type, "masked-lm"), way.both, wraps("layer", kind), when)
