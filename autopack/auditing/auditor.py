@@ -18,9 +18,11 @@ from transformers import PreTrainedModel
 from autopack.auditing.asking import argument_names
 from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase
 from autopack.auditing.left_as_found import left_as_found
-from autopack.auditing.packed import GRADIENTS, INFLUENCE, ROUTER, PackedRuns
+from autopack.auditing.losses import Labels
+from autopack.auditing.packed import GRADIENTS, INFLUENCE, PackedRuns
 from autopack.auditing.padded import PaddedRuns
 from autopack.auditing.report import LeakReport, ModeResult
+from autopack.auditing.routers import ROUTER, measure_router
 from autopack.auditing.running import Runner
 from autopack.auditing.thresholds import threshold_lengths
 from autopack.errors import UnsupportedModel
@@ -40,6 +42,8 @@ _GRADIENT_FACTOR = 10
 """Gradients sum over all tokens and layers; they are held to ten times the tolerance of the logits."""
 EVERY_MODE = (*MODES, ROUTER, *PADDED_MODES)
 """Names of all call modes."""
+TRAINED = {"default", "padding mask", "two rows", "right-padded", "left-padded", "right-padded, no labels"}
+"""Those that are run in train mode too, where none are named and eval is among the modes: they differ the most."""
 
 
 def audit(
@@ -59,7 +63,8 @@ def audit(
         lengths: Lengths in tokens of the random documents of a row; two or more.
         modes: Names among `EVERY_MODE`; by default all that the model has: padded batches where it is enabled, the
             router's loss where it has one, longer documents where its configuration holds thresholds.
-        training: Which of eval (False) and train (True) to run. Dropout and router noise are off in both.
+        training: Which of eval (False) and train (True) to run. Dropout and router noise are off in both. Of all modes,
+            those that differ the most are run in both; modes that are named are run in each.
         gradients: Whether to compare the gradients of all trainable parameters; costs four times their memory.
         seed: Seed of the documents.
 
@@ -96,12 +101,14 @@ class _Audit:
         longer = threshold_lengths(model, lengths)
         self.long = None if longer is None else kind(model, longer, seed)
         enabled = self.runner.enabled
+        self.pads = enabled is not None and enabled.options.unpad != "never"
         there = {
             **dict.fromkeys(MODES, True),
             "thresholds": self.long is not None,
-            ROUTER: self.case.takes_router_logits,
-            **dict.fromkeys(PADDED_MODES, enabled is not None and enabled.options.unpad != "never"),
+            ROUTER: self.case.has_router,
+            **dict.fromkeys(PADDED_MODES, self.pads),
         }
+        self.all = modes is None
         self.modes = tuple(name for name in modes or EVERY_MODE if there[name])
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         tolerance = TOLERANCE.get(dtype, 1e-4)
@@ -124,9 +131,10 @@ class _Audit:
         enabled = self.runner.enabled
         tally = None if enabled is None else copy.deepcopy(vars(enabled.tally))
         try:
+            labels = self._labels(training)
             for train in training:
                 self.model.train(train)
-                for result in self._results(train, training, gradients):
+                for result in self._results(train, training, gradients, labels):
                     results[result.mode, train] = result
         finally:
             if enabled is not None and tally is not None:
@@ -135,26 +143,35 @@ class _Audit:
             self.report.results.extend(results[name, train] for train in training if (name, train) in results)
         return self.report
 
-    def _results(self, train: bool, training: tuple[bool, ...], differentiate: bool) -> list[ModeResult]:
-        packed, found = PackedRuns(self.runner, self.case, self.long), []
-        labels, why = None, None
-        try:
-            labels, why = packed.find_labels()
-        except Exception as error:  # documents alone cannot be run: every mode will say so
-            why = f"{type(error).__name__}: {error}"
-        if labels is None and why is not None:
+    def _labels(self, training: tuple[bool, ...]) -> Labels | None:
+        """Labels that the loss takes, in one of the training modes: they are asked for before anything is measured."""
+        why: str | None = None
+        for train in training:
+            self.model.train(train)
+            try:
+                labels, said = PackedRuns(self.runner, self.case, self.long).find_labels()
+            except Exception as error:  # documents alone cannot be run: every mode will say so
+                labels, said = None, f"{type(error).__name__}: {error}"
+            if labels is not None:
+                return labels
+            why = why or said
+        if why is not None:
             self.report.notes["loss"] = f"not measured, because {why}"
+        return None
+
+    def _results(
+        self, train: bool, training: tuple[bool, ...], differentiate: bool, labels: Labels | None
+    ) -> list[ModeResult]:
+        packed, found = PackedRuns(self.runner, self.case, self.long), []
         for name in self.modes:
+            if self.all and train and False in training and name not in TRAINED:
+                continue
             asked = differentiate and self._differentiates(name, train, training)
             try:
                 if name in MODES:
-                    if name == "thresholds" and train and False in training:
-                        continue  # what a model does past a threshold, it does in both
                     result = packed.measure(name, labels, asked, self._replaces(name, train, training))
                 elif name == ROUTER:
-                    if train and False in training:
-                        continue
-                    result = packed.measure_router(labels)
+                    result = measure_router(self.runner, self.case, labels, self.pads)
                 else:
                     bounds = self.report.tolerance, self.report.loss_tolerance
                     runs = PaddedRuns(self.runner, self.case, labels, packed.alone(), self.report.is_exact, bounds)

@@ -59,13 +59,12 @@ class Case:
         self.base = first_position(model.config)
         self.lengths = list(lengths)
         self.outputs: dict[str, Any] = {"output_hidden_states": True}
-        self.takes_router_logits = any(
-            hasattr(config, "output_router_logits") for config in (model.config, model.config.get_text_config())
-        )
-        if self.takes_router_logits:
-            self.outputs["output_router_logits"] = True
-        pad = getattr(model.config.get_text_config(), "pad_token_id", None)
-        self.filler = pad if isinstance(pad, int) and 0 <= pad < _vocabulary(model) else None
+        configs = model.config, model.config.get_text_config()
+        flags = [config.output_router_logits for config in configs if hasattr(config, "output_router_logits")]
+        self.has_router = bool(flags)
+        self.outputs |= {"output_router_logits": True} if flags else {}
+        self.without_router: dict[str, Any] = {"output_router_logits": False} if any(flags) else {}
+        """What leaves a router's loss out, which is no mean over documents, where a configuration asks for it."""
         generator = torch.Generator().manual_seed(seed)
         allowed = tokens_to_draw(model)
 
@@ -74,6 +73,12 @@ class Case:
             return list(tokens.to(self.device).split(self.lengths))
 
         self.documents, self.others = draw(), draw()
+        pad = getattr(model.config.get_text_config(), "pad_token_id", None)
+        usable = pad if isinstance(pad, int) and 0 <= pad < _vocabulary(model) else self.documents[0][0]
+        self.filler = int(usable)
+        """The token of padding."""
+        self.other_fillers = [int(t) for t in dict.fromkeys(allowed.tolist()) if t != self.filler]
+        """Tokens that may stand in padding instead."""
 
     def one_row(
         self, *, position_ids: bool = True, mask: str = "", padding: int = 0, offset: int = 0, **arguments: Any
@@ -117,8 +122,7 @@ class Case:
 
     def padded(self, side: str = "right", wider: int = 0, filler: int | None = None) -> dict[str, torch.Tensor]:
         """A batch of the documents, one in each row, padded on one side; `wider` by columns that no row fills."""
-        if filler is None:
-            filler = int(self.documents[0][0]) if self.filler is None else self.filler
+        filler = self.filler if filler is None else filler
         columns = max(self.lengths) + wider
         ids = torch.full((len(self.lengths), columns), filler, device=self.device)
         mask = torch.zeros_like(ids)

@@ -69,6 +69,12 @@ class Sides:
         columns = [(row, real.nonzero().flatten()) for row, real in enumerate(mask.bool().cpu())]
         return cls((mask.shape[0], mask.shape[1]), columns, None if source is None else cls.of_padded(source))
 
+    @classmethod
+    def of_padded_batch(cls, arguments: Mapping[str, Any]) -> Sides:
+        """Where documents lie by the masks among the arguments of a padded call."""
+        mask, target = arguments["attention_mask"], arguments.get("decoder_attention_mask")
+        return cls.of_padded(mask) if target is None else cls.of_padded(target, mask)
+
     @property
     def both(self) -> list[Sides]:
         """The sides that a field may belong to."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,7 +31,8 @@ class Labels:
     per_token: bool
     ignore_first: bool = False
     """Whether the first label of every document is to be ignored where it stands in a packed row."""
-    own: dict[int, torch.Tensor] = field(default_factory=dict)
+    shifts: bool = False
+    """Whether the loss compares each label with what the token before it predicts."""
 
     def packed(self, call: Call, only: int | None = None) -> dict[str, torch.Tensor]:
         """The labels of a packed call; where they are one per token, those of one document `only` if asked."""
@@ -51,8 +52,12 @@ class Labels:
             labels[row, first + skipped : end] = self.alone[number % len(self.alone)][name][0, skipped:]
         return {name: labels}
 
-    def padded(self, sides: Sides) -> dict[str, torch.Tensor]:
-        """The labels of a padded batch of the documents; those of padding are ignored."""
+    def padded(self, sides: Sides, predicted: bool = False) -> dict[str, torch.Tensor]:
+        """The labels of a padded batch of the documents; those of padding are ignored.
+
+        If only those that are `predicted` are asked for, those that a loss would compare with what padding predicts
+        are ignored too.
+        """
         if not self.per_token:
             starts = torch.stack([columns[0] for _, columns in sides.columns])
             together = {name: torch.cat([each[name] for each in self.alone]) for name in self.alone[0]}
@@ -63,7 +68,8 @@ class Labels:
         example = self.alone[0][name]
         labels = example.new_full((*sides.shape, *example.shape[2:]), IGNORED_LABEL)
         for (row, columns), each in zip(sides.columns, self.alone, strict=True):
-            labels[row, columns.to(labels.device)] = each[name][0]
+            skipped = int(predicted and self.shifts)
+            labels[row, columns[skipped:].to(labels.device)] = each[name][0, skipped:]
         return {name: labels}
 
 
@@ -100,7 +106,7 @@ def find_labels(
             if said is None:
                 skipped = 0 if counts_first else 1
                 counts = [len(document) - skipped for document in case.documents]
-                return Labels(made, counts, True, ignore_boundaries and not counts_first), None
+                return Labels(made, counts, True, ignore_boundaries and not counts_first, not counts_first), None
     else:
         for made in _per_row(case, alone):
             refused = _refusal(model, run, made[number])

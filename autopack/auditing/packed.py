@@ -17,9 +17,10 @@ from autopack.errors import AutopackError
 
 INFLUENCE = {"default", "two rows", "thresholds"}
 """Modes in which documents are replaced one at a time; in the others, every document is compared with itself alone."""
+WITHOUT_LABELS = {"default", "two rows"}
+"""Modes that are called without labels as well as with them; in the others one call tells of results and loss."""
 GRADIENTS = {(False, "default"), (True, "default"), (True, "padding mask"), (True, "two rows")}
 """Modes, in train or eval, whose gradients are compared where these are among those that were asked for."""
-ROUTER = "router loss"
 
 
 class PackedRuns:
@@ -41,7 +42,7 @@ class PackedRuns:
         number = max(range(len(self.case.documents)), key=lambda i: len(self.case.documents[i]))
 
         def run(labels: dict[str, torch.Tensor]) -> Any:
-            return self.runner.stock({**self.case.by_itself(number), **labels})
+            return self.runner.stock({**self.case.by_itself(number), **labels, **self.case.without_router})
 
         with self.runner.as_stock():
             return find_labels(self.runner.model, self.case, alone, run, self.runner.enabled is None)
@@ -64,29 +65,42 @@ class PackedRuns:
                 raise NoReference(said) from error
             return ModeResult(name, self.training, failure=said)
         try:
-            found, expected, unknown = self._documents(case, call, alone)
-            self.unknown |= set(unknown)
-            scales = scales_of(expected)
-            worst, field = max(errors_between(found, expected, scales))
-            influence = self._influence(case, call, alone, found, scales) if replace else None
-            gradient = self._gradient_error(call, found, expected, scales) if differentiate else None
-            loss, refused = (
-                (None, None)
-                if labels is None or options or case is not self.case
-                else self._loss_error(name, call, labels)
+            return self._measured(
+                name, case, call, alone, None if options or case is not self.case else labels, differentiate, replace
             )
         except Exception as failure:
             return ModeResult(name, self.training, failure=f"{type(failure).__name__}: {failure}")
-        return ModeResult(name, self.training, worst, influence, gradient, loss, field=field, loss_refused=refused)
 
-    def _documents(
-        self, case: Case, call: Call, alone: list[Fields], replaced: int | None = None
-    ) -> tuple[list[Fields], list[Fields], list[str]]:
-        outputs = fields_of(self.runner.model(**case.given(call, replaced)))
+    def _measured(
+        self,
+        name: str,
+        case: Case,
+        call: Call,
+        alone: list[Fields],
+        labels: Labels | None,
+        differentiate: bool,
+        replace: bool,
+    ) -> ModeResult:
+        outputs: Fields = {}
+        loss, refused = None, None
+        if labels is not None:
+            outputs, loss, refused = self._with_labels(name, call, labels)
+        if name in WITHOUT_LABELS or not self._tells_as_much(outputs, alone):
+            # With labels, some models do not return all that they return without.
+            outputs = fields_of(self.runner.model(**case.given(call)))
         found, expected, unknown = Sides.of(call).split(outputs, alone)
         if not any(expected):
             raise RuntimeError("no field of its output could be compared with what documents get alone")
-        return found, expected, unknown
+        self.unknown |= set(unknown)
+        scales = scales_of(expected)
+        worst, field = max(errors_between(found, expected, scales))
+        influence = self._influence(case, call, alone, found, scales) if replace else None
+        gradient = self._gradient_error(call, found, expected, scales) if differentiate else None
+        return ModeResult(name, self.training, worst, influence, gradient, loss, field=field, loss_refused=refused)
+
+    @staticmethod
+    def _tells_as_much(outputs: Fields, alone: list[Fields]) -> bool:
+        return bool(outputs) and alone[0].keys() <= outputs.keys()
 
     def _alone(self, case: Case, call: Call, options: dict[str, Any] | None = None) -> list[Any]:
         """The outputs of stock for each document of a call, in its default call, with their graph."""
@@ -105,13 +119,14 @@ class PackedRuns:
     ) -> np.ndarray:
         """influence[i, j]: change of document i's results when document j is replaced, relative; NaN on the diagonal.
 
-        Of rows that cross thresholds, only the longest document and the last are replaced.
+        Of rows that cross thresholds, only the longest document is replaced.
         """
         matrix = np.full((len(found), len(found)), np.nan)
         lengths = [end - first for _, first, end in call.spans]
-        some = range(len(found)) if case is self.case else {int(np.argmax(lengths)), len(found) - 1}
+        some = range(len(found)) if case is self.case else [int(np.argmax(lengths))]
         for j in some:
-            changed, _, _ = self._documents(case, call, alone, j)
+            outputs = fields_of(self.runner.model(**case.given(call, j)))
+            changed, _, _ = Sides.of(call).split(outputs, alone)
             matrix[:, j] = [worst for worst, _ in errors_between(changed, found, scales)]
         np.fill_diagonal(matrix, np.nan)
         return matrix
@@ -133,78 +148,44 @@ class PackedRuns:
                 return None  # some models have gradients in train mode alone
         return gradient_error(gradients(one, parameters), self._gradients[key])
 
-    @torch.no_grad()
-    def _loss_error(self, name: str, call: Call, labels: Labels) -> tuple[float | None, str | None]:
-        """Relative difference of the loss from that of the documents alone, and why there is none where it is refused.
+    def _with_labels(self, name: str, call: Call, labels: Labels) -> tuple[Fields, float | None, str | None]:
+        """What the call with labels returns, the relative difference of its loss from that of the documents alone, and
+        why there is none where it is refused.
 
         In the default call labels of one document are given at a time, too, where they are one per token: then it is
         the loss of that document alone, whatever a loss makes of several.
         """
         counts = [labels.counts[number % len(labels.counts)] for number in range(len(call.spans))]
         if not any(count > 0 for count in counts):
-            return None, None  # documents of one token predict nothing
-        alone = [self._loss_alone(call, labels, number) for number in range(len(call.spans))]
+            return {}, None, None  # documents of one token predict nothing
+        with torch.no_grad():
+            alone = [self._loss_alone(call, labels, number) for number in range(len(call.spans))]
         try:
-            together = self._loss(call, labels.packed(call))
+            outputs, together = self._loss(call, labels.packed(call))
             error = min(relative_error(together, each) for each in expected_losses(alone, counts))
             if name == "default" and labels.per_token:
                 for number, count in enumerate(counts):
                     if count > 0:
-                        one = self._loss(call, labels.packed(call, number))
+                        with torch.no_grad():
+                            _, one = self._loss(call, labels.packed(call, number))
                         error = max(error, relative_error(one, alone[number]))
         except AutopackError as refused:
-            return None, f"{type(refused).__name__}: {refused}"
-        return error, None
+            return {}, None, f"{type(refused).__name__}: {refused}"
+        return outputs, error, None
 
-    def _loss(self, call: Call, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        loss = loss_of(self.runner.model(**self.case.given(call), **labels))
+    def _loss(self, call: Call, labels: dict[str, torch.Tensor]) -> tuple[Fields, torch.Tensor]:
+        output = self.runner.model(**self.case.given(call), **labels, **self.case.without_router)
+        loss = loss_of(output)
         if loss is None:
             raise RuntimeError("the model gives no loss for packed rows, although it gives one for documents alone")
-        return loss
+        return fields_of(output), loss
 
     def _loss_alone(self, call: Call, labels: Labels, number: int) -> torch.Tensor:
         key = number % len(self.case.documents), call.first[number]
         if key not in self._losses:
-            arguments = {**self.case.alone(call, number), **labels.alone[key[0]]}
+            arguments = {**self.case.alone(call, number), **labels.alone[key[0]], **self.case.without_router}
             loss = loss_of(self.runner.stock(arguments))
             if loss is None:
                 raise RuntimeError("stock gives no loss for a document alone, although it gives one for another")
             self._losses[key] = loss
         return self._losses[key]
-
-    @torch.no_grad()
-    def measure_router(self, labels: Labels | None) -> ModeResult:
-        """The loss with that of the router: packed, with padding and without, against stock on the padded batch.
-
-        Raises `NoReference` where stock has none that leaves padding out.
-        """
-        case = self.case
-        if labels is None:
-            raise NoReference("there are no labels that its loss takes")
-        options = {"output_router_logits": True}
-        losses = []
-        for filler in (None, next(int(t) for t in case.documents[-1] if int(t) != case.filler)):
-            padded = case.padded(filler=filler)
-            target, source = padded.get("decoder_attention_mask"), padded["attention_mask"]
-            sides = Sides.of_padded(source) if target is None else Sides.of_padded(target, source)
-            try:
-                loss = loss_of(self.runner.stock({**padded, **labels.padded(sides), **options}))
-            except Exception as error:
-                raise NoReference(f"stock raises {type(error).__name__} for the padded batch") from error
-            if loss is None:
-                raise NoReference("stock gives no loss for the padded batch")
-            losses.append(loss)
-        if relative_error(losses[1], losses[0]) > 1e-6:
-            raise NoReference("stock counts padding in it, so that a padded batch says nothing")
-        worst, refused = 0.0, None
-        try:
-            for name in ("default", "padding mask"):
-                call = MODES[name](case)
-                found = loss_of(self.runner.model(**case.given(call), **labels.packed(call), **options))
-                worst = max(worst, float("inf") if found is None else relative_error(found, losses[0]))
-        except AutopackError as failure:
-            refused = f"{type(failure).__name__}: {failure}"
-        except Exception as failure:
-            return ModeResult(ROUTER, self.training, failure=f"{type(failure).__name__}: {failure}")
-        loss_error = None if refused else worst
-        return ModeResult(ROUTER, self.training, None, None, None, loss_error, loss_refused=refused)

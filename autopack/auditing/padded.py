@@ -48,8 +48,8 @@ class PaddedRuns:
         """Run one kind of padded batch as the model stands and as stock; `NoReference` where stock cannot run it."""
         form = PADDED_MODES[name]
         side, training = form.get("side", "right"), self.runner.model.training
-        arguments = dict(self.case.padded(side))
-        sides = _sides(arguments)
+        arguments: dict[str, Any] = {**self.case.padded(side), **self.case.without_router}
+        sides = Sides.of_padded_batch(arguments)
         if "use_cache" in form:
             arguments["use_cache"] = form["use_cache"]
         if self.labels is not None and form.get("labels", True):
@@ -67,12 +67,15 @@ class PaddedRuns:
         result = self._compare(name, found, expected, differentiate, unpadded)
         if self.is_exact(result) or not self._stock_reads_padding(arguments, side, expected):
             return result
-        # Stock carries states out of padding, or predicts a label there: such documents have no result but that alone.
-        by_itself = self._alone(sides, with_loss=expected.loss is not None)
-        if by_itself is None:
-            return result
-        other = self._compare(name, found, by_itself, differentiate, unpadded)
-        return other if self.is_exact(other) else result
+        # Such documents have no result but another: where a label is compared with what padding predicts, that without
+        # the label, and where states are carried out of padding, that alone.
+        others = self._predicted(arguments, sides), self._alone(sides, with_loss=expected.loss is not None)
+        for reference in others:
+            if reference is not None:
+                other = self._compare(name, found, reference, differentiate, unpadded)
+                if self.is_exact(other):
+                    return other
+        return result
 
     def _answer(self, output: Any, sides: Sides, like: _Answer | None = None) -> _Answer:
         fields = fields_of(output)
@@ -104,7 +107,7 @@ class PaddedRuns:
     @torch.no_grad()
     def _stock_reads_padding(self, arguments: dict[str, Any], side: str, expected: _Answer) -> bool:
         """Whether stock's own results change with what stands in padding, or with how much of it stands behind."""
-        filler = next(int(t) for t in reversed(self.case.documents[-1]) if int(t) != self.case.filler)
+        filler = next(iter(self.case.other_fillers), self.case.filler)
         for other_side, wider, other_filler in ((side, 0, filler), ("right", 7, None)):
             try:
                 before = expected if other_side == side else self._stock(arguments, other_side)
@@ -125,11 +128,17 @@ class PaddedRuns:
     def _stock(self, like: dict[str, Any], side: str, wider: int = 0, filler: int | None = None) -> _Answer:
         """What stock gives for the documents padded otherwise, with labels and options as in another call."""
         arguments: dict[str, Any] = dict(self.case.padded(side, wider, filler))
-        sides = _sides(arguments)
+        sides = Sides.of_padded_batch(arguments)
         if self.labels is not None and self.labels.alone[0].keys() <= like.keys():
             arguments |= self.labels.padded(sides)
-        arguments |= {name: like[name] for name in ("use_cache",) if name in like}
+        arguments |= {name: like[name] for name in ("use_cache", *self.case.without_router) if name in like}
         return self._answer(self.runner.stock(arguments), sides)
+
+    def _predicted(self, arguments: dict[str, Any], sides: Sides) -> _Answer | None:
+        """What stock gives for the batch without labels that padding would predict."""
+        if self.labels is None or not self.labels.alone[0].keys() <= arguments.keys():
+            return None
+        return self._answer(self.runner.stock({**arguments, **self.labels.padded(sides, predicted=True)}), sides)
 
     def _alone(self, sides: Sides, with_loss: bool) -> _Answer | None:
         """What the documents get by themselves, in the form of the answer of a padded batch."""
@@ -144,19 +153,14 @@ class PaddedRuns:
         loss = None
         if self.labels is not None and with_loss:
             outputs = [
-                self.runner.stock({**self.case.by_itself(i), **labels}) for i, labels in enumerate(self.labels.alone)
+                self.runner.stock({**self.case.by_itself(i), **labels, **self.case.without_router})
+                for i, labels in enumerate(self.labels.alone)
             ]
             losses = [found for output in outputs if (found := loss_of(output)) is not None]
             if len(losses) < len(outputs):
                 return None
             loss = expected_losses(losses, self.labels.counts)[0]
         return _Answer({}, documents, loss)
-
-
-def _sides(arguments: dict[str, Any]) -> Sides:
-    mask = arguments["attention_mask"]
-    target = arguments.get("decoder_attention_mask")
-    return Sides.of_padded(mask) if target is None else Sides.of_padded(target, mask)
 
 
 def _documents(fields: Fields, sides: Sides) -> list[Fields]:

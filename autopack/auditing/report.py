@@ -150,10 +150,10 @@ class LeakReport:
 
     @property
     def influence(self) -> np.ndarray:
-        """Influence of document j on document i (documents, documents) in the worst call mode that measured it."""
-        ran = [r for r in self.results if r.influence is not None]
-        worst = max(ran, key=lambda r: r.worst, default=None)
-        return np.full((1, 1), np.nan) if worst is None or worst.influence is None else worst.influence
+        """Influence of document j on document i (documents, documents) in the worst call mode that measured it of all."""
+        ran = [(r.worst, r.influence) for r in self.results if r.influence is not None]
+        of_all = [each for each in ran if np.isnan(each[1]).sum() <= len(each[1])]
+        return max(of_all or ran, key=lambda each: each[0], default=(0.0, np.full((1, 1), np.nan)))[1]
 
     def _headline(self) -> str:
         state = "enabled by autopack" if self.enabled else "stock, not enabled"
