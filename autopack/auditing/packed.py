@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,8 @@ class PackedRuns:
                         error = max(error, relative_error(one, alone[number]))
         except AutopackError as refused:
             return {}, None, f"{type(refused).__name__}: {refused}"
+        except Exception as failure:  # without labels the call may run
+            return {}, math.inf, f"{type(failure).__name__}: {failure}"
         return outputs, error, None
 
     def _loss(self, call: Call, labels: dict[str, torch.Tensor]) -> tuple[Fields, torch.Tensor]:

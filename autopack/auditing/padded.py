@@ -58,6 +58,8 @@ class PaddedRuns:
             expected = self._answer(self.runner.stock(arguments), sides)
         except Exception as error:
             raise NoReference(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+        if any(bool(value.isnan().any()) for document in expected.documents for value in document.values()):
+            raise NoReference("stock gives values that are no numbers")
         tally = self.runner.enabled.tally.batches  # type: ignore[union-attr]
         try:
             found = self._answer(self.runner.model(**arguments), sides, expected)
