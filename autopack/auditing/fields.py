@@ -106,8 +106,10 @@ class Sides:
         self, name: str, value: torch.Tensor, alone: list[torch.Tensor]
     ) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
         for side in self.both:
-            if all(a.dim() > 1 and a.shape[:2] == (1, n) for a, n in zip(alone, side.lengths, strict=True)):
-                return [(got, a[0]) for got, a in zip(side.per_token(name, value), alone, strict=True)]
+            axis = columns_of(alone, [(1, n) for n in side.lengths])
+            if axis is not None and value.dim() == alone[0].dim():
+                moved = [rows_first(a, axis)[0] for a in alone]
+                return list(zip(side.per_token(name, rows_first(value, axis)), moved, strict=True))
         for side in self.both:
             if all(len(a) == n for a, n in zip(alone, side.lengths, strict=True)):
                 return list(zip(side.flat(name, value), alone, strict=True))
@@ -135,6 +137,21 @@ class Sides:
                 return self.per_token(name, value.reshape(rows, columns, *value.shape[1:]))
         wanted = self.shape[0] * self.shape[1]
         raise WrongShape(f"{name} has shape {tuple(value.shape)}; wanted one of {wanted} tokens")
+
+
+def columns_of(values: list[torch.Tensor], shapes: list[tuple[int, int]]) -> int | None:
+    """The first axis that, with the one before it, has the (rows, columns) of each value; None where none has."""
+    if any(value.dim() != values[0].dim() for value in values):
+        return None
+    for axis in range(1, values[0].dim()):
+        if all(tuple(v.shape[axis - 1 : axis + 1]) == shape for v, shape in zip(values, shapes, strict=True)):
+            return axis
+    return None
+
+
+def rows_first(value: torch.Tensor, axis: int) -> torch.Tensor:
+    """The value with rows and columns, which lie at the axis before this one and at it, as its first two axes."""
+    return value.movedim((axis - 1, axis), (0, 1))
 
 
 def scales_of(documents: list[Fields]) -> dict[str, float]:

@@ -108,11 +108,12 @@ def find_labels(
                 counts = [len(document) - skipped for document in case.documents]
                 return Labels(made, counts, True, ignore_boundaries and not counts_first, not counts_first), None
     else:
+        said = (
+            _refusal(model, run, next(_per_token(model, case, alone))[number]) or "its loss heeds no label of a token"
+        )
         for made in _per_row(case, alone):
-            refused = _refusal(model, run, made[number])
-            if refused is None:
+            if _refusal(model, run, made[number]) is None:
                 return Labels(made, [1] * len(made), False), None
-            said = said or refused
     if not argument_names(model) & set(LABELS):
         return None, None
     return None, said or "stock gives no loss for labels of one per token, of one per row, or of a start and an end"

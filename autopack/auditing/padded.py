@@ -10,7 +10,16 @@ import torch
 
 from autopack.auditing.asking import loss_of
 from autopack.auditing.cases import PADDED_MODES, Case, NoReference
-from autopack.auditing.fields import Fields, Sides, WrongShape, errors_between, fields_of, scales_of
+from autopack.auditing.fields import (
+    Fields,
+    Sides,
+    WrongShape,
+    columns_of,
+    errors_between,
+    fields_of,
+    rows_first,
+    scales_of,
+)
 from autopack.auditing.losses import Labels, expected_losses, relative_error
 from autopack.auditing.report import ModeResult
 from autopack.auditing.running import Runner, gradient_error, gradients, weighted_sum
@@ -147,11 +156,13 @@ class PaddedRuns:
         documents: list[Fields] = [{} for _ in self.alone]
         for name in self.alone[0]:
             parts = [fields[name] for fields in self.alone]
-            if all(p.dim() > 1 and p.shape[:2] == (1, n) for p, n in zip(parts, sides.lengths, strict=True)) or all(
-                len(p) == 1 and p.shape == parts[0].shape for p in parts
-            ):
-                for document, part in zip(documents, parts, strict=True):
-                    document[name] = part[0]
+            axis = columns_of(parts, [(1, length) for length in sides.lengths])
+            if axis is not None:
+                parts = [rows_first(part, axis) for part in parts]
+            elif not all(len(part) == 1 and part.shape == parts[0].shape for part in parts):
+                continue
+            for document, part in zip(documents, parts, strict=True):
+                document[name] = part[0]
         loss = None
         if self.labels is not None and with_loss:
             outputs = [
@@ -169,10 +180,11 @@ def _documents(fields: Fields, sides: Sides) -> list[Fields]:
     """What of each field belongs to each document; padding is left out, and the rest goes to the first document."""
     documents: list[Fields] = [{} for _ in sides.columns]
     for name, value in fields.items():
-        side = next((side for side in sides.both if tuple(value.shape[:2]) == side.shape), None)
+        axes = [(side, axis) for side in sides.both if (axis := columns_of([value], [side.shape])) is not None]
         flat = next((side for side in sides.both if len(value) == side.shape[0] * side.shape[1]), None)
-        if side is not None:
-            parts = side.per_token(name, value)
+        if axes:
+            side, axis = axes[0]
+            parts = side.per_token(name, rows_first(value, axis))
         elif flat is not None:
             parts = flat.flat(name, value)
         elif len(value) == len(documents):
