@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 import autopack
 from autopack import errors, tiny
-from autopack.auditing.results import of_rows
+from autopack.auditing.fields import of_rows
 from autopack.enabling.handle import Handle
 from autopack.errors import AutopackError
 from autopack.inspection import releases
