@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -302,44 +304,62 @@ def _changed(model: Any, change: Change | None) -> Any:
 
 
 def verdict(
-    make: str | Callable[[], Any], calls: Calls, change: Change | None = None, when: str = "before", **options: Any
+    make: str | Callable[[], Any],
+    calls: Calls,
+    change: Change | None = None,
+    when: str = "before",
+    *,
+    patch: Callable[[pytest.MonkeyPatch], None] | None = None,
+    **options: Any,
 ) -> str:
-    """Whether an enabled model that is changed `before` or `after` it is enabled is `exact`, or why it is refused.
+    """Whether an enabled model is `exact` on all of these calls, or why it is refused.
 
-    `make` is a model type or makes the model. Anything else, a wrong number or another error, fails the test. Each call
-    is made twice: the second one may find what the first one has kept. After enabling, the model has been called once
-    before it is changed.
+    `make` is a model type or makes the model. `change` makes one model unfamiliar and `patch` all of a type, `before`
+    or `after` it is enabled (and called once); `stale` is before, but after another model of the type was enabled and
+    disabled. The reference is changed and patched alike. Anything else, a wrong number or another error, fails the
+    test. Each call is made twice: the second one may find what the first one has kept.
     """
     if isinstance(make, str):
         make = partial(build, make)
-    changed = _changed(make(), change)
-    expected = [reference(changed) for _, reference in calls]
-    model = make()
+    if when == "stale":
+        with autopack.enable(make(), **options) as handle:
+            _run_all(calls, handle.model)
     refusals = []
-    try:
+    with ExitStack() as undo:
+        model = make()
         if when == "after":
-            autopack.enable(model, **options)
-            for run, _ in calls:
-                run(model)
-            model = _changed(model, change)
-        else:
-            model = _changed(model, change)
+            undo.callback(_disable, autopack.enable(model, **options).model)
+            _run_all(calls, model)
+        if patch is not None:
+            patch(undo.enter_context(pytest.MonkeyPatch.context()))
+        stock = _changed(make(), change)
+        expected = [reference(stock) for _, reference in calls]
+        model = _changed(model, change)
+        if when != "after":
             try:
                 autopack.enable(model, **options)
             except AutopackError as error:
                 return f"refused: {error}"
-        for (run, _), stock in zip(calls, expected, strict=True):
+            undo.callback(_disable, model)
+        for (run, _), wanted in zip(calls, expected, strict=True):
             try:
                 results = [run(model), run(model)]
             except AutopackError as error:
                 refusals.append(f"{run.__name__} refused: {error}")
                 continue
             for number, result in enumerate(results):
-                check(result, stock, f"{run.__name__}, call {number + 1}, changed {when} it was enabled")
-    finally:
-        if autopack.is_enabled(model):
-            autopack.disable(model)
+                check(result, wanted, f"{run.__name__}, call {number + 1}, unfamiliar {when} it was enabled")
     return "; ".join(refusals) or "exact"
+
+
+def _run_all(calls: Calls, model: Any) -> None:
+    for run, _ in calls:
+        run(model)
+
+
+def _disable(model: Any) -> None:
+    if autopack.is_enabled(model):
+        autopack.disable(model)
 
 
 def must_be_exact(*args: Any, **options: Any) -> None:

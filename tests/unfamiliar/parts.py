@@ -81,7 +81,7 @@ class Wrapped(nn.Module):
         output = self.inner(*args, **kwargs)
         if isinstance(output, tuple):
             return (self.change(output[0]), *output[1:])
-        return self.change(output)
+        return self.change(output) if output.dim() > 2 else self.change(output[None])[0]  # OPT flattens its rows
 
 
 class Scales(Wrapped):

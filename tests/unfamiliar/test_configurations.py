@@ -1,0 +1,218 @@
+"""Other configurations: ordinary ones of stock types are exact; what is changed after `enable` is followed or refused."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unfamiliar.common import LENGTHS, Way, build, crossed, errors, exact_or_refused, leaks, must_be_exact
+from tests.unfamiliar.parts import layers_of, mixer_name
+
+WAY = Way()
+ROPE = {"rope_theta": 10000.0}
+SHORT = 6
+"""Positions that a model was made for: between the lengths of documents (5, 7, 4), and less than a row."""
+HALF = [1.0] * 8
+ORDINARY: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"attention_bias": True, "mlp_bias": True}),
+    ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    ("llama", {"num_key_value_heads": 4, "head_dim": 8, "hidden_act": "gelu"}),
+    ("llama", {"rope_parameters": {**ROPE, "rope_type": "linear", "factor": 4.0}}),
+    ("llama", {"rope_parameters": {**ROPE, "rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": SHORT}),
+    ("llama", {"rope_parameters": {**ROPE, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}}),
+    (
+        "llama",
+        {
+            "rope_parameters": {
+                **ROPE,
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8,
+            }
+        },
+    ),
+    ("mistral", {"sliding_window": 3}),
+    ("mistral", {"sliding_window": None}),
+    ("mistral", {"sliding_window": 6}),
+    (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    ("qwen3", {"attention_bias": True, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3}),
+    ("gemma2", {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "attn_implementation": "eager"}),
+    ("gemma2", {"attn_logit_softcapping": None, "sliding_window": 3}),
+    ("gemma3_text", {"sliding_window": 3, "layer_types": ["full_attention", "sliding_attention"]}),
+    ("gemma3_text", {"query_pre_attn_scalar": 4, "final_logit_softcapping": 3.0}),
+    ("gpt_oss", {"sliding_window": 3}),
+    ("llama4_text", {"attention_chunk_size": 4}),
+    ("llama4_text", {"attn_temperature_tuning": True, "floor_scale": 3, "attn_scale": 0.5}),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+    ("gpt2", {"scale_attn_weights": False}),
+    ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    ("opt", {"do_layer_norm_before": False}),
+    ("opt", {"word_embed_proj_dim": 32}),
+    ("bloom", {"apply_residual_connection_post_layernorm": True}),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    ("falcon", {"multi_query": False, "parallel_attn": False, "bias": True}),
+    ("mamba", {"use_bias": True, "use_conv_bias": False, "conv_kernel": 3}),
+    ("mamba2", {"chunk_size": 4, "conv_kernel": 3}),
+    ("mamba2", {"chunk_size": 3, "use_bias": True}),
+    ("bamba", {"mamba_chunk_size": 4, "mamba_d_conv": 3}),
+    ("phi", {"qk_layernorm": True}),
+    ("phi3", {"sliding_window": 3}),
+    ("stablelm", {"use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True}),
+    ("starcoder2", {"sliding_window": 3, "use_bias": False}),
+    ("olmo", {"clip_qkv": 0.5}),
+    ("qwen2_moe", {"norm_topk_prob": True, "decoder_sparse_step": 2}),
+    ("cohere", {"use_qk_norm": True}),
+    ("cohere2", {"sliding_window": 3}),
+    ("granite", {"attention_multiplier": 0.3, "residual_multiplier": 0.5}),
+    ("gpt_bigcode", {"multi_query": False}),
+    ("codegen", {"rotary_dim": 4}),
+    ("gptj", {"rotary_dim": 4}),
+    ("gpt_neo", {"attention_types": [[["global", "local"], 1]], "window_size": 3}),
+]
+
+
+def _name(case: tuple[str, dict[str, Any]]) -> str:
+    return f"{case[0]}-{'-'.join(case[1])}"
+
+
+@pytest.mark.parametrize(("model_type", "fields"), ORDINARY, ids=map(_name, ORDINARY))
+def test_an_ordinary_configuration_is_exact(model_type, fields):
+    must_be_exact(partial(build, model_type, **fields), WAY.both)
+
+
+@pytest.mark.parametrize(("model_type", "fields"), ORDINARY[::6], ids=map(_name, ORDINARY[::6]))
+def test_stock_leaks_in_these_configurations(model_type, fields):
+    """The control, by rows of which nothing is said."""
+    assert leaks(build(model_type, **fields), Way(form="none"))
+
+
+UNUSUAL: list[tuple[str, dict[str, Any]]] = [
+    ("gpt2", {"reorder_and_upcast_attn": True, "attn_implementation": "eager"}),
+    ("falcon", {"alibi": True}),
+    ("phi3", {
+        "rope_parameters": {**ROPE, "rope_type": "longrope", "short_factor": HALF, "long_factor": [3.0] * 8,
+                            "original_max_position_embeddings": SHORT},
+        "max_position_embeddings": 24, "original_max_position_embeddings": SHORT,
+    }),
+    ("llama", {"rope_parameters": {**ROPE, "rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 4}),
+    ("llama", {"max_position_embeddings": SHORT}),
+    ("gpt2", {"n_positions": 8}),
+    ("opt", {"max_position_embeddings": 8}),
+    ("gpt_neo", {"max_position_embeddings": 8}),
+    ("gptj", {"n_positions": 8}),
+    ("codegen", {"n_positions": 8}),
+    ("gpt_bigcode", {"n_positions": 8}),
+    ("gpt_neox", {"max_position_embeddings": 8}),
+    ("mpt", {"max_seq_len": 8}),
+    ("bloom", {"hidden_dropout": 0.0, "slow_but_exact": True}),
+    ("qwen2_moe", {"shared_expert_intermediate_size": 16, "mlp_only_layers": [0]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model_type", "fields"), UNUSUAL, ids=map(_name, UNUSUAL))
+def test_an_unusual_configuration(model_type, fields):
+    """Tables of positions are shorter than the row, though not than its documents."""
+    exact_or_refused(partial(build, model_type, **fields), WAY.both)
+
+
+def in_config(**fields: Any) -> Any:
+    def change(model: Any) -> None:
+        for name, value in fields.items():
+            setattr(model.config, name, value)
+
+    return change
+
+
+def in_mixers(**fields: Any) -> Any:
+    def change(model: Any) -> None:
+        for layer in layers_of(model):
+            for name, value in fields.items():
+                setattr(getattr(layer, mixer_name(layer)), name, value)
+
+    return change
+
+
+def rotary(**fields: Any) -> Any:
+    """Other rotary positions, by the module of the model's own class for another configuration."""
+
+    def change(model: Any) -> None:
+        model.config.rope_parameters = {**ROPE, **fields}
+        model.config.max_position_embeddings = SHORT
+        model.model.rotary_emb = type(model.model.rotary_emb)(model.config).double()
+
+    return change
+
+
+CHANGED = {
+    "window of the config": ("mistral", in_config(sliding_window=2)),
+    "window taken away": ("mistral", in_config(sliding_window=None)),
+    "window of starcoder2": ("starcoder2", in_config(sliding_window=2)),
+    "window of gemma3": ("gemma3_text", in_config(sliding_window=2)),
+    "window of the modules": ("mistral", in_mixers(sliding_window=2)),
+    "kinds of layers": ("gemma3_text", in_config(layer_types=["full_attention", "full_attention"])),
+    "kinds of layers turned": ("gemma3_text", in_config(layer_types=["full_attention", "sliding_attention"])),
+    "softcap of the modules": ("gemma2", in_mixers(attn_logit_softcapping=1.0)),
+    "scaling of the modules": ("llama", in_mixers(scaling=1.0)),
+    "scaling of gpt_neox": ("gpt_neox", in_mixers(scaling=1.0)),
+    "causal no more": ("llama", in_mixers(is_causal=False)),
+    "chunks of the config": ("llama4_text", in_config(attention_chunk_size=3)),
+    "temperature of llama4": ("llama4_text", in_mixers(attn_temperature_tuning=True, floor_scale=2, attn_scale=0.9)),
+    "scale of gpt2": ("gpt2", in_mixers(scale_attn_by_inverse_layer_idx=True)),
+    "upcast of gpt2": ("gpt2", in_mixers(reorder_and_upcast_attn=True)),
+    "linear rope": ("llama", rotary(rope_type="linear", factor=4.0)),
+    "dynamic rope": ("llama", rotary(rope_type="dynamic", factor=4.0)),
+    "sinks": ("gpt_oss", in_config(sliding_window=2)),
+    "router": ("qwen2_moe", in_config(output_router_logits=True)),
+    "chunks of mamba2": ("mamba2", in_mixers(chunk_size=3)),
+    "model type": ("llama", in_config(model_type="opt")),
+    "classes": ("llama", in_config(architectures=["T5Model"])),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_configuration_that_is_changed(name, when):
+    model_type, change = CHANGED[name]
+    implementation = {"attn_implementation": "eager"} if "gemma2" in model_type or "gpt2" in model_type else {}
+    exact_or_refused(partial(build, model_type, **implementation), WAY.both, change, when)
+
+
+HARMLESS = {
+    "eager": lambda model: model.set_attn_implementation("eager"),
+    "eager, in the config": in_config(_attn_implementation="eager"),
+    "no cache": in_config(use_cache=False),
+    "tuples": in_config(return_dict=False),
+    "hidden states": in_config(output_hidden_states=True),
+    "another padding token": in_config(pad_token_id=5),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type"), crossed(list(HARMLESS), ["llama", "gemma3_text", "gpt2", "opt", "phi", "gpt_neox"], 2)
+)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_is_switched_every_day_is_exact(name, model_type, when):
+    must_be_exact(model_type, WAY.both, HARMLESS[name], when)
+
+
+@pytest.mark.parametrize("name", [name for name in CHANGED if name not in ("router", "model type", "classes")])
+def test_the_changes_show(name):
+    """The control: what a change of the configuration does to stock is seen, or stock itself does not read it."""
+    model_type, change = CHANGED[name]
+    implementation = {"attn_implementation": "eager"} if "gemma2" in model_type or "gpt2" in model_type else {}
+    model = build(model_type, **implementation)
+    before = WAY.alone(model)
+    change(model)
+    moved = errors(WAY.alone(model), before)["states"]
+    unread = ("window of the modules", "causal no more", "chunks of mamba2", "kinds of layers")
+    assert moved > 1e-3 or name.startswith(unread), moved
+    assert sum(LENGTHS) > SHORT
+    assert isinstance(moved, float) and not torch.isnan(torch.tensor(moved))

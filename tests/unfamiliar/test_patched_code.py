@@ -1,0 +1,317 @@
+"""Code of transformers that the user patches for all models of a type: classes, functions of modules, attention.
+
+Every patch is made before a model is enabled, after it has been, or before it but after another model of the type was:
+what was concluded from the code then no longer holds.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_utils import AttentionInterface
+
+from autopack import tiny
+from tests.unfamiliar.common import (
+    ATTENDING,
+    DECODERS,
+    ENCODERS,
+    Way,
+    build,
+    crossed,
+    exact_or_refused,
+    leaks,
+    must_be_exact,
+    verdict,
+)
+from tests.unfamiliar.parts import get, layers_of, place
+
+WAY = Way()
+WHEN = ("before", "after", "stale")
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def wrapper(change: Callable[[torch.Tensor], torch.Tensor], forward: Any) -> Any:
+    """A forward that changes the states that another one gives; it tells nothing of that other one."""
+
+    def inner(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = forward(self, *args, **kwargs)
+        if isinstance(output, tuple):
+            return (change(output[0]), *output[1:])
+        return change(output) if output.dim() > 2 else change(output[None])[0]
+
+    return inner
+
+
+def as_they_are(states: torch.Tensor) -> torch.Tensor:
+    return states
+
+
+def shifted(states: torch.Tensor) -> torch.Tensor:
+    return states + torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], 1)
+
+
+def averaged(states: torch.Tensor) -> torch.Tensor:
+    return states + states.cumsum(1) / torch.arange(1, states.shape[1] + 1)[:, None]
+
+
+def attended(states: torch.Tensor) -> torch.Tensor:
+    return states + nn.functional.scaled_dot_product_attention(states, states, states, is_causal=True)
+
+
+def of_class(model_type: str, where: str, change: Any, wraps: bool) -> Patch:
+    """Patches the class of a part of the models of a type."""
+
+    def patch(patching: pytest.MonkeyPatch) -> None:
+        cls = type(get(*place(build(model_type), where)))
+        forward = wrapper(change, cls.forward)
+        patching.setattr(cls, "forward", functools.wraps(cls.forward)(forward) if wraps else forward)
+
+    return patch
+
+
+@pytest.mark.parametrize(("model_type", "change"), crossed(DECODERS, [shifted, averaged, attended], 1))
+@pytest.mark.parametrize("when", WHEN)
+def test_the_class_of_the_mixer_mixes_more_tokens(model_type, change, when):
+    wraps = when == "stale"
+    exact_or_refused(model_type, WAY.both, None, when, patch=of_class(model_type, "mixer", change, wraps))
+
+
+@pytest.mark.parametrize(("model_type", "where"), crossed(DECODERS, ["feed-forward", "norm", "layer"], 1))
+@pytest.mark.parametrize("when", WHEN)
+def test_the_class_of_another_part_mixes_tokens(model_type, where, when):
+    part = get(*place(build(model_type), where))
+    if type(part).__module__.startswith("torch."):
+        where = "layer"  # torch's own classes are everybody's
+    wraps = when == "before"
+    exact_or_refused(model_type, WAY.both, None, when, patch=of_class(model_type, where, shifted, wraps))
+
+
+@pytest.mark.parametrize(("model_type", "wraps"), crossed(DECODERS, [True, False], 1))
+@pytest.mark.parametrize("when", WHEN)
+def test_the_class_of_the_mixer_is_wrapped_and_does_the_same(model_type, wraps, when):
+    exact_or_refused(model_type, WAY.both, None, when, patch=of_class(model_type, "mixer", as_they_are, wraps))
+
+
+def own_attention(self: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+    """Attention of the user's own: causal, and so no mask is needed for a batch of documents."""
+    heads = hidden_states.unflatten(-1, (4, -1)).transpose(1, 2)
+    found = nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+    return found.transpose(1, 2).flatten(2), None
+
+
+def of_attention(model_type: str) -> Patch:
+    def patch(patching: pytest.MonkeyPatch) -> None:
+        patching.setattr(type(get(*place(build(model_type), "mixer"))), "forward", own_attention)
+
+    return patch
+
+
+@pytest.mark.parametrize("model_type", ATTENDING)
+@pytest.mark.parametrize("when", WHEN)
+def test_the_class_of_attention_gets_a_forward_of_ones_own(model_type, when):
+    exact_or_refused(model_type, WAY.both, None, when, patch=of_attention(model_type))
+
+
+@pytest.mark.parametrize("model_type", ATTENDING)
+def test_these_forwards_leak(model_type, monkeypatch):
+    """The control: in stock, a row of documents mixes by this attention alone."""
+    of_attention(model_type)(monkeypatch)
+    assert leaks(build(model_type))
+
+
+def whole_is_wrapped(model_type: str) -> Patch:
+    """A wrapper around the forward of the whole class, without `functools.wraps`: a profiler, or a logger."""
+
+    def patch(patching: pytest.MonkeyPatch) -> None:
+        cls = type(build(model_type))
+        forward = cls.forward
+
+        def logged(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return forward(self, *args, **kwargs)
+
+        patching.setattr(cls, "forward", logged)
+
+    return patch
+
+
+@pytest.mark.parametrize("model_type", DECODERS)
+@pytest.mark.parametrize("when", WHEN)
+def test_the_class_of_the_whole_is_wrapped(model_type, when):
+    """Thin code that users have every day; positions are declared as stock names them."""
+    form = Way(form="segments" if model_type in ("bloom", "mamba", "mamba2", "mpt") else "position_ids")
+    calls = ((form.packed, WAY.alone), (WAY.padded, WAY.padded))
+    insist = must_be_exact if when == "before" else exact_or_refused
+    insist(model_type, calls, None, when, patch=whole_is_wrapped(model_type))
+
+
+def fused_loss(self: Any, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+    """As Liger patches the whole class: the loss comes from hidden states, with a shift of its own."""
+    output = self.base_model(input_ids=input_ids, **kwargs)
+    states = output.last_hidden_state
+    head = self.get_output_embeddings()
+    loss = None
+    if labels is not None:
+        targets = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].flatten()
+        loss = nn.functional.cross_entropy(head(states).flatten(0, 1), targets, ignore_index=-100)
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    return CausalLMOutputWithPast(loss=loss, logits=head(states))
+
+
+@pytest.mark.parametrize("model_type", ATTENDING)
+@pytest.mark.parametrize("when", WHEN)
+def test_the_class_of_the_whole_gets_a_fused_loss(model_type, when):
+    def patch(patching: pytest.MonkeyPatch) -> None:
+        patching.setattr(type(build(model_type)), "forward", fused_loss)
+
+    exact_or_refused(model_type, WAY.both, None, when, patch=patch)
+
+
+def of_module(model_type: str, name: str, replacement: Any) -> Patch:
+    """Patches a name of the module in which the mixer's class is defined."""
+
+    def patch(patching: pytest.MonkeyPatch) -> None:
+        module = sys.modules[type(get(*place(build(model_type), "mixer"))).__module__]
+        patching.setattr(module, name, replacement(getattr(module, name)))
+
+    return patch
+
+
+def rotates_by_columns(rotate: Any) -> Any:
+    """Positions of the columns, whatever the call brings."""
+
+    def apply(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
+        angles = torch.arange(q.shape[2])[:, None] / 100 ** torch.linspace(0, 1, cos.shape[-1] // 2)
+        angles = torch.cat([angles, angles], -1)[None].to(cos.dtype)
+        return rotate(q, k, angles.cos(), angles.sin(), *args, **kwargs)
+
+    return apply
+
+
+def rotates_backwards(rotate: Any) -> Any:
+    return lambda q, k, cos, sin, *args, **kwargs: rotate(q, k, cos, -sin, *args, **kwargs)
+
+
+def without_mask(attend: Any) -> Any:
+    """Causal, and nothing else: the mask is taken for that of padding."""
+
+    def forward(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        found = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
+        return found.transpose(1, 2).contiguous(), None
+
+    return forward
+
+
+def repeats(repeat: Any) -> Any:
+    return lambda states, n_rep: states.repeat_interleave(n_rep, 1)
+
+
+FUNCTIONS = {
+    "rotates by columns": ("apply_rotary_pos_emb", rotates_by_columns, "sdpa"),
+    "rotates backwards": ("apply_rotary_pos_emb", rotates_backwards, "sdpa"),
+    "attends without mask": ("eager_attention_forward", without_mask, "eager"),
+    "repeats heads": ("repeat_kv", repeats, "eager"),
+}
+ROTARY = ("llama", "gemma3_text", "qwen2_moe", "phi", "olmo2", "starcoder2", "stablelm")
+
+
+@pytest.mark.parametrize(("name", "model_type"), crossed(list(FUNCTIONS), ROTARY, 2))
+@pytest.mark.parametrize("when", WHEN)
+def test_a_function_of_the_module_is_replaced(name, model_type, when):
+    attribute, replacement, implementation = FUNCTIONS[name]
+    make = functools.partial(build, model_type, attn_implementation=implementation)
+    exact_or_refused(make, WAY.both, None, when, patch=of_module(model_type, attribute, replacement))
+
+
+def as_users_norm(norm: Any) -> Any:
+    """A norm of the user's in place of the module's, as fused kernels bring one."""
+    return type("FusedNorm", (norm,), {"forward": wrapper(as_they_are, norm.forward), "__module__": "users_code"})
+
+
+def as_mixing_norm(norm: Any) -> Any:
+    return type(norm.__name__, (norm,), {"forward": wrapper(shifted, norm.forward), "__module__": norm.__module__})
+
+
+@pytest.mark.parametrize("replacement", [as_users_norm, as_mixing_norm])
+@pytest.mark.parametrize(("model_type", "name"), [
+    ("llama", "LlamaRMSNorm"), ("gemma3_text", "Gemma3RMSNorm"), ("qwen2_moe", "Qwen2MoeRMSNorm"),
+    ("olmo2", "Olmo2RMSNorm"), ("llama", "LlamaMLP"), ("starcoder2", "Starcoder2MLP"), ("stablelm", "StableLmMLP"),
+    ("phi", "PhiMLP"), ("mamba", "MambaRMSNorm"), ("bamba", "BambaRMSNorm"),
+])  # fmt: skip
+def test_a_class_of_the_module_is_replaced_before_the_model_is_built(model_type, name, replacement):
+    def make() -> Any:
+        model = tiny.build(model_type, attn_implementation="sdpa", dtype=torch.float64)  # not from the cache
+        if model.config._experts_implementation == "grouped_mm":
+            model.set_experts_implementation("eager")
+        return model
+
+    with pytest.MonkeyPatch.context() as patching:
+        module = sys.modules[type(get(*place(build(model_type), "layer"))).__module__]
+        patching.setattr(module, name, replacement(getattr(module, name)))
+        exact_or_refused(make if model_type != "mamba" else _mamba, WAY.both)
+
+
+def _mamba() -> Any:
+    return tiny.build("mamba", dtype=torch.float64)
+
+
+def mine(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
+    """An attention function of the user's that reads its mask as SDPA does."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    causal = attention_mask is None and query.shape[2] > 1
+    scale = kwargs.get("scaling")
+    found = nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=attention_mask, is_causal=causal, scale=scale
+    )
+    return found.transpose(1, 2).contiguous(), None
+
+
+def careless(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
+    return without_mask(None)(module, query, key, value, attention_mask)
+
+
+@pytest.mark.parametrize(("model_type", "function"), crossed(ATTENDING, [mine, careless], 1))
+@pytest.mark.parametrize(("masks", "when"), [(True, "before"), (True, "after"), (False, "before"), (False, "after")])
+def test_an_attention_function_under_a_name_of_its_own(model_type, function, masks, when, monkeypatch):
+    """A careless one ignores padding in stock, too: its padded batch is what stock gives, right or wrong."""
+    monkeypatch.setitem(AttentionInterface._global_mapping, "mine", function)
+    if masks:
+        monkeypatch.setitem(AttentionMaskInterface._global_mapping, "mine", sdpa_mask)
+    exact_or_refused(model_type, WAY.both, lambda model: model.set_attn_implementation("mine"), when)
+
+
+@pytest.mark.parametrize(("model_type", "function"), crossed(ATTENDING, [careless, mine], 1))
+@pytest.mark.parametrize("when", WHEN)
+def test_an_attention_function_over_sdpa(model_type, function, when):
+    def patch(patching: pytest.MonkeyPatch) -> None:
+        patching.setitem(AttentionInterface._global_mapping, "sdpa", function)
+
+    exact_or_refused(model_type, WAY.both, None, when, patch=patch)
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+@pytest.mark.parametrize("when", WHEN)
+def test_the_class_of_an_encoders_layer_mixes_tokens(model_type, when):
+    make = functools.partial(build, model_type, "masked-lm")
+
+    def patch(patching: pytest.MonkeyPatch) -> None:
+        cls = type(layers_of(make())[0])
+        patching.setattr(cls, "forward", wrapper(averaged, cls.forward))
+
+    exact_or_refused(make, Way(shifts=False).both, None, when, patch=patch)
+
+
+def test_patches_are_gone():
+    """The control of this file: nothing that a test patched is left."""
+    for model_type in ATTENDING:
+        assert verdict(model_type, WAY.both) == "exact"
