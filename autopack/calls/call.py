@@ -19,6 +19,8 @@ CACHES = ("past_key_values", "past_key_value", "cache_params", "state")
 """Arguments that hold a cache."""
 DROPPED = ("attention_mask", "cache_position", *CACHES)
 """Arguments that a packed row has no use for: the model gets None."""
+LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")
+"""Arguments that ask for the logits of some tokens only."""
 LABELS = ("labels", "shift_labels", "start_positions", "end_positions", "next_sentence_label")
 """Arguments that ask for a loss."""
 

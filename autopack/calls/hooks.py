@@ -85,7 +85,10 @@ class PoolerHook:
         if running is None or running.plan is None or not args:
             return None
         rows = running.plan.rows_for_pooler(args[0])
-        return None if rows is None else (rows, *args[1:])
+        if rows is None:
+            return None
+        running.plan.pooled = True
+        return (rows, *args[1:])
 
 
 class SpanLogitsHook:
@@ -213,7 +216,9 @@ def _pooled(model: EnabledModel, module: nn.Module, output: Any) -> Any:
     """The output with what the pooler makes of each document, or None for a call that packs nothing."""
     running = scopes.of_model(model)
     layout = None if running is None else running.scope.layout
-    if layout is None:
+    if running is None or layout is None:
         return None
+    if running.plan is not None:
+        running.plan.pooled = True
     starts = layout.upload(DocumentBatch.without_padding(layout).starts)
     return pool_documents(module, output, starts.to(output[0].device))

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
-from autopack.calls.call import DROPPED, Call
+from autopack.calls import of_rows
+from autopack.calls.call import DROPPED, LAST_LOGITS, Call
 from autopack.calls.model_positions import positions_of_documents
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
+from autopack.inspection import media
+from autopack.layout.batches import DocumentBatch
 from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.labels import without_boundaries
 from autopack.layout.packed import PackedLayout
@@ -33,7 +37,18 @@ class Packed(Plan):
             for name in ("labels", "shift_labels"):
                 if isinstance(labels := arguments.get(name), torch.Tensor):
                     arguments[name] = without_boundaries(labels, layout, shifted=name == "shift_labels")
-        self.arguments = arguments
+        self.arguments: dict[str, Any] = arguments
+        self.layout = layout
+        last_logits = any(isinstance(value := arguments.get(name), torch.Tensor) or value for name in LAST_LOGITS)
+        self.most = 2 if last_logits or media.given(arguments) else 9
+        """Dimensions of an output that has something for each row: some logits, and images, may be as many as rows."""
+
+    def finish(self, module: nn.Module, output: Any) -> Any:
+        model, layout = self.scope.model, self.layout
+        names = of_rows.of_each_row(output, layout.rows, layout.columns, model.widths, self.most)
+        if not names or (self.pooled and len(DocumentBatch.without_padding(layout).documents) == layout.rows):
+            return None
+        return of_rows.of_documents(model, module, self.arguments, layout, output, names)
 
 
 def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:

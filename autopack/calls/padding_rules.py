@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopack.calls.call import CACHES, DROPPED, Call
+from autopack.calls import of_rows
+from autopack.calls.call import CACHES, DROPPED, LAST_LOGITS, Call
 from autopack.calls.unpadded import has_a_place
 from autopack.inspection.poolers import activation_of, pools_single_tokens
 from autopack.integrations.accelerate import covered_mixer
@@ -29,7 +30,6 @@ PASSED_ON |= {"output_router_logits"}
 _OF_ROWS = {"position_ids", "shift_labels", *DROPPED, *LAYOUT_KWARGS}
 _TRANSPARENT = {"accelerate", "deepspeed", "liger_kernel", "peft", "torch", "transformers"}
 """Packages whose replacement of a model's forward takes and gives what the forward did."""
-_LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")
 
 
 def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
@@ -79,6 +79,8 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
 def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
     """Why one entry cannot run a batch without its padding, although one further in may."""
     entry, given, traits = call.entry, call.arguments, call.model.traits
+    if entry.level in call.model.pooling:
+        yield of_rows.REASON
     if entry.has_other_head:
         yield "the head takes the padded form"
     if pools_single_tokens(call.module) and activation_of(call.module) is None:
@@ -91,7 +93,7 @@ def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
             yield f"{name} is no argument of the model's own forward"
         if not has_a_place(name, value, padding):
             yield f"{name} has no place in a packed row"
-    if any(not _is_zero(given.get(name)) for name in _LAST_LOGITS):
+    if any(not _is_zero(given.get(name)) for name in LAST_LOGITS):
         yield "the last logits of every row are asked for"
     if traits.uses_positions:
         if not entry.takes_positions:
