@@ -33,6 +33,8 @@ class Packed(Plan):
                 arguments["position_ids"] = computed
             else:
                 add_positions(call, arguments, layout)
+        if "token_type_ids" in call.entry.names and arguments.get("token_type_ids") is None:
+            add_token_types(call, arguments, layout)
         if call.entry.shifts_labels:
             for name in ("labels", "shift_labels"):
                 if isinstance(labels := arguments.get(name), torch.Tensor):
@@ -72,6 +74,14 @@ def add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -
             f"{call.name}.forward takes no position_ids, so positions cannot restart at each document"
         )
     arguments["position_ids"] = layout.position_ids(call.entry.first_position)
+
+
+def add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
+    """Add the token types that a model has for each column, where its table of them is shorter than the row."""
+    tables = (table for name, table in call.module.named_buffers() if name.endswith("embeddings.token_type_ids"))
+    table = next(tables, None)
+    if table is not None and layout.max_seqlen <= table.shape[-1] < layout.columns:
+        arguments["token_type_ids"] = table[0][layout.derived("places", layout.position_ids).to(table.device)]
 
 
 def inner_arguments(call: Call, layout: PackedLayout) -> dict[str, Any]:
