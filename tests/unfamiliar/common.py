@@ -126,7 +126,7 @@ class Result:
 
 def within(model: Any) -> float:
     """Largest error of the states of a model."""
-    if model.dtype == torch.float32:
+    if next(model.parameters()).dtype == torch.float32:
         return FLOAT32
     return IN_FLOAT32 if model.config.model_type in FLOAT32_TYPES else FLOAT64
 
