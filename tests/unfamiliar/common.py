@@ -71,6 +71,11 @@ def crossed(one: Sequence[Any], other: Sequence[Any], each: int = 2) -> list[tup
     return [(a, other[(i + j * step) % len(other)]) for i, a in enumerate(one) for j in range(each)]
 
 
+def alternating(pairs: Sequence[tuple[Any, ...]], other: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The pairs, with an element of `other` beside each, in turn."""
+    return [(*pair, other[i % len(other)]) for i, pair in enumerate(pairs)]
+
+
 Calls = tuple[tuple[Callable[[Any], "Result"], Callable[[Any], "Result"]], ...]
 """Calls of an enabled model, each with the reference that a model which is not enabled gives."""
 Change = Callable[[Any], Any]

@@ -46,7 +46,7 @@ ORDINARY: list[tuple[str, dict[str, Any]]] = [
     ),
     ("qwen3", {"attention_bias": True, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 3}),
     ("gemma2", {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "attn_implementation": "eager"}),
-    ("gemma2", {"attn_logit_softcapping": None, "sliding_window": 3, "attn_implementation": "eager"}),
+    ("gemma2", {"attn_logit_softcapping": None, "sliding_window": 5, "attn_implementation": "eager"}),
     ("gemma3_text", {"sliding_window": 3, "layer_types": ["full_attention", "sliding_attention"]}),
     ("gemma3_text", {"query_pre_attn_scalar": 4, "final_logit_softcapping": 3.0}),
     ("gpt_oss", {"sliding_window": 3}),

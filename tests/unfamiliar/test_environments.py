@@ -19,6 +19,7 @@ from tests.unfamiliar.common import (
     LENGTHS,
     Result,
     Way,
+    alternating,
     build,
     check,
     crossed,
@@ -77,8 +78,9 @@ def prepared(model: Any) -> Any:
     return accelerate.Accelerator(cpu=True).prepare(model)
 
 
-@pytest.mark.parametrize(("model_type", "change"), crossed(DECODERS, [hooked, prepared], 1))
-@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(("model_type", "change", "when"), alternating(
+    crossed(DECODERS, [hooked, prepared], 1), ["before", "before", "after", "after"]
+))  # fmt: skip
 def test_accelerate(model_type, change, when):
     must_be_exact(model_type, way_of(model_type).both, change, when)
 
@@ -199,15 +201,16 @@ def checkpointed(model: Any, reentrant: bool) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
 
 
-@pytest.mark.parametrize(("model_type", "reentrant"), crossed(DECODERS, [True, False], 1))
-@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(("model_type", "reentrant", "when"), alternating(
+    crossed(DECODERS, [True, False], 1), ["before", "before", "after", "after"]
+))  # fmt: skip
 def test_gradient_checkpointing_of_a_thin_subclass(model_type, reentrant, when):
     if not build(model_type).supports_gradient_checkpointing:
         pytest.skip(f"{model_type} cannot checkpoint")
     must_be_exact(partial(thin, model_type), way_of(model_type).both, partial(checkpointed, reentrant=reentrant), when)
 
 
-@pytest.mark.parametrize("model_type", DECODERS)
+@pytest.mark.parametrize("model_type", ["llama", "qwen2_moe", "gpt2", "bloom", "mamba", "mpt"])
 def test_a_copy_of_an_enabled_subclass(model_type):
     way = way_of(model_type)
     expected = way.alone(thin(model_type))
@@ -270,8 +273,7 @@ class Lightning(nn.Module):
         return self.inner(**batch)
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bloom", "mamba"])
-@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(("model_type", "when"), crossed(["llama", "gpt2", "bloom", "mamba"], WHEN, 1))
 def test_a_module_around_a_thin_subclass(model_type, when):
     def wrapped(model: Any) -> Any:
         subclass(model, passes_all_on)
