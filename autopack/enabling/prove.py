@@ -42,13 +42,7 @@ def prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> No
     report = _as_float32(audit(tested))
     because = unknown if verify == "auto" else "verify='always'"
     how = f"by an audit of this very model, worst relative error {report.worst:.1e} (audited because: {because})"
-    reason = None if report.exact else report.worst_case
-    packed, labels, padded = (
-        getattr(report, "packed", reason),
-        getattr(report, "labels", None),
-        getattr(report, "padded", None),
-    )
-    enabled.proof = Proof(how, packed, labels, padded)
+    enabled.proof = Proof(how, report.packed, report.labels, report.padded)
     logger.info("autopack audited %s in %.1f s: %s", type(model).__name__, time.perf_counter() - started, because)
 
 
@@ -77,4 +71,5 @@ def _as_float32(report: LeakReport) -> LeakReport:
         tolerance=max(report.tolerance, least),
         gradient_tolerance=max(report.gradient_tolerance, 10 * least),
         loss_tolerance=max(report.loss_tolerance, 10 * least),
+        padded_tolerance=max(report.padded_tolerance, least),
     )
