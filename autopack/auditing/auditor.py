@@ -9,7 +9,6 @@ the model's own loss makes of the documents' labels.
 from __future__ import annotations
 
 import copy
-import inspect
 from typing import Any
 
 import torch
@@ -27,7 +26,6 @@ from autopack.auditing.running import Runner
 from autopack.auditing.thresholds import threshold_lengths
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair
-from autopack.inspection.modules import is_pair
 from autopack.integrations.wrappers import unwrap
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -38,9 +36,9 @@ well between. float64 leaves 1e-14. The half precisions keep 11 and 8 bits per o
 """
 _LOSS_TOLERANCE = 1e-5
 """transformers computes the loss in float32 whatever the model's dtype, so it is never held to less than this."""
-_PADDED_TOLERANCE = 1e-5
+_PADDED_TOLERANCE = TOLERANCE[torch.float32]
 """Padded batches are not held to less: softmax and norms of most models go through float32 whatever their dtype, and
-round otherwise where padding stands beside the tokens, by about 1e-6. Documents alone and packed are alike there."""
+round otherwise where padding stands beside the tokens. Documents alone and packed are alike there."""
 _GRADIENT_FACTOR = 10
 """Gradients sum over all tokens and layers; they are held to ten times the tolerance of the logits."""
 EVERY_MODE = (*MODES, ROUTER, *PADDED_MODES)
@@ -84,7 +82,8 @@ def audit(
         raise ValueError(f"lengths must name two or more documents of at least one token; found {lengths}")
     if not training:
         raise ValueError(f"training must name False, True or both; found {training}")
-    if is_pair(base) and "input_ids" not in inspect.signature(base.forward).parameters:
+    names = argument_names(base)
+    if "decoder_input_ids" in names and "input_ids" not in names:
         raise UnsupportedModel(f"{type(base).__name__} takes recordings, of which the auditor has none")
     if is_head_of_pair(base):
         why = "gives one result per row, read off its decoder, so packed rows of it are refused: nothing to audit"
@@ -177,8 +176,8 @@ class _Audit:
                 elif name == ROUTER:
                     result = measure_router(self.runner, self.case, labels, self.pads)
                 else:
-                    bounds = self.report.padded_tolerance, self.report.loss_tolerance
-                    runs = PaddedRuns(self.runner, self.case, labels, packed.alone(), self.report.is_exact, bounds)
+                    judge, bound = self.report.is_exact, self.report.padded_tolerance
+                    runs = PaddedRuns(self.runner, self.case, labels, packed.alone, judge, bound)
                     result = runs.measure(name, differentiate and train)
             except NoReference as reason:
                 self.report.left_out[name] = str(reason)
