@@ -26,8 +26,6 @@ from autopack.auditing.running import Runner
 from autopack.auditing.thresholds import threshold_lengths
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair
-from autopack.inspection.modules import is_pair
-from autopack.inspection.parameters import parameters_of
 from autopack.integrations.wrappers import unwrap
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -38,9 +36,9 @@ well between. float64 leaves 1e-14. The half precisions keep 11 and 8 bits per o
 """
 _LOSS_TOLERANCE = 1e-5
 """transformers computes the loss in float32 whatever the model's dtype, so it is never held to less than this."""
-_PADDED_TOLERANCE = 1e-5
+_PADDED_TOLERANCE = TOLERANCE[torch.float32]
 """Padded batches are not held to less: softmax and norms of most models go through float32 whatever their dtype, and
-round otherwise where padding stands beside the tokens, by about 1e-6. Documents alone and packed are alike there."""
+round otherwise where padding stands beside the tokens. Documents alone and packed are alike there."""
 _GRADIENT_FACTOR = 10
 """Gradients sum over all tokens and layers; they are held to ten times the tolerance of the logits."""
 EVERY_MODE = (*MODES, ROUTER, *PADDED_MODES)
@@ -84,7 +82,8 @@ def audit(
         raise ValueError(f"lengths must name two or more documents of at least one token; found {lengths}")
     if not training:
         raise ValueError(f"training must name False, True or both; found {training}")
-    if is_pair(base) and "input_ids" not in parameters_of(type(base)).names:
+    names = argument_names(base)
+    if "decoder_input_ids" in names and "input_ids" not in names:
         raise UnsupportedModel(f"{type(base).__name__} takes recordings, of which the auditor has none")
     if is_head_of_pair(base):
         why = "gives one result per row, read off its decoder, so packed rows of it are refused: nothing to audit"
@@ -135,17 +134,33 @@ class _Audit:
         enabled = self.runner.enabled
         tally = None if enabled is None else copy.deepcopy(vars(enabled.tally))
         try:
-            labels = self._labels(training)
-            for train in training:
-                self.model.train(train)
-                for result in self._results(train, training, gradients, labels):
-                    results[result.mode, train] = result
+            with torch.set_grad_enabled(self._has_gradients()):
+                labels = self._labels(training)
+                for train in training:
+                    self.model.train(train)
+                    for result in self._results(train, training, gradients and torch.is_grad_enabled(), labels):
+                        results[result.mode, train] = result
         finally:
             if enabled is not None and tally is not None:
                 vars(enabled.tally).update(tally)  # what is counted are the user's batches
         for name in self.modes:
             self.report.results.extend(results[name, train] for train in training if (name, train) in results)
         return self.report
+
+    def _has_gradients(self) -> bool:
+        """Whether stock runs where gradients are wanted: some attention has no backward on some devices."""
+        alone = self.case.alone(MODES["default"](self.case), 0)
+        try:
+            self.runner.stock(alone)
+        except Exception as error:
+            try:
+                with torch.no_grad():
+                    self.runner.stock(alone)
+            except Exception:
+                return True  # it does not run at all, which every mode will say
+            self.report.notes["gradients"] = f"not measured, because stock has none: {type(error).__name__}: {error}"
+            return False
+        return True
 
     def _labels(self, training: tuple[bool, ...]) -> Labels | None:
         """Labels that the loss takes, in one of the training modes: they are asked for before anything is measured."""
@@ -177,8 +192,8 @@ class _Audit:
                 elif name == ROUTER:
                     result = measure_router(self.runner, self.case, labels, self.pads)
                 else:
-                    bounds = self.report.padded_tolerance, self.report.loss_tolerance
-                    runs = PaddedRuns(self.runner, self.case, labels, packed.alone(), self.report.is_exact, bounds)
+                    judge, bound = self.report.is_exact, self.report.padded_tolerance
+                    runs = PaddedRuns(self.runner, self.case, labels, packed.alone, judge, bound)
                     result = runs.measure(name, differentiate and train)
             except NoReference as reason:
                 self.report.left_out[name] = str(reason)

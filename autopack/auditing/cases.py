@@ -54,6 +54,8 @@ PADDED_MODES: dict[str, dict[str, Any]] = {
 class Case:
     """Random documents for one model, and the packed calls made of them."""
 
+    is_pair = False
+
     def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int):
         self.device = modules.device_of(model)
         self.base = first_position(model.config)
@@ -143,6 +145,8 @@ class Case:
 class PairCase(Case):
     """Random targets for the decoder of a model, and `source`, those for its encoder."""
 
+    is_pair = True
+
     def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int):
         super().__init__(model, (*lengths[1:], lengths[0]), seed + 1)  # a target is as long as the next source
         self.source = Case(model, lengths, seed)
@@ -169,7 +173,10 @@ class PairCase(Case):
 
     def padded(self, side: str = "right", wider: int = 0, filler: int | None = None) -> dict[str, torch.Tensor]:
         target = super().padded(side, wider, filler)
-        return self.source.padded(side, wider, filler) | {f"decoder_{name}": value for name, value in target.items()}
+        # One column more, so that a field of one half is told from one of the other.
+        return self.source.padded(side, wider + 1, filler) | {
+            f"decoder_{name}": value for name, value in target.items()
+        }
 
     def by_itself(self, number: int) -> dict[str, Any]:
         number %= len(self.source.documents)

@@ -170,11 +170,31 @@ class PackedRuns:
                         with torch.no_grad():
                             _, one = self._loss(call, labels.packed(call, number))
                         error = max(error, relative_error(one, alone[number]))
+            if name == "default" and call.source is not None:
+                error = max(error, self._error_without_tokens(call, labels, counts))
         except AutopackError as refused:
             return {}, None, f"{type(refused).__name__}: {refused}"
         except Exception as failure:  # without labels the call may run
             return {}, math.inf, f"{type(failure).__name__}: {failure}"
         return outputs, error, None
+
+    @torch.no_grad()
+    def _error_without_tokens(self, call: Call, labels: Labels, counts: list[int]) -> float:
+        """The same for an encoder-decoder that makes the decoder's tokens of the labels; 0 where stock does not."""
+
+        def without(arguments: dict[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in arguments.items() if name != "decoder_input_ids"}
+
+        numbers = range(len(call.spans))
+        try:
+            alone = [loss_of(self.runner.stock(without(self.case.by_itself(n)) | labels.alone[n])) for n in numbers]
+        except Exception:
+            return 0.0  # there is nothing to compare with
+        losses = [loss for loss in alone if loss is not None]
+        found = loss_of(self.runner.model(**without(self.case.given(call)), **labels.packed(call)))
+        if found is None or len(losses) < len(alone):
+            return math.inf if found is None and losses else 0.0
+        return min(relative_error(found, each) for each in expected_losses(losses, counts))
 
     def _loss(self, call: Call, labels: dict[str, torch.Tensor]) -> tuple[Fields, torch.Tensor]:
         output = self.runner.model(**self.case.given(call), **labels, **self.case.without_router)
