@@ -35,6 +35,7 @@ from autopack.auditing.fields import of_rows
 from autopack.enabling.handle import Handle
 from autopack.errors import AutopackError
 from autopack.inspection import releases
+from autopack.inspection.heads import row_head
 from autopack.inspection.modules import is_pair
 from autopack.tiny.weights import randomize
 from autopack.trust import configuration
@@ -151,6 +152,8 @@ def _left(
         seen = flipped.get(name)
         if variant.field in _OF_ALL and not readers:
             continue
+        if variant.field == "num_labels" and variant.value == 1 and row_head(model) is None:
+            continue  # of one class the loss is 0, whatever a model does
         if seen is None or readers - seen:
             now[name] = sorted(readers | set(seen or ()))
             yield variant

@@ -10,7 +10,7 @@ import torch
 
 import autopack
 from autopack import registry, tiny
-from autopack.architectures import gpt2, roformer, short_convolution, whole_model
+from autopack.architectures import esm, gpt2, roformer, short_convolution, whole_model
 from autopack.calls import packed
 from autopack.errors import UnsupportedModel
 from autopack.layout.packed import PackedLayout
@@ -140,3 +140,46 @@ def test_a_run_of_padding_is_cut_to_the_length_of_documents():
     assert layout.is_padding.tolist() == [False, False, True, True, True, True]
     short = PackedLayout.from_starts(starts[:, :9], torch.device("cpu"), None, real[:, :9])
     assert short.lengths == (4, 3, 2)
+
+
+@pytest.mark.parametrize("token_dropout", [True, False])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_esm_scales_embeddings_by_the_mask_tokens_of_the_document(implementation, token_dropout, monkeypatch):
+    def masked_error() -> float:
+        model = tiny.build(
+            "esm",
+            task="masked-lm",
+            token_dropout=token_dropout,
+            attn_implementation=implementation,
+            dtype=torch.float64,
+        )
+        ids = tiny.tokens(model.config, 2, sum(ROWS[0]))
+        ids[:, [1, 3, 5, 14]] = model.config.mask_token_id
+        expected = alone(model, ids, *ROWS)
+        with autopack.enable(model, verify="never"):
+            start = tiny.first_position(model.config)
+            return error(model(input_ids=ids, position_ids=positions(*ROWS, start=start)).logits, expected)
+
+    assert masked_error() < FLOAT64
+    without(monkeypatch, esm.FAMILY, mixers={})
+    assert masked_error() > LEAK if token_dropout else masked_error() < FLOAT64
+
+
+def test_gradients_and_padded_batches_of_esm():
+    stock = tiny.build("esm", task="masked-lm", dtype=torch.float64)
+    model = tiny.build("esm", task="masked-lm", dtype=torch.float64)
+    ids = tiny.tokens(model.config, 2, 12)
+    ids[:, [2, 3]] = model.config.mask_token_id
+    mask = torch.tensor([[1] * 12, [1] * 7 + [0] * 5])
+    ids[mask == 0] = model.config.pad_token_id
+    labels = torch.where(mask == 1, ids, -100)
+    expected = stock(input_ids=ids, attention_mask=mask, labels=labels)
+    expected.loss.backward()
+    with autopack.enable(model, verify="never", unpad="always"):
+        found = model(input_ids=ids, attention_mask=mask, labels=labels)
+        found.loss.backward()
+    assert abs(float(found.loss - expected.loss)) < FLOAT64
+    assert error(found.logits[mask == 1], expected.logits[mask == 1]) < FLOAT64
+    wanted = gradients(stock)
+    largest = max(float(gradient.abs().max()) for gradient in wanted)  # those of key biases are but rounding
+    assert all((f - w).abs().max() < FLOAT64 * largest for f, w in zip(gradients(model), wanted, strict=True))
