@@ -26,6 +26,7 @@ def left_as_found(model: PreTrainedModel) -> Iterator[None]:
     data = [(module, _data_of(module)) for module in modules]
     buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
     copies = [(b, _version(b), b.detach().clone()) for _, held in buffers for b in held.values() if b is not None]
+    hooks = [(module, set(module._forward_hooks)) for module in modules]
     devices = [device for device in {p.device for p in model.parameters()} if device.type == "cuda"]
     # An audit may be asked for inside no_grad or inference_mode; gradients are part of it.
     with (
@@ -48,6 +49,8 @@ def left_as_found(model: PreTrainedModel) -> Iterator[None]:
                         buffer.copy_(copied)
             for module, before in data:
                 _put_back(module, before)
+            for module, numbers in hooks:
+                _take_off(module, set(module._forward_hooks) - numbers)
             for module, mode in modes:
                 module.training = mode
             for config, kind in problem_type:
@@ -66,9 +69,18 @@ def _data_of(module: nn.Module) -> dict[str, Any]:
 
 def _put_back(module: nn.Module, before: dict[str, Any]) -> None:
     """Numbers and tensors that a module keeps on itself: states of its last batch, and the rates of its noise."""
+    for name in [name for name, value in vars(module).items() if isinstance(value, _DATA) and name not in before]:
+        del module.__dict__[name]
     for name, value in before.items():
         if vars(module).get(name, _ABSENT) is not value:
             module.__dict__[name] = value
+
+
+def _take_off(module: nn.Module, numbers: set[int]) -> None:
+    """Take hooks off by which transformers has collected hidden states and attentions for the first time."""
+    for number in numbers:
+        for held in (module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called):
+            held.pop(number, None)
 
 
 def _is_noise(module: nn.Module, name: str) -> bool:
