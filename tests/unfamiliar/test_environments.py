@@ -254,8 +254,8 @@ def test_two_threads_with_two_layouts(model_type):
     assert not failures, failures[0]
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
-def test_a_compiled_subclass(model_type):
+@pytest.mark.slow
+def test_a_compiled_subclass(model_type="llama"):
     torch._dynamo.reset()
     compiled = partial(torch.compile, backend="eager", dynamic=True)
     exact_or_refused(partial(thin, model_type), way_of(model_type, labels=None).both, compiled)
