@@ -9,6 +9,7 @@ from torch import nn
 
 from autopack.calls import of_rows
 from autopack.calls.call import DROPPED, LAST_LOGITS, Call
+from autopack.calls.entry import Entry
 from autopack.calls.model_positions import positions_of_documents
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
@@ -37,6 +38,9 @@ class Packed(Plan):
             for name in ("labels", "shift_labels"):
                 if isinstance(labels := arguments.get(name), torch.Tensor):
                     arguments[name] = without_boundaries(labels, layout, shifted=name == "shift_labels")
+        self.masks = layout.is_padding is not None and bool(call.entry.inner) and call.wants_router_loss
+        if self.masks:  # the loss of routers is over tokens alone, and finds them by it
+            arguments["attention_mask"] = (call.arguments["attention_mask"] != 0).long()
         self.arguments: dict[str, Any] = arguments
         self.layout = layout
         last_logits = any(isinstance(value := arguments.get(name), torch.Tensor) or value for name in LAST_LOGITS)
@@ -49,6 +53,16 @@ class Packed(Plan):
         if not names or (self.pooled and len(DocumentBatch.without_padding(layout).documents) == layout.rows):
             return None
         return of_rows.of_documents(model, module, self.arguments, layout, output, names)
+
+
+def without_mask(
+    entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of a model further in without the mask that its top has kept; None where it got none."""
+    place = entry.names.index("attention_mask") if "attention_mask" in entry.names else len(args)
+    if place < len(args):
+        return (*args[:place], None, *args[place + 1 :]), kwargs
+    return None if kwargs.get("attention_mask") is None else (args, {**kwargs, "attention_mask": None})
 
 
 def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
