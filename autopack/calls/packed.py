@@ -34,6 +34,7 @@ class Packed(Plan):
                 arguments["position_ids"] = computed
             else:
                 add_positions(call, arguments, layout)
+        add_token_types(call, arguments, layout)
         if call.entry.shifts_labels:
             for name in ("labels", "shift_labels"):
                 if isinstance(labels := arguments.get(name), torch.Tensor):
@@ -88,9 +89,24 @@ def add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -
     arguments["position_ids"] = layout.position_ids(call.entry.first_position)
 
 
+def add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
+    """Add the kinds of tokens that the model has in a buffer as long as a document may be, where rows are longer.
+
+    Its forward would take as many of them as the row has columns.
+    """
+    if "token_type_ids" not in call.entry.names or arguments.get("token_type_ids") is not None:
+        return
+    buffers = (module._buffers.get("token_type_ids") for module in call.module.modules())
+    kinds = next((buffer for buffer in buffers if buffer is not None), None)
+    if kinds is not None and layout.max_seqlen <= kinds.shape[-1] < layout.columns:
+        places = layout.position_ids().to(kinds.device)
+        arguments["token_type_ids"] = kinds.reshape(-1, kinds.shape[-1])[0][places]
+
+
 def inner_arguments(call: Call, layout: PackedLayout) -> dict[str, Any]:
     """What a model gets that somebody else's code has called with the rows of the packed call that is under way."""
     arguments = without_what_packing_drops(call, call.arguments)
     if call.entry.uses_positions:
         add_positions(call, arguments, layout)
+    add_token_types(call, arguments, layout)
     return arguments
