@@ -31,10 +31,11 @@ from tqdm import tqdm
 
 import autopack
 from autopack import errors, tiny
-from autopack.auditing.results import of_rows
+from autopack.auditing.fields import of_rows
 from autopack.enabling.handle import Handle
 from autopack.errors import AutopackError
 from autopack.inspection import releases
+from autopack.inspection.heads import row_head
 from autopack.inspection.modules import is_pair
 from autopack.tiny.weights import randomize
 from autopack.trust import configuration
@@ -46,14 +47,13 @@ from compat.variants import Variant, variants
 LOG = Path(__file__).parent / ".survey.jsonl"
 TABLE = RESULTS / "survey.md"
 _FIRST = ("causal-lm", "masked-lm", "seq2seq", "image-text-to-text", "sequence-classification")
-"""Tasks that `compat.exactness` runs in all call modes; here one is enough."""
+"""Tasks that `compat.exactness` runs in all call modes, with gradients."""
 _NO_TASK = ("base", "text-encoding", "pretraining")
 TASKS = (*_FIRST, "base", *(task for task in tiny.TASKS if task not in _FIRST), *_NO_TASK[1:])
 """Those of tiny models, and what the auto classes without a task give."""
 _AUTO = {"base": "MODEL", "text-encoding": "MODEL_FOR_TEXT_ENCODING", "pretraining": "MODEL_FOR_PRETRAINING"}
-_LENGTHS = (7, 12, 5, 9)
-_TWO = (13, 6)
-"""Of variants: on both sides of the thresholds that `compat.variants` sets, and a row of them is past every one."""
+_LENGTHS = (13, 6)
+"""On both sides of the thresholds that `compat.variants` sets; a row of them is past every one."""
 _OF_ALL = frozenset({*vars(transformers.PretrainedConfig()), "num_labels", "problem_type"})
 """Fields that every configuration has, whether or not its models read them."""
 _REFUSALS = tuple(
@@ -61,8 +61,13 @@ _REFUSALS = tuple(
 )
 
 
-def survey(model_type: str, task: str, flipped: dict[str, set[str]]) -> dict[str, Any]:
-    """Audit one class in all variants; `flipped` has, by field, the classes that mention it and have been through it."""
+def survey(
+    model_type: str, task: str, flipped: dict[str, set[str]], known: frozenset[tuple[str, str]] = frozenset()
+) -> dict[str, Any]:
+    """Audit one class in all variants; `flipped` has, by field, the classes that mention it and have had it changed.
+
+    `known` are the classes, by type, that another task has named.
+    """
     entry: dict[str, Any] = {"type": model_type, "task": task, "implementations": [], "variants": [], "flipped": {}}
     try:
         model = build(model_type, task, "eager")
@@ -70,10 +75,12 @@ def survey(model_type: str, task: str, flipped: dict[str, set[str]]) -> dict[str
         return {**entry, "status": "not built", "reason": error.reason}
     whole = tiny.config(model_type, task=task if task in tiny.TASKS else "causal-lm")
     entry |= {"class": class_name(type(model)), "config": model.config.model_type}
+    if (entry["config"], entry["class"]) in known:
+        return {**entry, "status": "done for another task"}
     words: configuration.Words = {}
     has_sdpa = "sdpa" in releases.supported_implementations(model)
     for implementation in ("eager", "sdpa")[0 if task in _FIRST else int(has_sdpa) : 1 + has_sdpa]:
-        found = _audited(model_type, task, implementation, {}, words, whole_audit=True)
+        found = _audited(model_type, task, implementation, {}, words, whole=task not in _FIRST)
         entry |= {"status": found["status"], "reason": found.get("reason", "")}
         if found["status"] != "exact":
             return {**entry, "reason": f"{implementation}: {entry['reason']}"}
@@ -145,6 +152,8 @@ def _left(
         seen = flipped.get(name)
         if variant.field in _OF_ALL and not readers:
             continue
+        if variant.field == "num_labels" and variant.value == 1 and row_head(model) is None:
+            continue  # of one class the loss is 0, whatever a model does
         if seen is None or readers - seen:
             now[name] = sorted(readers | set(seen or ()))
             yield variant
@@ -161,10 +170,10 @@ def _audited(
     implementation: str,
     overrides: dict[str, Any],
     words: configuration.Words,
-    whole_audit: bool = False,
+    whole: bool = False,
     base: Any = None,
 ) -> dict[str, Any]:
-    """Audit one variant; what its configuration says is added to `words` where it is exact."""
+    """Audit one variant, `whole` with gradients; what its configuration says is added to `words` where it is exact."""
     try:
         model = build(model_type, task, implementation, **overrides)
     except tiny.CannotBuild as error:
@@ -176,12 +185,8 @@ def _audited(
     handle = None
     try:
         handle = autopack.enable(model, verify="never")
-        if whole_audit:
-            training = (True,) if task in _FIRST else (False, True)
-            report = autopack.audit(model, modes=("two rows",), lengths=_LENGTHS, training=training)
-        else:
-            # One row in order, one in reverse: every document stands in two columns and has other neighbours.
-            report = autopack.audit(model, modes=("two rows",), training=(False,), gradients=False, lengths=_TWO)
+        # One row in order, one in reverse: every document stands in two columns and has other neighbours.
+        report = autopack.audit(model, modes=("two rows",), training=(whole,), gradients=whole, lengths=_LENGTHS)
     except AutopackError as error:
         return {"status": "refused", "reason": _reason(error)}
     except Exception as error:
@@ -209,7 +214,7 @@ def upstream_error(model: Any, handle: Handle | None) -> str | None:
         handle.remove()
     try:
         with torch.no_grad():
-            for length in {*_LENGTHS, *_TWO}:
+            for length in _LENGTHS:
                 ids = tiny.tokens(model.config, 1, length)
                 tokens = {"input_ids": ids, "decoder_input_ids": ids} if is_pair(model) else {"input_ids": ids}
                 output = model(**tokens, use_cache=False)
@@ -244,7 +249,12 @@ def run(tasks: list[str], types: list[str], log: Path | None) -> list[dict[str, 
     bar = tqdm(wanted, mininterval=10)
     count: Counter[str] = Counter()
     for task, name in bar:
-        entry = survey(name, task, flipped)
+        try:
+            entry = survey(name, task, flipped, frozenset((e.get("config", ""), e.get("class", "")) for e in done))
+        except Exception as error:  # one class must not end a run of hours; it counts as a crash
+            said = f"{type(error).__name__}: {error}"
+            entry = {"type": name, "task": task, "class": name, "implementations": [], "variants": [], "flipped": {}}
+            entry |= {"status": "crash", "reason": said}
         for field, readers in entry["flipped"].items():
             flipped[field].update(readers)
         done.append(entry)

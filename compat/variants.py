@@ -130,8 +130,15 @@ def _of_part(path: tuple[str, ...], part: Any) -> Iterator[Variant]:
         else:
             for changed in _values(field, value, hints.get(field)):
                 yield Variant(path, part.model_type, field, changed, _depth(part, field, changed))
+                if "sliding" in field and not changed and "sliding_attention" in (kinds := _kinds(part)):
+                    full = ["full_attention"] * len(kinds)
+                    yield Variant(path, part.model_type, field, changed, (("layer_types", full),))
     for count in (1, 3):
         yield Variant(path, part.model_type, "num_labels", count)
+
+
+def _kinds(part: Any) -> list[Any]:
+    return list(getattr(part, "layer_types", None) or ())
 
 
 def _depth(part: Any, field: str, value: Any) -> tuple[tuple[str, Any], ...]:
@@ -237,6 +244,8 @@ def _rotary(part: Any, value: dict[str, Any]) -> Iterator[tuple[Any, tuple[tuple
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     width = getattr(part, "qk_rope_head_dim", None) or getattr(part, "head_dim", None)
+    if width is None and {"hidden_size", "num_attention_heads"} - {*vars(part), *getattr(part, "attribute_map", {})}:
+        return  # a part of this one has the layers
     width = width or part.hidden_size // part.num_attention_heads
     pairs = (
         int(width * (value.get("partial_rotary_factor") or getattr(part, "partial_rotary_factor", None) or 1.0)) // 2

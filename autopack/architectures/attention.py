@@ -25,7 +25,7 @@ stablelm starcoder2 t5gemma vaultgemma whisper xlm-roberta xlm-roberta-xl xmod y
 """
 
 _ENCODERS = """
-albert distilbert esm esmc eurobert gte jina_embeddings_v3 layoutlm modernbert modernvbert neomme nomic_bert
+albert distilbert esmc eurobert gte jina_embeddings_v3 layoutlm modernbert modernvbert neomme nomic_bert
 ultrabert ultravbert
 """
 

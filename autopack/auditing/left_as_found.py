@@ -28,7 +28,13 @@ def left_as_found(model: PreTrainedModel) -> Iterator[None]:
     copies = [(b, _version(b), b.detach().clone()) for _, held in buffers for b in held.values() if b is not None]
     devices = [device for device in {p.device for p in model.parameters()} if device.type == "cuda"]
     # An audit may be asked for inside no_grad or inference_mode; gradients are part of it.
-    with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.enable_grad():
+    with (
+        torch.random.fork_rng(devices=devices),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        # Under autocast rounding would be that of a lower precision than the one by which errors are judged.
+        torch.autocast(next(model.parameters()).device.type, enabled=False),
+    ):
         try:
             for module, name, _ in rates:
                 setattr(module, name, 0.0)

@@ -99,7 +99,7 @@ def add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout)
     buffers = (module._buffers.get("token_type_ids") for module in call.module.modules())
     kinds = next((buffer for buffer in buffers if buffer is not None), None)
     if kinds is not None and layout.max_seqlen <= kinds.shape[-1] < layout.columns:
-        places = layout.position_ids().to(kinds.device)
+        places = layout.derived("places", layout.position_ids).to(kinds.device)
         arguments["token_type_ids"] = kinds.reshape(-1, kinds.shape[-1])[0][places]
 
 

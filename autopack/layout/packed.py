@@ -60,10 +60,16 @@ class PackedLayout:
     ) -> PackedLayout:
         """Build from boolean arrays (rows, columns): true at the first token of each document, and at real tokens.
 
-        `positions` are the position ids of the call, of the same shape, where they are known.
+        `positions` are the position ids of the call, of the same shape, where they are known. A run of padding that is
+        longer than every document is cut: models may have no positions for so many tokens.
         """
         rows, columns = starts.shape
         bounds = np.append(np.flatnonzero(starts), rows * columns)
+        lengths, is_real = np.diff(bounds), real.reshape(-1)[bounds[:-1]]
+        longest = lengths[is_real].max(initial=0)
+        if longest and lengths.max() > longest:
+            pieces = (np.arange(a, b, longest) for a, b in pairwise(bounds))
+            bounds = np.append(np.concatenate(list(pieces)), bounds[-1])
         first = None if positions is None else positions.reshape(-1)[bounds[:-1]]
         padding = None if real.all() else ~real.reshape(-1)[bounds[:-1]]
         return cls(rows, columns, bounds, device, first, padding)

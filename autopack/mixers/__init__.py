@@ -143,24 +143,6 @@ class Restarting(Way):
         return table[layout.derived("places", layout.position_ids).to(table.device)]
 
 
-class ForLongest(Way):
-    """For tables of positions that count columns and of which every attention takes the beginning.
-
-    The module takes a shape (rows, columns) and returns (columns, channels); the result is that of the longest
-    document, since a row may be longer than the table.
-    """
-
-    recurs = False
-    counts = True
-    words = "positions of the longest document"
-    work = "the table itself for the longest document"
-
-    def run(self, call: MixerCall) -> Any:
-        return call.changed(
-            lambda name, value: torch.Size((1, call.layout.max_seqlen)) if name == call.first else value
-        )
-
-
 class RelativeBias(Way):
     """For attention through transformers' interface that makes a bias of distances and hands it on (T5).
 
@@ -219,4 +201,4 @@ class OneByOne(Way):
         return {"any": f"the whole model, documents of one length as a batch, since {self.reason}"}
 
 
-ALONE, FOR_LONGEST, RELATIVE, RESTARTING, ROWS = Alone(), ForLongest(), RelativeBias(), Restarting(), Rows()
+ALONE, RELATIVE, RESTARTING, ROWS = Alone(), RelativeBias(), Restarting(), Rows()

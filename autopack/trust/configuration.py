@@ -22,12 +22,12 @@ _METADATA = r"""
     |output_(attentions|hidden_states|past|scores)|torchscript|use_bfloat16|pruned_heads|tie_word_embeddings|pretraining_tp
     |init_device|ignore_keys_at_rope_validation|_name_or_path|_commit_hash|_post_init_done|_output_attentions
     |_attn_implementation(_internal|_autoset)?|_pad_token_id|vocabulary_map|vocab_list|langs?|languages|lang2id|id2lang
-    |max_length|min_length|do_sample|early_stopping|num_beams|temperature|top_k|top_p|length_penalty|use_return_dict
+    |cache_implementation|max_length|min_length|do_sample|early_stopping|num_beams|temperature|top_k|top_p|length_penalty|use_return_dict
     |(encoder_)?no_repeat_ngram_size|forced_\w+_token_id|(begin_)?suppress_tokens|num_return_sequences|repetition_penalty
     |attention_types|aggregation_labels
 """
 """Names and labels, what `generate` reads, and what only says how weights are stored or results are returned. Layers
-that quantization puts in are looked at as modules. GPT-Neo's `attention_types` is spelled out in its `attention_layers`."""
+that quantization puts in are looked at as modules. `attention_layers` of GPT-Neo spells out its `attention_types`."""
 
 _RATES = r"""
     (\w+_)?(dropout|drop|dropout_prob|dropout_rate|dropout_p|pdrop|layerdrop|drop_rate|drop_path_rate|jitter_noise)(_\d)?

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache, cached_property
@@ -144,20 +145,21 @@ class Code:
         )
 
 
-@cache
 def _spells(module: str, name: str) -> bool:
-    text = _text(module)
-    return text is None or name in text
+    names = _names_in(module)
+    return names is None or name in names
 
 
 @cache
-def _text(module: str) -> str | None:
-    """The source of a module; None where there is none, "" where the module is not loaded and so reads nothing."""
+def _names_in(module: str) -> frozenset[str] | None:
+    """All names and words in the source of a module; None where there is no source, none where it is not loaded."""
     found = sys.modules.get(module)
     if found is None:
-        return ""
+        return frozenset()
     path = getattr(found, "__file__", None)
-    return Path(path).read_text() if path and path.endswith(".py") and Path(path).exists() else None
+    if not path or not path.endswith(".py") or not Path(path).exists():
+        return None
+    return frozenset(re.findall(r"\w+", Path(path).read_text()))
 
 
 @cache

@@ -46,7 +46,7 @@ def test_an_implementation_that_was_not_measured():
 
 def test_another_release_was_not_measured(monkeypatch):
     model = tiny.build("llama")
-    monkeypatch.setattr(transformers, "__version__", "5.23.1")
+    monkeypatch.setattr(recorded.transformers, "__version__", "5.23.1")
     assert recorded.why_not_recorded(model).startswith("transformers 5.23.1 has not been measured")
 
 
@@ -75,7 +75,7 @@ def test_every_field_of_behaviour_counts(name):
     model = published(name)
     known = load(SURVEYED)["types"][model.config.model_type]["fields"]
     tried = 0
-    for field in known.keys() & vars(model.config).keys():
+    for field in sorted(known.keys() & vars(model.config).keys() - {"pad_token_id"}):  # of which any token will do
         before = getattr(model.config, field)
         vars(model.config)[field] = "a value that nobody has measured"
         reason = recorded.why_not_recorded(model)
@@ -93,7 +93,7 @@ def test_every_field_of_behaviour_counts(name):
 @pytest.mark.parametrize(
     ("name", "changes", "field"),
     [
-        ("Llama 3.1 8B", {"rope_parameters": {"rope_type": "of ones own", "rope_theta": 1e4}}, "rope_parameters.rope_type"),
+        ("Llama 3.1 8B", {"rope_parameters": {"rope_type": "own", "rope_theta": 1e4}}, "rope_parameters.rope_type"),
         ("Gemma 2 9B", {"layer_types": ["full_attention", "chunked_attention"] * 2}, "layer_types"),
         ("Gemma 2 9B", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("Mistral 7B v0.1", {"sliding_window": -1}, "sliding_window"),
@@ -107,7 +107,7 @@ def test_values_that_were_not_measured(name, changes, field):
 
 
 def test_what_no_code_reads_does_not_count_and_what_some_code_reads_does():
-    model = published("Llama 3.1 8B", team_remark="second try", run={"seed": 3, "shuffle": True})
+    model = published("Llama 3.1 8B", team_remark="second try", tracking={"project": "mine", "tags": ["a", "b"]})
     assert recorded.why_not_recorded(model) is None
     model.config.sliding_window = 4096  # masks of any model may read it
     assert recorded.why_not_recorded(model).startswith("sliding_window of 'llama' is 2+")
