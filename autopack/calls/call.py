@@ -102,6 +102,13 @@ class Call:
         told = self.arguments.get("output_attentions")
         return bool(told if told is not None else getattr(self.module.config, "output_attentions", False))
 
+    @cached_property
+    def wants_router_loss(self) -> bool:
+        """Whether the model may add a loss of its routers."""
+        told = self.arguments.get("output_router_logits")
+        configs = [self.module.config, *self.model.anatomy.configs]
+        return bool(told if told is not None else any(getattr(c, "output_router_logits", False) for c in configs))
+
     @property
     def wants_tuple(self) -> bool:
         """Whether a plain tuple is asked for, and not an output with names."""

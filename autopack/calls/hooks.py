@@ -18,7 +18,7 @@ from autopack.calls.choose import choose, choose_pair
 from autopack.calls.entry import Entry, Kind
 from autopack.calls.halves import HalfAsRow
 from autopack.calls.loss_site import documents_of
-from autopack.calls.packed import inner_arguments
+from autopack.calls.packed import inner_arguments, without_mask
 from autopack.calls.pairs import PairAsRows, PairCall
 from autopack.calls.plan import Plan
 from autopack.calls.unpadded import Unpadded
@@ -44,7 +44,7 @@ class EntryHook:
             running = scopes.of_model(model)
             # Compiled code cannot look at frames (see `current`), so only a first descent is trusted here; anything
             # else takes the slow path.
-            if running is not None and running.deepest < entry.level and not _defers(running):
+            if running is not None and running.deepest < entry.level and _passes(running):
                 running.enter(entry.level)
                 return None
         return _enter(self, module, args, kwargs)
@@ -108,6 +108,11 @@ def _defers(activation: Activation) -> bool:
     return activation.plan is not None and activation.plan.defers
 
 
+def _passes(activation: Activation) -> bool:
+    """Whether a model further in gets what its top gives it."""
+    return activation.plan is None or not (activation.plan.defers or activation.plan.masks)
+
+
 # Deciding needs values on the host; traced, it would break the graph wherever one is read.
 @torch._dynamo.disable
 def _enter(
@@ -125,6 +130,8 @@ def _enter(
         further = _further_in(hook, module, args, kwargs, outer) if entry.guarded else None
         if further is None:
             outer.enter(entry.level)  # called by its own top: all is done
+            if not _passes(outer):
+                further = without_mask(entry, args, kwargs)
         return further
     call = _call(entry, module, args, kwargs, outer)
     if outer is None:

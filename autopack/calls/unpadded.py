@@ -14,7 +14,7 @@ from torch import nn
 from autopack.calls import of_rows
 from autopack.calls.call import DROPPED, Call, holds_tensors
 from autopack.calls.outputs import restore
-from autopack.calls.packed import without_what_packing_drops
+from autopack.calls.packed import add_token_types, without_what_packing_drops
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
@@ -35,7 +35,9 @@ class Unpadded(Plan):
         else:
             call.documents.unpadded = True
         self.arguments = without_what_packing_drops(call, _gathered(call, self.padding))
-        super().__init__(Scope(call.model, self.padding.layout(call.declared.positions)))
+        layout = self.padding.layout(call.declared.positions)
+        add_token_types(call, self.arguments, layout)
+        super().__init__(Scope(call.model, layout))
 
     @torch._dynamo.disable
     def finish(self, module: nn.Module, output: Any) -> Any:
