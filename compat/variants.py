@@ -138,11 +138,14 @@ def _of_part(path: tuple[str, ...], part: Any) -> Iterator[Variant]:
 
 
 def _kinds(part: Any) -> list[Any]:
-    return list(getattr(part, "layer_types", None) or ())
+    return list(vars(part).get("layer_types") or ())
 
 
 def _depth(part: Any, field: str, value: Any) -> tuple[tuple[str, Any], ...]:
-    """The number of layers that goes with a list of kinds of layers; the lists known to tiny models see to it."""
+    """The number of layers that goes with a list of kinds of layers, where tiny models do not see to it by themselves,
+    and that the last layers share no keys, for which each of them needs one of its kind before."""
+    if field == "layer_types" and vars(part).get("num_kv_shared_layers"):
+        return (("num_kv_shared_layers", 0),)
     kinds = isinstance(value, list) and all(isinstance(entry, str) for entry in value) and len(value) > 1
     name = next((name for name in rules.DEPTH if name in vars(part)), None)
     return ((name, len(value)),) if kinds and name and field not in rules.PER_LAYER else ()
@@ -243,13 +246,14 @@ def _of_dict(part: Any, field: str, value: dict[str, Any]) -> Iterator[tuple[Any
 def _rotary(part: Any, value: dict[str, Any]) -> Iterator[tuple[Any, tuple[tuple[str, Any], ...]]]:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    width = getattr(part, "qk_rope_head_dim", None) or getattr(part, "head_dim", None)
-    if width is None and {"hidden_size", "num_attention_heads"} - {*vars(part), *getattr(part, "attribute_map", {})}:
-        return  # a part of this one has the layers
-    width = width or part.hidden_size // part.num_attention_heads
-    pairs = (
-        int(width * (value.get("partial_rotary_factor") or getattr(part, "partial_rotary_factor", None) or 1.0)) // 2
-    )
+    stored = vars(part)  # of layers that differ, the attribute itself has no one value
+    width = stored.get("qk_rope_head_dim") or stored.get("head_dim")
+    if width is None:
+        if {"hidden_size", "num_attention_heads"} - {*stored, *getattr(part, "attribute_map", {})}:
+            return  # a part of this one has the layers
+        width = part.hidden_size // part.num_attention_heads
+    share = value.get("partial_rotary_factor") or stored.get("partial_rotary_factor") or 1.0
+    pairs = int(width * share) // 2
     lists = {"short_factor": [1.0] * pairs, "long_factor": [1.5] * pairs}
     extra: dict[str, dict[str, Any]] = {
         "linear": {"factor": 2.0},
@@ -264,7 +268,7 @@ def _rotary(part: Any, value: dict[str, Any]) -> Iterator[tuple[Any, tuple[tuple
     for kind in ("default", *sorted({*ROPE_INIT_FUNCTIONS} - {"proportional"})):
         if kind != value["rope_type"]:
             grows = also if kind == "dynamic" else ()
-            if kind == "longrope" and hasattr(part, "original_max_position_embeddings"):
+            if kind == "longrope" and "original_max_position_embeddings" in stored:
                 grows = (("original_max_position_embeddings", BETWEEN),)
             yield {**value, "rope_type": kind, **extra.get(kind, {})}, grows
 
@@ -290,6 +294,7 @@ def _hashable(value: Any) -> Any:
 
 def _short(value: Any) -> str:
     if isinstance(value, dict):
-        kind = value.get("rope_type")
+        kinds = {name: inner.get("rope_type") for name, inner in value.items() if isinstance(inner, dict)}
+        kind = value.get("rope_type") or ", ".join(f"{name} {inner}" for name, inner in kinds.items())
         return str(kind) if kind else str({name: inner for name, inner in value.items() if not isinstance(inner, list)})
     return str(value)

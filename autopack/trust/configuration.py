@@ -62,6 +62,17 @@ _SIZES = r"""
 """
 """Numbers that only count, widen or scale; of them, only whether they are there at all is behaviour."""
 
+_USUAL = {
+    "is_encoder_decoder": frozenset({"false"}),
+    "num_labels": frozenset({"2+"}),
+    "problem_type": frozenset({"none"}),
+    "chunk_size_feed_forward": frozenset({"0"}),
+    "add_cross_attention": frozenset({"false"}),
+    "is_decoder": frozenset({"false"}),
+    "_experts_implementation_internal": frozenset({"eager"}),
+}
+"""What every configuration has, and what stands there in nearly every one."""
+
 _PICKED_LAYERS = r"(\w+_)?(ids|idxs?|index|indexes|indices|layers)"
 """Lists of the numbers of layers (but for `no_rope_layers`, which has a flag for every layer)."""
 
@@ -102,6 +113,11 @@ def is_neutral(field: str) -> bool:
 def is_size(field: str) -> bool:
     """Whether a field counts or scales, so that only its presence matters."""
     return _SIZE.fullmatch(field) is not None
+
+
+def usual(field: str) -> frozenset[str]:
+    """The words of a field that need not be recorded: those of a type for which nothing else is."""
+    return frozenset({"set"}) if is_size(field) else _USUAL.get(field, frozenset())
 
 
 def is_met(word: str, known: set[str] | frozenset[str]) -> bool:

@@ -55,9 +55,9 @@ def class_name(cls: type) -> str:
 
 
 def fields_in(words: configuration.Words) -> dict[str, dict[str, list[str]]]:
-    """Words as they are recorded: sorted, and without sizes that are set, which need no word."""
+    """Words as they are recorded: sorted, and without those that are usual."""
     return {
-        model_type: {f: sorted(w) for f, w in sorted(fields.items()) if not (w == {"set"} and configuration.is_size(f))}
+        model_type: {f: sorted(w) for f, w in sorted(fields.items()) if w != configuration.usual(f)}
         for model_type, fields in sorted(words.items())
     }
 
@@ -108,8 +108,7 @@ def _unmeasured(model: PreTrainedModel, record: _Record) -> Iterator[str]:
         entry = record.types.get(model_type)
         known = {} if entry is None else entry["fields"]
         for field, words in fields.items():
-            default = frozenset({"set"}) if configuration.is_size(field) else frozenset()
-            measured = known.get(field, default)
+            measured = known.get(field, configuration.usual(field))
             missing = sorted(word for word in words if not configuration.is_met(word, measured))
             if missing and code.can_read(field):
                 found = ", ".join(sorted(measured)) or "none of its values"

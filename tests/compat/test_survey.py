@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from itertools import pairwise
 
 import pytest
@@ -12,7 +11,7 @@ from autopack import registry, tiny
 from autopack.architectures import short_convolution
 from autopack.trust import configuration
 from autopack.trust.data import SURVEYED, load
-from compat import survey
+from compat import survey, survey_results
 from compat.exactness import _line_per_type
 from compat.variants import variants, walk
 
@@ -111,11 +110,11 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     assert [variant["status"] for variant in first[0]["variants"]] == ["exact"]
     monkeypatch.setattr(survey, "survey", lambda *args: pytest.fail("it was run again"))
     assert survey.run(["causal-lm"], ["gpt2"], log) == first == survey.entries(log)
-    found = survey.recorded(first)["types"]["gpt2"]
+    found = survey_results.recorded(first)["types"]["gpt2"]
     assert found["classes"] == ["gpt2.modeling_gpt2.GPT2LMHeadModel"]
     assert found["implementations"] == ["eager", "sdpa"]
     assert found["fields"]["scale_attn_weights"] == ["false", "true"]
-    assert "| gpt2 | 2 | 0 | 0 |  |" in survey.table(first)
+    assert "| gpt2 | 2 | 0 | 0 | 0 |  |" in survey_results.page(survey_results.rows(first))
 
 
 def test_a_field_is_changed_again_where_another_class_reads_it():
@@ -136,7 +135,30 @@ def test_what_is_shipped_is_whole():
     for name, entry in data["types"].items():
         assert set(entry) == {"classes", "implementations", "fields"}, name
         assert not any(configuration.is_neutral(field) for field in entry["fields"]), name
-    text = survey.TABLE.read_text()
-    assert ", 0 leaking, 0 crashing;" in text
-    assert all(f"\n| {name} | " in text for name, entry in data["types"].items() if entry["classes"])
-    assert json.dumps(data)
+    lines = survey_results.rows_of_page(survey_results.TABLE.read_text())
+    assert survey_results.page(lines) == survey_results.TABLE.read_text()
+    assert [name for name, row in lines.items() if row.failing] == []
+    assert {name for name, entry in data["types"].items() if entry["classes"]} <= lines.keys()
+
+
+def test_types_are_merged_into_what_is_recorded():
+    def entry(model_type: str, cls: str, words: dict) -> dict:
+        found = {"type": model_type, "config": model_type, "task": "causal-lm", "class": cls, "status": "exact"}
+        return {**found, "implementations": ["eager"], "variants": [], "flipped": {}, "words": words}
+
+    first = [entry("a", "A", {"a": {"flag": ["true"]}, "part": {"flag": ["true"]}}), entry("b", "B", {})]
+    second = [entry("a", "C", {"a": {"flag": ["false"]}, "part": {"flag": ["false"]}})]
+    found = survey_results.merged(survey_results.recorded(first), survey_results.recorded(second))["types"]
+    assert found["a"] == {"classes": ["C"], "implementations": ["eager"], "fields": {"flag": ["false"]}}
+    assert found["part"]["fields"] == {"flag": ["false", "true"]}
+    assert found["b"]["classes"] == ["B"]
+
+
+def test_what_is_not_exact_has_a_line():
+    variants = [{"name": "a.x=1", "status": "LEAK", "reason": "off by 2 | 3"}, {"name": "a.y=1", "status": "refused"}]
+    variants[1]["reason"] = "for a reason"
+    done = [{"type": "a", "status": "exact", "class": "A", "config": "a", "variants": variants}]
+    lines = survey_results.rows(done)
+    assert lines["a"] == (1, 1, 0, 1, "x=1 (LEAK: off by 2 / 3); y=1 (for a reason)")
+    assert survey_results.rows_of_page(survey_results.page(lines)) == lines
+    assert "1 classes and variants exact, 1 refused, 0 no stock, 1 leaking or crashing." in survey_results.page(lines)
