@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from autopack.attention.rotary import reset_frequencies, row_dependent_rotaries
+from autopack.attention.rotary import reset_frequencies
 from autopack.auditing.fields import Fields
+from autopack.inspection.modules import row_dependent_rotaries
 from autopack.runtime import scope
 from autopack.runtime.marks import enabled_in
 from autopack.runtime.model import EnabledModel

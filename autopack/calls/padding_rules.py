@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -65,6 +66,8 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
             yield f"{name} was given, and {reason}"
     if traits.counts_columns and not padding.on_the_right:
         yield f"{model_type} counts columns by itself, and the padding is not on the right"
+    if call.model.anatomy.has_row_dependent_rotary and not _reaches_the_end(call.declared.positions, padding):
+        yield "rotary frequencies depend on the longest row, and every row ends in padding"
     covered = covered_mixer(call.model.anatomy.mixers)
     if covered is not None:
         yield f"{covered} has a forward of its own on the instance"
@@ -105,9 +108,18 @@ def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
 
 def labels_after_padding(call: Call) -> str | None:
     """Why a batch may not be left to an entry further in, for labels that only this entry could mask."""
-    if not (call.entry.shifts_labels and call.declared.labelled_after_padding):
+    # A loss that is somebody else's may shift whatever it answered when it was asked.
+    shifts = call.entry.shifts_labels or call.entry.foreign is not None
+    if not (shifts and call.declared.labelled_after_padding):
         return None
     return "a label is compared with what is predicted at padding, which only this entry could mask"
+
+
+def _reaches_the_end(positions: np.ndarray | None, padding: Padding) -> bool:
+    """Whether the largest position of a batch is that of a token, and not of padding."""
+    if positions is None:
+        return bool(padding.real[:, -1].any())
+    return bool(positions[padding.real].max() == positions.max())
 
 
 def _generating() -> bool:

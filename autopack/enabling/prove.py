@@ -31,18 +31,22 @@ def prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> No
         enabled.proof = Proof(f"by the released leak test of {kind}, in this very code")
         return
     tested = _callable_part(enabled)
+    unasked = None
     if tested is not model:
+        unasked = (
+            f"the forward of {type(model).__name__} takes no input_ids, so nobody has seen what it does with padding"
+        )
         # What its own forward makes of the part is compared with nothing; it is handed the form that it knows.
         unknown = next(iter(Provenance(tested).foreign), None) or why_not_recorded(tested)
         if unknown is None and verify == "auto":
             how = f"by the released leak test of {kind}, for the {type(tested).__name__} in it"
-            enabled.proof = Proof(f"{how}; the forward of {type(model).__name__} takes no input_ids")
+            enabled.proof = Proof(how, padded=unasked)
             return
     started = time.perf_counter()
     report = _as_float32(audit(tested))
     because = unknown if verify == "auto" else "verify='always'"
     how = f"by an audit of this very model, worst relative error {report.worst:.1e} (audited because: {because})"
-    enabled.proof = Proof(how, report.packed, report.labels, report.padded)
+    enabled.proof = Proof(how, report.packed, report.labels, unasked or report.padded)
     logger.info("autopack audited %s in %.1f s: %s", type(model).__name__, time.perf_counter() - started, because)
 
 
