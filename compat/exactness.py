@@ -32,7 +32,7 @@ from tqdm import tqdm
 import autopack
 from autopack import registry, tiny
 from autopack.auditing.auditor import TOLERANCE
-from autopack.auditing.results import of_rows
+from autopack.auditing.fields import of_rows
 from autopack.errors import AutopackError
 from autopack.inspection import releases
 from autopack.inspection.modules import is_pair

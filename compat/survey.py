@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 import autopack
 from autopack import errors, tiny
-from autopack.auditing.results import of_rows
+from autopack.auditing.fields import of_rows
 from autopack.enabling.handle import Handle
 from autopack.errors import AutopackError
 from autopack.inspection import releases
@@ -61,11 +61,15 @@ _REFUSALS = tuple(
 
 
 def survey(
-    model_type: str, task: str, flipped: dict[str, set[str]], known: frozenset[tuple[str, str]] = frozenset()
+    model_type: str,
+    task: str,
+    flipped: dict[str, set[str]],
+    known: frozenset[tuple[str, str]] = frozenset(),
+    base_only: bool = False,
 ) -> dict[str, Any]:
     """Audit one class in all variants; `flipped` has, by field, the classes that mention it and have had it changed.
 
-    `known` are the classes, by type, that another task has named.
+    `known` are the classes, by type, that another task has named. `base_only` leaves the variants out.
     """
     entry: dict[str, Any] = {"type": model_type, "task": task, "implementations": [], "variants": [], "flipped": {}}
     try:
@@ -84,6 +88,8 @@ def survey(
         if found["status"] != "exact":
             return {**entry, "reason": f"{implementation}: {entry['reason']}"}
         entry["implementations"].append(implementation)
+    if base_only:
+        return {**entry, "words": _listed(words), "base only": True}
     base = model.config
     for variant in _left(variants(model, whole), model, flipped, entry["flipped"]):
         # What is chosen by a flag or a name is more often than not a way of eager attention.
@@ -236,9 +242,13 @@ def _listed(words: configuration.Words) -> dict[str, dict[str, list[str]]]:
     return {part: {field: sorted(values) for field, values in fields.items()} for part, fields in words.items()}
 
 
-def run(tasks: list[str], types: list[str], log: Path | None) -> list[dict[str, Any]]:
-    """Run what the log lacks and add it there; returns all entries, the log's first."""
-    done = entries(log) if log is not None else []
+def run(tasks: list[str], types: list[str], log: Path | None, base_only: bool = False) -> list[dict[str, Any]]:
+    """Run what the log lacks and add it there; returns all entries, the log's first.
+
+    Classes of which it has the configuration of tiny models alone are lacking, unless that is all that is wanted.
+    """
+    found = entries(log) if log is not None else []
+    done = [entry for entry in found if base_only or "base only" not in entry]
     present = {(entry["task"], entry["type"]) for entry in done}
     flipped = _flipped(done)
     wanted = [
@@ -249,7 +259,8 @@ def run(tasks: list[str], types: list[str], log: Path | None) -> list[dict[str, 
     count: Counter[str] = Counter()
     for task, name in bar:
         try:
-            entry = survey(name, task, flipped, frozenset((e.get("config", ""), e.get("class", "")) for e in done))
+            known = frozenset((e.get("config", ""), e.get("class", "")) for e in done)
+            entry = survey(name, task, flipped, known, base_only)
         except Exception as error:  # one class must not end a run of hours; it counts as a crash
             said = f"{type(error).__name__}: {error}"
             entry = {"type": name, "task": task, "class": name, "implementations": [], "variants": [], "flipped": {}}
@@ -265,7 +276,8 @@ def run(tasks: list[str], types: list[str], log: Path | None) -> list[dict[str, 
         for each in (entry, *entry["variants"]):
             if each["status"] in ("LEAK", "crash"):
                 tqdm.write(f"{each['status']} {task} {name} {each.get('name', '')}: {each['reason'][:200]}")
-    return done
+    again = {(entry["task"], entry["type"]) for entry in done}
+    return [entry for entry in found if (entry["task"], entry["type"]) not in again] + done
 
 
 def entries(log: Path) -> list[dict[str, Any]]:
@@ -288,6 +300,7 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="merge the named types into the recorded results")
     parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--log", type=Path, default=LOG, help="what was run; delete it to begin anew")
+    parser.add_argument("--base", action="store_true", help="the configurations of tiny models alone, without variants")
     parser.add_argument("--report", action="store_true", help="run nothing, write the results of the log")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -297,7 +310,7 @@ def main() -> int:
     if arguments.report:
         done = entries(arguments.log)
     else:
-        done = run(arguments.task, arguments.types, None if arguments.types else arguments.log)
+        done = run(arguments.task, arguments.types, None if arguments.types else arguments.log, arguments.base)
     if arguments.types and not arguments.record:
         print(results.page(results.rows(done)))
     else:

@@ -15,6 +15,7 @@ import autopack
 from autopack import tiny
 from autopack.auditing.asking import first_label_counts
 from autopack.runtime.scope import stock
+from tests.conftest import attributes, same
 
 
 def as_class(kind: type, model_type: str = "llama", task: str = "causal-lm", **config: object) -> torch.nn.Module:
@@ -201,3 +202,12 @@ def test_the_model_is_left_as_it_was():
     assert modes == [module.training for module in model.modules()]
     assert model.model.layers[0].self_attn.attention_dropout == 0.3
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_what_transformers_notes_on_a_model_is_taken_off_again():
+    """Hidden states are captured by hooks that stay once they were asked for."""
+    model = tiny.build("llama")
+    before = attributes(model)
+    autopack.audit(model, modes=("every output",), training=(False,))
+    assert same(attributes(model), before)
+    assert len(model(input_ids=tiny.tokens(model.config, 1, 5), output_hidden_states=True).hidden_states) > 1

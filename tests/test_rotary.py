@@ -7,7 +7,8 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.attention.rotary import PerDocumentRotary, row_dependent_rotaries
+from autopack.attention.rotary import PerDocumentRotary
+from autopack.inspection.modules import row_dependent_rotaries
 from tests.conftest import (
     FLOAT64,
     LEAK,

@@ -19,17 +19,6 @@ from autopack.runtime.model import Link
 from autopack.runtime.scope import of_model
 
 
-def row_dependent_rotaries(root: nn.Module) -> list[nn.Module]:
-    """The rotary modules under `root` whose frequencies depend on the longest position of a call."""
-    found = []
-    for module in root.modules():
-        kind = module.__dict__.get("rope_type")
-        names = map(str, kind.values() if isinstance(kind, dict) else [kind])
-        if any("dynamic" in name or name == "longrope" for name in names):
-            found.append(module)
-    return found
-
-
 class PerDocumentRotary:
     """Forward hook of a rotary module: recomputes the embeddings of a packed row for each length of document."""
 
@@ -38,7 +27,8 @@ class PerDocumentRotary:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         running = of_model(self.link.follow(module))
-        layout = None if running is None else running.scope.layout
+        # The rows of a padded batch share what its longest row decides.
+        layout = None if running is None or running.scope.as_batch else running.scope.layout
         call = {**dict(zip(("x", "position_ids", "layer_type"), args, strict=False)), **kwargs}
         return None if layout is None else _per_document(module, layout, call, output)
 

@@ -1,40 +1,50 @@
-"""The leak auditor: does a packed row give every document what it gets alone, in every way that people call a model?
+"""The leak auditor: does a model give every document what stock gives it alone, in every way that people call it?
 
-Three measurements per call mode. *Packed against alone*: the logits of each document in the packed batch against the
-same document run by itself. *Influence*: replace the tokens of one document and watch the logits of the others.
-*Gradients*: the parameter gradients of a packed batch against the sum of those of its documents, and the loss.
+What the stock model gives a document alone, in its default call, is the only reference for packed rows; padded batches
+of an enabled model are compared with stock on the same batches. *Packed against alone*: every field of the output.
+*Influence*: replace the tokens of one document and watch the others. *Gradients*: of all parameters. *Loss*: whatever
+the model's own loss makes of the documents' labels.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from autopack.attention.rotary import reset_frequencies, row_dependent_rotaries
-from autopack.auditing.cases import MODES, Call, Case, NoReference, PairCase
+from autopack.auditing.asking import argument_names
+from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase
 from autopack.auditing.left_as_found import left_as_found
+from autopack.auditing.losses import Labels
+from autopack.auditing.packed import GRADIENTS, INFLUENCE, PackedRuns
+from autopack.auditing.padded import PaddedRuns
 from autopack.auditing.report import LeakReport, ModeResult
-from autopack.auditing.results import loss_for, of_documents, of_rows
+from autopack.auditing.routers import ROUTER, measure_router
+from autopack.auditing.running import Runner
+from autopack.auditing.thresholds import threshold_lengths
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair
-from autopack.inspection.modules import is_pair
-from autopack.inspection.parameters import parameters_of
 from autopack.integrations.wrappers import unwrap
-from autopack.runtime.marks import handle_of
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-"""Largest error, relative to the standard deviation of the logits alone, that counts as rounding.
+"""Largest error, relative to the standard deviation of a field alone, that counts as rounding.
 
 In float32 two orders of matrix products differ by about 1e-6 of the logits' scale, and leaks start near 1e-2: 1e-4 lies
 well between. float64 leaves 1e-14. The half precisions keep 11 and 8 bits per operation over the depth of a model.
 """
 _LOSS_TOLERANCE = 1e-5
 """transformers computes the loss in float32 whatever the model's dtype, so it is never held to less than this."""
+_PADDED_TOLERANCE = TOLERANCE[torch.float32]
+"""Padded batches are not held to less: softmax and norms of most models go through float32 whatever their dtype, and
+round otherwise where padding stands beside the tokens. Documents alone and packed are alike there."""
 _GRADIENT_FACTOR = 10
 """Gradients sum over all tokens and layers; they are held to ten times the tolerance of the logits."""
+EVERY_MODE = (*MODES, ROUTER, *PADDED_MODES)
+"""Names of all call modes."""
+TRAINED = {"default", "padding mask", "two rows", "right-padded", "left-padded", "right-padded, no labels"}
+"""Those that are run in train mode too, where none are named and eval is among the modes: they differ the most."""
 
 
 def audit(
@@ -52,169 +62,153 @@ def audit(
         model: A transformers model (or one wrapped by PEFT, DDP, accelerate, `torch.compile`), enabled or not. Weights,
             gradients, training mode and random state are left as they were.
         lengths: Lengths in tokens of the random documents of a row; two or more.
-        modes: Names among `MODES`; all of them by default.
-        training: Which of eval (False) and train (True) to run. Dropout and router noise are off in both.
+        modes: Names among `EVERY_MODE`; by default all that the model has: padded batches where it is enabled, the
+            router's loss where it has one, longer documents where its configuration holds thresholds.
+        training: Which of eval (False) and train (True) to run. Dropout and router noise are off in both. Of all modes,
+            those that differ the most are run in both; modes that are named are run in each.
         gradients: Whether to compare the gradients of all trainable parameters; costs four times their memory.
         seed: Seed of the documents.
 
     Returns:
-        A report: `.exact`, `.worst` (relative to the standard deviation of the logits alone), a table per
-        call mode, the influence of each document on each other, as text, HTML and picture.
+        A report: `.exact`, `.worst` (relative to the standard deviation of a field alone), what of `.packed`,
+        `.labels` and `.padded` is not exact, a table per call mode, the influence of each document on each other, as
+        text, HTML and picture.
     """
     base = unwrap(model)
-    unknown = set(modes or ()) - set(MODES)
+    unknown = set(modes or ()) - set(EVERY_MODE)
     if unknown:
-        raise ValueError(f"modes must be among {', '.join(MODES)}; found {', '.join(sorted(unknown))}")
+        raise ValueError(f"modes must be among {', '.join(EVERY_MODE)}; found {', '.join(sorted(unknown))}")
     if len(lengths) < 2 or min(lengths) < 1:
         raise ValueError(f"lengths must name two or more documents of at least one token; found {lengths}")
     if not training:
         raise ValueError(f"training must name False, True or both; found {training}")
-    if is_pair(base) and "input_ids" not in parameters_of(type(base)).names:
+    names = argument_names(base)
+    if "decoder_input_ids" in names and "input_ids" not in names:
         raise UnsupportedModel(f"{type(base).__name__} takes recordings, of which the auditor has none")
     if is_head_of_pair(base):
         why = "gives one result per row, read off its decoder, so packed rows of it are refused: nothing to audit"
         raise UnsupportedModel(f"{type(base).__name__} {why}")
-    chosen = modes or tuple(MODES)
-    results: dict[tuple[str, bool], ModeResult] = {}
-    left_out: dict[str, str] = {}
     with left_as_found(base):
-        case = PairCase(base, lengths, seed) if is_pair(base) else Case(base, lengths, seed)
-        for train in training:
-            base.train(train)
-            run = _Run(base, case)
-            for name in chosen:
-                try:
-                    results[name, train] = run.measure(name, gradients)
-                except NoReference as reason:
-                    left_out[name] = str(reason)
-    dtype = next((p.dtype for p in base.parameters() if p.is_floating_point()), torch.float32)
-    tolerance = TOLERANCE.get(dtype, 1e-4)
-    return LeakReport(
-        model=f"{type(base).__name__} ({base.config.model_type})",
-        implementation=str(getattr(base.config, "_attn_implementation", None) or "eager"),
-        enabled=handle_of(base) is not None,
-        dtype=str(dtype).removeprefix("torch."),
-        lengths=lengths,
-        tolerance=tolerance,
-        gradient_tolerance=_GRADIENT_FACTOR * tolerance,
-        loss_tolerance=max(_LOSS_TOLERANCE, _GRADIENT_FACTOR * tolerance),
-        results=[results[name, train] for name in chosen for train in training if (name, train) in results],
-        left_out=left_out,
-    )
+        return _Audit(base, lengths, modes, seed).run(training, gradients)
 
 
-class _Run:
-    """One model in one training mode: the ways to call it, against what documents get by themselves.
+class _Audit:
+    """One audit of one model: which modes are run, and what comes of them."""
 
-    Documents alone are run once for all call modes that have them at the same position.
-    """
+    def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], modes: tuple[str, ...] | None, seed: int):
+        self.model, self.lengths = model, lengths
+        self.runner = Runner(model)
+        kind = PairCase if "decoder_input_ids" in argument_names(model) else Case
+        self.case = kind(model, lengths, seed)
+        longer = threshold_lengths(model, lengths)
+        self.long = None if longer is None else kind(model, longer, seed)
+        enabled = self.runner.enabled
+        self.pads = enabled is not None and enabled.options.unpad != "never"
+        there = {
+            **dict.fromkeys(MODES, True),
+            "thresholds": self.long is not None,
+            ROUTER: self.case.has_router,
+            **dict.fromkeys(PADDED_MODES, self.pads),
+        }
+        self.all = modes is None
+        self.modes = tuple(name for name in modes or EVERY_MODE if there[name])
+        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+        tolerance = TOLERANCE.get(dtype, 1e-4)
+        self.report = LeakReport(
+            model=f"{type(model).__name__} ({model.config.model_type})",
+            implementation=str(getattr(model.config, "_attn_implementation", None) or "eager"),
+            enabled=enabled is not None,
+            dtype=str(dtype).removeprefix("torch."),
+            lengths=lengths,
+            tolerance=tolerance,
+            gradient_tolerance=_GRADIENT_FACTOR * tolerance,
+            loss_tolerance=max(_LOSS_TOLERANCE, _GRADIENT_FACTOR * tolerance),
+            padded_tolerance=max(_PADDED_TOLERANCE, tolerance),
+            results=[],
+            left_out={name: "it has none" for name in modes or () if not there[name]},
+        )
 
-    def __init__(self, model: PreTrainedModel, case: Case):
-        self.model, self.case = model, case
-        self._results: dict[tuple[int, int], torch.Tensor] = {}
-        self._losses: dict[Any, torch.Tensor] = {}
-        self._gradients: tuple[Any, list[torch.Tensor]] = (None, [])
-
-    def measure(self, name: str, gradients: bool) -> ModeResult:
-        """Run one call mode; raises `NoReference` where it has documents begin where the model cannot run them."""
-        call, alone, train = MODES[name](self.case), None, self.model.training
+    def run(self, training: tuple[bool, ...], gradients: bool) -> LeakReport:
+        """Run all modes and fill in the report."""
+        results: dict[tuple[str, bool], ModeResult] = {}
+        enabled = self.runner.enabled
+        tally = None if enabled is None else copy.deepcopy(vars(enabled.tally))
         try:
-            alone = self._alone(call)
-            packed = self._packed(call)
-            scale = float(torch.cat([a.detach().double().flatten() for a in alone]).std())
-            error = max(_largest(p - a) / scale for p, a in zip(packed, alone, strict=True))
-            influence = self._influence(call, packed, scale)
-            gradient = self._gradient_error(call, packed) if gradients else None
-            return ModeResult(name, train, error, influence, gradient, self._loss_error(call))
-        except Exception as failure:
-            said = f"{type(failure).__name__}: {failure}"
-            if alone is None and any(call.first):
-                raise NoReference(said) from failure
-            return ModeResult(name, train, failure=said)
+            with torch.set_grad_enabled(self._has_gradients()):
+                labels = self._labels(training)
+                for train in training:
+                    self.model.train(train)
+                    for result in self._results(train, training, gradients and torch.is_grad_enabled(), labels):
+                        results[result.mode, train] = result
+        finally:
+            if enabled is not None and tally is not None:
+                vars(enabled.tally).update(tally)  # what is counted are the user's batches
+        for name in self.modes:
+            self.report.results.extend(results[name, train] for train in training if (name, train) in results)
+        return self.report
 
-    def _packed(self, call: Call, replaced: int | None = None) -> list[torch.Tensor]:
-        return of_documents(self.model, call, self.model(**self.case.given(call, replaced)))
-
-    def _alone(self, call: Call) -> list[torch.Tensor]:
-        """The results of each document of a call, with their graph.
-
-        A document that stands in two rows has a graph for each: where upstream goes through float32, gradients of two
-        uses round otherwise than the sum of each.
-        """
-        for number, first in enumerate(call.first):
-            if (number, first) not in self._results:
-                self._results[number, first] = of_rows(self._run(call, number))[0]
-        return [self._results[key] for key in enumerate(call.first)]
-
-    def _run(self, call: Call, number: int, **labels: torch.Tensor) -> Any:
-        one = torch.zeros(1, 1, dtype=torch.long, device=self.case.device)
-        for rotary in row_dependent_rotaries(self.model):
-            kinds = rotary.__dict__.get("rope_type")
-            kind = {"layer_type": next(iter(kinds))} if isinstance(kinds, dict) else {}
-            reset_frequencies(rotary, {"x": one[0].float(), "position_ids": one, **kind})
-        return self.model(use_cache=False, **labels, **self.case.alone(call, number))
-
-    @torch.no_grad()
-    def _influence(self, call: Call, packed: list[torch.Tensor], scale: float) -> np.ndarray:
-        """influence[i, j]: change of document i's logits when document j is replaced, relative; NaN on the diagonal."""
-        matrix = np.full((len(packed), len(packed)), np.nan)
-        for j in range(len(packed)):
-            matrix[:, j] = [_largest(c - p) / scale for c, p in zip(self._packed(call, j), packed, strict=True)]
-        np.fill_diagonal(matrix, np.nan)
-        return matrix
-
-    def _gradient_error(self, call: Call, packed: list[torch.Tensor]) -> float | None:
-        """Largest difference of a parameter's gradient, relative to the largest entry of that parameter's gradient.
-
-        Gradients that are zero but for rounding (biases that a softmax or norm cancels) count relative to the largest
-        gradient of the model instead. What is differentiated is a weighted sum of all results, with the same weights
-        for the same documents.
-        """
-        parameters = [p for p in self.model.parameters() if p.requires_grad and p.numel()]
-        if not parameters:
-            return None
-        generator = torch.Generator().manual_seed(1)
-        weights = [torch.randn(result.shape, generator=generator).to(result) for result in packed]
-        if self._gradients[0] != call.first:
+    def _has_gradients(self) -> bool:
+        """Whether stock runs where gradients are wanted: some attention has no backward on some devices."""
+        alone = self.case.alone(MODES["default"](self.case), 0)
+        try:
+            self.runner.stock(alone)
+        except Exception as error:
             try:
-                self._gradients = call.first, _grad(self._alone(call), weights, parameters)
+                with torch.no_grad():
+                    self.runner.stock(alone)
             except Exception:
-                if self.model.training:
-                    raise
-                return None  # some models have gradients in train mode alone
-        expected = self._gradients[1]
-        largest = [float(e.abs().max()) for e in expected]
-        scales = [max(each, 1e-2 * max(largest)) for each in largest]
-        found = _grad(packed, weights, parameters)
-        return max(_largest(f - e) / scale for f, e, scale in zip(found, expected, scales, strict=True))
+                return True  # it does not run at all, which every mode will say
+            self.report.notes["gradients"] = f"not measured, because stock has none: {type(error).__name__}: {error}"
+            return False
+        return True
 
-    def _loss_error(self, call: Call) -> float | None:
-        """Relative difference of the model's own loss, packed, from the mean over all terms of the documents alone."""
-        loss = loss_for(self.model, self.case, call)
-        if loss is None or not any(loss.counts):
-            return None  # documents of one token predict nothing
-        with torch.no_grad():
+    def _labels(self, training: tuple[bool, ...]) -> Labels | None:
+        """Labels that the loss takes, in one of the training modes: they are asked for before anything is measured."""
+        why: str | None = None
+        for train in training:
+            self.model.train(train)
             try:
-                found = float(self.model(**self.case.given(call), **loss.packed).loss)
-            except UnsupportedModel:
-                return None  # logits are computed without labels, and with them the call is refused
-            terms = [self._loss_alone(call, i, loss.alone[i]).double() * n for i, n in enumerate(loss.counts) if n > 0]
-        expected = float(torch.stack(terms).sum()) / sum(loss.counts)
-        return abs(found - expected) / abs(expected)
+                labels, said = PackedRuns(self.runner, self.case, self.long).find_labels()
+            except Exception as error:  # documents alone cannot be run: every mode will say so
+                labels, said = None, f"{type(error).__name__}: {error}"
+            if labels is not None:
+                return labels
+            why = why or said
+        if why is not None:
+            self.report.notes["loss"] = f"not measured, because {why}"
+        return None
 
-    def _loss_alone(self, call: Call, number: int, labels: dict[str, torch.Tensor]) -> torch.Tensor:
-        key = number, call.first[number], *(bytes(label.cpu().numpy()) for label in labels.values())
-        if key not in self._losses:
-            self._losses[key] = self._run(call, number, **labels).loss
-        return self._losses[key]
+    def _results(
+        self, train: bool, training: tuple[bool, ...], differentiate: bool, labels: Labels | None
+    ) -> list[ModeResult]:
+        packed, found = PackedRuns(self.runner, self.case, self.long), []
+        for name in self.modes:
+            if self.all and train and False in training and name not in TRAINED:
+                continue
+            asked = differentiate and self._differentiates(name, train, training)
+            try:
+                if name in MODES:
+                    result = packed.measure(name, labels, asked, self._replaces(name, train, training))
+                elif name == ROUTER:
+                    result = measure_router(self.runner, self.case, labels, self.pads)
+                else:
+                    judge, bound = self.report.is_exact, self.report.padded_tolerance
+                    runs = PaddedRuns(self.runner, self.case, labels, packed.alone, judge, bound)
+                    result = runs.measure(name, differentiate and train)
+            except NoReference as reason:
+                self.report.left_out[name] = str(reason)
+                continue
+            found.append(result)
+        if packed.unknown:
+            self.report.notes["fields"] = f"not compared, of unknown form: {', '.join(sorted(packed.unknown))}"
+        return found
 
+    def _differentiates(self, name: str, train: bool, training: tuple[bool, ...]) -> bool:
+        if name in ("every output", "thresholds"):
+            return False
+        chosen = {(t, n) for t in training for n in self.modes} & GRADIENTS
+        return (train, name) in chosen if chosen else True
 
-def _largest(difference: torch.Tensor) -> float:
-    value = float(difference.detach().abs().max())
-    return value if np.isfinite(value) else float("inf")
-
-
-def _grad(results: list[torch.Tensor], weights: list[torch.Tensor], parameters: list[Any]) -> list[torch.Tensor]:
-    total = torch.stack([(r * w).sum() for r, w in zip(results, weights, strict=True)]).sum()
-    # Documents alone are in the graphs of several call modes.
-    return list(torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True, materialize_grads=True))
+    def _replaces(self, name: str, train: bool, training: tuple[bool, ...]) -> bool:
+        chosen = INFLUENCE & set(self.modes)
+        return (not train or False not in training) and (name in chosen if chosen else True)

@@ -37,17 +37,36 @@ MODES: dict[str, Callable[[Case], Call]] = {
     "segment ids": lambda case: case.one_row(mask="segments", position_ids=False),
     "two rows": lambda case: case.two_rows(),
     "mid-document start": lambda case: case.one_row(offset=5),
+    "every output": lambda case: case.one_row(**case.outputs),
+    "thresholds": lambda case: case.one_row(),
 }
-"""The ways in which people call a model with packed rows."""
+"""The ways in which people call a model with packed rows; "thresholds" with longer documents than the others."""
+PADDED_MODES: dict[str, dict[str, Any]] = {
+    "right-padded": {},
+    "left-padded": {"side": "left"},
+    "right-padded, use_cache=False": {"use_cache": False},
+    "left-padded, use_cache=False": {"side": "left", "use_cache": False},
+    "right-padded, no labels": {"labels": False},
+}
+"""The ways in which people call a model with padded batches, which autopack runs without their padding."""
 
 
 class Case:
     """Random documents for one model, and the packed calls made of them."""
 
+    is_pair = False
+
     def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int):
         self.device = modules.device_of(model)
         self.base = first_position(model.config)
         self.lengths = list(lengths)
+        self.outputs: dict[str, Any] = {"output_hidden_states": True}
+        configs = model.config, model.config.get_text_config()
+        flags = [config.output_router_logits for config in configs if hasattr(config, "output_router_logits")]
+        self.has_router = bool(flags)
+        self.outputs |= {"output_router_logits": True} if flags else {}
+        self.without_router: dict[str, Any] = {"output_router_logits": False} if any(flags) else {}
+        """What leaves a router's loss out, which is no mean over documents, where a configuration asks for it."""
         generator = torch.Generator().manual_seed(seed)
         allowed = tokens_to_draw(model)
 
@@ -56,6 +75,12 @@ class Case:
             return list(tokens.to(self.device).split(self.lengths))
 
         self.documents, self.others = draw(), draw()
+        pad = getattr(model.config.get_text_config(), "pad_token_id", None)
+        usable = pad if isinstance(pad, int) and 0 <= pad < _vocabulary(model) else self.documents[0][0]
+        self.filler = int(usable)
+        """The token of padding."""
+        self.other_fillers = [int(t) for t in dict.fromkeys(allowed.tolist()) if t != self.filler]
+        """Tokens that may stand in padding instead."""
 
     def one_row(
         self, *, position_ids: bool = True, mask: str = "", padding: int = 0, offset: int = 0, **arguments: Any
@@ -86,10 +111,27 @@ class Case:
         return {"input_ids": self.inputs(call, replaced), **call.arguments}
 
     def alone(self, call: Call, number: int) -> dict[str, Any]:
-        """All arguments of a call with one of its documents by itself."""
-        document, first = self.documents[number % len(self.documents)][None], call.first[number]
-        positions = torch.arange(first, first + document.shape[1], device=self.device)[None]
-        return {"input_ids": document} | ({"position_ids": positions} if first else {})
+        """All arguments of a call with one of its documents by itself: positions only where it begins midway."""
+        found, first = self.by_itself(number), call.first[number]
+        if first != self.base:
+            length = len(self.documents[number % len(self.documents)])
+            found["position_ids"] = torch.arange(first, first + length, device=self.device)[None]
+        return found
+
+    def by_itself(self, number: int) -> dict[str, Any]:
+        """All arguments of a call with a document by itself, from its beginning."""
+        return {"input_ids": self.documents[number % len(self.documents)][None]}
+
+    def padded(self, side: str = "right", wider: int = 0, filler: int | None = None) -> dict[str, torch.Tensor]:
+        """A batch of the documents, one in each row, padded on one side; `wider` by columns that no row fills."""
+        filler = self.filler if filler is None else filler
+        columns = max(self.lengths) + wider
+        ids = torch.full((len(self.lengths), columns), filler, device=self.device)
+        mask = torch.zeros_like(ids)
+        for row, document in enumerate(self.documents):
+            real = slice(columns - len(document), None) if side == "left" else slice(len(document))
+            ids[row, real], mask[row, real] = document, 1
+        return {"input_ids": ids, "attention_mask": mask}
 
     def inputs(self, call: Call, replaced: int | None = None) -> torch.Tensor:
         """Token ids (rows, columns) of a call, with one document's tokens replaced where asked."""
@@ -102,6 +144,8 @@ class Case:
 
 class PairCase(Case):
     """Random targets for the decoder of a model, and `source`, those for its encoder."""
+
+    is_pair = True
 
     def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int):
         super().__init__(model, (*lengths[1:], lengths[0]), seed + 1)  # a target is as long as the next source
@@ -120,14 +164,21 @@ class PairCase(Case):
         arguments = dict(source.arguments)
         for name, value in target.arguments.items():
             arguments[name if name == "use_cache" else f"decoder_{name}"] = value
-        return Call(arguments, target.shape, target.spans, [0] * len(target.first), source)
+        return Call(arguments, target.shape, target.spans, target.first, source)
 
     def given(self, call: Call, replaced: int | None = None) -> dict[str, Any]:
         assert call.source is not None
         source = self.source.inputs(call.source, replaced)
         return {"input_ids": source, "decoder_input_ids": self.inputs(call, replaced), **call.arguments}
 
-    def alone(self, call: Call, number: int) -> dict[str, Any]:
+    def padded(self, side: str = "right", wider: int = 0, filler: int | None = None) -> dict[str, torch.Tensor]:
+        target = super().padded(side, wider, filler)
+        # One column more, so that a field of one half is told from one of the other.
+        return self.source.padded(side, wider + 1, filler) | {
+            f"decoder_{name}": value for name, value in target.items()
+        }
+
+    def by_itself(self, number: int) -> dict[str, Any]:
         number %= len(self.source.documents)
         source, target = self.source.documents[number], self.documents[number]
         return {"input_ids": source[None], "decoder_input_ids": target[None]}

@@ -23,12 +23,19 @@ def left_as_found(model: PreTrainedModel) -> Iterator[None]:
     rates = [found for found in attributes if isinstance(found[2], float) and found[2] and _is_noise(*found[:2])]
     configs: list[Any] = list({id(m.config): m.config for m in modules if hasattr(m, "config")}.values())
     problem_type = [(config, getattr(config, "problem_type", _ABSENT)) for config in configs]
-    data = [(module, _data_of(module)) for module in modules]
+    data = [(module, set(vars(module)), _data_of(module)) for module in modules]
+    hooks = [(held, set(held)) for module in modules for held in _hooks_of(module)]
     buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
     copies = [(b, _version(b), b.detach().clone()) for _, held in buffers for b in held.values() if b is not None]
     devices = [device for device in {p.device for p in model.parameters()} if device.type == "cuda"]
     # An audit may be asked for inside no_grad or inference_mode; gradients are part of it.
-    with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.enable_grad():
+    with (
+        torch.random.fork_rng(devices=devices),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        # Under autocast rounding would be that of a lower precision than the one by which errors are judged.
+        torch.autocast(next(model.parameters()).device.type, enabled=False),
+    ):
         try:
             for module, name, _ in rates:
                 setattr(module, name, 0.0)
@@ -40,8 +47,11 @@ def left_as_found(model: PreTrainedModel) -> Iterator[None]:
                 if version is None or buffer._version != version:
                     with torch.no_grad():
                         buffer.copy_(copied)
-            for module, before in data:
-                _put_back(module, before)
+            for held_hooks, before_hooks in hooks:
+                for number in set(held_hooks) - before_hooks:
+                    del held_hooks[number]
+            for module, names, before in data:
+                _put_back(module, names, before)
             for module, mode in modes:
                 module.training = mode
             for config, kind in problem_type:
@@ -58,8 +68,16 @@ def _data_of(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if isinstance(value, _DATA)}
 
 
-def _put_back(module: nn.Module, before: dict[str, Any]) -> None:
+def _hooks_of(module: nn.Module) -> list[dict[int, Any]]:
+    """Where a module keeps its forward hooks. transformers puts some on when hidden states are first asked for."""
+    names = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs")
+    return [vars(module)[name] for name in (*names, "_forward_hooks_always_called")]
+
+
+def _put_back(module: nn.Module, names: set[str], before: dict[str, Any]) -> None:
     """Numbers and tensors that a module keeps on itself: states of its last batch, and the rates of its noise."""
+    for name in _data_of(module).keys() - names:
+        del module.__dict__[name]
     for name, value in before.items():
         if vars(module).get(name, _ABSENT) is not value:
             module.__dict__[name] = value

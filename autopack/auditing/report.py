@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any
 
 import numpy as np
@@ -15,19 +16,25 @@ import numpy as np
 class ModeResult:
     """Measurements of one call mode, in train or eval; errors are relative, None stands for not measured.
 
-    `error` is the largest difference of a logit packed and alone, relative to the standard deviation of the logits
-    alone; `influence` (documents, documents) the same for document i when document j is replaced; `gradient` the
-    largest difference of a parameter's gradient relative to that parameter's largest; `loss` the relative difference of
-    the loss. `failure` holds the message where the call raised.
+    `error` is the largest difference of a result packed and alone, relative to the standard deviation of its field
+    alone, and `field` the name of that field; `influence` (documents, documents) the same for document i when document
+    j is replaced; `gradient` the largest difference of a parameter's gradient relative to that parameter's largest;
+    `loss` the relative difference of the loss. Of padded batches (`kind`), they are differences from stock on the same
+    batch, and `unpadded` says whether the batch ran without its padding. `failure` holds the message where the call
+    raised, `loss_refused` where it raised with labels (its loss is infinite unless the error is one of autopack).
     """
 
     mode: str
     training: bool
-    error: float = math.nan
-    influence: np.ndarray = field(default_factory=lambda: np.full((1, 1), np.nan))
+    error: float | None = math.nan
+    influence: np.ndarray | None = None
     gradient: float | None = None
     loss: float | None = None
     failure: str | None = None
+    kind: str = "packed"
+    field: str = ""
+    unpadded: bool | None = None
+    loss_refused: str | None = None
 
     @property
     def name(self) -> str:
@@ -37,13 +44,17 @@ class ModeResult:
     @property
     def worst_influence(self) -> float:
         """Largest influence of one document on another."""
-        return _largest(self.influence)
+        return math.nan if self.influence is None else _largest(self.influence)
 
     @property
     def worst(self) -> float:
         """Largest of the forward errors: packed against alone, and influence; infinite where one is no number."""
-        errors = (self.error, self.worst_influence)
-        return math.inf if self.failure is not None or any(map(math.isnan, errors)) else max(errors)
+        measured = [] if self.error is None else [self.error]
+        if self.influence is not None:
+            measured.append(self.worst_influence)
+        if self.failure is not None or any(map(math.isnan, measured)):
+            return math.inf
+        return max(measured, default=0.0)
 
 
 @dataclass(frozen=True)
@@ -59,23 +70,63 @@ class LeakReport:
     gradient_tolerance: float
     loss_tolerance: float
     results: list[ModeResult]
-    left_out: dict[str, str] = field(default_factory=dict)
-    """Call modes in which the model cannot run a document alone, with the reason."""
+    left_out: dict[str, str] = dataclass_field(default_factory=dict)
+    """Call modes that have no reference, with the reason: documents that stock cannot run so, for instance."""
+    notes: dict[str, str] = dataclass_field(default_factory=dict)
+    """What else was not measured, with the reason."""
+    padded_tolerance: float = 0.0
+    """What `tolerance` is for padded batches, where that is more; gradients may be off by ten times as much."""
 
     @property
     def exact(self) -> bool:
-        """Whether every call mode gave every document what it gets alone, within the rounding of the dtype."""
+        """Whether all that was measured is what stock gives, within the rounding of the dtype."""
         return bool(self.results) and all(self.is_exact(result) for result in self.results)
 
     def is_exact(self, result: ModeResult) -> bool:
         """Whether one call mode is within rounding, forward and backward."""
-        backward = (result.gradient or 0.0) <= self.gradient_tolerance and (result.loss or 0.0) <= self.loss_tolerance
-        return backward and result.worst <= self.tolerance
+        return self._is_exact_without_loss(result) and (result.loss or 0.0) <= self.loss_tolerance
+
+    def _is_exact_without_loss(self, result: ModeResult) -> bool:
+        tolerance, gradient_tolerance = self.tolerance, self.gradient_tolerance
+        if result.kind == "padded":
+            tolerance = max(tolerance, self.padded_tolerance)
+            gradient_tolerance = max(gradient_tolerance, 10 * self.padded_tolerance)
+        return (result.gradient or 0.0) <= gradient_tolerance and result.worst <= tolerance
+
+    @property
+    def packed(self) -> str | None:
+        """Why packed calls without labels are not exact, in words; None where they are."""
+        wrong = [r for r in self._of("packed") if not self._is_exact_without_loss(r)]
+        return self._words(max(wrong, key=lambda r: r.worst)) if wrong else None
+
+    @property
+    def labels(self) -> str | None:
+        """Why packed calls with labels are not known to be exact, in words; None where they are, or have no loss."""
+        wrong = [r for r in self._of("packed") if not (r.loss or 0.0) <= self.loss_tolerance]
+        raised = next((r for r in wrong if r.loss_refused is not None), None)
+        if wrong and raised is None:
+            worst = max(wrong, key=lambda r: math.inf if math.isnan(r.loss or 0.0) else r.loss or 0.0)
+            return f"in mode '{worst.name}' the loss is off by {_number(worst.loss)}"
+        refused = raised or next((r for r in self._of("packed") if r.loss_refused is not None), None)
+        if refused is not None:
+            return f"in mode '{refused.name}' the call with labels raised {refused.loss_refused}"
+        if "loss" in self.notes:
+            return f"no labels were found that its loss takes: {self.notes['loss']}"
+        return None
+
+    @property
+    def padded(self) -> str | None:
+        """Why padded batches are not what they are in stock, in words; None where they are, or were not run."""
+        wrong = [r for r in self._of("padded") if not self.is_exact(r)]
+        return self._words(max(wrong, key=lambda r: r.worst)) if wrong else None
+
+    def _of(self, kind: str) -> list[ModeResult]:
+        return [result for result in self.results if result.kind == kind]
 
     @property
     def worst(self) -> float:
-        """Largest relative forward error over all call modes; infinite where a call raised."""
-        return max(result.worst for result in self.results)
+        """Largest relative forward error over all call modes with packed rows, if any; infinite where a call raised."""
+        return max(result.worst for result in self._of("packed") or self.results)
 
     @property
     def worst_gradient(self) -> float:
@@ -90,38 +141,53 @@ class LeakReport:
     @property
     def worst_case(self) -> str:
         """The worst call mode in words."""
-        worst = self.worst_result
+        return self._words(self.worst_result)
+
+    def _words(self, worst: ModeResult) -> str:
         if worst.failure is not None:
             return f"in mode '{worst.name}' the call raised {worst.failure}"
-        said = f"logits are off by {worst.error:.1e} of their standard deviation, and one document changes another by "
-        said += f"{worst.worst_influence:.1e}"
-        if worst.worst <= self.tolerance and not self.is_exact(worst):
+        what = worst.field if worst.field not in ("", "output") else "logits"
+        verb = "are" if what.endswith("s") else "is"
+        said = f"{what} {verb} off by {_number(worst.error)} of their standard deviation"
+        if worst.influence is not None:
+            said += f", and one document changes another by {worst.worst_influence:.1e}"
+        if worst.worst <= max(self.tolerance, self.padded_tolerance) and not self.is_exact(worst):
             said = f"gradients are off by {_number(worst.gradient)} and the loss by {_number(worst.loss)}"
         return f"in mode '{worst.name}' {said}"
 
     @property
     def influence(self) -> np.ndarray:
-        """Influence of document j on document i (documents, documents) in the worst call mode that ran."""
-        ran = [r for r in self.results if r.failure is None]
-        return max(ran, key=lambda r: r.worst).influence if ran else np.full((1, 1), np.nan)
+        """Influence of document j on document i (documents, documents) in the worst call mode that measured all."""
+        ran = [(r.worst, r.influence) for r in self.results if r.influence is not None]
+        of_all = [each for each in ran if np.isnan(each[1]).sum() <= len(each[1])]
+        return max(of_all or ran, key=lambda each: each[0], default=(0.0, np.full((1, 1), np.nan)))[1]
 
     def _headline(self) -> str:
         state = "enabled by autopack" if self.enabled else "stock, not enabled"
-        verdict = "exact" if self.exact else "LEAKS" if math.isfinite(self.worst) else "NOT EXACT"
-        return f"{self.model}, {state}, {self.implementation}, {self.dtype}: {verdict}"
+        raised = any(result.failure is not None or result.worst == math.inf for result in self.results)
+        wrong = "LEAKS" if self.results and not raised else "NOT EXACT"
+        return f"{self.model}, {state}, {self.implementation}, {self.dtype}: {'exact' if self.exact else wrong}"
 
     def _table(self) -> list[list[str]]:
-        rows = [["call mode", "", "packed vs alone", "influence", "gradients", "loss", ""]]
+        rows = [["call mode", "", "vs alone", "influence", "gradients", "loss", ""]]
         for r in self.results:
-            verdict = "exact" if self.is_exact(r) else "raised" if r.failure is not None else "LEAK"
+            if r.kind == "padded" and not any(row[0] == "padded batch" for row in rows):
+                rows.append(["padded batch", "", "vs stock", "", "", "", ""])
+            wrong = "raised" if r.failure is not None else "LEAK" if r.kind == "packed" else "WRONG"
+            verdict = "exact" if self.is_exact(r) else wrong
+            if r.kind == "padded" and r.failure is None:
+                verdict += ", without padding" if r.unpadded else ", left as it came"
             numbers = [_number(x) for x in (r.error, r.worst_influence, r.gradient, r.loss)]
             rows.append([r.mode, "train" if r.training else "eval", *numbers, verdict])
         return rows
 
     def _not_measured(self) -> list[str]:
-        not_run = "not run: {}: the model cannot run such a document alone ({})"
+        said = [f"not run: {mode}: {reason}" for mode, reason in sorted(self.left_out.items())]
+        said += [f"{what}: {reason}" for what, reason in sorted(self.notes.items())]
+        refusals = {result.loss_refused for result in self.results if result.loss_refused is not None}
+        said += [f"raised with labels: {reason}" for reason in sorted(refusals)]
         failures = {result.failure for result in self.results if result.failure is not None}
-        return [not_run.format(*m) for m in sorted(self.left_out.items())] + [f"raised: {f}" for f in sorted(failures)]
+        return said + [f"raised: {failure}" for failure in sorted(failures)]
 
     def __str__(self) -> str:
         table = self._table()
@@ -129,7 +195,7 @@ class LeakReport:
         lines = ["  ".join(f"{c:{side}{n}}" for c, (side, n) in zip(row, columns, strict=True)) for row in table]
         documents = ", ".join(map(str, self.lengths))
         notes = f"""\
-Documents of {documents} tokens. Errors are relative to the standard deviation of the logits alone;
+Documents of {documents} tokens. Errors are relative to the standard deviation of what documents get alone;
 within rounding means at most {self.tolerance:.0e} (gradients {self.gradient_tolerance:.0e}, \
 loss {self.loss_tolerance:.0e})."""
         return "\n".join([self._headline(), "", *map(str.rstrip, lines), "", notes, *self._not_measured()])

@@ -19,6 +19,8 @@ CACHES = ("past_key_values", "past_key_value", "cache_params", "state")
 """Arguments that hold a cache."""
 DROPPED = ("attention_mask", "cache_position", *CACHES)
 """Arguments that a packed row has no use for: the model gets None."""
+LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")
+"""Arguments that ask for the logits of some tokens only."""
 LABELS = ("labels", "shift_labels", "start_positions", "end_positions", "next_sentence_label")
 """Arguments that ask for a loss."""
 
@@ -99,6 +101,13 @@ class Call:
         """Whether attention weights are asked for."""
         told = self.arguments.get("output_attentions")
         return bool(told if told is not None else getattr(self.module.config, "output_attentions", False))
+
+    @cached_property
+    def wants_router_loss(self) -> bool:
+        """Whether the model may add a loss of its routers."""
+        told = self.arguments.get("output_router_logits")
+        configs = [self.module.config, *self.model.anatomy.configs]
+        return bool(told if told is not None else any(getattr(c, "output_router_logits", False) for c in configs))
 
     @property
     def wants_tuple(self) -> bool:

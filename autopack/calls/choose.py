@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopack.calls import documents, refusals
+from autopack.calls import documents, of_rows, refusals
 from autopack.calls.call import Call
 from autopack.calls.packed import Packed
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
@@ -27,7 +27,8 @@ def choose(call: Call) -> Plan:
     if reason is None:
         refusals.check_sites(call.model)
         return Unpadded(call)
-    if anywhere is None and call.entry.inner:
+    # What such a forward picks may be the state of padding, so nobody further in may leave that out.
+    if anywhere is None and call.entry.inner and reason != of_rows.REASON:
         reason = labels_after_padding(call)
         if reason is None:
             return Deferred(call.model, call.documents)

@@ -18,7 +18,7 @@ from autopack.calls.choose import choose, choose_pair
 from autopack.calls.entry import Entry, Kind
 from autopack.calls.halves import HalfAsRow
 from autopack.calls.loss_site import documents_of
-from autopack.calls.packed import inner_arguments
+from autopack.calls.packed import inner_arguments, without_mask
 from autopack.calls.pairs import PairAsRows, PairCall
 from autopack.calls.plan import Plan
 from autopack.calls.unpadded import Unpadded
@@ -44,7 +44,7 @@ class EntryHook:
             running = scopes.of_model(model)
             # Compiled code cannot look at frames (see `current`), so only a first descent is trusted here; anything
             # else takes the slow path.
-            if running is not None and running.deepest < entry.level and not _defers(running):
+            if running is not None and running.deepest < entry.level and _passes(running):
                 running.enter(entry.level)
                 return None
         return _enter(self, module, args, kwargs)
@@ -85,7 +85,10 @@ class PoolerHook:
         if running is None or running.plan is None or not args:
             return None
         rows = running.plan.rows_for_pooler(args[0])
-        return None if rows is None else (rows, *args[1:])
+        if rows is None:
+            return None
+        running.plan.pooled = True
+        return (rows, *args[1:])
 
 
 class SpanLogitsHook:
@@ -105,6 +108,11 @@ def _defers(activation: Activation) -> bool:
     return activation.plan is not None and activation.plan.defers
 
 
+def _passes(activation: Activation) -> bool:
+    """Whether a model further in gets what its top gives it."""
+    return activation.plan is None or not (activation.plan.defers or activation.plan.masks)
+
+
 # Deciding needs values on the host; traced, it would break the graph wherever one is read.
 @torch._dynamo.disable
 def _enter(
@@ -122,6 +130,8 @@ def _enter(
         further = _further_in(hook, module, args, kwargs, outer) if entry.guarded else None
         if further is None:
             outer.enter(entry.level)  # called by its own top: all is done
+            if not _passes(outer):
+                further = without_mask(entry, args, kwargs)
         return further
     call = _call(entry, module, args, kwargs, outer)
     if outer is None:
@@ -213,7 +223,9 @@ def _pooled(model: EnabledModel, module: nn.Module, output: Any) -> Any:
     """The output with what the pooler makes of each document, or None for a call that packs nothing."""
     running = scopes.of_model(model)
     layout = None if running is None else running.scope.layout
-    if layout is None:
+    if running is None or layout is None:
         return None
+    if running.plan is not None:
+        running.plan.pooled = True
     starts = layout.upload(DocumentBatch.without_padding(layout).starts)
     return pool_documents(module, output, starts.to(output[0].device))

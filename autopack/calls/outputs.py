@@ -18,22 +18,23 @@ from autopack.errors import UnsupportedModel
 from autopack.layout.padding import Padding
 from autopack.layout.pair import Pair
 
-_PER_ROW = {"pooler_output"}
-"""Outputs of one vector per row; they were made from padded hidden states."""
-
 
 @torch._dynamo.disable
-def restore(output: Any, padding: Padding | Pair) -> Any:
+def restore(output: Any, padding: Padding | Pair, pooled: bool = True) -> Any:
     """The output of a model that ran on the packed row of a padded batch, as the batch would have given it.
+
+    `pooled` says that a pooler was handed the rows of the batch, so that the output may hold vectors (rows, channels).
 
     Raises `UnsupportedModel` for a tensor whose place in the batch is not known.
     """
     if isinstance(output, ModelOutput):
-        return _restore_lazily(output, padding)
+        return _restore_lazily(output, padding, pooled)
     if isinstance(output, Mapping):
-        restored = {name: _restorer(name, value, padding.of(name))(value) for name, value in output.items()}
+        restored = {name: _restorer(name, value, padding.of(name), pooled)(value) for name, value in output.items()}
         return type(output)(restored)  # type: ignore[call-arg]
-    return _restorer(None, output, padding.of(None))(output)
+    if isinstance(output, tuple | list):
+        return type(output)(_restorer(None, part, padding.of(None), pooled)(part) for part in output)
+    return _restorer(None, output, padding.of(None), pooled)(output)
 
 
 def loss_of(output: Any) -> torch.Tensor | None:
@@ -52,19 +53,19 @@ def _keep(value: Any) -> Any:
     return value
 
 
-def _restorer(name: str | None, value: Any, padding: Padding | None) -> Callable[[Any], Any]:
+def _restorer(name: str | None, value: Any, padding: Padding | None, pooled: bool) -> Callable[[Any], Any]:
     """How to bring one output into the form of the batch; `_keep` where it has it already."""
     if padding is None:
         return _keep
     if isinstance(value, tuple | list):
-        parts = [_restorer(name, part, padding) for part in value]
+        parts = [_restorer(name, part, padding, False) for part in value]  # one for each layer
         if all(part is _keep for part in parts):
             return _keep
         return lambda values: type(values)(part(v) for part, v in zip(parts, values, strict=True))
-    if not isinstance(value, torch.Tensor) or value.dim() == 0 or name in _PER_ROW:
+    if not isinstance(value, torch.Tensor) or value.dim() == 0:
         return _keep
-    if value.dim() == 2 and name is None and value.shape[0] == padding.rows:
-        return _keep  # the pooled output in a plain tuple
+    if pooled and value.dim() == 2 and value.shape[0] == padding.rows:
+        return _keep
     if tuple(value.shape[:2]) == (1, padding.tokens):
         return padding.restore
     if value.dim() == 2 and value.shape[0] == padding.tokens:
@@ -92,8 +93,8 @@ class _Waiting:
             return self.restorer(self.value)
 
 
-def _restore_lazily(output: ModelOutput, padding: Padding | Pair) -> ModelOutput:
-    restorers = {name: _restorer(name, value, padding.of(name)) for name, value in output.items()}
+def _restore_lazily(output: ModelOutput, padding: Padding | Pair, pooled: bool) -> ModelOutput:
+    restorers = {name: _restorer(name, value, padding.of(name), pooled) for name, value in output.items()}
     waiting = {name: restorer for name, restorer in restorers.items() if restorer is not _keep}
     if waiting:
         for name, restorer in waiting.items():

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
-from autopack.calls.call import DROPPED, Call
+from autopack.calls import of_rows
+from autopack.calls.call import DROPPED, LAST_LOGITS, Call
+from autopack.calls.entry import Entry
 from autopack.calls.model_positions import positions_of_documents
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
+from autopack.inspection import media
+from autopack.layout.batches import DocumentBatch
 from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.labels import without_boundaries
 from autopack.layout.packed import PackedLayout
@@ -29,13 +34,36 @@ class Packed(Plan):
                 arguments["position_ids"] = computed
             else:
                 add_positions(call, arguments, layout)
-        if "token_type_ids" in call.entry.names and arguments.get("token_type_ids") is None:
-            add_token_types(call, arguments, layout)
+        add_token_types(call, arguments, layout)
         if call.entry.shifts_labels:
             for name in ("labels", "shift_labels"):
                 if isinstance(labels := arguments.get(name), torch.Tensor):
                     arguments[name] = without_boundaries(labels, layout, shifted=name == "shift_labels")
-        self.arguments = arguments
+        self.masks = layout.is_padding is not None and bool(call.entry.inner) and call.wants_router_loss
+        if self.masks:  # the loss of routers is over tokens alone, and finds them by it
+            arguments["attention_mask"] = (call.arguments["attention_mask"] != 0).long()
+        self.arguments: dict[str, Any] = arguments
+        self.layout = layout
+        last_logits = any(isinstance(value := arguments.get(name), torch.Tensor) or value for name in LAST_LOGITS)
+        self.most = 2 if last_logits or media.given(arguments) else 9
+        """Dimensions of an output that has something for each row: some logits, and images, may be as many as rows."""
+
+    def finish(self, module: nn.Module, output: Any) -> Any:
+        model, layout = self.scope.model, self.layout
+        names = of_rows.of_each_row(output, layout.rows, layout.columns, model.widths, self.most)
+        if not names or (self.pooled and len(DocumentBatch.without_padding(layout).documents) == layout.rows):
+            return None
+        return of_rows.of_documents(model, module, self.arguments, layout, output, names)
+
+
+def without_mask(
+    entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of a model further in without the mask that its top has kept; None where it got none."""
+    place = entry.names.index("attention_mask") if "attention_mask" in entry.names else len(args)
+    if place < len(args):
+        return (*args[:place], None, *args[place + 1 :]), kwargs
+    return None if kwargs.get("attention_mask") is None else (args, {**kwargs, "attention_mask": None})
 
 
 def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -62,11 +90,17 @@ def add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -
 
 
 def add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
-    """Add the token types that a model has for each column, where its table of them is shorter than the row."""
-    tables = (table for name, table in call.module.named_buffers() if name.endswith("embeddings.token_type_ids"))
-    table = next(tables, None)
-    if table is not None and layout.max_seqlen <= table.shape[-1] < layout.columns:
-        arguments["token_type_ids"] = table[0][layout.derived("places", layout.position_ids).to(table.device)]
+    """Add the kinds of tokens that the model has in a buffer as long as a document may be, where rows are longer.
+
+    Its forward would take as many of them as the row has columns.
+    """
+    if "token_type_ids" not in call.entry.names or arguments.get("token_type_ids") is not None:
+        return
+    buffers = (module._buffers.get("token_type_ids") for module in call.module.modules())
+    kinds = next((buffer for buffer in buffers if buffer is not None), None)
+    if kinds is not None and layout.max_seqlen <= kinds.shape[-1] < layout.columns:
+        places = layout.derived("places", layout.position_ids).to(kinds.device)
+        arguments["token_type_ids"] = kinds.reshape(-1, kinds.shape[-1])[0][places]
 
 
 def inner_arguments(call: Call, layout: PackedLayout) -> dict[str, Any]:
@@ -74,4 +108,5 @@ def inner_arguments(call: Call, layout: PackedLayout) -> dict[str, Any]:
     arguments = without_what_packing_drops(call, call.arguments)
     if call.entry.uses_positions:
         add_positions(call, arguments, layout)
+    add_token_types(call, arguments, layout)
     return arguments

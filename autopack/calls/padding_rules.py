@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from autopack.calls.call import CACHES, DROPPED, Call
+from autopack.calls import of_rows
+from autopack.calls.call import CACHES, DROPPED, LAST_LOGITS, Call
 from autopack.calls.unpadded import has_a_place
 from autopack.inspection.poolers import activation_of, pools_single_tokens
 from autopack.integrations.accelerate import covered_mixer
@@ -29,7 +31,6 @@ PASSED_ON |= {"output_router_logits"}
 _OF_ROWS = {"position_ids", "shift_labels", *DROPPED, *LAYOUT_KWARGS}
 _TRANSPARENT = {"accelerate", "deepspeed", "liger_kernel", "peft", "torch", "transformers"}
 """Packages whose replacement of a model's forward takes and gives what the forward did."""
-_LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")
 
 
 def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
@@ -65,6 +66,8 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
             yield f"{name} was given, and {reason}"
     if traits.counts_columns and not padding.on_the_right:
         yield f"{model_type} counts columns by itself, and the padding is not on the right"
+    if call.model.anatomy.has_row_dependent_rotary and not _reaches_the_end(call.declared.positions, padding):
+        yield "rotary frequencies depend on the longest row, and every row ends in padding"
     covered = covered_mixer(call.model.anatomy.mixers)
     if covered is not None:
         yield f"{covered} has a forward of its own on the instance"
@@ -79,6 +82,8 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
 def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
     """Why one entry cannot run a batch without its padding, although one further in may."""
     entry, given, traits = call.entry, call.arguments, call.model.traits
+    if entry.level in call.model.pooling:
+        yield of_rows.REASON
     if entry.has_other_head:
         yield "the head takes the padded form"
     if pools_single_tokens(call.module) and activation_of(call.module) is None:
@@ -91,7 +96,7 @@ def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
             yield f"{name} is no argument of the model's own forward"
         if not has_a_place(name, value, padding):
             yield f"{name} has no place in a packed row"
-    if any(not _is_zero(given.get(name)) for name in _LAST_LOGITS):
+    if any(not _is_zero(given.get(name)) for name in LAST_LOGITS):
         yield "the last logits of every row are asked for"
     if traits.uses_positions:
         if not entry.takes_positions:
@@ -103,9 +108,18 @@ def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
 
 def labels_after_padding(call: Call) -> str | None:
     """Why a batch may not be left to an entry further in, for labels that only this entry could mask."""
-    if not (call.entry.shifts_labels and call.declared.labelled_after_padding):
+    # A loss that is somebody else's may shift whatever it answered when it was asked.
+    shifts = call.entry.shifts_labels or call.entry.foreign is not None
+    if not (shifts and call.declared.labelled_after_padding):
         return None
     return "a label is compared with what is predicted at padding, which only this entry could mask"
+
+
+def _reaches_the_end(positions: np.ndarray | None, padding: Padding) -> bool:
+    """Whether the largest position of a batch is that of a token, and not of padding."""
+    if positions is None:
+        return bool(padding.real[:, -1].any())
+    return bool(positions[padding.real].max() == positions.max())
 
 
 def _generating() -> bool:

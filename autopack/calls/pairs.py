@@ -63,6 +63,8 @@ class PairCall(Call):
         """Why a padded batch has to stay as it came, whatever entry could run it without its padding."""
         if self.model.traits.uses_positions and not all(half.places.on_the_right for half in self.pair.halves):
             return f"how {self.model.anatomy.model_type} counts positions after padding is not known"
+        if self.wants_router_loss:
+            return "the losses of its routers are over all columns, padding included"
         return next((reason for half in self.pair.halves for reason in reasons_anywhere(self, half.places)), None)
 
     def obstacle_here(self) -> str | None:
@@ -81,6 +83,11 @@ class PairCall(Call):
             raise UnsupportedModel(
                 f"{self.name} gives one result per row, so the documents of a packed row would share one. Run them "
                 f"one per row."
+            )
+        if self.wants_router_loss:
+            raise UnsupportedModel(
+                f"{self.name} was asked for the losses of its routers with packed rows, where they would be over rows "
+                f"of all documents. Set output_router_logits=False, or run the documents one per row."
             )
         if self.wants_weights:
             raise UnsupportedModel(

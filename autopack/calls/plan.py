@@ -32,6 +32,10 @@ class Plan:
     """Whether an entry further in may still run the batch without its padding."""
     documents: HeadDocuments | None = None
     """The documents of packed rows that are the rows of this batch, where they are and hold padding."""
+    masks = False
+    """Whether the model keeps a mask of padding for a loss of its own, which models further in must not get."""
+    pooled = False
+    """Whether a pooler was handed rows of its own."""
     labelled = False
     """Whether the packed rows of the call have labels that are known to be such."""
 

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopack.calls import of_rows
 from autopack.calls.call import DROPPED, Call, holds_tensors
 from autopack.calls.outputs import restore
-from autopack.calls.packed import without_what_packing_drops
+from autopack.calls.packed import add_token_types, without_what_packing_drops
 from autopack.calls.plan import Plan
+from autopack.errors import UnsupportedModel
 from autopack.inspection import media
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.declarations import LAYOUT_KWARGS
@@ -27,15 +29,31 @@ class Unpadded(Plan):
 
     def __init__(self, call: Call):
         self.padding = call.padding
+        self.call = call
         if call.documents is None:
             call.model.tally.count(self.padding)
         else:
             call.documents.unpadded = True
         self.arguments = without_what_packing_drops(call, _gathered(call, self.padding))
-        super().__init__(Scope(call.model, self.padding.layout(call.declared.positions)))
+        layout = self.padding.layout(call.declared.positions)
+        add_token_types(call, self.arguments, layout)
+        super().__init__(Scope(call.model, layout))
 
+    @torch._dynamo.disable
     def finish(self, module: nn.Module, output: Any) -> Any:
-        return restore(output, self.padding)
+        names = of_rows.of_each_row(output, 1, self.padding.tokens, self.call.model.widths)
+        if not names or (self.pooled and self.padding.rows == 1):
+            return restore(output, self.padding, self.pooled)
+        if self.call.documents is not None:
+            raise UnsupportedModel(
+                f"{self.call.name}: {of_rows.REASON}, and {self.call.documents.head} reads it, so the documents of "
+                f"packed rows cannot be run without padding. Run them one per row."
+            )
+        model, level = self.call.model, self.call.entry.level
+        of_rows.remember(model, level, output, names, self.padding.tokens)
+        model.tally.take_back(self.padding)
+        model.tally.left[of_rows.REASON] += 1
+        return of_rows.as_it_came(model, module, self.call.arguments)
 
     def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor:
         return self.padding.restore(states)

@@ -125,10 +125,12 @@ def _build_tiny(model_type: str, args: argparse.Namespace) -> PreTrainedModel:
 
 def _as_data(report: LeakReport) -> dict[str, Any]:
     names = "model implementation enabled dtype lengths tolerance gradient_tolerance exact worst".split()
+    names += ["packed", "labels", "padded", "left_out", "notes"]
     results = []
     for result in report.results:
         first = {"mode": result.mode, "training": result.training, "exact": report.is_exact(result)}
-        results.append(first | vars(result) | {"influence": result.influence.tolist()})
+        influence = None if result.influence is None else result.influence.tolist()
+        results.append(first | vars(result) | {"influence": influence})
     return _finite({name: getattr(report, name) for name in names} | {"results": results})
 
 

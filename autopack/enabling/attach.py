@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from autopack import registry
-from autopack.attention.rotary import PerDocumentRotary, row_dependent_rotaries
+from autopack.attention.rotary import PerDocumentRotary
 from autopack.auditing.asking import argument_names, first_label_counts
 from autopack.calls.entry import Entry
 from autopack.calls.hooks import ArrivalHook, EntryHook, ExitHook, PoolerHook, SpanLogitsHook
@@ -97,7 +97,7 @@ def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Pro
         for child in module.children() if entry.head is not None and entry.head.spans else ():
             if not any(child is other for other in anatomy.entries):
                 _hook_after(child, SpanLogitsHook())
-    for rotary in row_dependent_rotaries(model):
+    for rotary in modules.row_dependent_rotaries(model):
         _hook_after(rotary, PerDocumentRotary(enabled.link), with_kwargs=True)
     peft.watch()
     enabled.link.next_hook = RemovableHandle.next_id

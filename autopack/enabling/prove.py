@@ -11,8 +11,10 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.auditor import TOLERANCE, audit
 from autopack.auditing.report import LeakReport
+from autopack.inspection.modules import device_of, takes_tokens
 from autopack.inspection.provenance import Provenance
 from autopack.runtime.model import EnabledModel, Proof
+from autopack.runtime.scope import stock
 from autopack.trust.recorded import why_not_recorded
 
 logger = logging.getLogger(__name__)
@@ -20,25 +22,49 @@ logger = logging.getLogger(__name__)
 
 def prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> None:
     """Set the proof of a model that has been attached; `code` says whose code it runs."""
-    verify = enabled.options.verify
+    verify, kind = enabled.options.verify, enabled.anatomy.model_type
     if verify == "never":
         enabled.proof = Proof("not asked for (verify='never')")
         return
-    if verify == "auto":
-        unknown = f"{code.foreign[0]}" if code.foreign else why_not_recorded(model)
-        if unknown is None:
-            enabled.proof = Proof(f"by the released leak test of {enabled.anatomy.model_type}, in this very code")
+    unknown = code.foreign[0] if code.foreign else why_not_recorded(model)
+    if unknown is None and verify == "auto":
+        enabled.proof = Proof(f"by the released leak test of {kind}, in this very code")
+        return
+    tested = _callable_part(enabled)
+    unasked = None
+    if tested is not model:
+        unasked = (
+            f"the forward of {type(model).__name__} takes no input_ids, so nobody has seen what it does with padding"
+        )
+        # What its own forward makes of the part is compared with nothing; it is handed the form that it knows.
+        unknown = next(iter(Provenance(tested).foreign), None) or why_not_recorded(tested)
+        if unknown is None and verify == "auto":
+            how = f"by the released leak test of {kind}, for the {type(tested).__name__} in it"
+            enabled.proof = Proof(how, padded=unasked)
             return
-    else:
-        unknown = "verify='always'"
     started = time.perf_counter()
-    report = _as_float32(audit(model))
-    how = f"by an audit of this very model, worst relative error {report.worst:.1e} (audited because: {unknown})"
-    reason = None if report.exact else report.worst_case
-    enabled.proof = Proof(
-        how, getattr(report, "packed", reason), getattr(report, "labels", None), getattr(report, "padded", None)
-    )
-    logger.info("autopack audited %s in %.1f s: %s", type(model).__name__, time.perf_counter() - started, unknown)
+    report = _as_float32(audit(tested))
+    because = unknown if verify == "auto" else "verify='always'"
+    how = f"by an audit of this very model, worst relative error {report.worst:.1e} (audited because: {because})"
+    enabled.proof = Proof(how, report.packed, report.labels, unasked or report.padded)
+    logger.info("autopack audited %s in %.1f s: %s", type(model).__name__, time.perf_counter() - started, because)
+
+
+def _callable_part(enabled: EnabledModel) -> PreTrainedModel:
+    """The outermost model inside that can be called with tokens by their name: a forward may have others for them."""
+    entries = enabled.anatomy.entries
+    for module in entries[:-1]:
+        token = torch.zeros(1, 1, dtype=torch.long)
+        try:
+            with stock(enabled), torch.no_grad():
+                if takes_tokens(module):
+                    module(input_ids=token.to(device_of(module)))
+                    return module
+        except Exception as error:
+            # An encoder-decoder wants tokens for both halves: that is what the audit knows how to give.
+            if not isinstance(error, TypeError) or "input_ids" not in str(error):
+                return module
+    return entries[-1]
 
 
 def _as_float32(report: LeakReport) -> LeakReport:
@@ -49,4 +75,5 @@ def _as_float32(report: LeakReport) -> LeakReport:
         tolerance=max(report.tolerance, least),
         gradient_tolerance=max(report.gradient_tolerance, 10 * least),
         loss_tolerance=max(report.loss_tolerance, 10 * least),
+        padded_tolerance=max(report.padded_tolerance, least),
     )

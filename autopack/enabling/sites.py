@@ -52,7 +52,7 @@ def _mixer_sites(mixers: list[nn.Module]) -> Iterable[Site]:
 
 
 def _loss_sites(entries: list[PreTrainedModel]) -> Iterable[Site]:
-    kinds = {getattr(entry, "loss_type", None) for entry in entries}
+    kinds = set(map(releases.kind_of_loss, entries))
     for kind, loss in releases.losses().items():
         if kind in kinds and original(loss) is releases.shifting_loss():
             yield Site("transformers.loss.loss_utils", "LOSS_MAPPING", adapt_loss, key=kind, parameters=("labels",))

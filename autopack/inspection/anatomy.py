@@ -21,7 +21,8 @@ class Anatomy:
     them; `towers` the attention modules of parts that take no tokens, which pack by themselves; `halves` the encoder
     and the decoder of a model that has both; `checkpointed` the modules that may hold a gradient checkpointing
     function; `configs` those that entries and attention modules read. `causal` says whether any attention hides later
-    tokens, `counts_along_mask` whether the model's code adds up a mask to number tokens.
+    tokens, `counts_along_mask` whether the model's code adds up a mask to number tokens,
+    `has_row_dependent_rotary` whether rotary frequencies depend on the longest position of a call.
     """
 
     model_type: str
@@ -34,6 +35,7 @@ class Anatomy:
     configs: list[PretrainedConfig]
     causal: bool
     counts_along_mask: bool
+    has_row_dependent_rotary: bool
 
     @classmethod
     def of(cls, model: PreTrainedModel, mixers: Collection[str], attending: Collection[str]) -> Anatomy:
@@ -52,6 +54,7 @@ class Anatomy:
             configs=configs,
             causal=any(source.is_causal(module, model.config) for module in attends),
             counts_along_mask=source.adds_up_mask(entries, configs),
+            has_row_dependent_rotary=bool(modules.row_dependent_rotaries(model)),
         )
 
     @property

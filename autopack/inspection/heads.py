@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from autopack.inspection.parameters import forward_codes, parameters_of
+from autopack.inspection.provenance import located
 
 _CHOICES = (
     "a row of its batch is one of several choices of a question, (questions, choices, tokens), and nothing in a packed "
@@ -38,9 +39,13 @@ _HEADS: dict[tuple[str, ...], Callable[[str], RowHead]] = {
 
 
 def row_head(model: Any) -> RowHead | None:
-    """The head of a model if it gives one result per row, or None; classes derived from one of transformers count."""
-    names = [cls.__name__ for cls in type(model).__mro__]
-    return next((head(names[0]) for name in names for ends, head in _HEADS.items() if name.endswith(ends)), None)
+    """The head of a model if it gives one result per row, or None; classes derived from one of transformers count.
+
+    Whatever somebody else's class is called, it is what the class of transformers is that it derives from.
+    """
+    names = [cls.__name__ for cls in type(model).__mro__ if located(cls)]
+    found = (head for name in names for ends, head in _HEADS.items() if name.endswith(ends))
+    return next((head(type(model).__name__) for head in found), None)
 
 
 def is_head_of_pair(model: Any) -> bool:

@@ -42,6 +42,17 @@ def _dispatching(modules: Iterable[nn.Module]) -> list[nn.Module]:
     return found
 
 
+def row_dependent_rotaries(root: nn.Module) -> list[nn.Module]:
+    """The rotary modules under `root` whose frequencies depend on the longest position of a call."""
+    found = []
+    for module in root.modules():
+        kind = module.__dict__.get("rope_type")
+        names = map(str, kind.values() if isinstance(kind, dict) else [kind])
+        if any("dynamic" in name or name == "longrope" for name in names):
+            found.append(module)
+    return found
+
+
 def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:
     """The modules under `root` of classes of these names."""
     # By the names of the bases too: FSDP puts modules into a class of its own that derives from theirs.

@@ -152,8 +152,8 @@ class Provenance:
         return self.of_class(type(module)) or on_instance(module) or self._of_loss(module) or foreign_hooks(module)
 
     def _of_loss(self, module: nn.Module) -> str | None:
-        kind, known = getattr(module, "loss_type", None), releases.losses()
-        if not isinstance(module, PreTrainedModel) or kind not in known:
+        kind, known = releases.kind_of_loss(module), releases.losses()
+        if not isinstance(module, PreTrainedModel) or not known:
             return None
         self.places.append((known, kind, original(known[kind])))
         return None if is_own(known[kind]) else f"the loss of the kind {kind!r} is {_whose(known[kind])}"

@@ -79,6 +79,12 @@ def losses() -> dict[str, Callable[..., Any]]:
     return {} if found is None else importlib.import_module("transformers.loss.loss_utils").LOSS_MAPPING
 
 
+def kind_of_loss(model: Any) -> str:
+    """The kind of loss that a model has: the one that it names, or that of causal language models."""
+    kind = getattr(model, "loss_type", None)
+    return kind if kind in losses() else "ForCausalLM"
+
+
 def shifting_loss() -> Callable[..., Any] | None:
     """The loss of causal language models, which shifts labels; None before 4.47."""
     return importlib.import_module("transformers.loss.loss_utils").ForCausalLMLoss if losses() else None

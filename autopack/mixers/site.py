@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
+import wrapt
 
+from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall
+from autopack.inspection.parameters import parameters_of
 from autopack.patching import Site
 from autopack.runtime.marks import mark_of
 from autopack.runtime.scope import Scope, site_scope
@@ -17,7 +20,13 @@ from autopack.runtime.scope import Scope, site_scope
 
 def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     """A module's forward that gives every document of a packed row what it gets alone."""
-    names = list(inspect.signature(original).parameters)[1:]
+    owner = wrapt.resolve_path(import_module(site.module), site.path)[0]
+    names = parameters_of(owner).names
+    if not names:
+        raise UnsupportedModel(
+            f"{site} does not name its arguments, so autopack cannot tell which of them holds the tokens. Take away "
+            f"what is wrapped around it, or train the model on padded batches, one document per row."
+        )
 
     @functools.wraps(original, updated=())
     def autopack_mixer(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

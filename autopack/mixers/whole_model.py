@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall
 from autopack.inspection.source import shifts_labels
 from autopack.layout import IGNORED_LABEL
@@ -43,6 +44,11 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
             given["labels"] = None  # its mean would be that of nothing
         with without_layout():
             outputs.append(call.original(call.mixer, **{**given, "return_dict": True}))
+        if any(outputs[-1].get(name) is not None for name in ("aux_loss", "router_logits")):
+            raise UnsupportedModel(
+                f"{type(call.mixer).__name__} runs the documents of packed rows one after another, and the loss of its "
+                f"routers is not the mean of theirs. Set output_router_logits=False, or pass padded batches."
+            )
     merged = {
         name: found.together([output.get(name) for output in outputs], otherwise=lambda parts: None)
         for name in outputs[0]

@@ -54,6 +54,12 @@ def holds_marks(model: nn.Module) -> bool:
     return any(MARK in module.__dict__ for module in model.modules())
 
 
+def enabled_in(model: nn.Module) -> EnabledModel | None:
+    """The enabled model that parts of this model belong to, or None."""
+    marks = (mark_of(module) for module in model.modules())
+    return next((mark.model for mark in marks if mark is not None), None)
+
+
 def handle_of(model: nn.Module) -> Any:
     """The handle of an enabled model, or None."""
     return model.__dict__.get(HANDLE)

@@ -146,6 +146,10 @@ class EnabledModel:
         """The sites that it keeps installed."""
         self.tally = Tally()
         """What became of its padded batches."""
+        self.pooling: set[int] = set()
+        """Levels of the entries whose own forward makes one result of every row, as far as they have been seen to."""
+        self.widths = frozenset(size for weight in anatomy.entries[0].parameters() for size in weight.shape)
+        """The sizes that vectors of the model may have."""
         self.active = False
         """Whether it is enabled now; a handle outlives that."""
         self.proof = Proof("not yet")

@@ -37,6 +37,8 @@ class Scope:
     """The layout of the encoder's states in a decoder: document i of `layout` reads document i of it."""
     want_weights: bool = False
     """Whether attention weights are asked for."""
+    as_batch: bool = False
+    """Whether the documents are the rows of a batch that shares what depends on its longest row (dynamic rope)."""
     stock: bool = False
     """Whether the model runs as it would without autopack, whatever the call declares."""
     refusal: str | None = None

@@ -27,6 +27,12 @@ class Tally:
         self.tokens += sum(padding.tokens for padding in halves)
         self.padding += sum(padding.real.size - padding.tokens for padding in halves)
 
+    def take_back(self, padding: Padding) -> None:
+        """Count no longer a batch that could not run as a packed row after all."""
+        self.batches -= 1
+        self.tokens -= padding.tokens
+        self.padding -= padding.real.size - padding.tokens
+
     def __str__(self) -> str:
         parts = []
         if self.batches:

@@ -85,7 +85,10 @@ def test_the_auditor_runs_heads(task):
         assert "by an audit of this very model" in handle.verified
         report = autopack.audit(model)
     assert report.exact, report
-    assert all(result.loss is not None and result.gradient is not None for result in report.results)
+    assert (report.packed, report.labels, report.padded) == (None, None, None)
+    losses = {result.mode for result in report.results if result.loss is not None}
+    assert {"default", "padding mask", "two rows", "right-padded", "left-padded"} <= losses
+    assert {result.mode for result in report.results if result.gradient is not None} >= {"default", "two rows"}
     assert model.config.problem_type is None
 
 

@@ -30,7 +30,9 @@ FLOAT64 = 1e-9
 """Largest error of logits in float64, of their deviation: rounding leaves about 1e-14, and leaks start near 1e-2."""
 IN_FLOAT32 = 1e-5
 """The same for types whose own code computes a part in float32 whatever its inputs are; rounding leaves about 1e-7."""
-FLOAT32_TYPES = ("mamba2", "bamba", "mpt")
+FLOAT32_TYPES = ("mamba2", "bamba", "mpt", "gptj", "codegen", "gpt_neo", "llama4_text")
+FLOAT32 = 1e-4
+"""The same for models in float32, as in the auditor."""
 LOSS = 1e-5
 """Largest relative error of a loss, which transformers computes in float32: rounding leaves about 1e-7."""
 GRADIENT = 1e-4
@@ -69,6 +71,11 @@ def crossed(one: Sequence[Any], other: Sequence[Any], each: int = 2) -> list[tup
     return [(a, other[(i + j * step) % len(other)]) for i, a in enumerate(one) for j in range(each)]
 
 
+def alternating(pairs: Sequence[tuple[Any, ...]], other: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The pairs, with an element of `other` beside each, in turn."""
+    return [(*pair, other[i % len(other)]) for i, pair in enumerate(pairs)]
+
+
 Calls = tuple[tuple[Callable[[Any], "Result"], Callable[[Any], "Result"]], ...]
 """Calls of an enabled model, each with the reference that a model which is not enabled gives."""
 Change = Callable[[Any], Any]
@@ -78,10 +85,10 @@ Change = Callable[[Any], Any]
 @cache
 def _built(model_type: str, task: str, overrides: tuple[tuple[str, Any], ...]) -> PreTrainedModel:
     given = dict(overrides)
-    implementation = given.pop("attn_implementation", None)
+    implementation, dtype = given.pop("attn_implementation", None), given.pop("dtype", torch.float64)
     for wanted in [implementation] if implementation else ["sdpa", "eager"]:
         try:
-            model = tiny.build(model_type, task=task, attn_implementation=wanted, dtype=torch.float64, **given)
+            model = tiny.build(model_type, task=task, attn_implementation=wanted, dtype=dtype, **given)
             if getattr(model.config, "_experts_implementation", None) is not None:
                 model.set_experts_implementation("eager")  # the default has no kernel for float64
             return model
@@ -124,6 +131,8 @@ class Result:
 
 def within(model: Any) -> float:
     """Largest error of the states of a model."""
+    if next(model.parameters()).dtype == torch.float32:
+        return FLOAT32
     return IN_FLOAT32 if model.config.model_type in FLOAT32_TYPES else FLOAT64
 
 

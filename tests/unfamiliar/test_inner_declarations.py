@@ -11,10 +11,23 @@ import pytest
 import torch
 from torch import nn
 
-from tests.unfamiliar.common import ATTENDING, LENGTHS, Result, Way, build, crossed, exact_or_refused, ids, subclass
+from tests.unfamiliar.common import (
+    ATTENDING,
+    LENGTHS,
+    Result,
+    Way,
+    alternating,
+    build,
+    crossed,
+    exact_or_refused,
+    ids,
+    subclass,
+)
 from tests.unfamiliar.parts import layers_of
 
 WHEN = ("before", "after")
+HOOKED = [("before", False), ("after", True), ("after", False), ("before", True), ("after", True)]
+"""When a hook is added, and whether to the backbone or to the whole."""
 SILENT = Way(form="none")
 """Calls that declare nothing by themselves."""
 POSITIONS = torch.cat([torch.arange(n) for n in LENGTHS])[None]
@@ -52,16 +65,17 @@ ADDED = {
 }
 
 
-@pytest.mark.parametrize("name", ["positions", "positions and no cache"])
-@pytest.mark.parametrize("model_type", ATTENDING)
-@pytest.mark.parametrize(("when", "inner"), [("before", False), ("after", False), ("before", True), ("after", True)])
-def test_a_pre_hook_that_adds_positions(model_type, name, when, inner):
+@pytest.mark.parametrize(("model_type", "name", "place"), alternating(
+    crossed(ATTENDING, ["positions", "positions and no cache"], 2), HOOKED
+))  # fmt: skip
+def test_a_pre_hook_that_adds_positions(model_type, name, place):
+    when, inner = place
     exact_or_refused(model_type, SILENT.row, hooked(ADDED[name], inner), when)
 
 
-@pytest.mark.parametrize(("model_type", "inner"), crossed(["llama", "gpt2", "opt", "bloom", "mamba"], [False, True], 2))
-@pytest.mark.parametrize("when", WHEN)
-def test_a_pre_hook_that_adds_segments(model_type, inner, when):
+@pytest.mark.parametrize(("model_type", "place"), crossed(["llama", "gpt2", "opt", "bloom", "mamba"], HOOKED[:4], 2))
+def test_a_pre_hook_that_adds_segments(model_type, place):
+    when, inner = place
     exact_or_refused(model_type, SILENT.row, hooked(ADDED["segments"], inner), when)
 
 
@@ -74,10 +88,10 @@ def by_other_lengths(model: Any) -> Result:
     return Result(list(states.split(LENGTHS)))
 
 
-@pytest.mark.parametrize("model_type", ATTENDING)
-@pytest.mark.parametrize(("when", "inner"), [("before", False), ("after", False), ("before", True), ("after", True)])
-def test_a_pre_hook_that_declares_other_documents(model_type, when, inner):
+@pytest.mark.parametrize(("model_type", "place"), crossed(ATTENDING, HOOKED[:4], 2))
+def test_a_pre_hook_that_declares_other_documents(model_type, place):
     """The code that runs is told of other documents than the call: theirs is the result, or none."""
+    when, inner = place
     way = Way(labels=None)
     hook = _adds(position_ids=OTHER)
     exact_or_refused(model_type, ((way.packed, by_other_lengths),), hooked(hook, inner), when)
@@ -93,10 +107,10 @@ def hides_tokens(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     return args, {**kwargs, "attention_mask": mask}
 
 
-@pytest.mark.parametrize(("model_type", "inner"), crossed(ATTENDING, [False, True], 1))
-@pytest.mark.parametrize("when", WHEN)
-def test_a_pre_hook_that_changes_the_mask_of_a_padded_batch(model_type, inner, when):
+@pytest.mark.parametrize(("model_type", "place"), crossed(ATTENDING, HOOKED[:4], 1))
+def test_a_pre_hook_that_changes_the_mask_of_a_padded_batch(model_type, place):
     """A hole in a document; what stock makes of it is the reference."""
+    when, inner = place
     exact_or_refused(model_type, WITHOUT_LABELS.batch, hooked(hides_tokens, inner), when)
 
 
@@ -117,8 +131,7 @@ class FewerLabels(Way):
         return {"labels": tokens.where(tokens % 3 != 0, -100)}
 
 
-@pytest.mark.parametrize("model_type", [*ATTENDING, "bloom", "mamba", "falcon"])
-@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(("model_type", "when"), crossed([*ATTENDING, "bloom", "mamba", "falcon"], WHEN, 1))
 def test_a_pre_hook_that_changes_labels(model_type, when):
     exact_or_refused(model_type, FewerLabels().both, hooked(changes_labels, False), when)
 
@@ -137,8 +150,7 @@ class LabelsOfTheHook(Way):
         return super()._call(model, arguments)
 
 
-@pytest.mark.parametrize("model_type", [*ATTENDING, "bloom", "mamba", "falcon"])
-@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(("model_type", "when"), crossed(["mamba", *ATTENDING, "bloom", "falcon"], WHEN, 1))
 def test_a_pre_hook_that_gives_labels(model_type, when):
     exact_or_refused(model_type, LabelsOfTheHook().both, hooked(gives_labels, False), when)
 
@@ -155,8 +167,9 @@ def scaled(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     return output
 
 
-@pytest.mark.parametrize(("model_type", "hook"), crossed([*ATTENDING, "bloom", "mamba", "mpt"], [previous, scaled], 2))
-@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(("model_type", "hook", "when"), alternating(
+    crossed([*ATTENDING, "bloom", "mamba", "mpt"], [previous, scaled], 1), ["before", "before", "after", "after"]
+))  # fmt: skip
 def test_a_forward_hook_that_changes_what_the_backbone_gives(model_type, hook, when):
     exact_or_refused(model_type, Way().both, hooked(hook, True, "post"), when)
 
@@ -172,9 +185,13 @@ def first_in_a_layer(module: nn.Module, args: Any) -> Any:
     return (args[0] + args[0][:, :1], *args[1:])
 
 
-@pytest.mark.parametrize("model_type", [*ATTENDING, "bloom", "mamba", "mpt"])
-@pytest.mark.parametrize(("when", "kind"), [("before", "pre"), ("after", "pre"), ("before", "post"), ("after", "post")])
-def test_a_hook_on_a_layer_that_mixes_tokens(model_type, kind, when):
+ON_LAYERS = [("before", "pre"), ("after", "pre"), ("before", "post"), ("after", "post")]
+
+
+@pytest.mark.parametrize(("model_type", "place"), crossed([*ATTENDING, "bloom", "mamba", "mpt"], ON_LAYERS, 2))
+def test_a_hook_on_a_layer_that_mixes_tokens(model_type, place):
+    when, kind = place
+
     def change(model: Any) -> None:
         layer = layers_of(model)[0]
         if kind == "pre":
@@ -240,8 +257,9 @@ def teaches(self: Any, input_ids: Any = None, attention_mask: Any = None, **kwar
 INSIDE = (masks_the_inside, forgets_the_mask, pools_inside, regularised, teaches)
 
 
-@pytest.mark.parametrize(("model_type", "forward"), crossed([*ATTENDING, "bloom", "mamba"], INSIDE, 2))
-@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(("model_type", "forward", "when"), alternating(
+    crossed([*ATTENDING, "bloom", "mamba"], INSIDE, 2), WHEN
+))  # fmt: skip
 def test_a_forward_that_does_more_inside(model_type, forward, when):
     TEACHERS[model_type] = build(model_type)
     exact_or_refused(model_type, Way().both, lambda model: subclass(model, forward), when)

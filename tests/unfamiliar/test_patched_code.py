@@ -23,6 +23,7 @@ from tests.unfamiliar.common import (
     DECODERS,
     ENCODERS,
     Way,
+    alternating,
     build,
     crossed,
     exact_or_refused,
@@ -76,15 +77,17 @@ def of_class(model_type: str, where: str, change: Any, wraps: bool) -> Patch:
     return patch
 
 
-@pytest.mark.parametrize(("model_type", "change"), crossed(DECODERS, [shifted, averaged, attended], 1))
-@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(("model_type", "change", "when"), alternating(
+    crossed(DECODERS, [shifted, averaged, attended], 2), WHEN
+))  # fmt: skip
 def test_the_class_of_the_mixer_mixes_more_tokens(model_type, change, when):
     wraps = when == "stale"
     exact_or_refused(model_type, WAY.both, None, when, patch=of_class(model_type, "mixer", change, wraps))
 
 
-@pytest.mark.parametrize(("model_type", "where"), crossed(DECODERS, ["feed-forward", "norm", "layer"], 1))
-@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(("model_type", "where", "when"), alternating(
+    crossed(DECODERS, ["feed-forward", "norm", "layer"], 2), WHEN
+))  # fmt: skip
 def test_the_class_of_another_part_mixes_tokens(model_type, where, when):
     part = get(*place(build(model_type), where))
     if type(part).__module__.startswith("torch."):
@@ -93,8 +96,7 @@ def test_the_class_of_another_part_mixes_tokens(model_type, where, when):
     exact_or_refused(model_type, WAY.both, None, when, patch=of_class(model_type, where, shifted, wraps))
 
 
-@pytest.mark.parametrize(("model_type", "wraps"), crossed(DECODERS, [True, False], 1))
-@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(("model_type", "wraps", "when"), alternating(crossed(DECODERS, [True, False], 1), WHEN))
 def test_the_class_of_the_mixer_is_wrapped_and_does_the_same(model_type, wraps, when):
     exact_or_refused(model_type, WAY.both, None, when, patch=of_class(model_type, "mixer", as_they_are, wraps))
 
@@ -141,8 +143,7 @@ def whole_is_wrapped(model_type: str) -> Patch:
     return patch
 
 
-@pytest.mark.parametrize("model_type", DECODERS)
-@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(("model_type", "when"), crossed(DECODERS, WHEN, 2))
 def test_the_class_of_the_whole_is_wrapped(model_type, when):
     """Thin code that users have every day; positions are declared as stock names them."""
     form = Way(form="segments" if model_type in ("bloom", "mamba", "mamba2", "mpt") else "position_ids")
@@ -165,8 +166,7 @@ def fused_loss(self: Any, input_ids: Any = None, labels: Any = None, **kwargs: A
     return CausalLMOutputWithPast(loss=loss, logits=head(states))
 
 
-@pytest.mark.parametrize("model_type", ATTENDING)
-@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(("model_type", "when"), crossed(ATTENDING, WHEN, 1))
 def test_the_class_of_the_whole_gets_a_fused_loss(model_type, when):
     def patch(patching: pytest.MonkeyPatch) -> None:
         patching.setattr(type(build(model_type)), "forward", fused_loss)
@@ -280,8 +280,9 @@ def careless(module: Any, query: Any, key: Any, value: Any, attention_mask: Any,
     return without_mask(None)(module, query, key, value, attention_mask)
 
 
-@pytest.mark.parametrize(("model_type", "function"), crossed(ATTENDING, [mine, careless], 1))
-@pytest.mark.parametrize(("masks", "when"), [(True, "before"), (True, "after"), (False, "before"), (False, "after")])
+@pytest.mark.parametrize(("model_type", "function", "masks", "when"), alternating(
+    alternating(crossed(ATTENDING, [mine, careless], 2), [True, True, False]), ["before", "after", "after", "before"]
+))  # fmt: skip
 def test_an_attention_function_under_a_name_of_its_own(model_type, function, masks, when, monkeypatch):
     """A careless one ignores padding in stock, too: its padded batch is what stock gives, right or wrong."""
     monkeypatch.setitem(AttentionInterface._global_mapping, "mine", function)
@@ -290,8 +291,9 @@ def test_an_attention_function_under_a_name_of_its_own(model_type, function, mas
     exact_or_refused(model_type, WAY.both, lambda model: model.set_attn_implementation("mine"), when)
 
 
-@pytest.mark.parametrize(("model_type", "function"), crossed(ATTENDING, [careless, mine], 1))
-@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(("model_type", "function", "when"), alternating(
+    crossed(ATTENDING, [careless, mine], 2), WHEN
+))  # fmt: skip
 def test_an_attention_function_over_sdpa(model_type, function, when):
     def patch(patching: pytest.MonkeyPatch) -> None:
         patching.setitem(AttentionInterface._global_mapping, "sdpa", function)
@@ -299,8 +301,7 @@ def test_an_attention_function_over_sdpa(model_type, function, when):
     exact_or_refused(model_type, WAY.both, None, when, patch=patch)
 
 
-@pytest.mark.parametrize("model_type", ENCODERS)
-@pytest.mark.parametrize("when", WHEN)
+@pytest.mark.parametrize(("model_type", "when"), crossed(ENCODERS, WHEN, 1))
 def test_the_class_of_an_encoders_layer_mixes_tokens(model_type, when):
     make = functools.partial(build, model_type, "masked-lm")
 

@@ -254,19 +254,11 @@ def test_a_backbone_that_is_called_twice_with_two_layouts(model_type, when):
     exact_or_refused(model_type, ((run, two_views),), change, when)
 
 
-class Backbone:
-    """Subclasses of the backbone, put in place of the model's own."""
-
-    @staticmethod
-    def thin(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return super(type(self), self).forward(*args, **kwargs)
-
-    @staticmethod
-    def mixing(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = super(type(self), self).forward(*args, **kwargs)
-        states = output.last_hidden_state
-        output["last_hidden_state"] = states + nn.functional.pad(states, (0, 0, 1, 0))[:, :-1]
-        return output
+def adds_the_previous(self: Any, *args: Any, **kwargs: Any) -> Any:
+    output = super(type(self), self).forward(*args, **kwargs)
+    states = output.last_hidden_state
+    output["last_hidden_state"] = states + nn.functional.pad(states, (0, 0, 1, 0))[:, :-1]
+    return output
 
 
 @pytest.mark.parametrize(("model_type", "when"), crossed(DECODERS, ["before", "after"], 1))
@@ -283,7 +275,7 @@ def test_a_thin_subclass_of_the_backbone_is_exact(model_type, when):
 @pytest.mark.parametrize(("model_type", "when"), crossed(DECODERS, ["before", "after"], 1))
 def test_a_subclass_of_the_backbone_that_mixes_tokens(model_type, when):
     def change(model: Any) -> None:
-        subclass(model.base_model, Backbone.mixing, type(model.base_model).__name__)
+        subclass(model.base_model, adds_the_previous, type(model.base_model).__name__)
 
     exact_or_refused(model_type, WAY.both, change, when)
 

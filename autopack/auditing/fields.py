@@ -1,0 +1,182 @@
+"""What a model returns, field by field, and what of it belongs to which document."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from autopack.auditing.cases import Call
+from autopack.calls.call import CACHES
+
+_NO_RESULTS = {*CACHES, "mems", "loss"}
+"""What continues a row, which packed rows do not have, and what is measured on its own."""
+
+Fields = dict[str, torch.Tensor]
+"""Tensors of one output, or of one document, by dotted name."""
+
+
+class WrongShape(Exception):
+    """A field of a packed call is not made up of what the documents get alone: one for all of them, for instance."""
+
+
+def fields_of(output: Any) -> Fields:
+    """The floating-point tensors of an output, those inside tuples too."""
+    return dict(_walk("", output))
+
+
+def _walk(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point() and value.dim():
+            yield name or "output", value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            if key not in _NO_RESULTS:
+                yield from _walk(f"{name}.{key}" if name else str(key), part)
+    elif isinstance(value, (tuple, list)):
+        for number, part in enumerate(value):
+            yield from _walk(f"{name}[{number}]", part)
+
+
+def of_rows(output: Any) -> torch.Tensor:
+    """The first of the results of a model that belongs to rows: (rows, ...)."""
+    return next(iter(fields_of(output).values()))
+
+
+class Sides:
+    """Where documents lie in a batch: of a pair, in the batch of its decoder and in that of its encoder."""
+
+    def __init__(self, shape: tuple[int, int], columns: list[tuple[int, torch.Tensor]], source: Sides | None = None):
+        self.shape = shape
+        self.columns = columns
+        """Row and columns of each document."""
+        self.source = source
+        self.lengths = [len(found) for _, found in columns]
+        self.order = sorted(range(len(columns)), key=lambda i: (columns[i][0], int(columns[i][1][0])))
+
+    @classmethod
+    def of(cls, call: Call) -> Sides:
+        """Where the documents of a packed call lie."""
+        columns = [(row, torch.arange(first, end)) for row, first, end in call.spans]
+        return cls(call.shape, columns, None if call.source is None else cls.of(call.source))
+
+    @classmethod
+    def of_padded(cls, mask: torch.Tensor, source: torch.Tensor | None = None) -> Sides:
+        """Where the documents of a padded batch lie, one in each row."""
+        columns = [(row, real.nonzero().flatten()) for row, real in enumerate(mask.bool().cpu())]
+        return cls((mask.shape[0], mask.shape[1]), columns, None if source is None else cls.of_padded(source))
+
+    @classmethod
+    def of_padded_batch(cls, arguments: Mapping[str, Any]) -> Sides:
+        """Where documents lie by the masks among the arguments of a padded call."""
+        mask, target = arguments["attention_mask"], arguments.get("decoder_attention_mask")
+        return cls.of_padded(mask) if target is None else cls.of_padded(target, mask)
+
+    @property
+    def both(self) -> list[Sides]:
+        """The sides that a field may belong to."""
+        return [self] if self.source is None else [self, self.source]
+
+    def split(self, outputs: Fields, alone: list[Fields]) -> tuple[list[Fields], list[Fields], list[str]]:
+        """What each document got of every field, what it gets alone, and the fields of which that cannot be told.
+
+        Raises `WrongShape` for a field that does not have the form that follows from what documents have alone.
+        """
+        found: list[Fields] = [{} for _ in self.columns]
+        expected: list[Fields] = [{} for _ in self.columns]
+        unknown = []
+        for name, value in outputs.items():
+            parts = [each[name] for each in alone if name in each]
+            if len(parts) < len(alone):
+                continue  # nothing to compare it with
+            made = self._documents(name, value, parts)
+            if made is None:
+                unknown.append(name)
+                continue
+            for number, (got, wanted) in enumerate(made):
+                if got.shape != wanted.shape:
+                    raise WrongShape(f"{name} of a document has shape {tuple(got.shape)}, alone {tuple(wanted.shape)}")
+                found[number][name], expected[number][name] = got, wanted
+        return found, expected, unknown
+
+    def _documents(
+        self, name: str, value: torch.Tensor, alone: list[torch.Tensor]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+        for side in self.both:
+            axis = columns_of(alone, [(1, n) for n in side.lengths])
+            if axis is not None and value.dim() == alone[0].dim():
+                moved = [rows_first(a, axis)[0] for a in alone]
+                return list(zip(side.per_token(name, rows_first(value, axis)), moved, strict=True))
+        for side in self.both:
+            if all(len(a) == n for a, n in zip(alone, side.lengths, strict=True)):
+                return list(zip(side.flat(name, value), alone, strict=True))
+        if all(a.shape == alone[0].shape and len(a) == 1 for a in alone):
+            if len(value) != len(alone):
+                raise WrongShape(f"{name}: the model gave {len(value)} results for {len(alone)} documents")
+            back = np.argsort(self.order)
+            return [(value[int(place)], a[0]) for place, a in zip(back, alone, strict=True)]
+        return None
+
+    def per_token(self, name: str, value: torch.Tensor) -> list[torch.Tensor]:
+        """Each document's part of a field (rows, columns, ...), or (documents, longest, ...) with padding behind."""
+        if tuple(value.shape[:2]) == self.shape:
+            return [value[row, columns.to(value.device)] for row, columns in self.columns]
+        if tuple(value.shape[:2]) == (len(self.columns), max(self.lengths)):
+            places = dict(zip(self.order, value, strict=True))
+            return [places[number][:length] for number, length in enumerate(self.lengths)]
+        wanted = f"{self.shape} or {(len(self.columns), max(self.lengths))}"
+        raise WrongShape(f"{name} has shape {tuple(value.shape)}; wanted {wanted} and what a token has alone")
+
+    def flat(self, name: str, value: torch.Tensor) -> list[torch.Tensor]:
+        """Each document's part of a field (rows * columns, ...)."""
+        for rows, columns in (self.shape, (len(self.columns), max(self.lengths))):
+            if len(value) == rows * columns:
+                return self.per_token(name, value.reshape(rows, columns, *value.shape[1:]))
+        wanted = self.shape[0] * self.shape[1]
+        raise WrongShape(f"{name} has shape {tuple(value.shape)}; wanted one of {wanted} tokens")
+
+
+def columns_of(values: list[torch.Tensor], shapes: list[tuple[int, int]]) -> int | None:
+    """The first axis that, with the one before it, has the (rows, columns) of each value; None where none has."""
+    if any(value.dim() != values[0].dim() for value in values):
+        return None
+    for axis in range(1, values[0].dim()):
+        if all(tuple(v.shape[axis - 1 : axis + 1]) == shape for v, shape in zip(values, shapes, strict=True)):
+            return axis
+    return None
+
+
+def rows_first(value: torch.Tensor, axis: int) -> torch.Tensor:
+    """The value with rows and columns, which lie at the axis before this one and at it, as its first two axes."""
+    return value.movedim((axis - 1, axis), (0, 1))
+
+
+def scales_of(documents: list[Fields]) -> dict[str, float]:
+    """The standard deviation of each field over all documents: what errors are relative to."""
+    scales = {}
+    for name in documents[0]:
+        values = torch.cat([document[name].detach().double().flatten() for document in documents])
+        values = values[values.isfinite()]
+        spread = float(values.std()) if values.numel() > 1 else 0.0
+        scales[name] = spread or float(values.abs().max() if values.numel() else 0.0) or 1.0
+    return scales
+
+
+def errors_between(found: list[Fields], expected: list[Fields], scales: Mapping[str, float]) -> list[tuple[float, str]]:
+    """The largest relative difference of a field, and its name, for each document."""
+    return [
+        max(((largest(f[name], e[name]) / scales[name], name) for name in e), default=(0.0, ""))
+        for f, e in zip(found, expected, strict=True)
+    ]
+
+
+def largest(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference; infinite where one is no number and the other is, or is another one."""
+    found, expected = found.detach(), expected.detach()
+    if not found.numel():
+        return 0.0
+    value = float(torch.where(found == expected, 0.0, found - expected).abs().max())
+    return value if math.isfinite(value) else math.inf

@@ -1,0 +1,182 @@
+"""Labels that the loss of a model takes, found by trying, and what the loss of several documents together must be."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from autopack.auditing.asking import argument_names, first_label_counts, loss_of
+from autopack.auditing.cases import Call, Case
+from autopack.auditing.fields import Fields, Sides
+from autopack.layout import IGNORED_LABEL
+
+LABELS = ("labels", "start_positions", "end_positions")
+Run = Callable[[dict[str, torch.Tensor]], Any]
+"""Runs stock on the longest document alone, with labels; raises whatever it raises."""
+
+
+@dataclass
+class Labels:
+    """Labels of each document by itself, (1, ...) by argument, and how many terms the loss of each is the mean of."""
+
+    alone: list[dict[str, torch.Tensor]]
+    counts: list[int]
+    per_token: bool
+    ignore_first: bool = False
+    """Whether the first label of every document is to be ignored where it stands in a packed row."""
+    shifts: bool = False
+    """Whether the loss compares each label with what the token before it predicts."""
+
+    def packed(self, call: Call, only: int | None = None) -> dict[str, torch.Tensor]:
+        """The labels of a packed call; where they are one per token, those of one document `only` if asked."""
+        sides = Sides.of(call)
+        numbers = range(len(call.spans))
+        if not self.per_token:
+            return {
+                name: torch.cat([self.alone[number % len(self.alone)][name] for number in sides.order])
+                for name in self.alone[0]
+            }
+        (name,) = self.alone[0]
+        example = self.alone[0][name]
+        labels = example.new_full((*call.shape, *example.shape[2:]), IGNORED_LABEL)
+        for number in numbers if only is None else [only]:
+            row, first, end = call.spans[number]
+            skipped = int(self.ignore_first)
+            labels[row, first + skipped : end] = self.alone[number % len(self.alone)][name][0, skipped:]
+        return {name: labels}
+
+    def padded(self, sides: Sides, predicted: bool = False) -> dict[str, torch.Tensor]:
+        """The labels of a padded batch of the documents; those of padding are ignored.
+
+        If only those that are `predicted` are asked for, those that a loss would compare with what padding predicts
+        are ignored too.
+        """
+        if not self.per_token:
+            starts = torch.stack([columns[0] for _, columns in sides.columns])
+            together = {name: torch.cat([each[name] for each in self.alone]) for name in self.alone[0]}
+            if "start_positions" in together:
+                return {name: value + starts.to(value.device) for name, value in together.items()}
+            return together
+        (name,) = self.alone[0]
+        example = self.alone[0][name]
+        labels = example.new_full((*sides.shape, *example.shape[2:]), IGNORED_LABEL)
+        for (row, columns), each in zip(sides.columns, self.alone, strict=True):
+            skipped = int(predicted and self.shifts)
+            labels[row, columns[skipped:].to(labels.device)] = each[name][0, skipped:]
+        return {name: labels}
+
+
+def expected_losses(losses: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:
+    """What the loss of several documents may be: the mean over all terms, or their sum where a loss sums them up."""
+    terms = [(loss.double(), count) for loss, count in zip(losses, counts, strict=True) if count > 0]
+    total = sum(count for _, count in terms)
+    mean = torch.stack([loss * (count / total) for loss, count in terms]).sum()
+    return [mean, torch.stack([loss for loss, _ in terms]).sum()]
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative difference of two losses; 0 where both are no number, as those of documents without a term are."""
+    one, other = float(found.detach()), float(expected.detach())
+    if one == other or (one != one and other != other):
+        return 0.0
+    return abs(one - other) / max(abs(other), 1e-12)
+
+
+def find_labels(
+    model: PreTrainedModel, case: Case, alone: list[Fields], run: Run, ignore_boundaries: bool
+) -> tuple[Labels | None, str | None]:
+    """Labels that the loss of stock takes for documents alone, or why there are none (None for a model without a loss).
+
+    `alone` is what the documents get alone; `ignore_boundaries` says that the caller masks the first labels of packed
+    documents, as collators do for stock.
+    """
+    number = max(range(len(case.documents)), key=lambda i: len(case.documents[i]))
+    counts_first = first_label_counts(model)
+    said: str | None = None
+    if counts_first is not None:
+        for made in _per_token(model, case, alone):
+            said = _refusal(model, run, made[number])
+            if said is None:
+                skipped = 0 if counts_first else 1
+                counts = [len(document) - skipped for document in case.documents]
+                return Labels(made, counts, True, ignore_boundaries and not counts_first, not counts_first), None
+    else:
+        said = (
+            _refusal(model, run, next(_per_token(model, case, alone))[number]) or "its loss heeds no label of a token"
+        )
+        for made in _per_row(case, alone):
+            if _refusal(model, run, made[number]) is None:
+                return Labels(made, [1] * len(made), False), None
+    if not argument_names(model) & set(LABELS):
+        return None, None
+    return None, said or "stock gives no loss for labels of one per token, of one per row, or of a start and an end"
+
+
+def _refusal(model: PreTrainedModel, run: Run, labels: dict[str, torch.Tensor]) -> str | None:
+    """What stock says of these labels; None where it gives a loss."""
+    try:
+        with warnings.catch_warnings():
+            # Torch compares shapes that do not fit by repeating one of them, and warns.
+            warnings.filterwarnings("error", message="Using a target size")
+            with _problem_type_kept(model):
+                loss = loss_of(run(labels))
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return "it gives no loss" if loss is None else None
+
+
+@contextlib.contextmanager
+def _problem_type_kept(model: PreTrainedModel) -> Iterator[None]:
+    # A loss that finds none writes its guess there, and labels of another form are tried afterwards.
+    before = getattr(model.config, "problem_type", None)
+    try:
+        yield
+    finally:
+        if getattr(model.config, "problem_type", None) != before:
+            model.config.problem_type = before
+
+
+def _width(alone: list[Fields], lengths: list[int], per_token: bool) -> int | None:
+    """Number of classes that are predicted for each token, or for each row."""
+    named = sorted(alone[0], key=lambda name: name != "logits")
+    for name in named:
+        parts = [fields[name] for fields in alone]
+        of_tokens = all(p.dim() > 2 and p.shape[:2] == (1, n) for p, n in zip(parts, lengths, strict=True))
+        of_rows = all(p.dim() == 2 and p.shape == parts[0].shape and len(p) == 1 for p in parts)
+        if of_tokens if per_token else of_rows:
+            return parts[0].shape[-1]
+    return None
+
+
+def _per_token(model: PreTrainedModel, case: Case, alone: list[Fields]) -> Iterator[list[dict[str, torch.Tensor]]]:
+    width = _width(alone, case.lengths, per_token=True)
+    tokens = [document[None] if width is None else document[None] % max(width, 2) for document in case.documents]
+    yield [{"labels": each} for each in tokens]
+    codebooks = model.get_input_embeddings()
+    if isinstance(codebooks, nn.ModuleList):  # models of audio codes: (rows, columns, codebooks)
+        yield [{"labels": each[..., None].expand(-1, -1, len(codebooks)).contiguous()} for each in tokens]
+    dtype = next(iter(alone[0].values())).dtype
+    yield [{"labels": (each % 2).to(dtype)} for each in tokens]
+
+
+def _per_row(case: Case, alone: list[Fields]) -> Iterator[list[dict[str, torch.Tensor]]]:
+    width = _width(alone, case.lengths, per_token=False)
+    numbers = torch.arange(len(case.documents), device=case.device)
+    if width is not None:
+        dtype = next(iter(alone[0].values())).dtype
+        if width > 1:
+            yield [{"labels": number[None] % width} for number in numbers]
+        else:
+            yield [{"labels": (number[None] / 4).to(dtype)} for number in numbers]
+        table = ((numbers[:, None] + torch.arange(width, device=case.device)) % 2).to(dtype)
+        yield [{"labels": row[None]} for row in table]
+    lengths = torch.tensor(case.lengths, device=case.device)
+    ends = [{"start_positions": (n // 2)[None], "end_positions": (n - 1)[None]} for n in lengths]
+    yield ends

@@ -1,0 +1,214 @@
+"""Packed rows of a model in every way that people call it, against what stock gives each document alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from autopack.auditing.asking import loss_of
+from autopack.auditing.cases import MODES, Call, Case, NoReference
+from autopack.auditing.fields import Fields, Sides, errors_between, fields_of, scales_of
+from autopack.auditing.losses import Labels, expected_losses, find_labels, relative_error
+from autopack.auditing.report import ModeResult
+from autopack.auditing.running import Runner, gradient_error, gradients, weighted_sum
+from autopack.errors import AutopackError
+
+INFLUENCE = {"default", "two rows", "thresholds"}
+"""Modes in which documents are replaced one at a time; in the others, every document is compared with itself alone."""
+WITHOUT_LABELS = {"default", "two rows"}
+"""Modes that are called without labels as well as with them; in the others one call tells of results and loss."""
+GRADIENTS = {(False, "default"), (True, "default"), (True, "padding mask"), (True, "two rows")}
+"""Modes, in train or eval, whose gradients are compared where these are among those that were asked for."""
+
+
+class PackedRuns:
+    """One model in one training mode. What stock gives is run once for all call modes that need it."""
+
+    def __init__(self, runner: Runner, case: Case, long: Case | None):
+        self.runner, self.case, self.long = runner, case, long
+        self.training = runner.model.training
+        self.unknown: set[str] = set()
+        """Fields of which nobody can tell which part belongs to which document."""
+        self._outputs: dict[Any, Any] = {}
+        self._losses: dict[Any, torch.Tensor] = {}
+        self._gradients: dict[Any, list[torch.Tensor]] = {}
+
+    def find_labels(self) -> tuple[Labels | None, str | None]:
+        """Labels that stock's loss takes, or why there are none; None for a model without a loss."""
+        call = MODES["default"](self.case)
+        alone = [fields_of(output) for output in self._alone(self.case, call)]
+        number = max(range(len(self.case.documents)), key=lambda i: len(self.case.documents[i]))
+
+        def run(labels: dict[str, torch.Tensor]) -> Any:
+            return self.runner.stock({**self.case.by_itself(number), **labels, **self.case.without_router})
+
+        with self.runner.as_stock():
+            return find_labels(self.runner.model, self.case, alone, run, self.runner.enabled is None)
+
+    def alone(self) -> list[Fields]:
+        """What stock gives every document by itself."""
+        return [fields_of(output) for output in self._alone(self.case, MODES["default"](self.case))]
+
+    def measure(self, name: str, labels: Labels | None, differentiate: bool, replace: bool) -> ModeResult:
+        """Run one call mode; raises `NoReference` where it has documents begin where stock cannot run them."""
+        case = self.long if name == "thresholds" and self.long is not None else self.case
+        call = MODES[name](case)
+        options = {n: v for n, v in call.arguments.items() if n in case.outputs} if name == "every output" else {}
+        unusual = bool(options) or case is not self.case or any(first != case.base for first in call.first)
+        try:
+            alone = [fields_of(output) for output in self._alone(case, call, options)]
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            if unusual:
+                raise NoReference(said) from error
+            return ModeResult(name, self.training, failure=said)
+        try:
+            return self._measured(
+                name, case, call, alone, None if options or case is not self.case else labels, differentiate, replace
+            )
+        except Exception as failure:
+            return ModeResult(name, self.training, failure=f"{type(failure).__name__}: {failure}")
+
+    def _measured(
+        self,
+        name: str,
+        case: Case,
+        call: Call,
+        alone: list[Fields],
+        labels: Labels | None,
+        differentiate: bool,
+        replace: bool,
+    ) -> ModeResult:
+        outputs: Fields = {}
+        loss, refused = None, None
+        if labels is not None:
+            outputs, loss, refused = self._with_labels(name, call, labels)
+        if name in WITHOUT_LABELS or not self._tells_as_much(outputs, alone):
+            # With labels, some models do not return all that they return without.
+            outputs = fields_of(self.runner.model(**case.given(call)))
+        found, expected, unknown = Sides.of(call).split(outputs, alone)
+        if not any(expected):
+            raise RuntimeError("no field of its output could be compared with what documents get alone")
+        self.unknown |= set(unknown)
+        scales = scales_of(expected)
+        worst, field = max(errors_between(found, expected, scales))
+        influence = self._influence(case, call, alone, found, scales) if replace else None
+        gradient = self._gradient_error(call, found, expected, scales) if differentiate else None
+        return ModeResult(name, self.training, worst, influence, gradient, loss, field=field, loss_refused=refused)
+
+    @staticmethod
+    def _tells_as_much(outputs: Fields, alone: list[Fields]) -> bool:
+        return bool(outputs) and alone[0].keys() <= outputs.keys()
+
+    def _alone(self, case: Case, call: Call, options: dict[str, Any] | None = None) -> list[Any]:
+        """The outputs of stock for each document of a call, in its default call, with their graph."""
+        kept = options or {}
+        keys = [(id(case), number, first, bool(kept)) for number, first in enumerate(call.first)]
+        for key in keys:
+            if key not in self._outputs:
+                # A document that stands in two rows has a graph for each: where upstream goes through float32,
+                # gradients of two uses round otherwise than the sum of each.
+                self._outputs[key] = self.runner.stock({**case.alone(call, key[1]), **kept})
+        return [self._outputs[key] for key in keys]
+
+    @torch.no_grad()
+    def _influence(
+        self, case: Case, call: Call, alone: list[Fields], found: list[Fields], scales: dict[str, float]
+    ) -> np.ndarray:
+        """influence[i, j]: change of document i's results when document j is replaced, relative; NaN on the diagonal.
+
+        Of rows that cross thresholds, only the longest document is replaced.
+        """
+        matrix = np.full((len(found), len(found)), np.nan)
+        lengths = [end - first for _, first, end in call.spans]
+        some = range(len(found)) if case is self.case else [int(np.argmax(lengths))]
+        for j in some:
+            outputs = fields_of(self.runner.model(**case.given(call, j)))
+            changed, _, _ = Sides.of(call).split(outputs, alone)
+            matrix[:, j] = [worst for worst, _ in errors_between(changed, found, scales)]
+        np.fill_diagonal(matrix, np.nan)
+        return matrix
+
+    def _gradient_error(
+        self, call: Call, found: list[Fields], expected: list[Fields], scales: dict[str, float]
+    ) -> float | None:
+        parameters = self.runner.parameters()
+        one, other = weighted_sum(found, scales), weighted_sum(expected, scales)
+        if not parameters or one is None or other is None:
+            return None
+        key = tuple(call.first), tuple(expected[0])
+        if key not in self._gradients:
+            try:
+                self._gradients[key] = gradients(other, parameters)
+            except Exception:
+                if self.training:
+                    raise
+                return None  # some models have gradients in train mode alone
+        return gradient_error(gradients(one, parameters), self._gradients[key])
+
+    def _with_labels(self, name: str, call: Call, labels: Labels) -> tuple[Fields, float | None, str | None]:
+        """What the call with labels returns, the relative difference of its loss from that of the documents alone, and
+        why there is none where it is refused.
+
+        In the default call labels of one document are given at a time, too, where they are one per token: then it is
+        the loss of that document alone, whatever a loss makes of several.
+        """
+        counts = [labels.counts[number % len(labels.counts)] for number in range(len(call.spans))]
+        if not any(count > 0 for count in counts):
+            return {}, None, None  # documents of one token predict nothing
+        with torch.no_grad():
+            alone = [self._loss_alone(call, labels, number) for number in range(len(call.spans))]
+        try:
+            outputs, together = self._loss(call, labels.packed(call))
+            error = min(relative_error(together, each) for each in expected_losses(alone, counts))
+            if name == "default" and labels.per_token:
+                for number, count in enumerate(counts):
+                    if count > 0:
+                        with torch.no_grad():
+                            _, one = self._loss(call, labels.packed(call, number))
+                        error = max(error, relative_error(one, alone[number]))
+            if name == "default" and call.source is not None:
+                error = max(error, self._error_without_tokens(call, labels, counts))
+        except AutopackError as refused:
+            return {}, None, f"{type(refused).__name__}: {refused}"
+        except Exception as failure:  # without labels the call may run
+            return {}, math.inf, f"{type(failure).__name__}: {failure}"
+        return outputs, error, None
+
+    @torch.no_grad()
+    def _error_without_tokens(self, call: Call, labels: Labels, counts: list[int]) -> float:
+        """The same for an encoder-decoder that makes the decoder's tokens of the labels; 0 where stock does not."""
+
+        def without(arguments: dict[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in arguments.items() if name != "decoder_input_ids"}
+
+        numbers = range(len(call.spans))
+        try:
+            alone = [loss_of(self.runner.stock(without(self.case.by_itself(n)) | labels.alone[n])) for n in numbers]
+        except Exception:
+            return 0.0  # there is nothing to compare with
+        losses = [loss for loss in alone if loss is not None]
+        found = loss_of(self.runner.model(**without(self.case.given(call)), **labels.packed(call)))
+        if found is None or len(losses) < len(alone):
+            return math.inf if found is None and losses else 0.0
+        return min(relative_error(found, each) for each in expected_losses(losses, counts))
+
+    def _loss(self, call: Call, labels: dict[str, torch.Tensor]) -> tuple[Fields, torch.Tensor]:
+        output = self.runner.model(**self.case.given(call), **labels, **self.case.without_router)
+        loss = loss_of(output)
+        if loss is None:
+            raise RuntimeError("the model gives no loss for packed rows, although it gives one for documents alone")
+        return fields_of(output), loss
+
+    def _loss_alone(self, call: Call, labels: Labels, number: int) -> torch.Tensor:
+        key = number % len(self.case.documents), call.first[number]
+        if key not in self._losses:
+            arguments = {**self.case.alone(call, number), **labels.alone[key[0]], **self.case.without_router}
+            loss = loss_of(self.runner.stock(arguments))
+            if loss is None:
+                raise RuntimeError("stock gives no loss for a document alone, although it gives one for another")
+            self._losses[key] = loss
+        return self._losses[key]

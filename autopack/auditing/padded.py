@@ -1,0 +1,201 @@
+"""Padded batches of an enabled model against stock on the very same batches: every field, the loss, all gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autopack.auditing.asking import loss_of
+from autopack.auditing.cases import PADDED_MODES, Case, NoReference
+from autopack.auditing.fields import (
+    Fields,
+    Sides,
+    WrongShape,
+    columns_of,
+    errors_between,
+    fields_of,
+    rows_first,
+    scales_of,
+)
+from autopack.auditing.losses import Labels, expected_losses, relative_error
+from autopack.auditing.report import ModeResult
+from autopack.auditing.running import Runner, gradient_error, gradients, weighted_sum
+
+_OF_DECODER = ("decoder_input_ids", "decoder_attention_mask")
+
+
+@dataclass
+class _Answer:
+    """What a padded batch gave: fields, those of each document, and the loss, with their graph."""
+
+    fields: Fields
+    documents: list[Fields]
+    loss: torch.Tensor | None
+
+    def total(self, scales: dict[str, float]) -> torch.Tensor | None:
+        """What is differentiated: the loss, or a weighted sum of all results where there is none."""
+        return weighted_sum(self.documents, scales) if self.loss is None else self.loss
+
+
+class PaddedRuns:
+    """Padded batches of one model in one training mode."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        case: Case,
+        labels: Labels | None,
+        alone: Callable[[], list[Fields]],
+        is_exact: Callable[[ModeResult], bool],
+        tolerance: float,
+    ):
+        self.runner, self.case, self.labels, self.alone, self.is_exact = runner, case, labels, alone, is_exact
+        self.tolerance = tolerance
+
+    def measure(self, name: str, differentiate: bool) -> ModeResult:
+        """Run one kind of padded batch as the model stands and as stock; `NoReference` where stock cannot run it."""
+        form = PADDED_MODES[name]
+        side, training = form.get("side", "right"), self.runner.model.training
+        arguments: dict[str, Any] = {**self.case.padded(side), **self.case.without_router}
+        sides = Sides.of_padded_batch(arguments)
+        if "use_cache" in form:
+            arguments["use_cache"] = form["use_cache"]
+        if self.labels is not None and form.get("labels", True):
+            arguments |= self.labels.padded(sides)
+            if not form and self.case.is_pair and self.labels.per_token:
+                # As most trainers call an encoder-decoder: the decoder's tokens are made of the labels.
+                arguments = {n: v for n, v in arguments.items() if n not in _OF_DECODER}
+        try:
+            expected = self._answer(self.runner.stock(arguments), sides)
+        except Exception as error:
+            raise NoReference(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+        if any(bool(value.isnan().any()) for document in expected.documents for value in document.values()):
+            raise NoReference("stock gives values that are no numbers")
+        tally = self.runner.enabled.tally.batches  # type: ignore[union-attr]
+        try:
+            found = self._answer(self.runner.model(**arguments), sides, expected)
+        except Exception as error:
+            return ModeResult(name, training, kind="padded", failure=f"{type(error).__name__}: {error}")
+        unpadded = self.runner.enabled.tally.batches > tally  # type: ignore[union-attr]
+        result = self._compare(name, found, expected, differentiate, unpadded)
+        if self.is_exact(result):
+            return result
+        # Some documents have no result in stock's batch but another: where a label is compared with what padding
+        # predicts, that without the label; where tokens get something of what stands in padding, that alone.
+        for reference in self._others(arguments, sides, side, expected):
+            other = self._compare(name, found, reference, differentiate, unpadded)
+            if self.is_exact(other):
+                return other
+        return result
+
+    def _others(self, arguments: dict[str, Any], sides: Sides, side: str, expected: _Answer) -> Iterator[_Answer]:
+        if self.labels is not None and self.labels.alone[0].keys() <= arguments.keys():
+            labels = self.labels.padded(sides, predicted=True)
+            yield self._answer(self.runner.stock({**arguments, **labels}), sides)
+        if self._stock_reads_padding(arguments, side, expected):
+            alone = self._alone(sides, with_loss=expected.loss is not None)
+            if alone is not None:
+                yield alone
+
+    def _answer(self, output: Any, sides: Sides, like: _Answer | None = None) -> _Answer:
+        fields = fields_of(output)
+        if like is not None:
+            for name, wanted in like.fields.items():
+                shape = tuple(fields[name].shape) if name in fields else None
+                if shape != tuple(wanted.shape):
+                    raise WrongShape(f"{name} has shape {shape}; stock gives {tuple(wanted.shape)}")
+        return _Answer(fields, _documents(fields, sides), loss_of(output))
+
+    def _compare(self, name: str, found: _Answer, expected: _Answer, differentiate: bool, unpadded: bool) -> ModeResult:
+        documents = [
+            {n: each[n] for n in wanted} for each, wanted in zip(found.documents, expected.documents, strict=True)
+        ]
+        scales = scales_of(expected.documents)
+        error, where = max(errors_between(documents, expected.documents, scales))
+        loss = gradient = None
+        if expected.loss is not None:
+            loss = float("inf") if found.loss is None else relative_error(found.loss, expected.loss)
+        parameters = self.runner.parameters()
+        if differentiate and parameters and (found.loss is None) == (expected.loss is None):
+            one = _Answer(found.fields, documents, found.loss).total(scales)
+            other = expected.total(scales)
+            if one is not None and other is not None and bool(other.isfinite()) and other.requires_grad:
+                gradient = gradient_error(gradients(one, parameters), gradients(other, parameters))
+        training = self.runner.model.training
+        return ModeResult(name, training, error, None, gradient, loss, kind="padded", field=where, unpadded=unpadded)
+
+    @torch.no_grad()
+    def _stock_reads_padding(self, arguments: dict[str, Any], side: str, expected: _Answer) -> bool:
+        """Whether stock's own results change with what stands in padding, or with how much of it stands behind."""
+        filler = next(iter(self.case.other_fillers), self.case.filler)
+        for other_side, wider, other_filler in ((side, 0, filler), ("right", 7, None)):
+            try:
+                before = expected if other_side == side else self._stock(arguments, other_side)
+                after = self._stock(arguments, other_side, wider, other_filler)
+            except Exception:
+                continue  # a batch of that form cannot be run, and says nothing
+            known = [
+                {n: value for n, value in one.items() if n in other and other[n].shape == value.shape}
+                for one, other in zip(before.documents, after.documents, strict=True)
+            ]
+            if max(errors_between(after.documents, known, scales_of(known)))[0] > self.tolerance:
+                return True
+        return False
+
+    def _stock(self, like: dict[str, Any], side: str, wider: int = 0, filler: int | None = None) -> _Answer:
+        """What stock gives for the documents padded otherwise, with labels and options as in another call."""
+        arguments: dict[str, Any] = dict(self.case.padded(side, wider, filler))
+        sides = Sides.of_padded_batch(arguments)
+        if self.labels is not None and self.labels.alone[0].keys() <= like.keys():
+            arguments |= self.labels.padded(sides)
+        arguments = {n: v for n, v in arguments.items() if n not in _OF_DECODER or n in like}
+        arguments |= {name: like[name] for name in ("use_cache", *self.case.without_router) if name in like}
+        return self._answer(self.runner.stock(arguments), sides)
+
+    def _alone(self, sides: Sides, with_loss: bool) -> _Answer | None:
+        """What the documents get by themselves, in the form of the answer of a padded batch."""
+        by_itself = self.alone()
+        documents: list[Fields] = [{} for _ in by_itself]
+        for name in by_itself[0]:
+            parts = [fields[name] for fields in by_itself]
+            axis = columns_of(parts, [(1, length) for length in sides.lengths])
+            if axis is not None:
+                parts = [rows_first(part, axis) for part in parts]
+            elif not all(len(part) == 1 and part.shape == parts[0].shape for part in parts):
+                continue
+            for document, part in zip(documents, parts, strict=True):
+                document[name] = part[0]
+        loss = None
+        if self.labels is not None and with_loss:
+            outputs = [
+                self.runner.stock({**self.case.by_itself(i), **labels, **self.case.without_router})
+                for i, labels in enumerate(self.labels.alone)
+            ]
+            losses = [found for output in outputs if (found := loss_of(output)) is not None]
+            if len(losses) < len(outputs):
+                return None
+            loss = expected_losses(losses, self.labels.counts)[0]
+        return _Answer({}, documents, loss)
+
+
+def _documents(fields: Fields, sides: Sides) -> list[Fields]:
+    """What of each field belongs to each document; padding is left out, and the rest goes to the first document."""
+    documents: list[Fields] = [{} for _ in sides.columns]
+    for name, value in fields.items():
+        axes = [(side, axis) for side in sides.both if (axis := columns_of([value], [side.shape])) is not None]
+        flat = next((side for side in sides.both if len(value) == side.shape[0] * side.shape[1]), None)
+        if axes:
+            side, axis = axes[0]
+            parts = side.per_token(name, rows_first(value, axis))
+        elif flat is not None:
+            parts = flat.flat(name, value)
+        elif len(value) == len(documents):
+            parts = list(value)
+        else:
+            parts = [value] * len(documents)
+        for document, part in zip(documents, parts, strict=True):
+            document[name] = part
+    return documents

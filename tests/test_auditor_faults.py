@@ -1,0 +1,286 @@
+"""The auditor finds faults of every kind that it claims to look for, and none in models that have none.
+
+Faults are planted in models, or in autopack, so that each is there whatever autopack serves; every test has a control.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import BertModel, LlamaForCausalLM
+
+import autopack
+from autopack import tiny
+from autopack.auditing.auditor import MODES, PADDED_MODES
+from autopack.calls.unpadded import Unpadded
+from autopack.layout import IGNORED_LABEL
+from tests.conftest import LEAK
+
+PACKED = ("default", "use_cache=False", "padding mask", "two rows")
+PADDED = tuple(PADDED_MODES)
+
+
+def enabled(model, **options):
+    autopack.enable(model, verify="never", **options)
+    return model
+
+
+def as_class(kind, model_type="llama", **config):
+    model = tiny.build(model_type, attn_implementation="sdpa", **config)
+    model.__class__ = kind
+    return model
+
+
+class Chat(LlamaForCausalLM):
+    """A thin subclass whose signature says nothing."""
+
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+class KeepsBoundaries(LlamaForCausalLM):
+    """Its loss has a term for every token, that at the boundary of two documents too, whatever label is ignored."""
+
+    def forward(self, *args, **kwargs):
+        labels = kwargs.pop("labels", None)
+        output = super().forward(*args, **kwargs)
+        if labels is not None:
+            targets = labels.where(labels != IGNORED_LABEL, kwargs["input_ids"])[:, 1:]
+            output.loss = cross_entropy(output.logits[:, :-1].flatten(0, 1), targets.flatten())
+        return output
+
+
+def test_labels_at_boundaries_are_looked_at_whatever_the_class():
+    report = autopack.audit(enabled(as_class(KeepsBoundaries)), modes=PACKED)
+    assert "the loss is off by" in report.labels
+    assert report.packed is None
+    assert not report.exact
+
+
+def own_loss(model, call, labels):
+    """Loss of a packed call, and the mean over the tokens of its documents that have one before them."""
+    starts = (call["position_ids"] == 0).nonzero()[:, 1].tolist()
+    with torch.no_grad():
+        found = model(**call, labels=labels).loss
+    with autopack.enable(model, verify="never") as handle:
+        handle.remove()
+    ids = call["input_ids"][0].tensor_split(starts[1:])
+    with torch.no_grad():
+        losses = [model(input_ids=part[None], labels=part[None]).loss * (len(part) - 1) for part in ids]
+    return found, torch.stack(losses).sum() / sum(len(part) - 1 for part in ids)
+
+
+@pytest.mark.parametrize("kind", [LlamaForCausalLM, Chat, KeepsBoundaries])
+def test_what_it_says_of_a_loss_is_so(kind):
+    model = enabled(as_class(kind))
+    report = autopack.audit(model, modes=PACKED)
+    ids = tiny.tokens(model.config, 1, 12)
+    call = {"input_ids": ids, "position_ids": torch.cat([torch.arange(5), torch.arange(7)])[None]}
+    found, expected = own_loss(model, call, ids)
+    assert (report.labels is None) == (abs(found - expected) < 1e-4 * expected)
+
+
+class TakesNoLabelOfAnyForm(LlamaForCausalLM):
+    def forward(self, input_ids, labels=None, **kwargs):
+        if labels is not None:
+            raise RuntimeError("labels must be a dictionary")
+        return super().forward(input_ids, **kwargs)
+
+
+def test_a_loss_that_could_not_be_measured_is_said():
+    report = autopack.audit(enabled(as_class(TakesNoLabelOfAnyForm)), modes=PACKED, training=(False,))
+    assert report.labels.startswith("no labels were found that its loss takes")
+    assert "loss: not measured, because RuntimeError: labels must be a dictionary" in str(report)
+    assert report.packed is None
+    assert autopack.audit(enabled(tiny.build("llama")), modes=PACKED, training=(False,)).labels is None
+
+
+def test_a_pooled_field_of_another_shape_is_found():
+    model = enabled(BertModel(tiny.config("bert")).eval())
+    assert autopack.audit(model, modes=PACKED, training=(False,)).packed is None
+
+    def first(module, args, output):
+        output["pooler_output"] = output.pooler_output[:1]
+        return output
+
+    model.register_forward_hook(first)
+    report = autopack.audit(model, modes=PACKED, training=(False,))
+    assert "pooler_output: the model gave 1 results for 4 documents" in report.packed
+
+
+def test_a_field_beside_the_logits_is_compared():
+    model = enabled(tiny.build("llama"))
+    assert autopack.audit(model, modes=("every output",)).exact
+
+    def shift(module, args, output):
+        if output.hidden_states is not None:
+            output["hidden_states"] = tuple(states.roll(1, dims=1) for states in output.hidden_states)
+        return output
+
+    model.register_forward_hook(shift)
+    report = autopack.audit(model, modes=("default", "every output"))
+    assert "hidden_states[" in report.packed
+    assert [report.is_exact(result) for result in report.results if result.mode == "default"] == [True, True]
+
+
+def mean_of_sequences(logits, labels, vocab_size, **_):
+    """A loss in which every row of a batch counts alike."""
+    losses = cross_entropy(logits[:, :-1].mT.float(), labels[:, 1:], reduction="none", ignore_index=IGNORED_LABEL)
+    return (losses.sum(1) / (labels[:, 1:] != IGNORED_LABEL).sum(1)).mean()
+
+
+@pytest.mark.parametrize("unpad", ["auto", "never"])
+def test_what_it_says_of_padded_batches_is_so(unpad):
+    model = tiny.build("llama", attn_implementation="sdpa")
+    model.loss_function = mean_of_sequences
+    mask = (torch.arange(9) < torch.tensor([[9], [4]])).long()
+    ids = tiny.tokens(model.config, 2, 9)
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED_LABEL)}
+    expected = model(**batch).loss.detach()
+    report = autopack.audit(enabled(model, unpad=unpad), modes=(*PACKED, *PADDED))
+    error = float((model(**batch).loss.detach() - expected).abs() / expected)
+    assert (report.padded is None) == (error < 1e-5), f"{error}, {report.padded}"
+    assert any(result.kind == "padded" for result in report.results) == (unpad == "auto")
+
+
+@pytest.mark.parametrize("field", ["loss", "logits"])
+def test_a_fault_of_unpadding_is_found(field, monkeypatch):
+    model = enabled(tiny.build("llama", attn_implementation="sdpa"))
+    assert autopack.audit(model, modes=PADDED).padded is None
+    finish = Unpadded.finish
+
+    def wrong(self, module, output):
+        finished = finish(self, module, output)
+        if finished[field] is not None:
+            finished[field] = finished[field] * 1.01
+        return finished
+
+    monkeypatch.setattr(Unpadded, "finish", wrong)
+    report = autopack.audit(model, modes=(*PACKED, *PADDED))
+    assert report.padded is not None
+    assert report.packed is None
+    assert report.labels is None
+    assert "WRONG, without padding" in str(report)
+
+
+def test_a_shape_that_padding_should_have_is_found(monkeypatch):
+    model = enabled(tiny.build("llama", attn_implementation="sdpa"))
+    monkeypatch.setattr(Unpadded, "finish", lambda self, module, output: output)
+    assert "logits has shape (1, 33, 128); stock gives (4, 12, 128)" in autopack.audit(model, modes=PADDED).padded
+
+
+def test_whether_a_batch_ran_without_padding_is_told():
+    report = autopack.audit(enabled(tiny.build("llama")), modes=PADDED)
+    ran = {result.name: result.unpadded for result in report.results}
+    assert ran["right-padded, train"]
+    assert not ran["right-padded, no labels, eval"], "evaluation may want the cache"
+    assert "exact, without padding" in str(report)
+    assert "exact, left as it came" in str(report)
+
+
+def test_the_count_of_padded_batches_is_left_as_it_was():
+    model = enabled(tiny.build("llama"))
+    handle = autopack.enable(model)
+    autopack.audit(model, modes=PADDED)
+    assert str(handle.tally) == "no padded batch yet"
+
+
+def leaks_past(column):
+    """Mixes each token into the next one, in columns of the row past a number."""
+
+    def hook(module, args):
+        (states,) = args
+        far = torch.arange(states.shape[1], device=states.device) >= column
+        return (torch.where(far[:, None], states + states.roll(1, dims=1), states),)
+
+    return hook
+
+
+@pytest.mark.parametrize("column", [40, 300])
+def test_a_leak_past_a_threshold_is_found(column):
+    model = tiny.build("llama", max_position_embeddings=4096)
+    model.model.layers[0].mlp.register_forward_pre_hook(leaks_past(column))
+    enabled(model)
+    usual = tuple(name for name in MODES if name != "thresholds")
+    assert autopack.audit(model, modes=usual, gradients=False).exact
+    assert "thresholds" not in {result.mode for result in autopack.audit(model, gradients=False).results}
+    model.config.attention_chunk = column
+    report = autopack.audit(model, gradients=False)
+    assert "in mode 'thresholds, eval'" in report.packed
+
+
+class OtherWithoutCache(LlamaForCausalLM):
+    """Shares something only where there is a cache, which packed rows have not."""
+
+    def forward(self, *args, use_cache=None, **kwargs):
+        output = super().forward(*args, use_cache=use_cache, **kwargs)
+        if use_cache is not False:
+            output["logits"] = output.logits.roll(1, dims=-1)
+        return output
+
+
+def test_the_default_call_is_what_documents_are_compared_with():
+    assert "logits are off by" in autopack.audit(enabled(as_class(OtherWithoutCache)), modes=PACKED).packed
+    assert autopack.audit(enabled(as_class(Chat)), modes=PACKED).packed is None
+
+
+@pytest.mark.parametrize("model_type", ["qwen2_moe", "olmoe", "mixtral"])
+def test_what_it_says_of_the_routers_loss_is_so(model_type):
+    model = tiny.build(model_type)
+    mask = (torch.arange(9) < torch.tensor([[9], [4]])).long()
+    ids = tiny.tokens(model.config, 2, 9)
+    expected = model(input_ids=ids, attention_mask=mask, output_router_logits=True).aux_loss
+    enabled(model)
+    packed = torch.cat([ids[0], ids[1, :4], ids[1, 4:6]])[None]
+    where = torch.cat([torch.arange(9), torch.arange(4), torch.arange(2)])[None]
+    real = (torch.arange(15) < 13).long()[None]
+    found = model(input_ids=packed, position_ids=where, attention_mask=real, output_router_logits=True).aux_loss
+    (result,) = autopack.audit(model, modes=("router loss",), training=(False,)).results
+    error = float((found - expected).abs() / expected)
+    assert (result.loss > 1e-4) == (error > 1e-4), f"{result.loss}, {error}"
+
+
+def test_gradients_of_padded_batches_are_compared():
+    class Half(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, states):
+            return states
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad if grad.shape[0] > 1 else grad * 0.9  # a packed row
+
+    model = enabled(tiny.build("llama", attn_implementation="sdpa"))
+    model.model.norm.register_forward_hook(lambda module, args, output: Half.apply(output))
+    report = autopack.audit(model, modes=("right-padded",))
+    assert "gradients are off by" in report.padded
+    assert autopack.audit(model, modes=("right-padded",), gradients=False).padded is None
+
+
+SOUND = [
+    ("llama", "causal-lm"), ("gpt2", "causal-lm"), ("mistral", "causal-lm"), ("gemma2", "causal-lm"),
+    ("roberta", "causal-lm"), ("bart", "causal-lm"), ("bloom", "causal-lm"), ("falcon", "causal-lm"),
+    ("mamba", "causal-lm"), ("recurrent_gemma", "causal-lm"), ("phi3", "causal-lm"), ("opt", "causal-lm"),
+    ("bert", "masked-lm"), ("deberta", "masked-lm"), ("distilbert", "masked-lm"), ("longformer", "masked-lm"),
+    ("t5", "seq2seq"), ("bart", "seq2seq"), ("roberta", "sequence-classification"),
+    ("gpt2", "sequence-classification"), ("qwen2_vl", "image-text-to-text"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model_type", "task"), SOUND)
+def test_nothing_is_said_of_models_that_have_no_fault(model_type, task):
+    model = tiny.build(model_type, task=task)
+    if task == "sequence-classification" and model.config.pad_token_id is None:
+        model.config.pad_token_id = 0  # stock takes no batch of several rows without one
+    report = autopack.audit(enabled(model))
+    assert report.exact, report
+    assert (report.packed, report.labels, report.padded) == (None, None, None)
+    assert any(result.loss is not None for result in report.results)
+    autopack.disable(model)
+    assert autopack.audit(model, modes=("two rows",), training=(False,), gradients=False).packed, "stock leaks"
+
+
+def test_leaks_are_as_large_as_they_were_thought_to_be():
+    model = as_class(Chat)
+    assert autopack.audit(model, modes=("two rows",), training=(False,)).worst > LEAK
