@@ -50,7 +50,7 @@ def test_logits_and_loss_of_every_type(task, model_type):
             with autopack.enable(model) as handle:
                 found = model(**inputs, use_cache=False)
                 tally = handle.tally
-            if handle.enabled.traits.recurs and side == "left":
+            if handle.enabled.traits.recurs and side == "left" and tally.batches:
                 # Stock carries a state from padding into the document; what the document gets alone is right.
                 assert logit_error(found.logits, padded_alone(model, inputs["input_ids"], mask), mask) < FLOAT32
             else:

@@ -62,6 +62,14 @@ def _scale_by_position(
     return query, key, value, options
 
 
+def _follow_positions(
+    module: Any, layout: PackedLayout, *states: torch.Tensor | dict[str, Any]
+) -> tuple[torch.Tensor | dict[str, Any], ...]:
+    """Inkling 2 scales by `position_ids`, which is right in packed rows. In a batch with padding on the left they count
+    the padding too, while its convolutions would start anew behind it; having an adjustment, it is left padded."""
+    return states
+
+
 FAMILY = Family(
     name="short_convolution",
     model_types=frozenset(_TYPES.split()),
@@ -71,7 +79,7 @@ FAMILY = Family(
         "Inkling2DynamicShortConvolution": LookingBack(_by_its_taps),
         "ZayaCCAProjection": LookingBack(_by_convolutions_or_delayed_value),
     },
-    adjustments={"InklingAttention": _scale_by_position},
+    adjustments={"InklingAttention": _scale_by_position, "Inkling2FullAttention": _follow_positions},
     media_types={"image": frozenset("lfm2_vl lfm3_vl".split()), "video": frozenset({"lfm3_vl"})},
     tiny=Tiny(configs=_TINY, images={"grid": frozenset({"lfm3_vl"}), "spatial patches": frozenset({"lfm2_vl"})}),
 )

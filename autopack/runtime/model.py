@@ -79,7 +79,8 @@ class Traits:
             whole_model_reason=next((way.whole_model_reason for way in ways if way.whole_model_reason), None),
             reads_padding=any(way.reads_padding for way in ways),
             recurs=any(way.recurs for way in ways),
-            counts_columns=bool(family.adjustments) or any(way.counts for way in ways),
+            counts_columns=any(family.adjustment_of(module) is not None for module in anatomy.attention)
+            or any(way.counts for way in ways),
             uses_positions=family.positions and (bool(anatomy.attention) or any(way.attends for way in ways)),
             first_position=numbering.first_position(anatomy.entries[0].config),
             knows_padded_positions=anatomy.model_type in family.model_types
