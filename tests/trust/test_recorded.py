@@ -76,7 +76,8 @@ def test_every_field_of_behaviour_counts(name):
     known = load(SURVEYED)["types"][model.config.model_type]["fields"]
     tried = 0
     usual = {field for field in vars(model.config) if configuration.usual(field) and not configuration.is_size(field)}
-    for field in sorted((known.keys() | usual) & vars(model.config).keys() - {"pad_token_id"}):  # of which any token will do
+    # Of padding tokens, any will do.
+    for field in sorted((known.keys() | usual) & vars(model.config).keys() - {"pad_token_id"}):
         before = getattr(model.config, field)
         vars(model.config)[field] = "a value that nobody has measured"
         reason = recorded.why_not_recorded(model)
