@@ -159,6 +159,20 @@ def test_a_row_as_long_as_a_vector_is_not_taken_for_one(tower):
         assert error(model(**packed(found))[name], expected) <= FLOAT64
 
 
+@pytest.mark.parametrize("tower", [name for name in TOWERS if not name.startswith(("Alt", "DPR"))])
+def test_rows_of_more_tokens_than_positions(tower):
+    """26 tokens for 12 positions: the embeddings of these towers refuse such a row."""
+    cls, name = TOWERS[tower]
+    stock = build(cls, max_position_embeddings=12)
+    model, found = copy.deepcopy(stock), documents()
+    with pytest.raises((ValueError, RuntimeError, IndexError)):
+        stock(**packed(found))
+    expected = torch.cat([stock(input_ids=document[None])[name] for document in found])
+    with autopack.enable(model, verify="never", unpad="always"):
+        agree(model(**padded(found)), stock(**padded(found)), name)
+        assert error(model(**packed(found))[name], expected) <= FLOAT64
+
+
 @pytest.mark.parametrize("kind", HOOKED)
 def test_poolers_that_are_modules_run_without_padding(kind):
     stock = build(HOOKED[kind])

@@ -39,6 +39,10 @@ def left_as_found(model: PreTrainedModel) -> Iterator[None]:
         try:
             for module, name, _ in rates:
                 setattr(module, name, 0.0)
+            for module in modules:
+                # Reentrant checkpointing knows no torch.autograd.grad, by which an audit differentiates.
+                if vars(module).get("gradient_checkpointing"):
+                    module.__dict__["gradient_checkpointing"] = False
             yield
         finally:
             for module, held in buffers:
