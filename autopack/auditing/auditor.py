@@ -134,7 +134,7 @@ class _Audit:
         enabled = self.runner.enabled
         tally = None if enabled is None else copy.deepcopy(vars(enabled.tally))
         try:
-            with torch.set_grad_enabled(self._has_gradients()):
+            with torch.set_grad_enabled(self._find_reference()):
                 labels = self._labels(training)
                 for train in training:
                     self.model.train(train)
@@ -147,20 +147,34 @@ class _Audit:
             self.report.results.extend(results[name, train] for train in training if (name, train) in results)
         return self.report
 
-    def _has_gradients(self) -> bool:
-        """Whether stock runs where gradients are wanted: some attention has no backward on some devices."""
-        alone = self.case.alone(MODES["default"](self.case), 0)
-        try:
-            self.runner.stock(alone)
-        except Exception as error:
-            try:
-                with torch.no_grad():
-                    self.runner.stock(alone)
-            except Exception:
+    def _find_reference(self) -> bool:
+        """How stock runs a document alone: with no argument but its tokens, or, where that raises, without a cache.
+
+        Returns whether it runs where gradients are wanted: some attention has no backward on some devices.
+        """
+        cases = [case for case in (self.case, self.long) if case is not None]
+        first = self._raised_alone()
+        for case in cases if first is not None else ():
+            case.options = {"use_cache": False}
+        if first is None:
+            return True
+        if self._raised_alone() is None:
+            self.report.notes["documents alone"] = f"run with use_cache=False, because stock raises without: {first}"
+            return True
+        for case in cases:
+            case.options = {}
+        with torch.no_grad():
+            if self._raised_alone() is not None:
                 return True  # it does not run at all, which every mode will say
-            self.report.notes["gradients"] = f"not measured, because stock has none: {type(error).__name__}: {error}"
-            return False
-        return True
+        self.report.notes["gradients"] = f"not measured, because stock has none: {first}"
+        return False
+
+    def _raised_alone(self) -> str | None:
+        try:
+            self.runner.stock(self.case.alone(MODES["default"](self.case), 0))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return None
 
     def _labels(self, training: tuple[bool, ...]) -> Labels | None:
         """Labels that the loss takes, in one of the training modes: they are asked for before anything is measured."""

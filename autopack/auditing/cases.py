@@ -60,6 +60,8 @@ class Case:
         self.device = modules.device_of(model)
         self.base = first_position(model.config)
         self.lengths = list(lengths)
+        self.options: dict[str, Any] = {}
+        """What a document by itself is run with; nothing, unless stock cannot run it so."""
         self.outputs: dict[str, Any] = {"output_hidden_states": True}
         configs = model.config, model.config.get_text_config()
         flags = [config.output_router_logits for config in configs if hasattr(config, "output_router_logits")]
@@ -120,7 +122,7 @@ class Case:
 
     def by_itself(self, number: int) -> dict[str, Any]:
         """All arguments of a call with a document by itself, from its beginning."""
-        return {"input_ids": self.documents[number % len(self.documents)][None]}
+        return {"input_ids": self.documents[number % len(self.documents)][None], **self.options}
 
     def padded(self, side: str = "right", wider: int = 0, filler: int | None = None) -> dict[str, torch.Tensor]:
         """A batch of the documents, one in each row, padded on one side; `wider` by columns that no row fills."""
@@ -181,7 +183,7 @@ class PairCase(Case):
     def by_itself(self, number: int) -> dict[str, Any]:
         number %= len(self.source.documents)
         source, target = self.source.documents[number], self.documents[number]
-        return {"input_ids": source[None], "decoder_input_ids": target[None]}
+        return {"input_ids": source[None], "decoder_input_ids": target[None], **self.options}
 
 
 class NoReference(Exception):
