@@ -10,7 +10,6 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.attention.rotary import reset_frequencies
-from autopack.auditing.asking import argument_names
 from autopack.auditing.fields import Fields
 from autopack.inspection.modules import row_dependent_rotaries
 from autopack.runtime import scope
@@ -31,22 +30,14 @@ class Runner:
         return contextlib.nullcontext() if self.enabled is None else scope.stock(self.enabled)
 
     def stock(self, arguments: dict[str, Any]) -> Any:
-        """What stock gives for a call, whatever ran before it.
-
-        Where it cannot keep a cache that it would keep by itself, it is run without one, as packed rows are.
-        """
+        """What stock gives for a call, whatever ran before it."""
         one = torch.zeros(1, 1, dtype=torch.long, device=next(self.model.parameters()).device)
         with self.as_stock():
             for rotary in self._rotaries:
                 kinds = rotary.__dict__.get("rope_type")
                 kind = {"layer_type": next(iter(kinds))} if isinstance(kinds, dict) else {}
                 reset_frequencies(rotary, {"x": one[0].float(), "position_ids": one, **kind})
-            try:
-                return self.model(**arguments)
-            except Exception:
-                if "use_cache" in arguments or "use_cache" not in argument_names(self.model):
-                    raise
-                return self.model(**arguments, use_cache=False)
+            return self.model(**arguments)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that are trained."""
