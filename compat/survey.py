@@ -303,6 +303,8 @@ def main() -> int:
     parser.add_argument("--base", action="store_true", help="the configurations of tiny models alone, without variants")
     parser.add_argument("--report", action="store_true", help="run nothing, write the results of the log")
     arguments = parser.parse_args()
+    if arguments.record and (arguments.base or not arguments.types or {*arguments.task} != {*TASKS}):
+        parser.error("--record puts named types in the place of what is recorded of them; run all of their tasks")
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()

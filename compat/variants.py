@@ -115,7 +115,7 @@ def _of_part(path: tuple[str, ...], part: Any) -> Iterator[Variant]:
     for field, value in vars(part).items():
         if field in _POSITIONS and isinstance(value, int):
             yield Variant(path, part.model_type, field, FITTING)
-        if configuration.is_neutral(field) or field in _FIXED or field.startswith("_"):
+        if configuration.is_neutral(field, value) or field in _FIXED or field.startswith("_"):
             continue
         if isinstance(value, dict):
             for changed, also in _of_dict(part, field, value):
@@ -124,7 +124,7 @@ def _of_part(path: tuple[str, ...], part: Any) -> Iterator[Variant]:
             if not getattr(value, "model_type", ""):
                 inner_hints = _annotations(type(value))
                 for name, inner in vars(value).items():
-                    if not configuration.is_neutral(name) and not name.startswith("_"):
+                    if not configuration.is_neutral(name, inner) and not name.startswith("_"):
                         for changed in _values(name, inner, inner_hints.get(name)):
                             yield Variant((*path, field), part.model_type, name, changed)
         else:
@@ -238,7 +238,7 @@ def _of_dict(part: Any, field: str, value: dict[str, Any]) -> Iterator[tuple[Any
         if isinstance(inner, dict):
             for changed, also in _of_dict(part, f"{field}.{name}", inner):
                 yield {**value, name: changed}, also
-        elif not configuration.is_neutral(name) and not configuration.is_size(f"{field}.{name}"):
+        elif not configuration.is_neutral(name, inner) and not configuration.is_size(f"{field}.{name}"):
             for changed in _values(name, inner, type(inner)):
                 yield {**value, name: changed}, ()
 

@@ -20,7 +20,7 @@ _METADATA = r"""
     architectures|model_type|transformers_version|tokenizer_class|prefix|finetuning_task|task_specific_params|auto_map
     |id2label|label2id|(torch_)?dtype|language|license|quantization_config|gradient_checkpointing|return_dict|use_cache
     |output_(attentions|hidden_states|past|scores)|torchscript|use_bfloat16|pruned_heads|tie_word_embeddings|pretraining_tp
-    |init_device|ignore_keys_at_rope_validation|_name_or_path|_commit_hash|_post_init_done|_output_attentions
+    |init_device|rescale_prenorm_residual|ignore_keys_at_rope_validation|_name_or_path|_commit_hash|_post_init_done|_output_attentions
     |_attn_implementation(_internal|_autoset)?|_pad_token_id|vocabulary_map|vocab_list|langs?|languages|lang2id|id2lang
     |cache_implementation|max_length|min_length|do_sample|early_stopping|num_beams|temperature|top_k|top_p|length_penalty|use_return_dict
     |(encoder_)?no_repeat_ngram_size|forced_\w+_token_id|(begin_)?suppress_tokens|num_return_sequences|repetition_penalty
@@ -34,7 +34,7 @@ _RATES = r"""
     |(\w+_)?(eps|epsilon|rms_eps)|rms_norm_eps\w*|(\w+_)?initializer_(range|factor|std|cutoff_factor)|(\w+_)?init_std
     |(\w+_)?init_variance_scale|initializer_range|(\w+_)?(loss_coef|loss_weight|loss_coefficient|loss_alpha|loss_scaling_factor)
     |(?!pad_)(\w+_)?(token_id|token_index|token_ids|tag_pad_id|subs_pad_id|_token)|(im|image|slice|newline)_\w*id|newline_id
-    |rescale_prenorm_residual|time_step_(floor|max|min|init_scheme)|embedding_initializer_range
+    |time_step_(floor|max|min|init_scheme)|embedding_initializer_range
     |(\w+_)?(hidden_act|activation_function|hidden_activation|act_fn|hidden_mamba_act|pooler_act|summary_activation)
     |activation|afn|ff_activation|dense_act_fn|mamba_hidden_act|mlp_hidden_act
 """
@@ -81,7 +81,8 @@ def _pattern(words: str) -> re.Pattern[str]:
     return re.compile("".join(words.split()))
 
 
-_NEUTRAL = _pattern(f"({_METADATA})|({_RATES})")
+_LABEL = _pattern(_METADATA)
+_RATE = _pattern(_RATES)
 _SIZE = _pattern(_SIZES)
 _PICKED = _pattern(_PICKED_LAYERS)
 
@@ -105,9 +106,11 @@ def _describe(config: Any, found: Words) -> None:
         found.setdefault(model_type, {})["num_labels"] = {number_word(len(labels))}
 
 
-def is_neutral(field: str) -> bool:
-    """Whether no value of a field can matter to what a document gets in a packed row."""
-    return _NEUTRAL.fullmatch(field) is not None
+def is_neutral(field: str, value: Any = None) -> bool:
+    """Whether a field cannot matter to what a document gets in a packed row, whatever its value."""
+    # A flag that is named like a rate switches something on (`token_dropout` of ESM).
+    rate = not isinstance(value, bool) and _RATE.fullmatch(field) is not None
+    return rate or _LABEL.fullmatch(field) is not None
 
 
 def is_size(field: str) -> bool:
@@ -127,7 +130,7 @@ def is_met(word: str, known: set[str] | frozenset[str]) -> bool:
 
 def _words(field: str, value: Any) -> Iterator[tuple[str, str, Any]]:
     """Fields with a word each, and with the configuration that it is the type of, where it is one."""
-    if is_neutral(field):
+    if is_neutral(field, value):
         return
     if is_size(field):
         yield field, _presence(value) if field != "pad_token_id" or value is None else "set", None

@@ -134,7 +134,7 @@ def test_what_is_shipped_is_whole():
     assert SURVEYED.read_text() == _line_per_type(data, depth=2) + "\n"
     for name, entry in data["types"].items():
         assert set(entry) == {"classes", "implementations", "fields"}, name
-        assert not any(configuration.is_neutral(field) for field in entry["fields"]), name
+        assert not any(configuration.is_neutral(field, True) for field in entry["fields"]), name
     lines = survey_results.rows_of_page(survey_results.TABLE.read_text())
     assert survey_results.page(lines) == survey_results.TABLE.read_text()
     assert [name for name, row in lines.items() if row.failing] == []
@@ -162,3 +162,10 @@ def test_what_is_not_exact_has_a_line():
     assert lines["a"] == (1, 1, 0, 1, "x=1 (LEAK: off by 2 / 3); y=1 (for a reason)")
     assert survey_results.rows_of_page(survey_results.page(lines)) == lines
     assert "1 classes and variants exact, 1 refused, 0 no stock, 1 leaking or crashing." in survey_results.page(lines)
+
+
+def test_types_are_recorded_whole(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["survey", "--types", "llama", "--task", "causal-lm", "--record"])
+    with pytest.raises(SystemExit):
+        survey.main()
+    assert "run all of their tasks" in capsys.readouterr().err

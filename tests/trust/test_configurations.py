@@ -183,3 +183,13 @@ def test_gradients_and_padded_batches_of_esm():
     wanted = gradients(stock)
     largest = max(float(gradient.abs().max()) for gradient in wanted)  # those of key biases are but rounding
     assert all((f - w).abs().max() < FLOAT64 * largest for f, w in zip(gradients(model), wanted, strict=True))
+
+
+def test_a_model_whose_own_cache_is_broken_is_audited_without_it():
+    """Stock xLSTM of these widths raises wherever it keeps its states; packed rows keep none."""
+    model = tiny.build("xlstm")
+    with pytest.raises((RuntimeError, ValueError)):
+        [model(input_ids=tiny.tokens(model.config, 1, length)) for length in (13, 6)]
+    with autopack.enable(model, verify="never"):
+        report = autopack.audit(model, modes=("two rows",), training=(False,), gradients=False)
+    assert report.exact
