@@ -159,9 +159,8 @@ def _further_in(
     call = Call(hook.entry, module, args, kwargs, None)
     layout = outer.scope.layout
     if layout is None:
-        if not call.declares:
-            return None
-        return _open(choose(call), hook, args)
+        # Padding was decided about where the call came in.
+        return None if call.declared.layout is None else _open(choose(call), hook, args)
     if call.inputs is None:
         return None
     refusals.refuse_other_documents(call, layout)

@@ -129,6 +129,7 @@ class PairAsRows(Plan):
         )
         super().__init__(Scope(call.model, refusal=refusal))
         self.pair = call.pair
+        self.labelled = call.has_labels
         self.wants_tuple = call.wants_tuple
         """Whether the caller asked for a tuple; inside, outputs go by name, which tells the halves apart."""
         self.arguments = _arguments(call, call.pair)

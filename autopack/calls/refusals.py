@@ -96,7 +96,7 @@ def check_loss(ended: Activation, module: nn.Module, output: Any) -> None:
 
     Labels that came by a known name had those at boundaries ignored; others may have met the site of the loss.
     """
-    seen = ended.met_loss or (ended.scope.layout is not None and ended.plan.labelled)
+    seen = ended.met_loss or ended.plan.labelled
     if documents_of(ended) and not seen and loss_of(output) is not None:
         raise UnsupportedModel(
             f"{type(module).__name__} gave a loss of packed rows, of labels that autopack has not seen, so it may "

@@ -115,19 +115,21 @@ def _asked(enabled: EnabledModel, module: PreTrainedModel) -> bool:
 
 
 def _hook_before(module: nn.Module, hook: Any, **options: Any) -> None:
-    """Register a forward pre-hook, the last of all, in place of an earlier one of its kind."""
-    hooks, (of_kwargs,) = module._forward_pre_hooks, (module._forward_pre_hooks_with_kwargs,)
-    for number in [n for n, other in hooks.items() if type(other) is type(hook)]:
-        del hooks[number]
-        of_kwargs.pop(number, None)
+    """Register a forward pre-hook, or bring the one of its kind up to date; it is the last of all."""
+    hooks = module._forward_pre_hooks
+    for number, other in hooks.items():
+        if type(other) is type(hook):
+            other.__dict__.update(vars(hook))  # it may be running
+            hooks.move_to_end(number)  # type: ignore[attr-defined]
+            return
     module.register_forward_pre_hook(hook, **options)
 
 
 def _hook_after(module: nn.Module, hook: Any, **options: Any) -> None:
-    """Register a forward hook, or put it where an earlier one of its kind is."""
-    for number, other in module._forward_hooks.items():
+    """Register a forward hook, or bring the one of its kind up to date."""
+    for other in module._forward_hooks.values():
         if type(other) is type(hook):
-            module._forward_hooks[number] = hook
+            other.__dict__.update(vars(hook))
             return
     module.register_forward_hook(hook, **options)
 

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from autopack.inspection.parameters import forward_codes, parameters_of
-from autopack.inspection.provenance import located
 
 _CHOICES = (
     "a row of its batch is one of several choices of a question, (questions, choices, tokens), and nothing in a packed "
@@ -41,9 +40,15 @@ _HEADS: dict[tuple[str, ...], Callable[[str], RowHead]] = {
 def row_head(model: Any) -> RowHead | None:
     """The head of a model if it gives one result per row, or None; classes derived from one of transformers count.
 
-    Whatever somebody else's class is called, it is what the class of transformers is that it derives from.
+    What a class of transformers is, a class derived from it is too, whatever it is called. A name counts only where
+    somebody has written such a head anew.
     """
-    names = [cls.__name__ for cls in type(model).__mro__ if located(cls)]
+    from autopack.inspection.provenance import located
+
+    classes = [cls for cls in type(model).__mro__ if "forward" in vars(cls) and hasattr(cls, "config_class")]
+    known = [cls for cls in type(model).__mro__ if located(cls)]
+    own = any(located(cls) for cls in classes)
+    names = [cls.__name__ for cls in (known if own else type(model).__mro__)]
     found = (head for name in names for ends, head in _HEADS.items() if name.endswith(ends))
     return next((head(type(model).__name__) for head in found), None)
 

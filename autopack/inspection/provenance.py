@@ -67,13 +67,17 @@ def original(value: Any) -> Any:
 
 
 def layers(value: Any) -> Iterator[Any]:
-    """A function and the functions that it wraps, without those of autopack, the outermost first."""
-    seen = 0
-    while value is not None and seen < 50:
-        value, seen = original(value), seen + 1
+    """A function and all that it wraps, without those of autopack, the outermost first."""
+    waiting, seen = [value], set()
+    while waiting:
+        value = original(waiting.pop(0))
+        if value is None or id(value) in seen:
+            continue
+        seen.add(id(value))
         yield value
-        inner = getattr(value, "__wrapped__", None)
-        value = inner if inner is not None else getattr(value, "__func__", None) or getattr(value, "func", None)
+        # A bound method passes on what its function wraps, so the function itself comes first.
+        inner = ("__func__",) if isinstance(value, MethodType) else ("func", "__func__", "__wrapped__")
+        waiting += [getattr(value, name, None) for name in inner]
 
 
 def is_own(value: Any) -> bool:
@@ -176,6 +180,8 @@ class Provenance:
                 continue
             functions = list(_functions_of(members[name]))
             if not functions and not known:
+                if members[name] is _inherited(cls, base, name):
+                    continue  # transformers notes some attributes anew on each class
                 return f"{base.__qualname__}.{name} is not transformers' own"
             self.places.append((members, name, original(members[name])))
             for function in functions:
@@ -202,6 +208,12 @@ class Provenance:
         return True
 
 
+def _inherited(cls: type, base: type, name: str) -> Any:
+    """What a class would have under a name if one of its bases had not defined it."""
+    above = cls.__mro__[cls.__mro__.index(base) + 1 :]
+    return next((vars(other)[name] for other in above if name in vars(other)), None)
+
+
 def _functions_of(value: Any) -> Iterator[Any]:
     """The functions that a member of a class consists of."""
     if isinstance(value, property):
@@ -219,7 +231,9 @@ def _belongs(function: Any, cls: type) -> bool:
     inner = list(layers(function))[-1]
     if not isinstance(inner, FunctionType) or not inner.__module__.startswith("transformers.models."):
         return True  # what a decorator of the library has put there
-    return inner.__module__ == cls.__module__ and inner.__qualname__ == f"{cls.__qualname__}.{inner.__name__}"
+    # A class may hold a function of its module under another name, but hardly as its forward.
+    here = {f"{cls.__qualname__}.{inner.__name__}", *([inner.__name__] if inner.__name__ != "forward" else ())}
+    return inner.__module__ == cls.__module__ and inner.__qualname__ in here
 
 
 def _whose(function: Any) -> str:

@@ -17,8 +17,6 @@ from torch import nn
 from transformers import modeling_utils
 
 VERSION = Version(Version(transformers.__version__).base_version)
-MIXERS_COVERED_FROM = Version("5.23")
-"""Before this release, models with recurrent layers are audited when they are enabled."""
 _FLAGS = {"sdpa": "sdpa", "flex_attn": "flex_attention", "flash_attn": "flash_attention"}
 _FLAGS["flash_attn_2"] = "flash_attention"  # as 4.x spelled it
 
