@@ -70,7 +70,10 @@ class PackedRuns:
                 name, case, call, alone, None if options or case is not self.case else labels, differentiate, replace
             )
         except Exception as failure:
-            return ModeResult(name, self.training, failure=f"{type(failure).__name__}: {failure}")
+            said = f"{type(failure).__name__}: {failure}"
+            if options and isinstance(failure, AutopackError):
+                raise NoReference(said) from failure  # refused where more is asked for than anybody has to
+            return ModeResult(name, self.training, failure=said)
 
     def _measured(
         self,
