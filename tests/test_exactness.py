@@ -47,7 +47,9 @@ def _types(names: list[str]) -> list[str]:
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "flash"])
 @pytest.mark.parametrize("model_type", _types(SERVED))
 def test_packed_equals_alone(model_type, backend):
-    some = {} if backend == "eager" else {"modes": ("padding mask", "two rows"), "training": (True,)}
+    some = {"modes": ("padding mask", "two rows"), "training": (True,)}
+    if backend == "eager":
+        some = {"modes": ("default", "padding mask", "two rows", "right-padded"), "training": (False, True)}
     _check(model_type, backend, **some)
 
 

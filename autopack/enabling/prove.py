@@ -43,8 +43,14 @@ def prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> No
             enabled.proof = Proof(how, padded=unasked)
             return
     started = time.perf_counter()
-    report = _as_float32(audit(tested))
     because = unknown if verify == "auto" else "verify='always'"
+    try:
+        report = _as_float32(audit(tested))
+    except Exception as error:
+        # Somebody else's code may raise anything; what cannot be measured is not proven.
+        reason = f"its audit raised {type(error).__name__}: {error} (audited because: {because})"
+        enabled.proof = Proof(f"not: {reason}", reason, reason, reason)
+        return
     how = f"by an audit of this very model, worst relative error {report.worst:.1e} (audited because: {because})"
     enabled.proof = Proof(how, report.packed, report.labels, unasked or report.padded)
     logger.info("autopack audited %s in %.1f s: %s", type(model).__name__, time.perf_counter() - started, because)

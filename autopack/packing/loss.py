@@ -123,7 +123,8 @@ class _Taken:
     in_training = True
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        self.weights, self.in_training = kwargs.get(LOSS_WEIGHTS), module.training
+        if kwargs.get(LOSS_WEIGHTS) is not None:  # other calls may come in between, as those of an audit do
+            self.weights, self.in_training = kwargs[LOSS_WEIGHTS], module.training
         return args, {name: value for name, value in kwargs.items() if name != LOSS_WEIGHTS}
 
 
