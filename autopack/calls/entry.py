@@ -96,7 +96,9 @@ class Entry:
             takes_others=takes_others,
             shifts_labels=shifts,
             head=head,
-            runs_alone=None if head is None else why_alone(model, level),
+            runs_alone=None
+            if head is None
+            else why_alone(model, level) or next(filter(None, foreign[level + 1 :]), None),
             inner_head=next((found for found in map(heads.row_head, inner) if found), None),
             has_other_head=heads.is_head_of_pair(module) if is_pair else other_head,
             reads_one_token_per_row=not is_pair and (has_pooler or (other_head and not of_single_tokens)),

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from autopack.calls import of_rows
 from autopack.calls.call import CACHES, DROPPED, LAST_LOGITS, Call
@@ -29,8 +28,6 @@ PASSED_ON = {"labels", "num_items_in_batch", "return_dict", "use_cache", "output
 PASSED_ON |= {"output_router_logits"}
 """Arguments that forwards take by `**kwargs` and that mean what they mean everywhere."""
 _OF_ROWS = {"position_ids", "shift_labels", *DROPPED, *LAYOUT_KWARGS}
-_TRANSPARENT = {"accelerate", "deepspeed", "liger_kernel", "peft", "torch", "transformers"}
-"""Packages whose replacement of a model's forward takes and gives what the forward did."""
 
 
 def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
@@ -162,19 +159,3 @@ def _is_filled(cache: Any) -> bool:
 
 def _is_zero(value: Any) -> bool:
     return value is None or (isinstance(value, int) and value == 0)
-
-
-def replaced_by(module: nn.Module) -> str | None:
-    """The package that has put a forward of its own on this instance, unless it is known to be transparent."""
-    forward: Any = module.__dict__.get("forward")
-    while forward is not None:
-        inner = getattr(forward, "__func__", None) or getattr(forward, "func", None)
-        if inner is None:
-            break
-        forward = inner
-    if forward is None:
-        return None
-    # Not __module__, which functools.wraps copies from the function that is replaced.
-    name = getattr(forward, "__globals__", {}).get("__name__", type(forward).__module__)
-    package = str(name).partition(".")[0]
-    return None if package in _TRANSPARENT else str(name)
