@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.auditing.auditor import TOLERANCE, audit
+from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.report import LeakReport
 from autopack.inspection.modules import device_of, takes_tokens
 from autopack.inspection.provenance import Provenance
@@ -44,6 +45,12 @@ def prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> No
             return
     started = time.perf_counter()
     because = unknown if verify == "auto" else "verify='always'"
+    logger.log(
+        logging.WARNING if verify == "auto" else logging.INFO,
+        "autopack audits this %s on the spot, on a few dozen tokens, because no released run has measured it: %s",
+        type(model).__name__,
+        because,
+    )
     try:
         report = _as_float32(audit(tested))
     except Exception as error:
@@ -53,7 +60,7 @@ def prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> No
         return
     how = f"by an audit of this very model, worst relative error {report.worst:.1e} (audited because: {because})"
     enabled.proof = Proof(how, report.packed, report.labels, unasked or report.padded)
-    logger.info("autopack audited %s in %.1f s: %s", type(model).__name__, time.perf_counter() - started, because)
+    logger.info("autopack audited %s in %.1f s", type(model).__name__, time.perf_counter() - started)
 
 
 def _callable_part(enabled: EnabledModel) -> PreTrainedModel:
@@ -62,7 +69,7 @@ def _callable_part(enabled: EnabledModel) -> PreTrainedModel:
     for module in entries[:-1]:
         token = torch.zeros(1, 1, dtype=torch.long)
         try:
-            with stock(enabled), torch.no_grad():
+            with left_as_found(module), stock(enabled), torch.no_grad():
                 if takes_tokens(module):
                     module(input_ids=token.to(device_of(module)))
                     return module
