@@ -1,0 +1,76 @@
+"""What mixes tokens in a packed forward comes to the place where documents are kept apart, or the call raises.
+
+`verify="never"` stands for everything that an audit and the look at the code would have found before.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import autopack
+from autopack import UnsupportedModel, tiny
+from autopack.inspection.modules import attention_modules
+
+TYPES = ["llama", "gemma2", "qwen2", "gpt2", "gpt_neox", "opt", "phi", "olmo2", "starcoder2", "stablelm"]
+IDS = torch.tensor([[7, 11, 23, 42, 9, 31, 17, 28, 45]])
+WHERE = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+
+
+def attending_by_itself(attention, width):
+    """A forward of the user's: causal attention over the row, past every interface."""
+    heads, parts = 2, nn.Linear(width, 3 * width, bias=False)
+
+    def forward(hidden_states, *args, **kwargs):
+        queries, keys, values = (
+            part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts(hidden_states).chunk(3, dim=-1)
+        )
+        mixed = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        return mixed.transpose(1, 2).flatten(2), None
+
+    return forward
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_attention_that_goes_past_its_site_raises(model_type):
+    model = tiny.build(model_type)
+    first = attention_modules(model)[0]
+    with autopack.enable(model, verify="never"):
+        model(input_ids=IDS, position_ids=WHERE)
+        first.forward = attending_by_itself(first, model.config.hidden_size)
+        with pytest.raises(UnsupportedModel, match=f"{type(first).__name__} has run in a packed forward without"):
+            model(input_ids=IDS, position_ids=WHERE)
+        model(input_ids=IDS)  # a row of one document has nothing to keep apart
+    # What would have come back: the second document sees the first.
+    alone = model(input_ids=IDS[:, 4:], position_ids=WHERE[:, 4:]).logits
+    packed = model(input_ids=IDS, position_ids=WHERE, use_cache=False).logits[:, 4:]
+    assert float((packed - alone).abs().max() / alone.std()) > 1e-2
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_a_stranger_that_attends_over_the_packed_row_raises(model_type):
+    teacher, model = tiny.build(model_type), tiny.build(model_type)
+
+    class Student(type(model)):
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            given = {name: kwargs[name] for name in ("input_ids",)}
+            output.logits = output.logits + teacher(**given).logits
+            return output
+
+    model.__class__ = Student
+    with autopack.enable(model, verify="never"):
+        with pytest.raises(UnsupportedModel, match="attends over packed rows inside the forward of an enabled model"):
+            model(input_ids=IDS, position_ids=WHERE)
+        expected = model(input_ids=IDS).logits
+    assert torch.equal(model(input_ids=IDS).logits, expected)
+
+
+def test_towers_that_take_no_tokens_are_no_strangers():
+    model = tiny.build("llava", task="image-text-to-text")
+    enabled = autopack.enable(model).enabled
+    assert enabled.anatomy.towers
+    assert not {id(m) for m in enabled.anatomy.towers} & {id(m) for m in enabled.anatomy.attention}
+    model(input_ids=IDS, position_ids=WHERE)
+    autopack.disable(model)
