@@ -93,7 +93,10 @@ def packed_batches(draw):
 
 
 def _declare(columns, rows, base, garbage):
-    """All declarations of the same rows, and the bounds that follow; positions of padding are noise."""
+    """All declarations of the same rows, and the bounds that follow; positions of padding are noise.
+
+    Runs of padding that are longer than every document are cut to its length.
+    """
     position_ids, segments, seq_idx, bounds = [], [], [], [0]
     for row in rows:
         segment = 0
@@ -106,6 +109,8 @@ def _declare(columns, rows, base, garbage):
             bounds.append(bounds[-1] + length)
         position_ids.append(places), segments.append(ids), seq_idx.append(numbers)
     segments = torch.tensor(segments)
+    longest = max((length for row in rows for kind, length in row if kind), default=columns)
+    starts = (range(a, b, longest) for a, b in itertools.pairwise(bounds))
     return {
         "position_ids": torch.tensor(position_ids),
         "cu_seq_lens_q": torch.tensor(bounds, dtype=torch.int32),
@@ -113,7 +118,7 @@ def _declare(columns, rows, base, garbage):
         "seq_idx": torch.tensor(seq_idx),
         "mask": (segments > 0).long(),
         "segments": segments,
-        "bounds": bounds,
+        "bounds": [*itertools.chain.from_iterable(starts), bounds[-1]],
         "packed": bool((segments > 1).any()),
     }
 
