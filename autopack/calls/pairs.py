@@ -78,6 +78,7 @@ class PairCall(Call):
 
     def check_packed(self) -> None:
         """Raise `AutopackError` where packed rows came with something that they cannot come with."""
+        refusals.refuse_unproven(self)
         refusals.refuse_caches(self)
         if self.entry.has_other_head:
             raise UnsupportedModel(
@@ -187,7 +188,8 @@ def _shift_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     method: Any = getattr(module, "prepare_decoder_input_ids_from_labels", None)
     if method is not None:
         return method
-    function = getattr(sys.modules[type(module).__module__], "shift_tokens_right", None)
+    modules = (sys.modules.get(cls.__module__) for cls in type(module).__mro__)
+    function = next(filter(None, (getattr(each, "shift_tokens_right", None) for each in modules)), None)
     if function is None:
         raise InvalidPacking(
             f"{type(module).__name__} does not say how it makes the decoder's tokens of labels, so autopack cannot "

@@ -37,7 +37,7 @@ class Unpadded(Plan):
         self.arguments = without_what_packing_drops(call, _gathered(call, self.padding))
         layout = self.padding.layout(call.declared.positions)
         add_token_types(call, self.arguments, layout)
-        super().__init__(Scope(call.model, layout))
+        super().__init__(Scope(call.model, layout, as_batch=call.documents is None))
 
     @torch._dynamo.disable
     def finish(self, module: nn.Module, output: Any) -> Any:

@@ -11,8 +11,8 @@ from collections import defaultdict
 from typing import Any
 
 EACH = 5
-"""Cases of each test that are run, evenly spread: types, places and moments alternate from one case to the next. Each test
-begins with another one, so that the tests of a file together see ten types and more."""
+"""Cases of each test that are run, evenly spread: types, places and moments alternate from one case to the next.
+Each test begins with another one, so that the tests of a file together see ten types and more."""
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
