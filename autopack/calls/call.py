@@ -69,11 +69,6 @@ class Call:
         return declarations.read(self.arguments, (self.inputs.shape[0], self.inputs.shape[1]), self.inputs.device)
 
     @property
-    def declares(self) -> bool:
-        """Whether documents are packed, or a padded batch may run without its padding."""
-        return self.declared.layout is not None or self.may_unpad
-
-    @property
     def has_labels(self) -> bool:
         """Whether the model is to compute a loss."""
         return any(value is not None for name, value in self.arguments.items() if name in LABELS)

@@ -136,10 +136,10 @@ def _enter(
     call = _call(entry, module, args, kwargs, outer)
     if outer is None:
         refusals.refuse_bypassed_top(entry)
-        if call.declares:
-            entry.model.follow_code()
-            if hook.entry is not entry:
-                call = _call(hook.entry, module, args, kwargs, None)
+        # Of a call that declares nothing, code further in may have documents all the same.
+        entry.model.follow_code()
+        if hook.entry is not entry:
+            call = _call(hook.entry, module, args, kwargs, None)
         _follow_changes(entry.model)
     return _open(choose_pair(call) if isinstance(call, PairCall) else choose(call), hook, args)
 

@@ -36,11 +36,6 @@ class PairCall(Call):
     pair: Pair
     """The documents of both halves."""
 
-    @property
-    def declares(self) -> bool:
-        """Whether the call may pack or pad: what its halves are is found later."""
-        return True
-
     def find_pair(self) -> bool | None:
         """Whether documents are packed (True) or padded (False); None for a call that does neither."""
         found = pairs.declared_of(self.arguments, getattr(self.module.config, "pad_token_id", None))

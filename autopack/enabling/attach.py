@@ -102,7 +102,7 @@ def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Pro
     peft.watch()
     enabled.link.next_hook = RemovableHandle.next_id
     enabled.active = True
-    enabled.watch = Watch(model, code.places, anatomy.configs, anatomy.entries)
+    enabled.watch = Watch(model, code.places, anatomy.configs)
     return code
 
 

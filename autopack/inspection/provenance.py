@@ -240,7 +240,7 @@ def _whose(function: Any) -> str:
     for layer in layers(function):
         code = getattr(layer, "__code__", None)
         if code is not None and not _is_own_file(code.co_filename):
-            return f"{getattr(layer, '__qualname__', layer)} of {code.co_filename}"
+            return f"{getattr(layer, '__qualname__', layer)} of {code.co_filename}:{code.co_firstlineno}"
     inner = list(layers(function))[-1]
     return f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -36,32 +36,28 @@ _FOLLOWED = frozenset(
 class Watch:
     """What a model was when it was looked at: `changed` says whether it is something else now."""
 
-    def __init__(
-        self, model: nn.Module, places: list[Place], configs: list[PretrainedConfig], entries: Sequence[nn.Module]
-    ):
+    def __init__(self, model: nn.Module, places: list[Place], configs: list[PretrainedConfig]):
         self._modules = [
-            (module, type(module), tuple(module._modules.values()), *_own_functions(module))
+            (module, type(module), tuple(module._modules.values()), *_own_functions(module), _hooks(module))
             for module in model.modules()
         ]
         # One entry for each place: the same function stands in many trees of calls.
         unique = {(id(mapping), name): (mapping, name, value) for mapping, name, value in places}
         self._places = list(unique.values())
         self._configs = [(config, vars(config), _fields(vars(config))) for config in configs]
-        self._hooked = [(module, *_hooks(module)) for module in entries]
 
     def changed(self) -> str | None:
         """What has changed, in words, or None."""
-        for module, cls, children, forward, loss in self._modules:
+        for module, cls, children, forward, loss, hooks in self._modules:
             own = module.__dict__
+            if (hooks or module._forward_pre_hooks or module._forward_hooks) and _hooks(module) != hooks:
+                return f"the hooks of a {cls.__name__}"
             if type(module) is not cls or tuple(module._modules.values()) != children:
                 return f"a module inside {cls.__name__}"
             if own.get("forward") is not forward:
                 return f"the forward of a {cls.__name__}"
             if own.get("_loss_function") is not loss:
                 return f"the loss_function of {cls.__name__}"
-        for module, before, after in self._hooked:
-            if _hooks(module) != (before, after):
-                return f"the hooks of {type(module).__name__}"
         for mapping, name, value in self._places:
             found = mapping.get(name)
             if found is not value and original(found) is not value:
@@ -75,8 +71,10 @@ class Watch:
         return None
 
 
-def _hooks(module: nn.Module) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(module._forward_pre_hooks), tuple(module._forward_hooks)
+def _hooks(module: nn.Module) -> tuple[tuple[int, ...], ...]:
+    """The numbers of a module's forward hooks; empty where it has none."""
+    before, after = tuple(module._forward_pre_hooks), tuple(module._forward_hooks)
+    return (before, after) if before or after else ()
 
 
 def _own_functions(module: nn.Module) -> tuple[Any, Any]:
