@@ -40,7 +40,10 @@ def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], mo
         and 0 < value.dim() <= most
         and len(value) == rows
         and name != "loss"
-        and (value.dim() == 1 or value.shape[1] != columns or (value.dim() == 2 and columns in widths))
+        # Predictions of the next token are one fewer than columns.
+        and (
+            value.dim() == 1 or value.shape[1] not in (columns, columns - 1) or (value.dim() == 2 and columns in widths)
+        )
     ]
 
 
