@@ -7,14 +7,16 @@ them otherwise, make them itself, or declare documents after they came: then thi
 from __future__ import annotations
 
 import functools
-import inspect
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 
 from autopack.errors import UnsupportedModel
+from autopack.inspection import releases
 from autopack.layout.labels import without_boundaries
 from autopack.layout.packed import PackedLayout
 from autopack.patching import Site
@@ -23,36 +25,46 @@ from autopack.runtime.scope import Activation
 
 
 def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """A loss that shifts labels and ignores those at the boundaries of documents, for foreign code in a packed call."""
-    names = list(inspect.signature(original).parameters)
+    """A cross entropy that ignores labels at the boundaries of documents, for foreign code in a packed call.
+
+    It stands at what the loss of language models calls with shifted labels, and not at that loss: trainers compare
+    `model.loss_function` with it to see what a loss counts.
+    """
 
     @functools.wraps(original, updated=())
-    def autopack_loss(*args: Any, **kwargs: Any) -> Any:
+    def autopack_cross_entropy(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         activation = scopes.ambient.activation
-        if activation is None or not activation.foreign:
-            return original(*args, **kwargs)
-        return original(**_masked({**dict(zip(names, args, strict=False)), **kwargs}))
+        if activation is not None and activation.foreign:
+            target = _masked(target)
+        return original(source, target, *args, **kwargs)
 
-    return autopack_loss
+    return autopack_cross_entropy
 
 
 @torch._dynamo.disable
-def _masked(given: dict[str, Any]) -> dict[str, Any]:
+def _masked(target: torch.Tensor) -> torch.Tensor:
     activation = scopes.current()
-    layouts = [] if activation is None else documents_of(activation)
+    layouts = [] if activation is None or not _is_shifted() else documents_of(activation)
     if activation is None or not layouts:
-        return given
+        return target
     if any(not np.array_equal(layout.bounds, layouts[0].bounds) for layout in layouts):
         raise UnsupportedModel(
             "a loss was computed in a forward that has run packed rows of different documents, so autopack cannot tell "
             "whose labels it was given. Compute the loss from the logits."
         )
     activation.met_loss = True
-    # Where the shifted ones are given, the others are not read.
-    name = "labels" if given.get("shift_labels") is None else "shift_labels"
-    if isinstance(given.get(name), torch.Tensor):
-        given[name] = without_boundaries(given[name], layouts[0], shifted=name == "shift_labels")
-    return given
+    return without_boundaries(target, layouts[0], shifted=True)
+
+
+def _is_shifted() -> bool:
+    """Whether the labels come from the loss of language models; other losses hand theirs on as they are."""
+    loss: Any = releases.shifting_loss()
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(12):  # this module, and what torch puts around functions that are not traced
+        if frame is None or frame.f_code is loss.__code__:
+            break
+        frame = frame.f_back
+    return frame is not None and frame.f_code is loss.__code__
 
 
 def documents_of(activation: Activation) -> list[PackedLayout]:

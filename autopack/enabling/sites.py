@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torch import nn
-from transformers import PreTrainedModel
 
 from autopack.attention.mask_site import adapt_mask, adapt_preprocessing
 from autopack.attention.site import adapt_attention
@@ -13,7 +12,6 @@ from autopack.calls.loss_site import adapt_loss
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, modules, releases, source
 from autopack.inspection.anatomy import Anatomy
-from autopack.inspection.provenance import original
 from autopack.mixers.site import adapt_mixer
 from autopack.patching import Site
 from autopack.runtime.marks import mark_of
@@ -27,7 +25,8 @@ def needed_sites(anatomy: Anatomy, of_family: tuple[Site, ...], implementations:
         Site(module, name, adapt_attention, parameters=("module", "query", "key", "value", "attention_mask"))
         for module, name in source.eager_functions(anatomy.attention)
     ]
-    sites += _loss_sites(anatomy.entries)
+    if releases.losses():
+        sites.append(Site(releases.LOSS_UTILS, "fixed_cross_entropy", adapt_loss, parameters=("source", "target")))
     for implementation in implementations:
         if implementation != "eager":
             sites += _attention_sites(anatomy.attention, implementation)
@@ -49,13 +48,6 @@ def _mixer_sites(mixers: list[nn.Module]) -> Iterable[Site]:
         if mark is not None and mark.way is not None:
             found.update(dict.fromkeys(mark.way.sites(modules.defining_class(mixer).__module__)))
     yield from found
-
-
-def _loss_sites(entries: list[PreTrainedModel]) -> Iterable[Site]:
-    kinds = set(map(releases.kind_of_loss, entries))
-    for kind, loss in releases.losses().items():
-        if kind in kinds and original(loss) is releases.shifting_loss():
-            yield Site("transformers.loss.loss_utils", "LOSS_MAPPING", adapt_loss, key=kind, parameters=("labels",))
 
 
 def _attention_sites(attention: list[nn.Module], implementation: str) -> list[Site]:

@@ -71,10 +71,14 @@ def attention_function(implementation: str) -> Callable[..., Any] | None:
     return modeling_utils.ALL_ATTENTION_FUNCTIONS.get(implementation)
 
 
+LOSS_UTILS = "transformers.loss.loss_utils"
+"""The Python module of the losses."""
+
+
 def losses() -> dict[str, Callable[..., Any]]:
     """The losses by the kind that a model names; none before 4.47, where forwards compute them by themselves."""
     found = importlib.util.find_spec("transformers.loss")
-    return {} if found is None else importlib.import_module("transformers.loss.loss_utils").LOSS_MAPPING
+    return {} if found is None else importlib.import_module(LOSS_UTILS).LOSS_MAPPING
 
 
 def kind_of_loss(model: Any) -> str:
@@ -85,7 +89,7 @@ def kind_of_loss(model: Any) -> str:
 
 def shifting_loss() -> Callable[..., Any] | None:
     """The loss of causal language models, which shifts labels; None before 4.47."""
-    return importlib.import_module("transformers.loss.loss_utils").ForCausalLMLoss if losses() else None
+    return importlib.import_module(LOSS_UTILS).ForCausalLMLoss if losses() else None
 
 
 # --- 5.23: convolutions and scans are functions that stand for CUDA kernels
