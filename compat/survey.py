@@ -150,7 +150,9 @@ def _left(
     found: Iterator[Variant], model: Any, flipped: dict[str, set[str]], now: dict[str, list[str]]
 ) -> Iterator[Variant]:
     """The variants of fields that no earlier class has been through, or that classes new with this model mention."""
-    classes = {type(module) for module in model.modules() if type(module).__module__.startswith("transformers.models.")}
+    classes: set[Any] = {
+        type(module) for module in model.modules() if type(module).__module__.startswith("transformers.models.")
+    }
     for variant in found:
         name = f"{variant.model_type}.{variant.field}"
         readers = {cls.__qualname__ for cls in classes if variant.field in _source(cls)}

@@ -82,7 +82,9 @@ def _row(count: Counter[str], kept: dict[str, str]) -> Row:
 
 def page(found: dict[str, Row]) -> str:
     """The results as a page."""
-    total = Row(*(sum(row[i] for row in found.values()) for i in range(4)), "")
+    rows = found.values()
+    exact, refused = sum(row.exact for row in rows), sum(row.refused for row in rows)
+    total = Row(exact, refused, sum(row.stock for row in rows), sum(row.failing for row in rows), "")
     lines = [
         "# Survey of configurations",
         "",

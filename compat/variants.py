@@ -106,7 +106,7 @@ def _is_text(part: Any, text: list[Any]) -> bool:
 def _parts(config: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     yield path, config
     for name, value in vars(config).items():
-        if hasattr(value, "to_diff_dict") and getattr(value, "model_type", ""):
+        if hasattr(value, "to_diff_dict") and value.model_type:
             yield from _parts(value, (*path, name))
 
 
