@@ -40,9 +40,11 @@ def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], mo
         and 0 < value.dim() <= most
         and len(value) == rows
         and name != "loss"
-        # Predictions of the next token are one fewer than columns.
+        # Predictions of the next token are one fewer than columns; vectors may be as many by chance.
         and (
-            value.dim() == 1 or value.shape[1] not in (columns, columns - 1) or (value.dim() == 2 and columns in widths)
+            value.dim() == 1
+            or value.shape[1] not in (columns, columns - 1)
+            or (value.dim() == 2 and value.shape[1] in widths)
         )
     ]
 
