@@ -69,14 +69,19 @@ def test_packed_rows_with_short_and_long_documents_are_exact(build):
         assert error(model(input_ids=IDS, seq_idx=seq_idx).logits, expected) <= FLOAT64
 
 
-def test_without_the_rotary_hook_documents_couple(build):
+def test_without_the_rotary_hook_documents_couple(build, monkeypatch):
+    model, expected = build(), _alone(build, IDS, *ROWS)
+    with autopack.enable(model), monkeypatch.context() as patched:
+        patched.setattr(PerDocumentRotary, "__call__", lambda *_: None)
+        assert error(model(input_ids=IDS, position_ids=positions(*ROWS)).logits, expected) > LEAK
+
+
+def test_a_rotary_hook_that_was_taken_off_is_put_on_again(build):
     model, expected = build(), _alone(build, IDS, *ROWS)
     with autopack.enable(model):
         (rotary,) = row_dependent_rotaries(model)
-        for number, hook in list(rotary._forward_hooks.items()):
-            if isinstance(hook, PerDocumentRotary):
-                del rotary._forward_hooks[number]
-        assert error(model(input_ids=IDS, position_ids=positions(*ROWS)).logits, expected) > LEAK
+        rotary._forward_hooks.clear()
+        assert error(model(input_ids=IDS, position_ids=positions(*ROWS)).logits, expected) <= FLOAT64
 
 
 def test_gradients_are_exact_under_checkpointing(build):

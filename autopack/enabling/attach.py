@@ -63,13 +63,21 @@ def renew(enabled: EnabledModel) -> None:
             if id(module) not in inside:
                 _remove_hooks(module)  # it was taken out of the model
         enabled.lease.renew(partial(needed_sites, enabled.anatomy, family.sites))
-        prove(model, enabled, attach(model, enabled, family))
+        settle(model, enabled, family)
     except AutopackError as error:
         reason = f"it was changed after it had been enabled, and cannot be served any more: {error}"
         enabled.proof = Proof(f"not: {reason}", reason, reason, reason)
 
 
-def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Provenance:
+def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> None:
+    """Attach to a model and prove it; from then on it is watched."""
+    with enabled.settling():
+        code = _attach(model, enabled, family)
+        prove(model, enabled, code)
+        enabled.watch = Watch(model, code.places, enabled.anatomy.configs)
+
+
+def _attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Provenance:
     """Mark what mixes tokens, install the sites that the model needs, and hook its entries.
 
     What is marked and hooked already is brought up to date. Returns whose code the model runs.
@@ -102,7 +110,6 @@ def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Pro
     peft.watch()
     enabled.link.next_hook = RemovableHandle.next_id
     enabled.active = True
-    enabled.watch = Watch(model, code.places, anatomy.configs)
     return code
 
 

@@ -13,9 +13,8 @@ from autopack import registry
 from autopack.attention.choose import availability, candidates
 from autopack.calls.entry import why_alone
 from autopack.enabling import options
-from autopack.enabling.attach import attach, detach, examine, strip_severed
+from autopack.enabling.attach import detach, examine, settle, strip_severed
 from autopack.enabling.handle import Handle, TrainerHandle
-from autopack.enabling.prove import prove
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import row_head
 from autopack.integrations import peft
@@ -86,9 +85,8 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
     _check_backend(base, enabled)
     handle = Handle(base, enabled)
     try:
-        code = attach(base, enabled, family)
         base.__dict__[HANDLE] = handle
-        prove(base, enabled, code)
+        settle(base, enabled, family)
         _refuse_what_leaks(base, enabled)
     except BaseException:
         detach(base, enabled)

@@ -153,7 +153,7 @@ class Provenance:
 
     def around(self, module: nn.Module) -> str | None:
         """What of a module's own forward, loss and hooks is somebody else's; None where nothing is."""
-        return self.of_class(type(module)) or on_instance(module) or self._of_loss(module) or foreign_hooks(module)
+        return self.of_class(type(module)) or on_instance(module) or self._of_loss(module) or _of_hooks(module)
 
     def _of_loss(self, module: nn.Module) -> str | None:
         kind, known = releases.kind_of_loss(module), releases.losses()
@@ -297,11 +297,17 @@ def _is_auto(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, _BaseAutoModelClass)
 
 
-def foreign_hooks(module: nn.Module) -> str | None:
-    """The first forward hook of a module that is neither of transformers or torch nor of what is integrated."""
-    for hooks in (module._forward_pre_hooks, module._forward_hooks):
-        for hook in hooks.values():
-            function = hook.__func__ if isinstance(hook, MethodType) else hook
-            if not is_own(function):
-                return f"a forward hook on it is {_whose(function)}"
+def is_foreign_hook(hook: Any) -> bool:
+    """Whether a forward hook is neither of transformers or torch nor of what is integrated."""
+    return not is_own(_function_of(hook))
+
+
+def _function_of(hook: Any) -> Any:
+    return hook.__func__ if isinstance(hook, MethodType) else hook
+
+
+def _of_hooks(module: nn.Module) -> str | None:
+    for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+        if is_foreign_hook(hook):
+            return f"a forward hook on it is {_whose(_function_of(hook))}"
     return None

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from transformers import PretrainedConfig
 
-from autopack.inspection.provenance import Place, original
+from autopack.inspection.provenance import Place, is_foreign_hook, original
 
 _FOLLOWED = frozenset(
     (
@@ -38,7 +38,7 @@ class Watch:
 
     def __init__(self, model: nn.Module, places: list[Place], configs: list[PretrainedConfig]):
         self._modules = [
-            (module, type(module), tuple(module._modules.values()), *_own_functions(module), _hooks(module))
+            (module, type(module), tuple(module._modules.values()), *_own_functions(module), _Hooks(module))
             for module in model.modules()
         ]
         # One entry for each place: the same function stands in many trees of calls.
@@ -50,7 +50,7 @@ class Watch:
         """What has changed, in words, or None."""
         for module, cls, children, forward, loss, hooks in self._modules:
             own = module.__dict__
-            if (hooks or module._forward_pre_hooks or module._forward_hooks) and _hooks(module) != hooks:
+            if hooks.changed(module):
                 return f"the hooks of a {cls.__name__}"
             if type(module) is not cls or tuple(module._modules.values()) != children:
                 return f"a module inside {cls.__name__}"
@@ -71,8 +71,28 @@ class Watch:
         return None
 
 
-def _hooks(module: nn.Module) -> tuple[tuple[int, ...], ...]:
-    """The numbers of a module's forward hooks; empty where it has none."""
+class _Hooks:
+    """The forward hooks of a module. transformers puts on its own when somebody first asks for hidden states."""
+
+    def __init__(self, module: nn.Module):
+        self._known = _numbers(module)
+
+    def changed(self, module: nn.Module) -> bool:
+        """Whether hooks have been taken off, or somebody else's have been put on."""
+        if not (self._known or module._forward_pre_hooks or module._forward_hooks):
+            return False
+        numbers = _numbers(module)
+        if numbers == self._known:
+            return False
+        hooks = {**module._forward_pre_hooks, **module._forward_hooks}  # torch gives each number once
+        known = {number for kind in self._known for number in kind}
+        if known - hooks.keys() or any(is_foreign_hook(hooks[number]) for number in hooks.keys() - known):
+            return True
+        self._known = numbers
+        return False
+
+
+def _numbers(module: nn.Module) -> tuple[tuple[int, ...], ...]:
     before, after = tuple(module._forward_pre_hooks), tuple(module._forward_hooks)
     return (before, after) if before or after else ()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,6 +159,7 @@ class EnabledModel:
         self.watch: Watch | None = None
         """What it was when that was found out; None for a copy, at which nobody has looked yet."""
         self._renew = renew
+        self._settled = True
         self.link = Link(self)
         """What its marks and hooks know it by."""
 
@@ -170,12 +172,28 @@ class EnabledModel:
         return {**self.__dict__, "watch": None}
 
     def follow_code(self) -> None:
-        """Look at the model anew where it is no longer what it was: a module, a function, its loss, its config."""
-        if self.watch is None or self.watch.changed() is not None:
-            with _renewing:
-                # Another thread may have been first, and a renewal calls the model itself.
-                if self.watch is None or self.watch.changed() is not None:
+        """Look at the model anew where it is no longer what it was: a module, a function, its loss, its config.
+
+        A thread that finds another one at it waits: what is not settled must not be used.
+        """
+        if self._is_stale():
+            with _settling:
+                # Another thread may have been first, and what settles a model calls it.
+                if self._settled and self._is_stale():
                     self._renew(self)
+
+    @contextmanager
+    def settling(self) -> Iterator[None]:
+        """While a thread looks at the model, marks it and proves it; its own calls of the model go on meanwhile."""
+        with _settling:
+            self._settled = False
+            try:
+                yield
+            finally:
+                self._settled = True
+
+    def _is_stale(self) -> bool:
+        return self.watch is None or self.watch.changed() is not None
 
     def implementations(self) -> tuple[str, ...]:
         """The attention implementations that this model's attention modules ask for now."""
@@ -183,4 +201,4 @@ class EnabledModel:
         return tuple(sorted({getattr(config, "_attn_implementation", None) or "eager" for config in configs}))
 
 
-_renewing = threading.RLock()  # of the process and not of the model, for locks cannot be copied or pickled
+_settling = threading.RLock()  # of the process and not of the model, for locks cannot be copied or pickled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import threading
 from functools import partial
@@ -13,6 +14,7 @@ import transformers
 from torch import nn
 
 import autopack
+from autopack import tiny
 from tests.unfamiliar.common import (
     DECODERS,
     IGNORED,
@@ -252,6 +254,36 @@ def test_two_threads_with_two_layouts(model_type):
         for thread in threads:
             thread.join()
     assert not failures, failures[0]
+
+
+def _audits(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("audits this" in record.message for record in caplog.records)
+
+
+def test_threads_that_call_a_copy_wait_until_one_of_them_has_audited_it(caplog):
+    way, model = way_of("llama", labels=None), thin("llama")
+    expected = way.alone(model)
+    autopack.enable(model)
+    copied = copy.deepcopy(model)
+    autopack.disable(model)
+    caplog.clear()
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(way.packed, [copied] * 4))
+    autopack.disable(copied)
+    for result in found:
+        check(result, expected)
+    assert _audits(caplog) == 1
+
+
+def test_hooks_that_transformers_puts_on_for_hidden_states_are_no_change(caplog):
+    model = thin("llama")
+    with autopack.enable(model):
+        assert _audits(caplog) == 1
+        before = len(model.model.layers[0]._forward_hooks)
+        model(input_ids=tiny.tokens(model.config, 1, 12), output_hidden_states=True)
+        model(input_ids=tiny.tokens(model.config, 1, 12))
+        assert len(model.model.layers[0]._forward_hooks) > before
+        assert _audits(caplog) == 1
 
 
 @pytest.mark.slow

@@ -188,7 +188,8 @@ def rotates_by_columns(rotate: Any) -> Any:
     """Positions of the columns, whatever the call brings."""
 
     def apply(q: Any, k: Any, cos: Any, sin: Any, *args: Any, **kwargs: Any) -> Any:
-        angles = torch.arange(q.shape[2])[:, None] / 100 ** torch.linspace(0, 1, cos.shape[-1] // 2)
+        exponents = torch.linspace(0, 1, cos.shape[-1] // 2, dtype=torch.float64)
+        angles = torch.arange(q.shape[2])[:, None] / 100**exponents
         angles = torch.cat([angles, angles], -1)[None].to(cos.dtype)
         return rotate(q, k, angles.cos(), angles.sin(), *args, **kwargs)
 
