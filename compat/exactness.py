@@ -352,14 +352,14 @@ def _ship() -> None:
 
     versions = {"transformers": transformers.__version__, "torch": torch.__version__, "device": "CPU"}
     shipped = {task: _shown(results) for task, results in recorded().items()}
-    MEASURED.write_text(_line_per_type({"with": {**versions, "dtype": "float32"}, "tasks": shipped}) + "\n")
+    MEASURED.write_text(json_by_lines({"with": {**versions, "dtype": "float32"}, "tasks": shipped}) + "\n")
 
 
-def _line_per_type(data: Any, depth: int = 3) -> str:
+def json_by_lines(data: Any, depth: int = 3) -> str:
     """JSON in which every entry of a dictionary of dictionaries, down to a depth, has a line, which diffs can show."""
     if not depth or not isinstance(data, dict):
         return json.dumps(data)
-    entries = [f"{json.dumps(name)}: {_line_per_type(value, depth - 1)}" for name, value in data.items()]
+    entries = [f"{json.dumps(name)}: {json_by_lines(value, depth - 1)}" for name, value in data.items()]
     return "{\n" + textwrap.indent(",\n".join(entries), " ") + "\n}"
 
 

@@ -11,7 +11,7 @@ import transformers
 
 from autopack.trust.data import SURVEYED, load
 from autopack.trust.recorded import fields_in
-from compat.exactness import RESULTS, _line_per_type
+from compat.exactness import RESULTS, json_by_lines
 
 TABLE = RESULTS / "survey.md"
 _ROW = re.compile(r"\| (\S+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (.*?) ?\|")
@@ -129,5 +129,5 @@ def write(done: list[dict[str, Any]], merge: bool) -> None:
     data, lines = recorded(done), rows(done)
     if merge:
         data, lines = merged(load(SURVEYED), data), {**rows_of_page(TABLE.read_text()), **lines}
-    SURVEYED.write_text(_line_per_type(data, depth=2) + "\n")
+    SURVEYED.write_text(json_by_lines(data, depth=4) + "\n")
     TABLE.write_text(page(lines))

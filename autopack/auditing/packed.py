@@ -32,6 +32,8 @@ class PackedRuns:
         self.training = runner.model.training
         self.unknown: set[str] = set()
         """Fields of which nobody can tell which part belongs to which document."""
+        self.notes: dict[str, str] = {}
+        """What else was not measured, and why."""
         self._outputs: dict[Any, Any] = {}
         self._losses: dict[Any, torch.Tensor] = {}
         self._gradients: dict[Any, list[torch.Tensor]] = {}
@@ -174,7 +176,7 @@ class PackedRuns:
                             _, one = self._loss(call, labels.packed(call, number))
                         error = max(error, relative_error(one, alone[number]))
             if name == "default" and call.source is not None:
-                error = max(error, self._error_without_tokens(call, labels, counts))
+                error = max(error, self._error_without_tokens(call, labels, counts) or 0.0)
         except AutopackError as refused:
             return {}, None, f"{type(refused).__name__}: {refused}"
         except Exception as failure:  # without labels the call may run
@@ -182,8 +184,8 @@ class PackedRuns:
         return outputs, error, None
 
     @torch.no_grad()
-    def _error_without_tokens(self, call: Call, labels: Labels, counts: list[int]) -> float:
-        """The same for an encoder-decoder that makes the decoder's tokens of the labels; 0 where stock does not."""
+    def _error_without_tokens(self, call: Call, labels: Labels, counts: list[int]) -> float | None:
+        """The same for an encoder-decoder that makes the decoder's tokens of the labels; None where stock does not."""
 
         def without(arguments: dict[str, Any]) -> dict[str, Any]:
             return {name: value for name, value in arguments.items() if name != "decoder_input_ids"}
@@ -191,12 +193,15 @@ class PackedRuns:
         numbers = range(len(call.spans))
         try:
             alone = [loss_of(self.runner.stock(without(self.case.by_itself(n)) | labels.alone[n])) for n in numbers]
-        except Exception:
-            return 0.0  # there is nothing to compare with
-        losses = [loss for loss in alone if loss is not None]
+            losses = [loss for loss in alone if loss is not None]
+            if len(losses) < len(alone):
+                raise ValueError("stock gives no loss")
+        except Exception as error:
+            self.notes["decoder's tokens made of labels"] = f"not measured: {type(error).__name__}: {error}"
+            return None
         found = loss_of(self.runner.model(**without(self.case.given(call)), **labels.packed(call)))
-        if found is None or len(losses) < len(alone):
-            return math.inf if found is None and losses else 0.0
+        if found is None:
+            return math.inf
         return min(relative_error(found, each) for each in expected_losses(losses, counts))
 
     def _loss(self, call: Call, labels: dict[str, torch.Tensor]) -> tuple[Fields, torch.Tensor]:
