@@ -213,7 +213,7 @@ class _Audit:
                 self.report.left_out[name] = str(reason)
                 continue
             found.append(result)
-        self.report.notes |= packed.notes
+        self.report.notes.update(packed.notes)
         if packed.unknown:
             self.report.notes["fields"] = f"not compared, of unknown form: {', '.join(sorted(packed.unknown))}"
         return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 from torch import nn
@@ -34,71 +36,94 @@ _FOLLOWED = frozenset(
 
 
 class Watch:
-    """What a model was when it was looked at: `changed` says whether it is something else now."""
+    """What a model was when it was looked at: `changed` says whether it is something else now.
+
+    It is asked at every call, so what concerns all modules is compared as a whole, and by identity.
+    """
 
     def __init__(self, model: nn.Module, places: list[Place], configs: list[PretrainedConfig]):
-        self._modules = [
-            (module, type(module), tuple(module._modules.values()), *_own_functions(module), _Hooks(module))
-            for module in model.modules()
-        ]
+        self._modules = list(model.modules())
+        # Held, so that no other object gets the identity of one that is gone.
+        self._own = [_own_functions(module) for module in self._modules]
+        self._structure, self._hooks = _structure(self._modules), _hooks(self._modules)
         # One entry for each place: the same function stands in many trees of calls.
         unique = {(id(mapping), name): (mapping, name, value) for mapping, name, value in places}
         self._places = list(unique.values())
-        self._configs = [(config, vars(config), _fields(vars(config))) for config in configs]
+        self._configs = [_Config(config) for config in configs]
 
     def changed(self) -> str | None:
         """What has changed, in words, or None."""
-        for module, cls, children, forward, loss, hooks in self._modules:
-            own = module.__dict__
-            if hooks.changed(module):
-                return f"the hooks of a {cls.__name__}"
-            if type(module) is not cls or tuple(module._modules.values()) != children:
-                return f"a module inside {cls.__name__}"
-            if own.get("forward") is not forward:
-                return f"the forward of a {cls.__name__}"
-            if own.get("_loss_function") is not loss:
-                return f"the loss_function of {cls.__name__}"
+        if _structure(self._modules) != self._structure:
+            return "its modules, their forwards or its loss_function"
+        if self._hooks_changed():
+            return "its hooks"
         for mapping, name, value in self._places:
             found = mapping.get(name)
             if found is not value and original(found) is not value:
                 return f"the function {name}"
-        for config, now, fields in self._configs:
-            # Key by key and not as a whole: comparing identical values costs next to nothing.
-            if any(now.get(name) is not value and _kept(now.get(name)) != value for name, value in fields.items()):
-                return f"the {type(config).__name__}"
-            if len(now) != len(fields) and len(_fields(now)) != len(fields):
-                return f"the {type(config).__name__}"
-        return None
+        return next((f"its {type(held.config).__name__}" for held in self._configs if held.changed()), None)
 
+    def _hooks_changed(self) -> bool:
+        """Whether hooks have been taken off, or somebody else's have been put on.
 
-class _Hooks:
-    """The forward hooks of a module. transformers puts on its own when somebody first asks for hidden states."""
-
-    def __init__(self, module: nn.Module):
-        self._known = _numbers(module)
-
-    def changed(self, module: nn.Module) -> bool:
-        """Whether hooks have been taken off, or somebody else's have been put on."""
-        if not (self._known or module._forward_pre_hooks or module._forward_hooks):
+        transformers puts on its own when somebody first asks for hidden states.
+        """
+        hooks = _hooks(self._modules)
+        if hooks == self._hooks:
             return False
-        numbers = _numbers(module)
-        if numbers == self._known:
-            return False
-        hooks = {**module._forward_pre_hooks, **module._forward_hooks}  # torch gives each number once
-        known = {number for kind in self._known for number in kind}
-        if known - hooks.keys() or any(is_foreign_hook(hooks[number]) for number in hooks.keys() - known):
+        known = set(self._hooks)
+        for module in self._modules:
+            for number, hook in (*module._forward_pre_hooks.items(), *module._forward_hooks.items()):
+                if number in known:
+                    known.remove(number)  # torch gives each number once
+                elif is_foreign_hook(hook):
+                    return True
+        if known:
             return True
-        self._known = numbers
+        self._hooks = hooks
         return False
 
 
-def _numbers(module: nn.Module) -> tuple[tuple[int, ...], ...]:
-    before, after = tuple(module._forward_pre_hooks), tuple(module._forward_hooks)
-    return (before, after) if before or after else ()
+def _structure(modules: list[nn.Module]) -> tuple[list[Any], ...]:
+    """The classes, children, own forwards and own losses of modules, by identity."""
+    children = list(map(attrgetter("_modules"), modules))
+    own = list(map(vars, modules))
+    return (
+        list(map(type, modules)),
+        list(map(len, children)),
+        list(map(id, chain.from_iterable(map(dict.values, children)))),
+        [(id(found), id(found["forward"])) for found in own if "forward" in found],
+        [(id(found), id(found["_loss_function"])) for found in own if "_loss_function" in found],
+    )
+
+
+def _hooks(modules: list[nn.Module]) -> list[int]:
+    """The numbers of the forward hooks of modules."""
+    before, after = attrgetter("_forward_pre_hooks"), attrgetter("_forward_hooks")
+    return list(chain.from_iterable(chain(map(before, modules), map(after, modules))))
 
 
 def _own_functions(module: nn.Module) -> tuple[Any, Any]:
     return module.__dict__.get("forward"), module.__dict__.get("_loss_function")
+
+
+class _Config:
+    """A configuration, and the fields of it that decide what a model computes, as they were."""
+
+    def __init__(self, config: PretrainedConfig):
+        self.config = config
+        self._fields, self._size = _fields(vars(config)), len(vars(config))
+
+    def changed(self) -> bool:
+        now = vars(self.config)
+        # Key by key and not as a whole: comparing identical values costs next to nothing.
+        if any(now.get(name) is not value and _kept(now.get(name)) != value for name, value in self._fields.items()):
+            return True
+        if len(now) != self._size:
+            if len(_fields(now)) != len(self._fields):
+                return True
+            self._size = len(now)
+        return False
 
 
 def _fields(config: dict[str, Any]) -> dict[str, Any]:
