@@ -12,7 +12,7 @@ from autopack.architectures import short_convolution
 from autopack.trust import configuration
 from autopack.trust.data import SURVEYED, load
 from compat import survey, survey_results
-from compat.exactness import _line_per_type
+from compat.exactness import json_by_lines
 from compat.variants import variants, walk
 
 SAMPLE = ["llama", "gemma2", "inkling_text", "gpt2", "bert", "modernbert", "mamba2", "reformer", "llama4_text", "qwen3"]
@@ -131,7 +131,7 @@ def test_a_field_is_changed_again_where_another_class_reads_it():
 
 def test_what_is_shipped_is_whole():
     data = load(SURVEYED)
-    assert SURVEYED.read_text() == _line_per_type(data, depth=2) + "\n"
+    assert SURVEYED.read_text() == json_by_lines(data, depth=4) + "\n"
     for name, entry in data["types"].items():
         assert set(entry) == {"classes", "implementations", "fields"}, name
         assert not any(configuration.is_neutral(field, True) for field in entry["fields"]), name
