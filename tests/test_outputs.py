@@ -122,7 +122,7 @@ def test_an_output_that_has_no_place_in_the_batch_is_an_error():
 
 
 class _Logits(TorchDispatchMode):
-    """The largest number of tokens in any tensor over the vocabulary that is made."""
+    """The largest number of tokens in the memory of any tensor over the vocabulary that is made."""
 
     def __init__(self, vocabulary, hidden):
         super().__init__()
@@ -135,7 +135,8 @@ class _Logits(TorchDispatchMode):
         for tensor in pytree.tree_leaves(result):
             shape = tensor.shape if isinstance(tensor, torch.Tensor) else ()
             if shape[-1:] == (self.vocabulary,) and self.hidden not in shape:  # and no weight
-                self.tokens = max(self.tokens, shape.numel() // self.vocabulary)
+                memory = tensor.untyped_storage().nbytes() // tensor.element_size()
+                self.tokens = max(self.tokens, memory // self.vocabulary)
         return result
 
 

@@ -7,13 +7,14 @@ is an ordinary tensor, zero at padding, and stays in the output.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import torch
 from transformers.utils import ModelOutput
 
+from autopack.calls.in_graph import Place, tied
 from autopack.errors import UnsupportedModel
 from autopack.layout.padding import Padding
 from autopack.layout.pair import Pair
@@ -27,14 +28,19 @@ def restore(output: Any, padding: Padding | Pair, pooled: bool = True) -> Any:
 
     Raises `UnsupportedModel` for a tensor whose place in the batch is not known.
     """
-    if isinstance(output, ModelOutput):
-        return _restore_lazily(output, padding, pooled)
     if isinstance(output, Mapping):
-        restored = {name: _restorer(name, value, padding.of(name), pooled)(value) for name, value in output.items()}
-        return type(output)(restored)  # type: ignore[call-arg]
+        found = {name: _restored(name, value, padding.of(name), pooled) for name, value in output.items()}
+        if _is_differentiable(found.get("loss")):
+            found["loss"] = _tied(found["loss"], found.values())
+        if isinstance(output, ModelOutput):
+            return _read_later(output, found)
+        return type(output)({name: _read(value) for name, value in found.items()})  # type: ignore[call-arg]
     if isinstance(output, tuple | list):
-        return type(output)(_restorer(None, part, padding.of(None), pooled)(part) for part in output)
-    return _restorer(None, output, padding.of(None), pooled)(output)
+        parts = [_restored(None, part, padding.of(None), pooled) for part in output]
+        if parts and _is_differentiable(parts[0]):
+            parts[0] = _tied(parts[0], parts)
+        return type(output)(map(_read, parts))
+    return _read(_restored(None, output, padding.of(None), pooled))
 
 
 def loss_of(output: Any) -> torch.Tensor | None:
@@ -49,27 +55,49 @@ def loss_of(output: Any) -> torch.Tensor | None:
     return loss.sum() if loss.dim() else loss
 
 
-def _keep(value: Any) -> Any:
-    return value
+class _Packed:
+    """A packed tensor of an output, on its way into the form of the batch: `flat` is (tokens, ...)."""
+
+    __slots__ = ("_flat", "_padding", "_place", "_tensor")
+
+    def __init__(self, tensor: torch.Tensor, padding: Padding, flat: bool):
+        self._tensor, self._padding, self._flat = tensor, padding, flat
+        self._place: Place | None = None
+
+    def places(self) -> Iterator[Place]:
+        """A place in the graph of the loss, if it is in a graph."""
+        if self._tensor.requires_grad:
+            (rows, columns), rest = self._padding.shape, self._tensor.shape[1:]
+            shape = (rows * columns, *rest) if self._flat else (rows, columns, *rest[1:])
+            gather = self._padding.gather_flat if self._flat else self._padding.gather
+            self._place = Place(self._tensor, self._restore, gather, shape)
+            yield self._place
+
+    def read(self) -> torch.Tensor:
+        """The padded tensor."""
+        return self._restore(self._tensor) if self._place is None else self._place.fill(self._tensor)
+
+    @property
+    def _restore(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        # The graph keeps it, and must not keep the tensor by it.
+        return self._padding.restore_flat if self._flat else self._padding.restore
 
 
-def _restorer(name: str | None, value: Any, padding: Padding | None, pooled: bool) -> Callable[[Any], Any]:
-    """How to bring one output into the form of the batch; `_keep` where it has it already."""
+def _restored(name: str | None, value: Any, padding: Padding | None, pooled: bool) -> Any:
+    """An output with `_Packed` for the tensors in it that have to be brought into the form of the batch."""
     if padding is None:
-        return _keep
+        return value
     if isinstance(value, tuple | list):
-        parts = [_restorer(name, part, padding, False) for part in value]  # one for each layer
-        if all(part is _keep for part in parts):
-            return _keep
-        return lambda values: type(values)(part(v) for part, v in zip(parts, values, strict=True))
+        parts = [_restored(name, part, padding, False) for part in value]  # one for each layer
+        return value if all(part is own for part, own in zip(parts, value, strict=True)) else type(value)(parts)
     if not isinstance(value, torch.Tensor) or value.dim() == 0:
-        return _keep
+        return value
     if pooled and value.dim() == 2 and value.shape[0] == padding.rows:
-        return _keep
+        return value
     if tuple(value.shape[:2]) == (1, padding.tokens):
-        return padding.restore
+        return _Packed(value, padding, flat=False)
     if value.dim() == 2 and value.shape[0] == padding.tokens:
-        return padding.restore_flat  # router logits
+        return _Packed(value, padding, flat=True)  # router logits
     raise UnsupportedModel(
         f"autopack ran a padded batch of shape {padding.shape} as one row of {padding.tokens} tokens, and "
         f"{name or 'an output'} of shape {tuple(value.shape)} cannot be brought back "
@@ -77,28 +105,54 @@ def _restorer(name: str | None, value: Any, padding: Padding | None, pooled: boo
     )
 
 
+def _read(value: Any) -> Any:
+    if isinstance(value, tuple | list):
+        return type(value)(map(_read, value))
+    return value.read() if isinstance(value, _Packed) else value
+
+
+def _packed_in(values: Iterable[Any]) -> Iterator[_Packed]:
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from _packed_in(value)
+        elif isinstance(value, _Packed):
+            yield value
+
+
+def _is_differentiable(loss: Any) -> bool:
+    return isinstance(loss, torch.Tensor) and loss.dim() == 0 and loss.requires_grad
+
+
+def _tied(loss: torch.Tensor, values: Iterable[Any]) -> torch.Tensor:
+    """The loss, with the padded outputs in its graph, as those of stock are."""
+    places = [place for packed in _packed_in(values) for place in packed.places()]
+    return tied(loss, places) if places else loss
+
+
 class _Waiting:
     """An output that has not been read yet. It is restored as if that had been done when the forward ended."""
 
-    __slots__ = ("grad", "inference", "restorer", "value")
+    __slots__ = ("grad", "inference", "value")
 
-    def __init__(self, value: Any, restorer: Callable[[Any], Any]):
+    def __init__(self, value: Any):
         self.value = value
-        self.restorer = restorer
         self.grad = torch.is_grad_enabled()
         self.inference = torch.is_inference_mode_enabled()
 
     def fetch(self) -> Any:
         with torch.inference_mode(self.inference), torch.set_grad_enabled(self.grad):
-            return self.restorer(self.value)
+            return _read(self.value)
 
 
-def _restore_lazily(output: ModelOutput, padding: Padding | Pair, pooled: bool) -> ModelOutput:
-    restorers = {name: _restorer(name, value, padding.of(name), pooled) for name, value in output.items()}
-    waiting = {name: restorer for name, restorer in restorers.items() if restorer is not _keep}
-    if waiting:
-        for name, restorer in waiting.items():
-            output[name] = _Waiting(output[name], restorer)
+def _read_later(output: ModelOutput, found: dict[str, Any]) -> ModelOutput:
+    """The output with what was found in it, each part of which is restored when it is read."""
+    waits = False
+    for name, value in found.items():
+        if any(_packed_in([value])):
+            output[name], waits = _Waiting(value), True
+        elif value is not output[name]:
+            output[name] = value
+    if waits:
         object.__setattr__(output, "__class__", _lazy(type(output)))
     return output
 
@@ -119,10 +173,13 @@ def _lazy(cls: Any) -> Any:
     def read_all(output: Any) -> Any:
         for name in OrderedDict.keys(output):
             read(output, name)
-        return output  # an instance of the class itself by now
+        object.__setattr__(output, "__class__", cls)  # that of a tree that was put together again has waited for none
+        return output
 
     class Lazy(cls):
         def __getattribute__(self, name: str) -> Any:
+            if name == "__dict__":
+                return read_all(self).__dict__
             value = super().__getattribute__(name)
             return read(self, name) if type(value) is _Waiting else value
 
@@ -141,8 +198,20 @@ def _lazy(cls: Any) -> Any:
         def values(self) -> Any:
             return read_all(self).values()
 
+        def copy(self) -> Any:
+            return read_all(self).copy()
+
         def __reduce__(self) -> Any:
             return read_all(self).__reduce__()
+
+        def __or__(self, other: Any) -> Any:
+            return read_all(self) | other
+
+        def __ror__(self, other: Any) -> Any:
+            return other | read_all(self)
+
+        def __eq__(self, other: Any) -> Any:
+            return read_all(self) == other
 
     Lazy.__name__, Lazy.__qualname__, Lazy.__doc__ = cls.__name__, cls.__qualname__, cls.__doc__
     return Lazy

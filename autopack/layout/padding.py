@@ -71,8 +71,11 @@ class Padding:
 
     def gather(self, batch: torch.Tensor) -> torch.Tensor:
         """The real tokens of a (rows, columns, ...) tensor as one row: (1, tokens, ...). Differentiable."""
-        index = self.index.to(batch.device)
-        return batch.reshape(self.rows * self.columns, *batch.shape[2:]).index_select(0, index)[None]
+        return self.gather_flat(batch.reshape(self.rows * self.columns, *batch.shape[2:]))[None]
+
+    def gather_flat(self, batch: torch.Tensor) -> torch.Tensor:
+        """The real tokens of a flattened batch (rows * columns, ...): (tokens, ...)."""
+        return batch.index_select(0, self.index.to(batch.device))
 
     def restore(self, row: torch.Tensor) -> torch.Tensor:
         """A (1, tokens, ...) tensor in the form of the batch, (rows, columns, ...), zero at padding. Differentiable."""
