@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autopack.calls import documents, of_rows, refusals
 from autopack.calls.call import Call
+from autopack.calls.generation import generates
 from autopack.calls.packed import Packed
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
 from autopack.calls.pairs import PairAsRows, PairCall
@@ -14,6 +15,8 @@ from autopack.inspection.modules import is_pair
 
 def choose(call: Call) -> Plan:
     """What becomes of a call of a model with one kind of tokens."""
+    if generates(call.model):
+        return Untouched(call.model)
     layout = call.declared.layout
     if layout is not None:
         refusals.check_packed(call, layout)
@@ -39,6 +42,8 @@ def choose(call: Call) -> Plan:
 
 def choose_pair(call: PairCall) -> Plan:
     """What becomes of a call of an encoder-decoder."""
+    if generates(call.model):
+        return Untouched(call.model)
     packs = call.find_pair()
     if packs is None or (not packs and call.model.options.unpad == "never"):
         return Untouched(call.model)

@@ -7,9 +7,7 @@ without autopack. Reasons are given one at a time, in the order in which they ar
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -38,8 +36,6 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
         yield f"it was not exact without its padding when it was audited: {call.model.proof.padded}"
     if given.get("use_cache") or any(_is_filled(given.get(name)) for name in CACHES):
         yield "a cache is wanted"
-    if _generating():
-        yield "generation"
     if not (always or call.module.training or given.get("labels") is not None) and _returns_cache(call):
         yield "evaluation without labels may want the cache (use_cache=False or unpad='always' would unpad it)"
     if call.wants_weights:
@@ -117,15 +113,6 @@ def _reaches_the_end(positions: np.ndarray | None, padding: Padding) -> bool:
     if positions is None:
         return bool(padding.real[:, -1].any())
     return bool(positions[padding.real].max() == positions.max())
-
-
-def _generating() -> bool:
-    if torch.is_grad_enabled():
-        return False
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") != "transformers.generation.utils":
-        frame = frame.f_back
-    return frame is not None
 
 
 def _returns_cache(call: Call) -> bool:
