@@ -155,11 +155,33 @@ def test_without_a_mask_padding_is_a_document_like_any_other(batch, garbage):
         ([5, 6, 7, 0, 1, 2], [0, 3, 6]),  # the row starts in the middle of a document
         ([2, 3, 4, 2, 3, 4], [0, 3, 6]),  # RoBERTa-like: documents start at padding_idx + 1
         ([0, 0, 0, 1, 0, 0], [0, 1, 2, 4, 5, 6]),  # documents of one token
-        ([0, 1, 2, 4, 5, 6], [0, 3, 6]),  # a gap starts a document too
+        ([0, 1, 4, 5, 0, 1], [0, 2, 4, 6]),  # in a row that has documents, what does not go on is another one
     ],
 )
-def test_a_document_starts_wherever_the_position_is_not_the_next(row, bounds):
+def test_documents_by_positions(row, bounds):
     assert _bounds((1, 6), position_ids=_tensor(row)) == bounds
+
+
+@pytest.mark.parametrize(
+    ("row", "mask"),
+    [
+        ([0, 1, 2, 4, 5, 6], [1, 1, 1, 1, 1, 1]),  # stretched
+        ([0, 1, 2, 1, 2, 3], [1, 1, 1, 1, 1, 1]),
+        ([0, 1, 0, 0, 1, 2], [1, 1, 0, 0, 1, 1]),  # generation goes on after padding on the right
+    ],
+)
+def test_positions_that_jump_and_nowhere_begin_anew_declare_nothing(row, mask):
+    found = read({"position_ids": _tensor(row), "attention_mask": _tensor(mask)}, (1, 6), CPU)
+    assert found.layout is None
+    assert found.jumps == (found.real is not None)  # all else is left as it came without a word about padding
+    numbered = _tensor([0, 0, 0, 1, 1, 1])
+    assert _bounds((1, 6), position_ids=_tensor(row), seq_idx=numbered) == [0, 3, 6]
+
+
+def test_positions_that_begin_anew_at_the_models_first_position():
+    row = {"position_ids": _tensor([1, 2, 3, 2, 3, 4])}
+    assert read(row, (1, 6), CPU).layout is None
+    assert read(row, (1, 6), CPU, first_position=2).layout.bounds.tolist() == [0, 3, 6]
 
 
 def test_one_row_of_positions_serves_all_rows():

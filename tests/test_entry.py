@@ -271,7 +271,7 @@ REFUSED = {
     "a four-dimensional mask": (
         {"attention_mask": torch.ones(1, 1, COLUMNS, COLUMNS)},
         InvalidPacking,
-        r"must have the shape of the batch, \(1, 33\), on packed rows; found a tensor of shape \(1, 1, 33, 33\)",
+        "the prepared attention_mask of LlamaForCausalLM lets documents see each other that the call declares",
     ),
     "a mask of another width": (
         {"attention_mask": torch.ones(1, 40)},

@@ -66,7 +66,9 @@ class Call:
         """What the arguments say of documents and padding."""
         if self.inputs is None:
             return Declared(None)
-        return declarations.read(self.arguments, (self.inputs.shape[0], self.inputs.shape[1]), self.inputs.device)
+        rows, columns = self.inputs.shape[:2]
+        first_position = self.model.traits.first_position
+        return declarations.read(self.arguments, (rows, columns), self.inputs.device, first_position)
 
     @property
     def has_labels(self) -> bool:

@@ -19,6 +19,8 @@ def choose(call: Call) -> Plan:
         return Untouched(call.model)
     layout = call.declared.layout
     if layout is not None:
+        if refusals.says_it_all(call, layout):
+            return Untouched(call.model)
         refusals.check_packed(call, layout)
         return documents.plan(call, layout) if call.entry.head is not None else Packed(call, layout)
     if not call.may_unpad:

@@ -34,6 +34,8 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
     always = call.model.options.unpad == "always"
     if call.model.proof.padded is not None:
         yield f"it was not exact without its padding when it was audited: {call.model.proof.padded}"
+    if call.declared.jumps:
+        yield "its position_ids jump"
     if given.get("use_cache") or any(_is_filled(given.get(name)) for name in CACHES):
         yield "a cache is wanted"
     if not (always or call.module.training or given.get("labels") is not None) and _returns_cache(call):

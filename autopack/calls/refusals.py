@@ -17,7 +17,9 @@ from autopack.calls.outputs import loss_of
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.inspection import media
 from autopack.integrations.accelerate import covered_mixer
+from autopack.layout import prepared
 from autopack.layout.packed import PackedLayout
+from autopack.layout.prepared import Agreement
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Activation
 
@@ -119,14 +121,41 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
         )
 
 
+def says_it_all(call: Call, layout: PackedLayout) -> bool:
+    """Whether a call of packed rows brings masks of its own that keep documents apart, and is to run as it came.
+
+    A mask that lets every document see what it would see alone is none of these: the documents are served then. One
+    that lets documents see each other contradicts what else is declared. Raises `InvalidPacking` for that, and
+    `UnsupportedModel` where something in the model mixes tokens that no mask reaches.
+    """
+    given = call.arguments.get("attention_mask")
+    masks = list(given.values()) if isinstance(given, dict) else [given]
+    masks = [mask for mask in masks if prepared.is_readable(mask, (layout.rows, layout.columns))]
+    found = {prepared.agreement(mask, layout) for mask in masks}
+    if Agreement.CROSSES in found:
+        raise InvalidPacking(
+            f"the prepared attention_mask of {call.name} lets documents see each other that the call declares. Leave "
+            f"the mask out, and documents are kept apart; or leave out what declares them."
+        )
+    if not masks or (found == {Agreement.SAME} and not isinstance(given, dict)):
+        return False
+    beyond = next((module for module in call.model.anatomy.mixers), None)
+    if beyond is not None:
+        raise UnsupportedModel(
+            f"{call.name} has {type(beyond).__name__}, which mixes tokens past a prepared attention_mask. Leave the "
+            f"mask out: documents are kept apart by what else declares them."
+        )
+    return True
+
+
 def _refuse_prepared_mask(mask: Any, layout: PackedLayout) -> None:
     shape = (layout.rows, layout.columns)
-    if mask is None or (isinstance(mask, torch.Tensor) and tuple(mask.shape) == shape):
+    if mask is None or prepared.is_readable(mask, shape) or (isinstance(mask, torch.Tensor) and mask.shape == shape):
         return
     found = f"a tensor of shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
     raise InvalidPacking(
-        f"attention_mask must have the shape of the batch, {shape}, on packed rows; found {found}. Masks within "
-        f"documents are made by the model; leave a mask prepared by hand out."
+        f"attention_mask must have the shape of the batch, {shape}, on packed rows, or be a prepared mask for every "
+        f"pair of its columns; found {found}. Masks within documents are made by the model; leave it out."
     )
 
 

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 
 from autopack.errors import InvalidPacking
-from autopack.layout import IGNORED_LABEL
+from autopack.layout import IGNORED_LABEL, prepared
 from autopack.layout.packed import PackedLayout
 
 FLASH_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 LAYOUT_KWARGS = (*FLASH_KWARGS, "seq_idx")
 """Arguments that only declare documents: the entry takes them out of a packed call."""
 _SECTIONS = "position_ids of three sections"
+_PREPARED = "a prepared attention_mask"
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Declared:
     `real` is true at tokens that are no padding, (rows, columns) on the host; None where all are. `positions` are the
     position ids of a padded batch, of the same shape, where the call gives any; `labelled_padding` says whether its
     labels count padding into the loss, `labelled_after_padding` whether a token after padding has a label, which a loss
-    that shifts compares with a prediction made at padding.
+    that shifts compares with a prediction made at padding. `jumps` says that positions of a row neither go on nor begin
+    anew, so that nobody can tell what they mean.
     """
 
     layout: PackedLayout | None
@@ -35,6 +37,7 @@ class Declared:
     positions: np.ndarray | None = None
     labelled_padding: bool = False
     labelled_after_padding: bool = False
+    jumps: bool = False
 
     @property
     def pads(self) -> bool:
@@ -42,20 +45,23 @@ class Declared:
         return self.layout is None and self.real is not None
 
 
-def read(arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.device) -> Declared:
+def read(
+    arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.device, first_position: int = 0
+) -> Declared:
     """Find the documents that the arguments of a forward declare for a batch of `shape` (rows, columns).
 
     Reads `position_ids` (rows, columns), (1, columns), or (3 or 4, rows, columns) for M-RoPE, where a document starts
-    with 0 in every section; `attention_mask`
-    (rows, columns) with 0, 1 or segment ids; `cu_seq_lens_q/k` over the flattened rows with `max_length_q/k`; and
-    `seq_idx` (rows, columns). Costs at most one copy from the device to the host, and none where nothing is declared.
+    with 0 in every section; `attention_mask` (rows, columns) with 0, 1 or segment ids, of a prepared mask (rows, 1,
+    columns, columns) the tokens that see themselves; `cu_seq_lens_q/k` over the flattened rows with `max_length_q/k`;
+    and `seq_idx` (rows, columns). Positions declare documents where some token after the first of its row has 0 or
+    `first_position`. Costs at most one copy from the device to the host, and none where nothing is declared.
     Raises `InvalidPacking` where a declaration is malformed or two of them disagree.
     """
     tensors = dict(_tensors(arguments, shape, device))
     if not tensors:
         return Declared(None)
     host = _to_host(tensors)
-    mask = host.get("attention_mask", np.ones(shape))
+    mask = host.get("attention_mask", host.get(_PREPARED, np.ones(shape)))
     real = mask != 0
     if (mask < 0).any():
         raise InvalidPacking(
@@ -64,18 +70,24 @@ def read(arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.dev
         )
     declarations = dict(_declarations(host, real, shape))
     # The first real token of a row starts a document whether it is said or not.
-    later = real & ~first_of_row(real)
+    first = first_of_row(real)
+    later = real & ~first
+    jumps = "position_ids" in declarations and _jumps(
+        host["position_ids"], declarations["position_ids"] & later, first, first_position
+    )
+    if jumps:
+        del declarations["position_ids"]
     if _SECTIONS in host:
         declarations[_SECTIONS] = _section_starts(host[_SECTIONS], real, later, declarations)
     _check_agreement(declarations, later)
     # Packed means that some row holds a second document; whatever else is declared, the call is an ordinary one.
     starts = next((starts for starts in declarations.values() if (starts & later).any()), None)
     if starts is None:
-        if real.all():
+        if real.all() or _PREPARED in host:
             return Declared(None)
         counted = host["labels"] != IGNORED_LABEL if "labels" in host else np.zeros(shape, dtype=bool)
-        after = counted[:, 1:] & real[:, 1:] & ~real[:, :-1]
-        return Declared(None, real, host.get("position_ids"), bool(counted[~real].any()), bool(after.any()))
+        labelled, after = bool(counted[~real].any()), bool((counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any())
+        return Declared(None, real, host.get("position_ids"), labelled, after, jumps)
     layout = PackedLayout.from_starts(_with_padding(starts, real, later), device, host.get("position_ids"), real)
     for name in ("max_length_q", "max_length_k"):
         value = arguments.get(name)
@@ -108,7 +120,7 @@ def _tensors(
                 f"(3 or 4, {rows}, {columns}) for M-RoPE; found {tuple(position_ids.shape)}"
             )
     mask = arguments.get("attention_mask")
-    # Dict, BlockMask and 4-D masks are prepared by the caller: the entry deals with them.
+    # Dicts of masks and BlockMask are prepared by the caller: the entry deals with them.
     if isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape == shape:
         _check_device("attention_mask", mask, device)
         if mask.is_floating_point():  # what is no whole number must not become one unseen
@@ -117,6 +129,9 @@ def _tensors(
         labels = arguments.get("labels")
         if isinstance(labels, torch.Tensor) and labels.shape == shape:
             yield "labels", labels
+    elif isinstance(mask, torch.Tensor) and prepared.is_readable(mask, shape):
+        _check_device("attention_mask", mask, device)
+        yield _PREPARED, prepared.sees_itself(mask).expand(shape)
     seq_idx = arguments.get("seq_idx")
     if seq_idx is not None:
         _check_tensor("seq_idx", seq_idx, device)
@@ -183,6 +198,17 @@ def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
         step = np.diff(positions[row, columns])
         starts[row, columns[1:]] = (step != 1) & (step != np.diff(columns))
     return starts
+
+
+def _jumps(positions: np.ndarray, starts: np.ndarray, first: np.ndarray, first_position: int) -> bool:
+    """Whether positions go on otherwise than by one, and nowhere begin anew: then they need not mean documents.
+
+    Generation counts on after padding like that, and scripts that stretch positions leave gaps. A document begins at
+    0, at the model's first position, or at that of the first token of its row.
+    """
+    of_row = np.where(first, positions, 0).sum(axis=1, keepdims=True)
+    begins = (positions == 0) | (positions == first_position) | (positions == of_row)
+    return bool(starts.any()) and not begins[starts].any()
 
 
 def _in_one(positions: torch.Tensor) -> torch.Tensor:
