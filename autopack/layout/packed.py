@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -93,6 +94,11 @@ class PackedLayout:
         """Row, first column and end column of each document."""
         rows, columns = np.divmod(self.bounds[:-1], self.columns)
         return tuple(zip(rows.tolist(), columns.tolist(), (columns + np.diff(self.bounds)).tolist(), strict=True))
+
+    @cached_property
+    def lengths_by_row(self) -> list[list[int]]:
+        """Length of each document in tokens, by row."""
+        return [[end - first for _, first, end in row] for _, row in groupby(self.spans, key=itemgetter(0))]
 
     @cached_property
     def starts(self) -> np.ndarray:

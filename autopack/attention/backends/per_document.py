@@ -13,6 +13,7 @@ import torch
 
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.document_mask import DocumentMask
+from autopack.layout.packed import PackedLayout
 
 
 @torch._dynamo.disable  # lengths on the host would be constants of a graph, and every layout a graph of its own
@@ -23,15 +24,15 @@ def attend(call: AttentionCall) -> Output:
         return _attend_as_batch(call), None
     outputs: list[torch.Tensor] = []
     weights: torch.Tensor | None = None
-    for row, first, end in layout.spans:
-        here = slice(row, row + 1), slice(None), slice(first, end)
+    states = (_by_document(each, layout) for each in (call.query, call.key, call.value))
+    for (row, first, end), query, key, value in zip(layout.spans, *states, strict=True):
         if isinstance(call.mask, DocumentMask):
             mask = call.mask.for_document(row, first, end)
         else:
             mask = slice_mask(call.mask, row, slice(first, end), slice(first, end))
         given = call.options_beside(mask).items()
         options = {name: _slice_option(call, name, option, row, first, end) for name, option in given}
-        output, weight = call.original(call.module, call.query[here], call.key[here], call.value[here], mask, **options)
+        output, weight = call.original(call.module, query, key, value, mask, **options)
         outputs.append(output)
         if call.want_weights and weight is not None:
             if weights is None:
@@ -39,6 +40,15 @@ def attend(call: AttentionCall) -> Output:
             weights[row, :, first:end, first:end] = weight[0]
     tokens = torch.cat(outputs, dim=1)
     return tokens.reshape(layout.rows, layout.columns, *tokens.shape[2:]), weights
+
+
+def _by_document(states: torch.Tensor, layout: PackedLayout) -> list[torch.Tensor]:
+    """States (rows, heads, columns, channels) cut into documents, each (1, heads, tokens, channels).
+
+    By `split`, whose backward puts the parts together at once: that of slices adds up a whole row for every document.
+    """
+    rows = zip(states.split(1), layout.lengths_by_row, strict=True)
+    return [document for row, lengths in rows for document in row.split(lengths, dim=2)]
 
 
 def slice_mask(mask: torch.Tensor | None, row: int, queries: slice, keys: slice) -> torch.Tensor | None:
