@@ -57,7 +57,7 @@ class _Way:
     def is_wanted(self, to_every_leaf: bool) -> bool:
         """Whether the backward pass that is under way asks for a gradient of the padded result."""
         padded = None if self.padded is None else self.padded()
-        if padded is None or not torch._C._will_engine_execute_node(padded.grad_fn):
+        if padded is None or padded.grad_fn is None or not torch._C._will_engine_execute_node(padded.grad_fn):
             return False
         return not to_every_leaf or padded.retains_grad or bool(padded._backward_hooks)
 

@@ -128,7 +128,7 @@ def says_it_all(call: Call, layout: PackedLayout) -> bool:
     that lets documents see each other contradicts what else is declared. Raises `InvalidPacking` for that, and
     `UnsupportedModel` where something in the model mixes tokens that no mask reaches.
     """
-    given = call.arguments.get("attention_mask")
+    given: Any = call.arguments.get("attention_mask")
     masks = list(given.values()) if isinstance(given, dict) else [given]
     masks = [mask for mask in masks if prepared.is_readable(mask, (layout.rows, layout.columns))]
     found = {prepared.agreement(mask, layout) for mask in masks}
