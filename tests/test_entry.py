@@ -13,6 +13,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForTokenClassification
 
 import autopack
 from autopack import InvalidPacking, UnsupportedModel, tiny
+from autopack.calls import choose
 from tests.conftest import (
     FLOAT64,
     LEAK,
@@ -295,6 +296,17 @@ def test_what_cannot_be_packed_is_refused_before_any_token_is_computed(arguments
     with autopack.enable(model, verify="never"), pytest.raises(kind, match=message):
         model(input_ids=IDS, position_ids=positions(LENGTHS), **arguments)
     assert not computed
+
+
+def test_positions_that_only_jump_are_left_to_stock_with_a_word(model, stock, caplog):
+    choose._say_that_positions_jump.cache_clear()
+    stretched = torch.cat([torch.arange(20), torch.arange(40, 40 + COLUMNS - 20)])[None]
+    for _ in range(2):
+        call = {"input_ids": IDS, "position_ids": stretched, "use_cache": False}
+        assert torch.equal(model(**call).logits, stock(**call).logits)
+    assert [r.message.partition(",")[0] for r in caplog.records if "neither go on" in r.message] == [
+        "position_ids of a call of LlamaForCausalLM neither go on by one nor begin anew"
+    ]
 
 
 def test_a_cache_that_holds_tokens_is_refused(model):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+
 from autopack.calls import documents, of_rows, refusals
 from autopack.calls.call import Call
 from autopack.calls.generation import generates
@@ -11,6 +14,8 @@ from autopack.calls.pairs import PairAsRows, PairCall
 from autopack.calls.plan import Deferred, Plan, Untouched
 from autopack.calls.unpadded import Unpadded
 from autopack.inspection.modules import is_pair
+
+logger = logging.getLogger(__name__)
 
 
 def choose(call: Call) -> Plan:
@@ -23,6 +28,8 @@ def choose(call: Call) -> Plan:
             return Untouched(call.model)
         refusals.check_packed(call, layout)
         return documents.plan(call, layout) if call.entry.head is not None else Packed(call, layout)
+    if call.declared.jumps:
+        _say_that_positions_jump(call.name)
     if not call.may_unpad:
         if call.outer is not None and call.declared.real is None and not call.entry.inner:
             call.model.tally.left["the mask is made outside of the text model"] += 1
@@ -40,6 +47,15 @@ def choose(call: Call) -> Plan:
     refusals.check_documents_can_stay_padded(call, reason)
     call.model.tally.left[reason] += 1
     return Untouched(call.model)
+
+
+@cache
+def _say_that_positions_jump(name: str) -> None:
+    logger.warning(
+        "position_ids of a call of %s neither go on by one nor begin anew, so autopack takes every row for one "
+        "document and leaves the call as it came. If documents start there, declare them by seq_idx as well.",
+        name,
+    )
 
 
 def choose_pair(call: PairCall) -> Plan:

@@ -84,7 +84,7 @@ def read(
     starts = next((starts for starts in declarations.values() if (starts & later).any()), None)
     if starts is None:
         if real.all() or _PREPARED in host:
-            return Declared(None)
+            return Declared(None, jumps=jumps)
         counted = host["labels"] != IGNORED_LABEL if "labels" in host else np.zeros(shape, dtype=bool)
         labelled, after = bool(counted[~real].any()), bool((counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any())
         return Declared(None, real, host.get("position_ids"), labelled, after, jumps)
