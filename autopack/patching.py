@@ -30,7 +30,8 @@ class Site:
 
     `path` is a dotted path in `module`; with `key` it names a mapping, and the function is its value under that key.
     `adapter` takes the original and the site and returns the replacement, which must be inert for models that are not
-    enabled. `parameters` are the names that the adapter relies on.
+    enabled. `parameters` are the names that the adapter relies on. `soft`: documents are kept apart without it too, so
+    others may replace it.
     """
 
     module: str
@@ -38,6 +39,7 @@ class Site:
     adapter: Callable[[Callable[..., Any], Site], Callable[..., Any]]
     key: str | None = None
     parameters: tuple[str, ...] = ()
+    soft: bool = False
 
     def __str__(self) -> str:
         return f"{self.module}.{self.path}" + (f"[{self.key!r}]" if self.key is not None else "")
@@ -150,7 +152,8 @@ def _leave(sites: Iterable[Site]) -> list[SiteDrift]:
             continue
         try:
             _check_unwrapped(site)
-            site._set(entry.original)
+            if _stands(site):
+                site._set(entry.original)
         except SiteDrift as error:
             stuck.append(error)
         finally:
@@ -158,8 +161,12 @@ def _leave(sites: Iterable[Site]) -> list[SiteDrift]:
     return stuck
 
 
+def _stands(site: Site) -> bool:
+    return site.present() is _installed[site].replacement
+
+
 def _check_unwrapped(site: Site) -> None:
-    if site.present() is not _installed[site].replacement:
+    if not site.soft and not _stands(site):
         raise SiteDrift(
             f"somebody replaced {site} after autopack did (now {site.present()!r}), so autopack no longer stands there "
             f"and will not overwrite the newcomer. Undo that replacement, then call this again."

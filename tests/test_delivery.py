@@ -152,15 +152,6 @@ def test_a_foreign_checkpoint_around_the_whole_model_is_exact(model, stock, reen
 class TestOutsideForward:
     """A part of an enabled model that is reached past the entry raises; nothing is computed with documents unknown."""
 
-    def test_calling_forward_directly(self, model):
-        for _ in range(2):
-            with pytest.raises(OutsideForward, match="LlamaForCausalLM.forward was called directly"):
-                model.forward(input_ids=IDS, position_ids=positions(LENGTHS), labels=IDS)
-
-    def test_calling_the_forward_of_the_backbone_directly(self, model):
-        with pytest.raises(OutsideForward, match="LlamaAttention belongs to a model that autopack enabled"):
-            model.model.forward(input_ids=IDS, position_ids=positions(LENGTHS))
-
     def test_calling_a_layer_directly(self, model):
         states = model.get_input_embeddings()(IDS)
         rotary = model.model.rotary_emb(states, positions(LENGTHS))
@@ -253,9 +244,6 @@ class TestInterruptedForwards:
     @pytest.mark.parametrize("place", PLACES)
     def test_calls_past_the_entry_still_raise(self, model, place, kind):
         self._interrupt(model, place, kind)
-        with pytest.raises(OutsideForward):
-            model.forward(input_ids=IDS, position_ids=positions(LENGTHS))
-        self._interrupt(model, place, kind)
         states = model.get_input_embeddings()(IDS)
         with pytest.raises(OutsideForward):
             model.model.layers[0](states, position_embeddings=model.model.rotary_emb(states, positions(LENGTHS)))
@@ -278,12 +266,14 @@ class TestInterruptedForwards:
 
 
 def test_only_the_look_at_the_stack_tells_what_an_interrupt_left_behind(model, monkeypatch):
-    expected = model.model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).last_hidden_state
+    states = model.get_input_embeddings()(IDS)
+    layer, rotary = model.model.layers[0], model.model.rotary_emb(states, positions(OTHER_LENGTHS))
     TestInterruptedForwards()._interrupt(model, "model.embed_tokens", KeyboardInterrupt)
     with monkeypatch.context() as patched:
         patched.setattr("autopack.runtime.scope._running", lambda frame: True)
-        found = model.model.forward(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).last_hidden_state
-    assert error(found, expected) > LEAK
+        layer(states, position_embeddings=rotary)  # in the scope of a forward that is no more
+    with pytest.raises(OutsideForward):
+        layer(states, position_embeddings=rotary)
 
 
 def test_no_tensor_of_a_finished_forward_is_kept(model):

@@ -180,3 +180,12 @@ def test_reading_gives_the_values_of_the_batch(pair):
     assert found.logits.stride() == expected.logits.stride()
     assert _error(found.logits, expected.logits) < FLOAT32
     assert found.logits.grad_fn is not None
+
+
+def test_loss_and_logits_that_are_changed_in_place(pair):
+    for which in pair:
+        output = _call(which)
+        output.loss.div_(2)
+        output.loss.backward()
+        output.logits.mul_(2)
+    assert model_gradient_error(pair[1], pair[0]) < GRADIENT

@@ -87,7 +87,7 @@ class _Tie(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.ways, ctx.probe = ways, probe
         ctx.save_for_backward(loss)
-        return loss.view_as(loss)
+        return loss.clone()  # a view could not be changed in place, as Trainer changes it
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import nn
 
 from autopack.attention.mask_site import adapt_mask, adapt_preprocessing
 from autopack.attention.site import adapt_attention
+from autopack.calls.forward_site import adapt_forward
 from autopack.calls.loss_site import adapt_loss
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, modules, releases, source
 from autopack.inspection.anatomy import Anatomy
+from autopack.inspection.provenance import located
 from autopack.mixers.site import adapt_mixer
 from autopack.patching import Site
 from autopack.runtime.marks import mark_of
@@ -19,7 +21,7 @@ from autopack.runtime.marks import mark_of
 
 def needed_sites(anatomy: Anatomy, of_family: tuple[Site, ...], implementations: tuple[str, ...]) -> list[Site]:
     """The sites for a model of this anatomy, whose mixers are marked, and its present attention implementations."""
-    sites = [*of_family, *_mixer_sites(anatomy.mixers)]
+    sites = [*of_family, *_mixer_sites(anatomy.mixers), *_entry_sites(anatomy.entries)]
     # The eager functions stand in for sdpa where attention weights are asked for, so they are always needed.
     sites += [
         Site(module, name, adapt_attention, parameters=("module", "query", "key", "value", "attention_mask"))
@@ -48,6 +50,11 @@ def _mixer_sites(mixers: list[nn.Module]) -> Iterable[Site]:
         if mark is not None and mark.way is not None:
             found.update(dict.fromkeys(mark.way.sites(modules.defining_class(mixer).__module__)))
     yield from found
+
+
+def _entry_sites(entries: Sequence[nn.Module]) -> Iterable[Site]:
+    own = [entry for entry in entries if located(modules.defining_class(entry))]
+    return (Site(module, path, adapt_forward, soft=True) for module, path in modules.forwards_of(own))
 
 
 def _attention_sites(attention: list[nn.Module], implementation: str) -> list[Site]:

@@ -185,21 +185,25 @@ def site_scope(module: nn.Module) -> Scope | None:
         return None
     activation = current()
     if activation is None or activation.scope.model is not mark.model:
-        if mark.model is None:
-            raise OutsideForward(severed(module))
-        raise OutsideForward(
-            f"{type(module).__name__} belongs to a model that autopack enabled, but it was reached without passing "
-            f"that model's entry, so its documents are unknown. Call the model itself (`model(...)`, not "
-            f"`model.forward(...)` or one of its layers); for gradient checkpointing use "
-            f"`model.gradient_checkpointing_enable()`, since other checkpoint wrappers do not carry the layout into "
-            f"backward; or call `autopack.disable(model)` first."
-        )
+        raise _outside(module, mark)
     scope = activation.scope
     if scope.refusal is not None:
         raise UnsupportedModel(f"{type(module).__name__} {scope.refusal}")
     if scope.layout is not None and not torch.compiler.is_compiling():
         activation.arrived.add(mark)
     return scope
+
+
+def _outside(module: nn.Module, mark: Mark) -> OutsideForward:
+    if mark.model is None:
+        return OutsideForward(severed(module))
+    return OutsideForward(
+        f"{type(module).__name__} belongs to a model that autopack enabled, but it was reached without passing that "
+        f"model's entry, so its documents are unknown. Call the model itself, not one of its layers or the forward of "
+        f"a class that it is derived from; for gradient checkpointing use `model.gradient_checkpointing_enable()`, "
+        f"since other checkpoint wrappers do not carry the layout into backward; or call `autopack.disable(model)` "
+        f"first."
+    )
 
 
 def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
@@ -217,9 +221,16 @@ def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
 
 
 def check_arrival(module: nn.Module) -> None:
-    """Raise `UnsupportedModel` where a module that mixes tokens has run in a packed forward, past its site."""
+    """Raise `UnsupportedModel` where a module that mixes tokens has run in a packed forward, past its site.
+
+    Raises `OutsideForward` where it has run in none, as its site would have: a copy has no sites until it is called.
+    """
     activation, mark = ambient.activation, mark_of(module)
-    if activation is None or activation.scope.layout is None or mark is None or torch.compiler.is_compiling():
+    if mark is None or torch.compiler.is_compiling():
+        return
+    if activation is None:
+        raise _outside(module, mark)
+    if activation.scope.layout is None:
         return
     if activation.scope.model is mark.model and mark not in activation.arrived:
         raise UnsupportedModel(

@@ -1,0 +1,44 @@
+"""The replacement that stands at the forward of models: `model.forward(...)` is `model(...)`.
+
+Libraries call it (sentence-transformers, PEFT's tuners), past the hooks by which a call enters an enabled model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopack.calls.hooks import EntryHook
+from autopack.patching import Site
+from autopack.runtime import scope as scopes
+
+
+def adapt_forward(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    """A model's forward that calls the model where it was reached past the entry."""
+
+    @functools.wraps(original, updated=())
+    def autopack_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not _is_past_entry(self, autopack_forward):
+            return original(self, *args, **kwargs)
+        return self(*args, **kwargs)
+
+    return autopack_forward
+
+
+def _is_past_entry(module: nn.Module, forward: Any) -> bool:
+    """Whether this forward was called by itself, and is all that a call of the module would run after its hooks.
+
+    The forward of a subclass, or one on the instance, that goes on to this one would run twice; what it reaches raises.
+    """
+    hook = next((hook for hook in module._forward_pre_hooks.values() if type(hook) is EntryHook), None)
+    if hook is None:
+        return False
+    model = hook.entry.link.model
+    running = None if model is None else scopes.of_model(model)
+    if running is not None and (running.scope.stock or hook.entry.level in running.passed):
+        return False
+    return "forward" not in vars(module) and type(module).forward is forward
