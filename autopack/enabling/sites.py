@@ -21,7 +21,9 @@ from autopack.runtime.marks import mark_of
 
 def needed_sites(anatomy: Anatomy, of_family: tuple[Site, ...], implementations: tuple[str, ...]) -> list[Site]:
     """The sites for a model of this anatomy, whose mixers are marked, and its present attention implementations."""
-    sites = [*of_family, *_mixer_sites(anatomy.mixers), *_entry_sites(anatomy.entries)]
+    sites = [*of_family, *_mixer_sites(anatomy.mixers)]
+    taken = {(site.module, site.path) for site in sites}  # a model may be a mixer itself, run on each document alone
+    sites += [site for site in _entry_sites(anatomy.entries) if (site.module, site.path) not in taken]
     # The eager functions stand in for sdpa where attention weights are asked for, so they are always needed.
     sites += [
         Site(module, name, adapt_attention, parameters=("module", "query", "key", "value", "attention_mask"))
