@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from autopack.calls.entry import Entry
 from autopack.calls.plan import HeadDocuments
-from autopack.layout import declarations
+from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.declarations import Declared
 from autopack.layout.padding import Padding
 from autopack.runtime.scope import Activation
@@ -68,12 +68,20 @@ class Call:
             return Declared(None)
         rows, columns = self.inputs.shape[:2]
         first_position = self.model.traits.first_position
-        return declarations.read(self.arguments, (rows, columns), self.inputs.device, first_position)
+        return declarations.read(
+            self.arguments, (rows, columns), self.inputs.device, first_position, self.ignored_label
+        )
 
     @property
     def has_labels(self) -> bool:
         """Whether the model is to compute a loss."""
         return any(value is not None for name, value in self.arguments.items() if name in LABELS)
+
+    @property
+    def ignored_label(self) -> int:
+        """The label that the loss leaves out."""
+        told = self.arguments.get("ignore_index")
+        return told if isinstance(told, int) else IGNORED_LABEL
 
     @cached_property
     def padding(self) -> Padding:

@@ -17,6 +17,7 @@ import torch
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection import releases
+from autopack.layout import IGNORED_LABEL
 from autopack.layout.labels import without_boundaries
 from autopack.layout.packed import PackedLayout
 from autopack.patching import Site
@@ -35,14 +36,14 @@ def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     def autopack_cross_entropy(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         activation = scopes.ambient.activation
         if activation is not None and activation.foreign:
-            target = _masked(target)
+            target = _masked(target, kwargs.get("ignore_index", IGNORED_LABEL))
         return original(source, target, *args, **kwargs)
 
     return autopack_cross_entropy
 
 
 @torch._dynamo.disable
-def _masked(target: torch.Tensor) -> torch.Tensor:
+def _masked(target: torch.Tensor, ignored: int) -> torch.Tensor:
     activation = scopes.current()
     layouts = [] if activation is None or not _is_shifted() else documents_of(activation)
     if activation is None or not layouts:
@@ -53,7 +54,7 @@ def _masked(target: torch.Tensor) -> torch.Tensor:
             "whose labels it was given. Compute the loss from the logits."
         )
     activation.met_loss = True
-    return without_boundaries(target, layouts[0], shifted=True)
+    return without_boundaries(target, layouts[0], shifted=True, ignored=ignored)
 
 
 def _is_shifted() -> bool:

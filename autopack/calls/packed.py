@@ -38,7 +38,7 @@ class Packed(Plan):
         if call.entry.shifts_labels:
             for name in ("labels", "shift_labels"):
                 if isinstance(labels := arguments.get(name), torch.Tensor):
-                    arguments[name] = without_boundaries(labels, layout, shifted=name == "shift_labels")
+                    arguments[name] = without_boundaries(labels, layout, name == "shift_labels", call.ignored_label)
         self.masks = layout.is_padding is not None and bool(call.entry.inner) and call.wants_router_loss
         if self.masks:  # the loss of routers is over tokens alone, and finds them by it
             arguments["attention_mask"] = (call.arguments["attention_mask"] != 0).long()

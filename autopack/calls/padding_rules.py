@@ -18,13 +18,14 @@ from autopack.calls.call import CACHES, DROPPED, LAST_LOGITS, Call
 from autopack.calls.unpadded import has_a_place
 from autopack.inspection.poolers import activation_of, pools_single_tokens
 from autopack.integrations.accelerate import covered_mixer
-from autopack.layout import IGNORED_LABEL
 from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.padding import Padding
 
 PASSED_ON = {"labels", "num_items_in_batch", "return_dict", "use_cache", "output_attentions", "output_hidden_states"}
-PASSED_ON |= {"output_router_logits"}
+PASSED_ON |= {"output_router_logits", "ignore_index"}
 """Arguments that forwards take by `**kwargs` and that mean what they mean everywhere."""
+_OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention")
+"""Names of fields that say how far attention looks; a feed-forward layer in chunks sees every token by itself."""
 _OF_ROWS = {"position_ids", "shift_labels", *DROPPED, *LAYOUT_KWARGS}
 
 
@@ -47,7 +48,7 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
     if not padding.real.any(axis=1).all():
         yield "a row holds nothing but padding"
     if not always and call.labelled_padding:
-        yield f"padding is labelled and counts in the loss (labels are not {IGNORED_LABEL} there)"
+        yield f"padding is labelled and counts in the loss (labels are not {call.ignored_label} there)"
     if not always and any(given.get(name) is not None for name in ("start_positions", "end_positions")):
         yield "the loss compares all columns of a row, padding included"
     if call.entry.reads_one_token_per_row and _reads_padding(call, padding):
@@ -137,7 +138,7 @@ def _reads_padding(call: Call, padding: Padding) -> bool:
 
 
 def _looks_less_far_than(config: Any, columns: int) -> bool:
-    windows = (value for name, value in vars(config).items() if re.search("window|chunk|local_attention", name))
+    windows = (value for name, value in vars(config).items() if _OF_REACH.search(name))
     reaches = (reach for value in windows for reach in (value if isinstance(value, list | tuple) else [value]))
     return any(isinstance(reach, int) and 0 < reach < columns for reach in reaches)
 

@@ -18,7 +18,6 @@ from autopack.calls.packed import add_token_types, without_what_packing_drops
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
-from autopack.layout import IGNORED_LABEL
 from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.padding import Padding
 from autopack.runtime.scope import Scope
@@ -81,7 +80,7 @@ def _gathered(call: Call, padding: Padding) -> dict[str, Any]:
     labels = arguments.get("labels")
     if call.entry.shifts_labels and labels is not None:
         at = torch.from_numpy(padding.unpredicted).to(labels.device)
-        arguments["labels"] = labels.index_fill(1, at, IGNORED_LABEL)
+        arguments["labels"] = labels.index_fill(1, at, call.ignored_label)
     return arguments
 
 

@@ -46,7 +46,11 @@ class Declared:
 
 
 def read(
-    arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.device, first_position: int = 0
+    arguments: Mapping[str, Any],
+    shape: tuple[int, int],
+    device: torch.device,
+    first_position: int = 0,
+    ignored_label: int = IGNORED_LABEL,
 ) -> Declared:
     """Find the documents that the arguments of a forward declare for a batch of `shape` (rows, columns).
 
@@ -54,7 +58,8 @@ def read(
     with 0 in every section; `attention_mask` (rows, columns) with 0, 1 or segment ids, of a prepared mask (rows, 1,
     columns, columns) the tokens that see themselves; `cu_seq_lens_q/k` over the flattened rows with `max_length_q/k`;
     and `seq_idx` (rows, columns). Positions declare documents where some token after the first of its row has 0 or
-    `first_position`. Costs at most one copy from the device to the host, and none where nothing is declared.
+    `first_position`; labels of `ignored_label` count in no loss. Costs at most one copy from the device to the host,
+    and none where nothing is declared.
     Raises `InvalidPacking` where a declaration is malformed or two of them disagree.
     """
     tensors = dict(_tensors(arguments, shape, device))
@@ -85,7 +90,7 @@ def read(
     if starts is None:
         if real.all() or _PREPARED in host:
             return Declared(None, jumps=jumps)
-        counted = host["labels"] != IGNORED_LABEL if "labels" in host else np.zeros(shape, dtype=bool)
+        counted = host["labels"] != ignored_label if "labels" in host else np.zeros(shape, dtype=bool)
         labelled, after = bool(counted[~real].any()), bool((counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any())
         return Declared(None, real, host.get("position_ids"), labelled, after, jumps)
     layout = PackedLayout.from_starts(_with_padding(starts, real, later), device, host.get("position_ids"), real)

@@ -9,11 +9,14 @@ from autopack.layout import IGNORED_LABEL
 from autopack.layout.packed import PackedLayout
 
 
-def without_boundaries(labels: torch.Tensor, layout: PackedLayout, shifted: bool = False) -> torch.Tensor:
+def without_boundaries(
+    labels: torch.Tensor, layout: PackedLayout, shifted: bool = False, ignored: int = IGNORED_LABEL
+) -> torch.Tensor:
     """Labels of packed rows for a loss that shifts, without those that a document alone would not be compared with.
 
     `labels` have one for each token: (rows, columns), (tokens,) or the like, or (rows, columns, codebooks). The first
     one of each document is ignored; of `shifted` labels, which stand at the token that predicts them, the last one.
+    `ignored` is the label that the loss leaves out.
     Raises `InvalidPacking` for labels of a shape of which it is not known what in them belongs to which token.
     """
     shape, tokens = (layout.rows, layout.columns), layout.rows * layout.columns
@@ -28,4 +31,4 @@ def without_boundaries(labels: torch.Tensor, layout: PackedLayout, shifted: bool
         )
     bounds = layout.cu_seqlens.long()
     at = bounds[1:] - 1 if shifted else bounds[:-1]
-    return flat.index_fill(0, at.to(labels.device), IGNORED_LABEL).reshape(labels.shape)
+    return flat.index_fill(0, at.to(labels.device), ignored).reshape(labels.shape)

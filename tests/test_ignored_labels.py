@@ -1,0 +1,54 @@
+"""Losses that leave out another label than -100 (`ignore_index`)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import autopack
+from autopack import tiny
+from tests.conftest import FLOAT64, LENGTHS, positions, spans, token_ids
+from tests.padded import PADDED, batch, build, loss_error, mask_of, tally_of, twins, unpredicted
+
+KINDS = ["llama", "gpt2", "qwen3_moe"]
+IGNORED = 3
+
+
+@pytest.mark.parametrize("model_type", KINDS)
+def test_packed_rows(model_type):
+    dtype = torch.float32 if model_type == "qwen3_moe" else torch.float64  # grouped products take no float64
+    model, stock = (tiny.build(model_type, dtype=dtype) for _ in range(2))
+    ids = token_ids()
+    labels = ids.clone()
+    labels[0, 2:4] = IGNORED
+    total = counted = 0
+    for first, end in spans(LENGTHS):
+        here = labels[:, first:end]
+        targets = int((here[:, 1:] != IGNORED).sum())
+        total += targets * stock(input_ids=ids[:, first:end], labels=here, ignore_index=IGNORED).loss.item()
+        counted += targets
+    with autopack.enable(model):
+        found = model(input_ids=ids, position_ids=positions(LENGTHS), labels=labels, ignore_index=IGNORED).loss.item()
+    assert abs(found - total / counted) < (FLOAT64 if dtype == torch.float64 else 1e-5)
+
+
+@pytest.mark.parametrize("model_type", KINDS)
+def test_padded_batches(model_type):
+    stock, model = twins(build(model_type))
+    mask = mask_of(PADDED)
+    inputs = batch("causal LM", mask)
+    inputs["labels"] = inputs["input_ids"].masked_fill(unpredicted(mask), IGNORED)
+    expected = stock(**inputs, ignore_index=IGNORED).loss
+    with autopack.enable(model):
+        assert loss_error(model(**inputs, ignore_index=IGNORED).loss, expected) < 1e-5
+        assert tally_of(model).batches == 1
+        assert loss_error(model(**inputs).loss, stock(**inputs).loss) < 1e-5  # there it is a label like any other
+        assert tally_of(model).batches == 1
+
+
+def test_feed_forward_layers_in_chunks_are_no_window():
+    stock, model = twins(build("bert", "masked LM", chunk_size_feed_forward=1))
+    inputs = batch("masked LM", mask_of(PADDED, "holes"))
+    with autopack.enable(model):
+        assert loss_error(model(**inputs).loss, stock(**inputs).loss) < 1e-5
+        assert "windows" not in repr(autopack.enable(model))
