@@ -9,7 +9,11 @@ from functools import partial
 
 import pytest
 import torch
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 from torch.utils.checkpoint import checkpoint
 
 import autopack
@@ -121,19 +125,34 @@ def test_disabling_before_backward_does_no_harm_without_checkpointing(stock):
     assert gradient_error(gradients(model), gradients(stock)) <= FLOAT64
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", [CheckpointImpl.REENTRANT, CheckpointImpl.NO_REENTRANT])
+def test_torchs_checkpoint_wrapper_around_layers_is_exact(stock, kind, when):
+    model = llama().train()
+
+    wrap = partial(
+        apply_activation_checkpointing, checkpoint_wrapper_fn=partial(checkpoint_wrapper, checkpoint_impl=kind)
+    )
+    of_layers = partial(wrap, check_fn=lambda module: type(module).__name__ == "LlamaDecoderLayer")
+    if when == "before":
+        of_layers(model)
+    with autopack.enable(model):
+        if when == "after":
+            of_layers(model)
+        model.enable_input_require_grads()
+        found = _two_forwards_one_backward(model)
+        functions = [layer.checkpoint_fn for layer in model.model.layers]
+        assert all(isinstance(function, BoundCheckpoint) for function in functions)
+    assert not any(isinstance(layer.checkpoint_fn, BoundCheckpoint) for layer in model.model.layers)
+    assert gradient_error(found, _expected(stock)) <= FLOAT64
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("foreign", ["torch.utils.checkpoint", "checkpoint_wrapper"])
-def test_a_foreign_checkpoint_wrapper_around_a_layer_raises_in_backward(model, foreign, reentrant):
-    layers = model.model.layers
-    if foreign == "checkpoint_wrapper":
-        kind = CheckpointImpl.REENTRANT if reentrant else CheckpointImpl.NO_REENTRANT
-        layers[0] = checkpoint_wrapper(layers[0], checkpoint_impl=kind)
-    else:
-        forward = layers[0].forward
-        layers[0].forward = lambda states, **options: checkpoint(
-            partial(forward, **options), states, use_reentrant=reentrant
-        )
-    # A forward on the instance is noticed at the call, and audited; torch's own wrapper shows in backward alone.
+def test_a_checkpointed_forward_on_a_layer_is_refused(model, reentrant):
+    layer = model.model.layers[0]
+    forward = layer.forward
+    layer.forward = lambda states, **options: checkpoint(partial(forward, **options), states, use_reentrant=reentrant)
+    # It is noticed at the call, and audited where that is asked for.
     with pytest.raises((OutsideForward, UnsupportedModel), match="checkpoint"):
         _total(model(input_ids=IDS, position_ids=positions(LENGTHS)).logits).backward()
 

@@ -50,7 +50,7 @@ class Anatomy:
             mixers=modules.mixers(model, mixers),
             towers=modules.towers(model),
             halves=modules.halves(model),
-            checkpointed=[module for module in model.modules() if hasattr(module, "gradient_checkpointing")],
+            checkpointed=modules.checkpointed(model),
             configs=configs,
             causal=any(source.is_causal(module, model.config) for module in attends),
             counts_along_mask=source.adds_up_mask(entries, configs),

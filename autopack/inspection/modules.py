@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -57,6 +58,16 @@ def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:
     """The modules under `root` of classes of these names."""
     # By the names of the bases too: FSDP puts modules into a class of its own that derives from theirs.
     return [module for module in _text_modules(root) if any(cls.__name__ in names for cls in type(module).__mro__)]
+
+
+def checkpointed(model: nn.Module) -> list[nn.Module]:
+    """The modules that may hold a gradient checkpointing function: transformers' own, and torch's wrappers."""
+    # Its module is imported where there is such a wrapper.
+    wrappers = sys.modules.get("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
+    kind = () if wrappers is None else wrappers.CheckpointWrapper
+    return [
+        module for module in model.modules() if hasattr(module, "gradient_checkpointing") or isinstance(module, kind)
+    ]
 
 
 def forwards_of(modules: list[nn.Module]) -> list[tuple[str, str]]:

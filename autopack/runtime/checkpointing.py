@@ -1,6 +1,7 @@
 """Gradient checkpointing: a layer that is recomputed in backward sees the documents of the forward it belongs to.
 
-The scope of a forward is bound into every `_gradient_checkpointing_func` of an enabled model.
+The scope of a forward is bound into every `_gradient_checkpointing_func` of an enabled model, and into the functions of
+torch's checkpoint wrappers around its modules (`apply_activation_checkpointing`, which accelerate's FSDP plugin uses).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from torch import nn
 from autopack.errors import OutsideForward
 from autopack.runtime.scope import Scope, ambient, in_force
 
-_FUNCTION = "_gradient_checkpointing_func"
+_FUNCTIONS = ("_gradient_checkpointing_func", "checkpoint_fn")
+"""Attributes of transformers' modules and of torch's wrappers; both take a function and its arguments."""
 
 
 class _Rebound:
@@ -38,7 +40,7 @@ class _Rebound:
 
 
 class BoundCheckpoint:
-    """A `_gradient_checkpointing_func` that carries the scope in force to the recomputation in backward."""
+    """A checkpoint function that carries the scope in force to the recomputation in backward."""
 
     def __init__(self, function: Callable[..., Any]):
         self.function = function
@@ -52,14 +54,16 @@ class BoundCheckpoint:
 def bind_checkpointing(modules: list[nn.Module]) -> None:
     """Wrap every checkpoint function of `modules` that is not wrapped yet: one may have been set since."""
     for module in modules:
-        function = module.__dict__.get(_FUNCTION)
-        if function is not None and not isinstance(function, BoundCheckpoint):
-            module.__dict__[_FUNCTION] = BoundCheckpoint(function)
+        for name in _FUNCTIONS:
+            function = module.__dict__.get(name)
+            if function is not None and not isinstance(function, BoundCheckpoint):
+                module.__dict__[name] = BoundCheckpoint(function)
 
 
 def unbind_checkpointing(modules: list[nn.Module]) -> None:
     """Put back every checkpoint function that `bind_checkpointing` wrapped."""
     for module in modules:
-        function = module.__dict__.get(_FUNCTION)
-        if isinstance(function, BoundCheckpoint):
-            module.__dict__[_FUNCTION] = function.function
+        for name in _FUNCTIONS:
+            function = module.__dict__.get(name)
+            if isinstance(function, BoundCheckpoint):
+                module.__dict__[name] = function.function
