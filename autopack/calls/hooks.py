@@ -7,6 +7,7 @@ output the form that the caller expects.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ from autopack.calls.halves import HalfAsRow
 from autopack.calls.loss_site import documents_of
 from autopack.calls.packed import inner_arguments, without_mask
 from autopack.calls.pairs import PairAsRows, PairCall
-from autopack.calls.plan import Plan
+from autopack.calls.plan import Plan, Untouched
 from autopack.calls.unpadded import Unpadded
+from autopack.errors import AutopackError
 from autopack.inspection.poolers import pool_documents, pools_single_tokens
 from autopack.integrations import accelerate
 from autopack.layout.batches import DocumentBatch
@@ -29,6 +31,8 @@ from autopack.runtime import scope as scopes
 from autopack.runtime.checkpointing import bind_checkpointing
 from autopack.runtime.model import EnabledModel, Link
 from autopack.runtime.scope import Activation
+
+logger = logging.getLogger(__name__)
 
 
 class EntryHook:
@@ -141,7 +145,20 @@ def _enter(
         if hook.entry is not entry:
             call = _call(hook.entry, module, args, kwargs, None)
         _follow_changes(entry.model)
-    return _open(choose_pair(call) if isinstance(call, PairCall) else choose(call), hook, args)
+    return _open(_chosen(call), hook, args)
+
+
+def _chosen(call: Call) -> Plan:
+    try:
+        return choose_pair(call) if isinstance(call, PairCall) else choose(call)
+    except AutopackError as refused:
+        if not call.model.lenient or call.outer is not None:
+            raise
+        reason = " ".join(str(refused).split())
+        if not call.model.tally.refused[reason]:
+            logger.warning("a call of %s runs as it would have without autopack: %s", call.name, reason)
+        call.model.tally.refused[reason] += 1
+        return Untouched(call.model)
 
 
 def _call(entry: Entry, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: Activation | None) -> Call:

@@ -115,6 +115,7 @@ def _enable(here: Session, module: Any) -> bool:
             if model is module:
                 _leave(here, model, error)
         else:
+            handle.enabled.lenient = not here.settings.strict
             here.enabled(model, handle.enabled)
             return True
     return False

@@ -33,7 +33,8 @@ class _Outcome:
     def __str__(self) -> str:
         if self.tally is None:
             return self.text
-        return f"{self.text}; {self.tally if self.tally.batches or self.tally.left else 'no padded batch came'}"
+        said = any((self.tally.batches, self.tally.left, self.tally.refused))
+        return f"{self.text}; {self.tally if said else 'no padded batch came'}"
 
 
 class Session:

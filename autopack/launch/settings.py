@@ -80,7 +80,11 @@ OPTIONS = (
     Option("backend", "auto", "what computes attention on packed rows"),
     Option("unpad", "auto", _ABOUT_UNPAD),
     Option("verify", "auto", _ABOUT_VERIFY),
-    Option("strict", False, "fail at the first model that cannot be enabled; without it, such a model runs as it is"),
+    Option(
+        "strict",
+        False,
+        "fail at models that cannot be enabled and calls that are refused; without it, they run as they are",
+    ),
     Option("quiet", False, "print nothing at exit; a model that cannot be enabled is still named"),
     Option("subprocesses", True, "enable models in processes that the script starts too"),
 )

@@ -154,6 +154,8 @@ class EnabledModel:
         """The sizes that vectors of the model may have."""
         self.active = False
         """Whether it is enabled now; a handle outlives that."""
+        self.lenient = False
+        """Whether a call that would be refused runs as it would have without autopack (`autopack run`)."""
         self.proof = Proof("not yet")
         """What is known of its code."""
         self.watch: Watch | None = None

@@ -20,6 +20,8 @@ class Tally:
     """Padding tokens in them, which were not computed."""
     left: Counter[str] = field(default_factory=Counter)
     """Padded batches that were left as they came, by reason."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Calls that autopack would have refused, and that ran as they would have without it, by reason."""
 
     def count(self, *halves: Padding) -> None:
         """Count a batch that runs as a packed row, or as one for each half of an encoder-decoder."""
@@ -42,6 +44,8 @@ class Tally:
                 f"not computed ({self.padding / total:.1%})"
             )
         parts += [f"{_batches(count)} left as they came: {reason}" for reason, count in self.left.most_common()]
+        for reason, count in self.refused.most_common():
+            parts.append(f"{count:,} call{'s' if count != 1 else ''} ran as without autopack: {reason}")
         return "; ".join(parts) or "no padded batch yet"
 
 

@@ -223,3 +223,38 @@ def test_a_waiting_model_is_one_graph_in_evaluation(session):
     with torch.no_grad():
         assert compiled(input_ids=batch()["input_ids"], use_cache=False).logits.shape[:2] == (2, 9)
     torch._dynamo.reset()
+
+
+REFUSED = {
+    "input_ids": tiny.tokens(None, 1, 9),
+    "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]),
+    "use_cache": True,
+}
+
+
+class TestCallsThatAreRefused:
+    """Packed rows that ask for a cache run as they would have, are counted, and raise where that is wanted."""
+
+    def test_they_run_as_without_autopack(self, session, caplog):
+        model, stock = waiting(), tiny.build("llama", attn_implementation="sdpa").train()
+        for _ in range(2):
+            assert error(model(**REFUSED).logits, stock(**REFUSED).logits) < FLOAT32
+        model(**batch())
+        assert packed(model) == 1
+        said = [record.message for record in caplog.records if "as it would have without" in record.message]
+        assert len(said) == 1
+        assert "use_cache=True was given with packed rows" in said[0]
+        (outcome,) = map(str, session._outcomes)
+        assert "2 calls ran as without autopack: use_cache=True was given with packed rows" in outcome
+
+    def test_with_strict_they_raise(self, session, monkeypatch):
+        monkeypatch.setattr(session, "settings", Settings.read({"AUTOPACK_STRICT": "1"}))
+        model = waiting()
+        model(**batch())
+        with pytest.raises(autopack.InvalidPacking, match="use_cache=True"):
+            model(**REFUSED)
+
+    def test_enabled_by_the_script_they_raise(self):
+        model = tiny.build("llama", attn_implementation="sdpa")
+        with autopack.enable(model), pytest.raises(autopack.InvalidPacking, match="use_cache=True"):
+            model(**REFUSED)
