@@ -88,5 +88,5 @@ def _put_back(module: nn.Module, names: set[str], before: dict[str, Any]) -> Non
 
 
 def _is_noise(module: nn.Module, name: str) -> bool:
-    named = any(word in name for word in ("dropout", "layerdrop", "jitter", "drop_path"))
+    named = any(word in name for word in ("dropout", "layerdrop", "jitter", "drop_path", "noise_alpha"))
     return name == "p" if isinstance(module, nn.modules.dropout._DropoutNd) else named

@@ -34,7 +34,7 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
     given, traits, model_type = call.arguments, call.model.traits, call.model.anatomy.model_type
     always = call.model.options.unpad == "always"
     if call.model.proof.padded is not None:
-        yield f"it was not exact without its padding when it was audited: {call.model.proof.padded}"
+        yield call.model.proof.padded
     if call.declared.jumps:
         yield "its position_ids jump"
     if given.get("use_cache") or any(_is_filled(given.get(name)) for name in CACHES):

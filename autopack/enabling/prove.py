@@ -22,7 +22,16 @@ logger = logging.getLogger(__name__)
 
 
 def prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> None:
-    """Set the proof of a model that has been attached; `code` says whose code it runs."""
+    """Set the proof of a model that has been attached; `code` says whose code it runs.
+
+    Where somebody looks inside, at rows and columns, padded batches keep theirs, whatever is proven.
+    """
+    _prove(model, enabled, code)
+    if code.onlooker is not None and enabled.proof.padded is None and enabled.options.verify != "never":
+        enabled.proof = replace(enabled.proof, padded=f"{code.onlooker}, and sees the padded form")
+
+
+def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> None:
     verify, kind = enabled.options.verify, enabled.anatomy.model_type
     if verify == "never":
         enabled.proof = Proof("not asked for (verify='never')")
@@ -60,7 +69,9 @@ def prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> No
         return
     how = f"by an audit of this very model, worst relative error {report.worst:.1e} (audited because: {because})"
     # A padded batch without its padding is a packed row.
-    enabled.proof = Proof(how, report.packed, report.labels, unasked or report.padded or report.packed)
+    inexact = report.padded or report.packed
+    padded = unasked or (inexact and f"it was not exact without its padding when it was audited: {inexact}")
+    enabled.proof = Proof(how, report.packed, report.labels, padded)
     logger.info("autopack audited %s in %.1f s", type(model).__name__, time.perf_counter() - started)
 
 

@@ -115,12 +115,14 @@ def located_class(module: nn.Module) -> Any:
 class Provenance:
     """Whose code a model runs now.
 
-    `foreign` tells in words, by module, what is not transformers' own; empty where everything is. `places` are where
-    its code stands, for `autopack.inspection.watch`.
+    `foreign` tells in words, by module, what is not transformers' own; empty where everything is. `onlooker` is the
+    first hook on a part of the model that may read rows and columns of what passes; None where there is none. `places`
+    are where its code stands, for `autopack.inspection.watch`.
     """
 
     def __init__(self, model: PreTrainedModel, implementations: tuple[str, ...] = ()):
         self.foreign: list[str] = []
+        self.onlooker: str | None = None
         self.places: list[Place] = []
         self._classes: dict[Any, str | None] = {}
         self._functions: set[int] = set()
@@ -138,6 +140,10 @@ class Provenance:
                 reason = out_of_place(cls, above)
             if reason is not None:
                 self.foreign.append(f"{said}: {reason}")
+            # What is on a model itself gets the form that it knows there (`autopack.calls.entry`).
+            if self.onlooker is None and not isinstance(module, PreTrainedModel):
+                hook = next((hook for hook in hooks_of(module).values() if looks_at_rows(hook)), None)
+                self.onlooker = None if hook is None else f"{said}: a hook on it is {_whose(_function_of(hook))}"
             below = cls if cls is not None and cls.__module__.startswith("transformers.") else above
             for child in module.children():
                 parents.setdefault(id(child), below)
@@ -297,9 +303,16 @@ def _is_auto(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, _BaseAutoModelClass)
 
 
-def is_foreign_hook(hook: Any) -> bool:
-    """Whether a forward hook is neither of transformers or torch nor of what is integrated."""
-    return not is_own(_function_of(hook))
+def hooks_of(module: nn.Module) -> dict[int, Any]:
+    """The forward and backward hooks of a module by number, which torch gives once in a process."""
+    kinds = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return {number: hook for kind in kinds for number, hook in kind.items()}
+
+
+def looks_at_rows(hook: Any) -> bool:
+    """Whether a hook may read rows and columns: somebody else's, or NEFTune's, whose noise shrinks with the row."""
+    function = _function_of(hook)
+    return not is_own(function) or getattr(function, "__name__", None) == "neftune_post_forward_hook"
 
 
 def _function_of(hook: Any) -> Any:
@@ -307,7 +320,7 @@ def _function_of(hook: Any) -> Any:
 
 
 def _of_hooks(module: nn.Module) -> str | None:
-    for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
-        if is_foreign_hook(hook):
-            return f"a forward hook on it is {_whose(_function_of(hook))}"
+    for function in map(_function_of, hooks_of(module).values()):
+        if not is_own(function):
+            return f"a hook on it is {_whose(function)}"
     return None

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from transformers import PretrainedConfig
 
-from autopack.inspection.provenance import Place, is_foreign_hook, original
+from autopack.inspection.provenance import Place, hooks_of, looks_at_rows, original
 
 _FOLLOWED = frozenset(
     (
@@ -33,6 +33,9 @@ _FOLLOWED = frozenset(
     )
 )
 """Fields of a configuration that calls read themselves, or that no forward reads."""
+
+
+_KINDS_OF_HOOKS = attrgetter("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 class Watch:
@@ -73,10 +76,10 @@ class Watch:
             return False
         known = set(self._hooks)
         for module in self._modules:
-            for number, hook in (*module._forward_pre_hooks.items(), *module._forward_hooks.items()):
+            for number, hook in hooks_of(module).items():
                 if number in known:
-                    known.remove(number)  # torch gives each number once
-                elif is_foreign_hook(hook):
+                    known.remove(number)
+                elif looks_at_rows(hook):
                     return True
         if known:
             return True
@@ -98,9 +101,8 @@ def _structure(modules: list[nn.Module]) -> tuple[list[Any], ...]:
 
 
 def _hooks(modules: list[nn.Module]) -> list[int]:
-    """The numbers of the forward hooks of modules."""
-    before, after = attrgetter("_forward_pre_hooks"), attrgetter("_forward_hooks")
-    return list(chain.from_iterable(chain(map(before, modules), map(after, modules))))
+    """The numbers of the forward and backward hooks of modules."""
+    return list(chain.from_iterable(chain.from_iterable(map(_KINDS_OF_HOOKS, modules))))
 
 
 def _own_functions(module: nn.Module) -> tuple[Any, Any]:

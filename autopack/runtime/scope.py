@@ -200,9 +200,9 @@ def _outside(module: nn.Module, mark: Mark) -> OutsideForward:
     return OutsideForward(
         f"{type(module).__name__} belongs to a model that autopack enabled, but it was reached without passing that "
         f"model's entry, so its documents are unknown. Call the model itself, not one of its layers or the forward of "
-        f"a class that it is derived from; for gradient checkpointing use `model.gradient_checkpointing_enable()`, "
-        f"since other checkpoint wrappers do not carry the layout into backward; or call `autopack.disable(model)` "
-        f"first."
+        f"a class that it is derived from; for gradient checkpointing use `model.gradient_checkpointing_enable()` or "
+        f"torch's checkpoint wrappers, since other ways do not carry the layout into backward; or call "
+        f"`autopack.disable(model)` first."
     )
 
 

@@ -1,0 +1,115 @@
+"""Hooks on parts of a model that look at rows and columns: padded batches keep their padding, and say why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.integrations.neftune import neftune_post_forward_hook
+
+import autopack
+from tests.padded import FLOAT32, GRADIENT, PADDED, batch, build, loss_error, mask_of, model_gradient_error, tally_of
+from tests.padded import twins as twins_of
+
+KINDS = ["llama", "gpt2", "mamba", "bloom", "bert", "qwen3_moe", "opt", "gemma2", "mistral", "phi"]
+
+
+def _layer(model):
+    return next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m))[0]
+
+
+def _twins(model_type):
+    task = "masked LM" if model_type == "bert" else "causal LM"
+    return twins_of(build(model_type, task, attn_implementation="eager")), batch(task, mask_of(PADDED))
+
+
+def _features(output):
+    states = output[0] if isinstance(output, tuple) else output
+    return states[:, -1].pow(2).mean()  # of the last column of every row
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("model_type", KINDS)
+def test_a_loss_of_the_states_of_a_layer(model_type, when):
+    (stock, model), inputs = _twins(model_type)
+    found = {}
+    for which in (stock, model):
+
+        def look(module, args, output, which=which):
+            found[which] = _features(output)
+
+        if when == "after" and which is model:
+            autopack.enable(model)
+        _layer(which).register_forward_hook(look)
+        if when == "before" and which is model:
+            autopack.enable(model)
+        loss = which(**inputs, use_cache=False).loss if model_type != "bert" else which(**inputs).loss
+        (loss + 0.1 * found[which]).backward()
+    assert loss_error(found[model], found[stock]) < FLOAT32
+    assert model_gradient_error(model, stock) < GRADIENT
+    (reason,) = tally_of(model).left
+    assert "a hook on it is test_a_loss_of_the_states_of_a_layer" in reason
+    autopack.disable(model)
+
+
+def test_a_backward_hook():
+    (stock, model), inputs = _twins("llama")
+    shapes = []
+    with autopack.enable(model):
+        for which in (stock, model):
+            _layer(which).register_full_backward_hook(lambda _, given, out: shapes.append(given[0].shape))
+            which(**inputs).loss.backward()
+    # In between are those of the audit that the hook has asked for.
+    assert shapes[0] == shapes[-1] == (len(PADDED), max(PADDED), model.config.hidden_size)
+
+
+def test_when_the_hook_is_gone_batches_run_without_their_padding_again():
+    (_, model), inputs = _twins("llama")
+    with autopack.enable(model):
+        model(**inputs)
+        hook = _layer(model).register_forward_hook(lambda *_: None)
+        model(**inputs)
+        hook.remove()
+        model(**inputs)
+        assert (tally_of(model).batches, sum(tally_of(model).left.values())) == (2, 1)
+
+
+def test_packed_rows_are_packed_rows():
+    (_, model), _ = _twins("llama")
+    shapes = []
+    with autopack.enable(model):
+        _layer(model).register_forward_hook(lambda _, args, output: shapes.append(args[0].shape[:2]))
+        shapes.clear()
+        model(input_ids=torch.ones(1, 9, dtype=torch.long), position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]]))
+    assert shapes[-1] == (1, 9)
+
+
+def test_without_being_looked_for_the_hook_sees_one_row():
+    (_, model), inputs = _twins("llama")
+    shapes = []
+    with autopack.enable(model, verify="never"):
+        _layer(model).register_forward_hook(lambda _, args, output: shapes.append(args[0].shape[:2]))
+        model(**inputs)
+    assert shapes == [(1, sum(PADDED))]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_noise_of_neftune_is_that_of_the_padded_batch(when):
+    (stock, model), inputs = _twins("llama")
+    losses = []
+    for which in (stock.train(), model.train()):
+        if when == "after" and which is model:
+            autopack.enable(model)
+        embeddings = which.get_input_embeddings()
+        embeddings.neftune_noise_alpha = 5.0
+        hook = embeddings.register_forward_hook(neftune_post_forward_hook)
+        if when == "before" and which is model:
+            autopack.enable(model)
+        torch.manual_seed(0)
+        losses.append(which(**inputs).loss)
+        hook.remove()
+    assert loss_error(losses[1], losses[0]) < FLOAT32
+    (reason,) = tally_of(model).left
+    assert "neftune_post_forward_hook" in reason
+    model(**inputs)
+    assert tally_of(model).batches == 1
+    autopack.disable(model)
