@@ -73,6 +73,21 @@ def test_when_the_hook_is_gone_batches_run_without_their_padding_again():
         assert (tally_of(model).batches, sum(tally_of(model).left.values())) == (2, 1)
 
 
+def test_a_hook_that_only_asks_for_gradients_looks_at_nothing():
+    """Scripts with adapters put it on the embeddings, so that checkpointed layers have something to differentiate."""
+
+    def make_inputs_require_grad(module, args, output):
+        output.requires_grad_(True)
+
+    (stock, model), inputs = _twins("llama")
+    with autopack.enable(model):
+        for which in (stock, model):
+            which.get_input_embeddings().register_forward_hook(make_inputs_require_grad)
+            which(**inputs).loss.backward()
+        assert tally_of(model).batches == 1
+    assert model_gradient_error(model, stock) < GRADIENT
+
+
 def test_packed_rows_are_packed_rows():
     (_, model), _ = _twins("llama")
     shapes = []

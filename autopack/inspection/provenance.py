@@ -309,10 +309,22 @@ def hooks_of(module: nn.Module) -> dict[int, Any]:
     return {number: hook for kind in kinds for number, hook in kind.items()}
 
 
+def is_foreign_hook(hook: Any) -> bool:
+    """Whether a hook is somebody else's."""
+    return not is_own(_function_of(hook))
+
+
 def looks_at_rows(hook: Any) -> bool:
-    """Whether a hook may read rows and columns: somebody else's, or NEFTune's, whose noise shrinks with the row."""
+    """Whether a hook may read rows and columns: somebody else's, or NEFTune's, whose noise shrinks with the row.
+
+    One that asks for gradients and nothing else (`output.requires_grad_(True)`, for adapters under checkpointing) does
+    not.
+    """
     function = _function_of(hook)
-    return not is_own(function) or getattr(function, "__name__", None) == "neftune_post_forward_hook"
+    if is_own(function):
+        return getattr(function, "__name__", None) == "neftune_post_forward_hook"
+    code = getattr(function, "__code__", None)
+    return code is None or code.co_names != ("requires_grad_",) or bool(code.co_freevars)
 
 
 def _function_of(hook: Any) -> Any:

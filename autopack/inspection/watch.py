@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from transformers import PretrainedConfig
 
-from autopack.inspection.provenance import Place, hooks_of, looks_at_rows, original
+from autopack.inspection.provenance import Place, hooks_of, is_foreign_hook, looks_at_rows, original
 
 _FOLLOWED = frozenset(
     (
@@ -79,7 +79,7 @@ class Watch:
             for number, hook in hooks_of(module).items():
                 if number in known:
                     known.remove(number)
-                elif looks_at_rows(hook):
+                elif is_foreign_hook(hook) or looks_at_rows(hook):
                     return True
         if known:
             return True
