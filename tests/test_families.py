@@ -58,7 +58,7 @@ def test_what_is_shipped_is_what_was_recorded_of_every_task():
 
 
 def test_what_is_shipped_has_a_line_for_each_type():
-    assert data.MEASURED.read_text() == exactness._line_per_type(data.load()) + "\n"
+    assert data.MEASURED.read_text() == exactness.json_by_lines(data.load()) + "\n"
 
 
 def test_the_tables_of_all_recorded_tasks_are_printed_by_one_command(capsys, monkeypatch):
