@@ -18,8 +18,6 @@ torch.set_num_threads(1)
 # Machines that run tests are shared: an example that waits for a core is no failure.
 hypothesis.settings.register_profile("autopack", deadline=None)
 hypothesis.settings.load_profile("autopack")
-# Fixtures collect garbage to see what is left behind; what torch and transformers hold need not be searched each time.
-gc.freeze()
 
 LENGTHS = (7, 12, 5, 9)
 """One row of documents, as in the auditor."""
@@ -126,6 +124,13 @@ def attributes(model: PreTrainedModel) -> dict[str, Any]:
 def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
     """Whether two pictures hold the same objects, by identity."""
     return found.keys() == expected.keys() and all(found[key] is expected[key] for key in found)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _only_new_garbage() -> None:
+    """Tests collect garbage to see what is left behind; what has stayed until now need not be searched each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
