@@ -8,6 +8,7 @@ all that it calls in its module is so too. What is put on instances (forwards, h
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import sysconfig
@@ -61,9 +62,18 @@ def _is_own_file(name: str) -> bool:
 
 def original(value: Any) -> Any:
     """What stood where autopack has put a function of its own; anything else is itself."""
-    while (inner := getattr(value, "autopack_original", None)) is not None:
+    while (inner := _held(value, "autopack_original")) is not None:
         value = inner
     return value
+
+
+def _held(value: Any, name: str) -> Any:
+    """An attribute that is really there: a mock has any that is asked for, and each of them has it again."""
+    if isinstance(value, FunctionType):
+        return vars(value).get(name)
+    if isinstance(value, MethodType) and name != "__func__":
+        return _held(value.__func__, name)
+    return None if inspect.getattr_static(value, name, None) is None else getattr(value, name, None)
 
 
 def layers(value: Any) -> Iterator[Any]:
@@ -77,7 +87,7 @@ def layers(value: Any) -> Iterator[Any]:
         yield value
         # A bound method passes on what its function wraps, so the function itself comes first.
         inner = ("__func__",) if isinstance(value, MethodType) else ("func", "__func__", "__wrapped__")
-        waiting += [getattr(value, name, None) for name in inner]
+        waiting += [_held(value, name) for name in inner]
 
 
 def is_own(value: Any) -> bool:

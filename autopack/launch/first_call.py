@@ -28,9 +28,15 @@ _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 class FirstCall:
     """Forward pre-hook of a model that waits for its first call in training. Inert where autopack was not started."""
 
+    in_evaluation = False
+    """Whether a first call in evaluation counts too, as it does where other people's tests are run (`compat/`)."""
+
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments | None:
         # Compiled code, which may have to be one graph, comes by here and goes no further in evaluation.
-        return _first_call(self, module, args, kwargs) if module.training and torch.is_grad_enabled() else None
+        trains = module.training and torch.is_grad_enabled()
+        if trains or (self.in_evaluation and not torch.compiler.is_compiling()):
+            return _first_call(self, module, args, kwargs)
+        return None
 
 
 def prepare(base: Any) -> None:
