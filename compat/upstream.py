@@ -1,4 +1,4 @@
-"""Run transformers' own model tests twice, stock and with every model enabled, and list what fails only when enabled.
+"""Run transformers' own model tests with every model enabled, and list what fails only then.
 
     python -m compat.upstream DIRECTORY                   the types below
     python -m compat.upstream DIRECTORY --types llama t5  some types, printed only
@@ -6,9 +6,9 @@
 
 DIRECTORY holds transformers' `tests` folder and its `conftest.py`, and stays outside of this project: `tests/*.py` come
 with the source distribution of a release (`pip download --no-deps --no-binary :all: transformers==VERSION`), `tests/models`,
-`tests/generation` and `conftest.py` with its repository. Tests that need the hub, a GPU or a package that is not installed
-fail or are skipped in both runs, and count in neither. What fails only when enabled is run again, each test by itself and
-in both forms, so that a test which fails now and then is not taken for one of ours.
+`tests/generation` and `conftest.py` with its repository. What fails is run again in one process, stock, and what passes then once more
+enabled: tests that need the hub, a GPU or a package that is not installed fail in both forms and do not count, nor do those
+that fail now and then.
 
 The exit status is 1 where a test fails that `compat/upstream.toml` does not name.
 """
@@ -52,16 +52,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--record", action="store_true", help="write docs/upstream.md")
     args = parser.parse_args(arguments)
     files = [find(args.directory, model_type) for model_type in args.types]
-    stock = run(args, files, None)
     enabled = run(args, files, args.unpad)
-    suspects = sorted(name for name in new_failures(stock, enabled))
+    suspects = [name for name, found in enabled.items() if found["outcome"] == "failed"]
+    stock: Outcomes = {}
     if suspects:
-        print(f"\n{len(suspects)} tests fail only when enabled; each is run again", flush=True)
         args.jobs, args.keyword = 0, ""
-        again, once_more = run(args, suspects, args.unpad), run(args, suspects, None)
-        enabled |= again
-        stock |= once_more
-    failures = new_failures(stock, enabled)
+        stock = run(args, suspects, None)
+        suspects = [name for name in suspects if stock.get(name, {}).get("outcome") == "passed"]
+    if suspects:
+        enabled |= run(args, suspects, args.unpad)
+    failures = [name for name in suspects if enabled[name]["outcome"] == "failed"]
     print(table(args.types, stock, enabled))
     reasons = documented()
     unnamed = 0
@@ -98,12 +98,6 @@ def run(args: argparse.Namespace, what: list[str], unpad: str | None) -> Outcome
             raise SystemExit(f"pytest ended with status {done.returncode}; see what it says: {' '.join(command)}")
         found: Outcomes = json.loads(outcomes.read_text())
         return found
-
-
-def new_failures(stock: Outcomes, enabled: Outcomes) -> list[str]:
-    """Tests that pass stock and do not when enabled; one that ended its process has no outcome at all."""
-    passed = (name for name, found in stock.items() if found["outcome"] == "passed")
-    return sorted(name for name in passed if enabled.get(name, {}).get("outcome") != "passed")
 
 
 def documented() -> dict[str, str]:

@@ -29,7 +29,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
     def autopack_attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        mark, scope = mark_of(module), site_scope(module)
+        mark, scope = mark_of(module), site_scope(module, one_token=query.shape[2] == 1)
         if mark is None or scope is None or scope.layout is None:
             refuse_stranger(module, query.shape[0], query.shape[2])
             return original(module, query, key, value, attention_mask, *args, **kwargs)

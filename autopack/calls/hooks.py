@@ -31,6 +31,7 @@ from autopack.runtime import scope as scopes
 from autopack.runtime.checkpointing import bind_checkpointing
 from autopack.runtime.model import EnabledModel, Link
 from autopack.runtime.scope import Activation
+from autopack.runtime.untraced import untraced
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class EntryHook:
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry = self.entry
         model = entry.link.follow(module)
+        if torch.compiler.is_compiling() and scopes.ambient.activation is None and _decodes_one_token(entry, args, kwargs):
+            return None  # left out of the graph altogether, which may have to be one
         if entry.kind is Kind.MODEL and not entry.guarded:
             running = scopes.of_model(model)
             # Compiled code cannot look at frames (see `current`), so only a first descent is trusted here; anything
@@ -63,6 +66,8 @@ class ExitHook:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if self.entry.link.model is None:
             return None  # the entry has raised
+        if torch.compiler.is_compiling() and scopes.ambient.activation is None:
+            return None  # the entry has left it out of the graph
         if self.entry.kind is Kind.HALF:
             return _leave_untraced(self.entry, module, output)
         return _leave(self.entry, module, output)
@@ -72,7 +77,7 @@ class ArrivalHook:
     """Forward hook of a module that mixes tokens: in a packed forward it must have come to its site. Holds nothing."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        scopes.check_arrival(module)
+        scopes.check_arrival(module, output)
 
 
 class PoolerHook:
@@ -108,6 +113,16 @@ class SpanLogitsHook:
         return None if running is None or running.plan is None else running.plan.span_logits(output)
 
 
+def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call brings one token per row, which can hold no two documents."""
+    given = {**dict(zip(entry.names, args, strict=False)), **kwargs}
+    if entry.kind is Kind.PAIR and given.get("encoder_outputs") is None:
+        return False
+    names = ("decoder_input_ids", "decoder_inputs_embeds") if entry.kind is Kind.PAIR else ("input_ids", "inputs_embeds")
+    brought = [given[name] for name in names if given.get(name) is not None]
+    return bool(brought) and all(tokens.ndim > 1 and tokens.shape[1] == 1 for tokens in brought)
+
+
 def _defers(activation: Activation) -> bool:
     return activation.plan is not None and activation.plan.defers
 
@@ -117,8 +132,8 @@ def _passes(activation: Activation) -> bool:
     return activation.plan is None or not (activation.plan.defers or activation.plan.masks)
 
 
-# Deciding needs values on the host; traced, it would break the graph wherever one is read.
-@torch._dynamo.disable
+# Traced, it would break the graph wherever a value is read on the host.
+@untraced("autopack reads on the host where documents begin, once per call: compile without fullgraph=True")
 def _enter(
     hook: EntryHook, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

@@ -30,7 +30,9 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
     @functools.wraps(original, updated=())
     def autopack_mixer(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        scope = site_scope(self)
+        first = args[0] if args else kwargs.get(names[0])
+        one_token = isinstance(first, torch.Tensor) and first.ndim > 1 and first.shape[1] == 1
+        scope = site_scope(self, one_token)
         if scope is None or scope.layout is None:
             return original(self, *args, **kwargs)
         return mix(self, scope, {**dict(zip(names, args, strict=False)), **kwargs})

@@ -175,15 +175,18 @@ def without_layout() -> Iterator[None]:
         yield
 
 
-def site_scope(module: nn.Module) -> Scope | None:
+def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:
     """The scope of the forward that `module` runs in, or None where the module belongs to no enabled model.
 
     Raises `OutsideForward` for a module of an enabled model that is reached with no scope or with another model's.
+    With `one_token` the module has one token per row, which needs no scope: two documents would be two tokens.
     """
     mark = mark_of(module)
     if mark is None or not mark.mixes:
         return None
     activation = current()
+    if activation is None and one_token and mark.model is not None:
+        return None
     if activation is None or activation.scope.model is not mark.model:
         raise _outside(module, mark)
     scope = activation.scope
@@ -220,7 +223,7 @@ def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
         )
 
 
-def check_arrival(module: nn.Module) -> None:
+def check_arrival(module: nn.Module, output: Any) -> None:
     """Raise `UnsupportedModel` where a module that mixes tokens has run in a packed forward, past its site.
 
     Raises `OutsideForward` where it has run in none, as its site would have: a copy has no sites until it is called.
@@ -229,7 +232,10 @@ def check_arrival(module: nn.Module) -> None:
     if mark is None or torch.compiler.is_compiling():
         return
     if activation is None:
-        raise _outside(module, mark)
+        states = output[0] if isinstance(output, tuple) else output
+        if mark.model is None or not isinstance(states, torch.Tensor) or states.ndim < 3 or states.shape[-2] != 1:
+            raise _outside(module, mark)
+        return
     if activation.scope.layout is None:
         return
     if activation.scope.model is mark.model and mark not in activation.arrived:
