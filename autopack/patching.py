@@ -9,6 +9,7 @@ counted; the last one to leave restores the original by identity.
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 import weakref
 from collections import deque
@@ -129,8 +130,13 @@ def abandon(sites: tuple[Site, ...]) -> None:
     """Leave the sites of a model that was collected. Never waits and never raises.
 
     The collector may call this at any point, in the middle of `install` too; then the running call does it at its end.
+    In the middle of a compilation, which has read what stands at the sites and will look there again, it is left to the
+    next model that is enabled, disabled or collected.
     """
     _abandoned.append(sites)
+    guards = sys.modules.get("torch._guards")
+    if guards is not None and guards.TracingContext.try_get() is not None:
+        return
     if _lock.acquire(blocking=False):
         try:
             _leave_abandoned()

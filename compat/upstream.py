@@ -4,40 +4,42 @@
     python -m compat.upstream DIRECTORY --types llama t5  some types, printed only
     python -m compat.upstream DIRECTORY --record          also write docs/upstream.md
 
-DIRECTORY holds transformers' `tests` folder and its `conftest.py`, and stays outside of this project: `tests/*.py` come
-with the source distribution of a release (`pip download --no-deps --no-binary :all: transformers==VERSION`), `tests/models`,
-`tests/generation` and `conftest.py` with its repository. What fails is run again in one process, stock, and what passes then once more
-enabled: tests that need the hub, a GPU or a package that is not installed fail in both forms and do not count, nor do those
-that fail now and then.
+DIRECTORY is a checkout of transformers' repository, or what of it its tests need (`tests`, `utils`, `conftest.py`), and
+stays outside of this project. Of another commit than the installed release, `tests/*.py` are better taken from the
+source distribution of that release (`pip download --no-deps --no-binary :all: transformers==VERSION`).
 
-The exit status is 1 where a test fails that `compat/upstream.toml` does not name.
+What fails is run again in one process, first stock, and what passes then once more enabled: tests that need the hub, a
+GPU or a package that is not installed fail in both forms and do not count, nor do those that fail now and then. The
+exit status is 1 where a test fails that `compat/upstream.toml` does not name.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import json
-
-import torch
 import transformers
 
-import autopack
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTED = Path(__file__).with_name("upstream.toml")
 PAGE = ROOT / "docs" / "upstream.md"
-TYPES = """llama gemma2 gemma3 qwen3 qwen3_moe mixtral gpt2 bert roberta modernbert t5 bart mamba mamba2 bamba qwen3_next rwkv xlstm
-recurrent_gemma whisper qwen2_5_vl llava paligemma deberta_v2 longformer gpt_oss falcon bloom""".split()
+TYPES = """
+llama gemma2 gemma3 qwen3 qwen3_moe mixtral gpt2 bert roberta modernbert t5 bart mamba mamba2 bamba qwen3_next rwkv
+xlstm recurrent_gemma whisper qwen2_5_vl llava paligemma deberta_v2 longformer gpt_oss falcon bloom
+""".split()
 Outcomes = dict[str, dict[str, Any]]
 """By the name of a test: its `outcome`, `why` it failed, and what became of its `models`."""
 
@@ -62,23 +64,24 @@ def main(arguments: list[str] | None = None) -> int:
     if suspects:
         enabled |= run(args, suspects, args.unpad)
     failures = [name for name in suspects if enabled[name]["outcome"] == "failed"]
-    print(table(args.types, stock, enabled))
     reasons = documented()
-    unnamed = 0
-    for name in failures:
-        reason = next((said for pattern, said in reasons.items() if fnmatch(name, f"*{pattern}")), None)
-        unnamed += reason is None
-        print(f"\n{name}\n    {reason or 'NOT DOCUMENTED: ' + enabled[name]['why']}")
+    named = {test: next((said for glob, said in reasons.items() if fnmatch(test, glob)), None) for test in failures}
+    counted = table(args.types, enabled, failures)
+    print(f"\n{counted}")
+    for test, reason in named.items():
+        print(f"\n{test}\n    {reason or 'NOT DOCUMENTED: ' + enabled[test]['why']}")
     if args.record:
-        PAGE.write_text(page(args, stock, enabled, failures, reasons))
-    return int(unnamed > 0)
+        PAGE.write_text(page(counted, failures, reasons))
+    return int(None in named.values())
 
 
 def find(directory: Path, model_type: str) -> str:
     """The file of the model tests of a type, from the directory."""
     path = Path("tests", "models", model_type, f"test_modeling_{model_type}.py")
     if not (directory / path).is_file():
-        raise SystemExit(f"{directory / path} is missing; DIRECTORY has to hold transformers' tests (--help says whence)")
+        raise SystemExit(
+            f"{directory / path} is missing; DIRECTORY has to hold transformers' tests (--help says whence)"
+        )
     return str(path)
 
 
@@ -86,12 +89,27 @@ def run(args: argparse.Namespace, what: list[str], unpad: str | None) -> Outcome
     """Run tests in one form: stock where `unpad` is None."""
     with tempfile.TemporaryDirectory() as folder:
         outcomes = Path(folder, "outcomes.json")
-        command = [sys.executable, "-m", "pytest", "-p", "compat.upstream_plugin", "-p", "no:cacheprovider", "-q", "--tb=no"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "compat.upstream_plugin",
+            "-p",
+            "no:cacheprovider",
+            "-q",
+            "--tb=no",
+        ]
         command += ["-n", str(args.jobs), "--outcomes", str(outcomes), "--no-header", "-rN", "--disable-warnings"]
         command += ["-k", args.keyword] if args.keyword else []
         command += ["--unpad", unpad] if unpad else []
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        surroundings = {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        surroundings = {
+            "PYTHONPATH": paths,
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
         print(f"\n{'enabled, unpad=' + repr(unpad) if unpad else 'stock'}", flush=True)
         done = subprocess.run([*command, *what], cwd=args.directory, env={**os.environ, **surroundings}, check=False)
         if done.returncode > 1:  # 1 says that tests failed
@@ -106,29 +124,41 @@ def documented() -> dict[str, str]:
     return {entry["test"]: " ".join(entry["reason"].split()) for entry in found}
 
 
-def table(types: list[str], stock: Outcomes, enabled: Outcomes) -> str:
-    """A line per type: tests that pass stock, those among them in which a model was enabled, and those that fail."""
-    lines = ["| type | pass stock | with an enabled model | fail when enabled |", "|---|---|---|---|"]
-    failures = new_failures(stock, enabled)
+def table(types: list[str], enabled: Outcomes, failures: list[str]) -> str:
+    """A line per type: tests that pass enabled, those among them in which a model was, and those that fail."""
+    lines = ["| type | pass | of them with an enabled model | fail when enabled |", "|---|---|---|---|"]
     total: Counter[int] = Counter()
     for model_type in types:
-        here = [name for name, found in stock.items() if f"/{model_type}/" in name and found["outcome"] == "passed"]
-        with_model = sum(any(fate.startswith("enabled") for fate in enabled[n]["models"].values()) for n in here if n in enabled)
-        row = (len(here), with_model, sum(name in failures for name in here))
+        here = [name for name in enabled if f"/{model_type}/" in name]
+        passed = [name for name in here if enabled[name]["outcome"] == "passed"]
+        row = (len(passed), sum(map(_has_enabled, map(enabled.get, passed))), len({*here} & {*failures}))
         total.update(dict(enumerate(row)))
         lines.append(f"| {model_type} | {' | '.join(map(str, row))} |")
-    return "\n".join([*lines, f"| all | {' | '.join(str(total[i]) for i in range(3))} |"])
+    return "\n".join([*lines, f"| all | {' | '.join(str(total[column]) for column in range(3))} |"])
 
 
-def left(enabled: Outcomes) -> Counter[str]:
-    """Why models of the tests were not enabled, counted by test."""
-    fates = (fate for found in enabled.values() for fate in found["models"].values())
-    return Counter(fate for fate in fates if not fate.startswith("enabled"))
+def _has_enabled(found: dict[str, Any] | None) -> bool:
+    return found is not None and any(fate.startswith("enabled") for fate in found["models"].values())
 
 
-def page(args: argparse.Namespace, stock: Outcomes, enabled: Outcomes, failures: list[str], reasons: dict[str, str]) -> str:
-    """docs/upstream.md"""
-    raise NotImplementedError
+def page(counted: str, failures: list[str], reasons: dict[str, str]) -> str:
+    """The page that says which of transformers' tests fail with an enabled model, and why."""
+    lines = [
+        "# transformers' own tests, with every model enabled",
+        "",
+        f"Written by `python -m compat.upstream DIRECTORY --record` with transformers {transformers.__version__}. "
+        'Every model of these tests was enabled at its first call (`unpad="auto"`).',
+        "",
+        counted,
+        "",
+        "What fails then, and why:" if failures else "Nothing fails that passes without autopack.",
+    ]
+    for glob, reason in reasons.items():
+        tests = [test for test in failures if fnmatch(test, glob)]
+        lines += (
+            ["", f"* {reason}", *(f"  * `{test.removeprefix('tests/models/')}`" for test in tests)] if tests else []
+        )
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

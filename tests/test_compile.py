@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
+from transformers import CompileConfig
 
 import autopack
 from autopack import tiny
@@ -253,3 +254,43 @@ def _dense(layout, query, key, value, pattern, scale):
     key, value = (t.repeat_interleave(2, dim=1) for t in (key, value))
     scores = (query @ key.mT * scale).masked_fill(~seen[:, None], -torch.inf)
     return (scores.softmax(-1) @ value).transpose(1, 2)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bloom", "qwen3", "gemma2", "bart", "t5"])
+def test_a_decoding_step_is_one_graph(model_type):
+    """Generation compiles its steps with `fullgraph` where it was asked to; a token holds no two documents."""
+    model = _generating(model_type)
+    ids, given = tiny.tokens(model.config, 2, 7), {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    expected = model.generate(ids, **given)
+    compiled = CompileConfig(fullgraph=True, dynamic=False, backend="eager")
+    compiled._compile_all_devices = True
+    with autopack.enable(model, verify="never"):
+        found = model.generate(ids, **given, cache_implementation="static", compile_config=compiled)
+        assert hasattr(model, "_compiled_call")
+    assert torch.equal(found, expected)
+
+
+def _generating(model_type):
+    pair = model_type in ("bart", "t5")
+    model = tiny.build(model_type, task="seq2seq" if pair else "causal-lm").eval()
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def test_of_what_has_to_be_one_graph_the_reason_is_given():
+    model = _small()
+    with autopack.enable(model, verify="never"):
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="without fullgraph=True"):
+            compiled(input_ids=IDS, position_ids=positions(BATCHES[0]))
+
+
+def test_one_token_past_the_entry_is_let_through_and_two_are_not():
+    model = _small()
+    with autopack.enable(model, verify="never"):
+        layer = model.model.layers[0]
+        states = torch.randn(1, 2, model.config.hidden_size, dtype=model.dtype)
+        embeddings = model.model.rotary_emb(states, torch.arange(2)[None])
+        with pytest.raises(autopack.OutsideForward):
+            layer(states, position_embeddings=embeddings)
+        layer(states[:, :1], position_embeddings=tuple(part[:, :1] for part in embeddings))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import MagicMock
+
 import pytest
 import torch
 from transformers.integrations.neftune import neftune_post_forward_hook
@@ -128,3 +130,15 @@ def test_the_noise_of_neftune_is_that_of_the_padded_batch(when):
     model(**inputs)
     assert tally_of(model).batches == 1
     autopack.disable(model)
+
+
+def test_a_mock_as_a_hook():
+    """A mock has any attribute that is asked for, so what it seems to wrap has no end."""
+    (stock, model), inputs = _twins("llama")
+    hook = MagicMock(return_value=None)
+    with autopack.enable(model):
+        _layer(model).register_forward_hook(hook)
+        assert loss_error(model(**inputs).loss, stock(**inputs).loss) < FLOAT32
+        assert hook.called
+        (reason,) = tally_of(model).left
+    assert "a hook on it is" in reason

@@ -7,6 +7,7 @@ import threading
 import types
 
 import pytest
+import torch
 
 from autopack import SiteDrift, patching
 from autopack.patching import Site, abandon, install, intact, uninstall
@@ -198,3 +199,13 @@ def test_an_inherited_method_is_deleted_again_and_not_copied_down(module):
     uninstall(sites)
     assert "method" not in vars(module.Heir)
     assert module.Heir().method(1) == 1
+
+
+def test_nothing_is_put_back_in_the_middle_of_a_compilation(module):
+    held = install([_site("function")])
+    replacement = module.function
+    with torch._guards.tracing(torch._guards.TracingContext(None)):
+        abandon(held)
+        assert module.function is replacement
+    uninstall(install([_site("mapping", key="sdpa")]))
+    assert module.function is _function

@@ -14,6 +14,8 @@ from autopack.calls.call import CACHES
 
 _NO_RESULTS = {*CACHES, "mems", "loss"}
 """What continues a row, which packed rows do not have, and what is measured on its own."""
+_FEW = 16
+"""Fewer values than this say nothing of how far others of their kind would lie apart."""
 
 Fields = dict[str, torch.Tensor]
 """Tensors of one output, or of one document, by dotted name."""
@@ -155,12 +157,18 @@ def rows_first(value: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 def scales_of(documents: list[Fields]) -> dict[str, float]:
-    """The standard deviation of each field over all documents: what errors are relative to."""
+    """The standard deviation of each field over all documents: what errors are relative to.
+
+    A few values, such as one label of every document, may lie close together by chance; theirs are relative to their
+    size too, as rounding is.
+    """
     scales = {}
     for name in documents[0]:
         values = torch.cat([document[name].detach().double().flatten() for document in documents])
         values = values[values.isfinite()]
         spread = float(values.std()) if values.numel() > 1 else 0.0
+        if 0 < values.numel() < _FEW:
+            spread = max(spread, float(values.square().mean().sqrt()))
         scales[name] = spread or float(values.abs().max() if values.numel() else 0.0) or 1.0
     return scales
 

@@ -14,7 +14,7 @@ from autopack.auditing.fields import Fields, Sides, errors_between, fields_of, s
 from autopack.auditing.losses import Labels, expected_losses, find_labels, relative_error
 from autopack.auditing.report import ModeResult
 from autopack.auditing.running import Runner, gradient_error, gradients, weighted_sum
-from autopack.errors import AutopackError
+from autopack.errors import AutopackError, UnsupportedModel
 
 INFLUENCE = {"default", "two rows", "thresholds"}
 """Modes in which documents are replaced one at a time; in the others, every document is compared with itself alone."""
@@ -96,7 +96,7 @@ class PackedRuns:
             outputs = fields_of(self.runner.model(**case.given(call)))
         found, expected, unknown = Sides.of(call).split(outputs, alone)
         if not any(expected):
-            raise RuntimeError("no field of its output could be compared with what documents get alone")
+            raise UnsupportedModel("no field of its output can be compared with what documents get alone")
         self.unknown |= set(unknown)
         scales = scales_of(expected)
         worst, field = max(errors_between(found, expected, scales))

@@ -45,7 +45,11 @@ class EntryHook:
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry = self.entry
         model = entry.link.follow(module)
-        if torch.compiler.is_compiling() and scopes.ambient.activation is None and _decodes_one_token(entry, args, kwargs):
+        if (
+            torch.compiler.is_compiling()
+            and scopes.ambient.activation is None
+            and _decodes_one_token(entry, args, kwargs)
+        ):
             return None  # left out of the graph altogether, which may have to be one
         if entry.kind is Kind.MODEL and not entry.guarded:
             running = scopes.of_model(model)
@@ -66,8 +70,8 @@ class ExitHook:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if self.entry.link.model is None:
             return None  # the entry has raised
-        if torch.compiler.is_compiling() and scopes.ambient.activation is None:
-            return None  # the entry has left it out of the graph
+        if _is_traced_alone():
+            return None  # the entry has left it out
         if self.entry.kind is Kind.HALF:
             return _leave_untraced(self.entry, module, output)
         return _leave(self.entry, module, output)
@@ -113,12 +117,19 @@ class SpanLogitsHook:
         return None if running is None or running.plan is None else running.plan.span_logits(output)
 
 
+def _is_traced_alone() -> bool:
+    """Whether this is compiled code that no entry has put a scope in force for."""
+    return torch.compiler.is_compiling() and scopes.ambient.activation is None
+
+
 def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call brings one token per row, which can hold no two documents."""
     given = {**dict(zip(entry.names, args, strict=False)), **kwargs}
     if entry.kind is Kind.PAIR and given.get("encoder_outputs") is None:
         return False
-    names = ("decoder_input_ids", "decoder_inputs_embeds") if entry.kind is Kind.PAIR else ("input_ids", "inputs_embeds")
+    names = (
+        ("decoder_input_ids", "decoder_inputs_embeds") if entry.kind is Kind.PAIR else ("input_ids", "inputs_embeds")
+    )
     brought = [given[name] for name in names if given.get(name) is not None]
     return bool(brought) and all(tokens.ndim > 1 and tokens.shape[1] == 1 for tokens in brought)
 

@@ -54,10 +54,14 @@ def _is_own_file(name: str) -> bool:
     """Whether a file is one of transformers, torch, the standard library, or a package that is integrated."""
     if name.startswith((_MODELING, _TORCH, _HERE, "<frozen ")):
         return True
-    if name.startswith(_STDLIB) and not any(part in name for part in _PACKAGES):
+    if _is_standard(name):
         return True
     found = (getattr(sys.modules.get(package), "__file__", None) for package in _INTEGRATED)
     return any(path is not None and name.startswith(os.path.dirname(path) + os.sep) for path in found)
+
+
+def _is_standard(name: str) -> bool:
+    return name.startswith(_STDLIB) and not any(part in name for part in _PACKAGES)
 
 
 def original(value: Any) -> Any:
@@ -100,7 +104,8 @@ def is_own(value: Any) -> bool:
             return False
         elif type(layer).__module__ not in ("builtins", "functools"):  # an object that is called
             called = next((vars(cls)["__call__"] for cls in type(layer).__mro__ if "__call__" in vars(cls)), None)
-            if not is_own(called):
+            # What an object of the standard library calls, such as a mock, is what somebody has given it.
+            if not is_own(called) or _is_standard(getattr(getattr(called, "__code__", None), "co_filename", "")):
                 return False
     return True
 

@@ -14,6 +14,7 @@ from autopack.errors import OutsideForward
 from autopack.family import Family
 from autopack.inspection.anatomy import Anatomy
 from autopack.inspection.modules import configs_of
+from autopack.inspection.parameters import parameters_of
 from autopack.inspection.positions import Numbering
 from autopack.inspection.watch import Watch
 from autopack.patching import SiteLease
@@ -74,6 +75,9 @@ class Traits:
     def of(cls, family: Family, anatomy: Anatomy, numbering: Numbering, media: frozenset[str]) -> Traits:
         """What of this family concerns a model of this anatomy."""
         ways = {way for mixer in anatomy.mixers if (way := family.way_of(mixer)) is not None}
+        attends = bool(anatomy.attention) or any(way.attends for way in ways)
+        # A recurrent mixer may begin anew where positions do.
+        told_positions = any("position_ids" in parameters_of(type(mixer)).names for mixer in anatomy.mixers)
         return cls(
             family=family.name,
             dense=anatomy.model_type in family.dense_types,
@@ -82,7 +86,7 @@ class Traits:
             recurs=any(way.recurs for way in ways),
             counts_columns=any(family.adjustment_of(module) is not None for module in anatomy.attention)
             or any(way.counts for way in ways),
-            uses_positions=family.positions and (bool(anatomy.attention) or any(way.attends for way in ways)),
+            uses_positions=family.positions and (attends or told_positions),
             first_position=numbering.first_position(anatomy.entries[0].config),
             knows_padded_positions=anatomy.model_type in family.model_types
             and numbering.is_known(anatomy.counts_along_mask),
