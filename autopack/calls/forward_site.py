@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopack.calls.hooks import EntryHook
+from autopack.calls.door import Door
 from autopack.patching import Site
-from autopack.runtime import scope as scopes
 
 
 def adapt_forward(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
@@ -34,11 +33,6 @@ def _is_past_entry(module: nn.Module, forward: Any) -> bool:
 
     The forward of a subclass, or one on the instance, that goes on to this one would run twice; what it reaches raises.
     """
-    hook = next((hook for hook in module._forward_pre_hooks.values() if type(hook) is EntryHook), None)
-    if hook is None:
-        return False
-    model = hook.entry.link.model
-    running = None if model is None else scopes.of_model(model)
-    if running is not None and (running.scope.stock or hook.entry.level in running.passed):
-        return False
-    return "forward" not in vars(module) and type(module).forward is forward
+    doors = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, Door)]
+    is_past = [door.is_past(module) for door in doors]  # all of them: one that was passed forgets it here
+    return any(is_past) and "forward" not in vars(module) and type(module).forward is forward

@@ -16,6 +16,7 @@ from torch import nn
 from autopack.calls import refusals
 from autopack.calls.call import Call
 from autopack.calls.choose import choose, choose_pair
+from autopack.calls.door import Door
 from autopack.calls.entry import Entry, Kind
 from autopack.calls.halves import HalfAsRow
 from autopack.calls.loss_site import documents_of
@@ -36,7 +37,7 @@ from autopack.runtime.untraced import untraced
 logger = logging.getLogger(__name__)
 
 
-class EntryHook:
+class EntryHook(Door):
     """Forward pre-hook of an enabled model and of each model inside it that takes tokens."""
 
     def __init__(self, entry: Entry):
@@ -59,6 +60,11 @@ class EntryHook:
                 running.enter(entry.level)
                 return None
         return _enter(self, module, args, kwargs)
+
+    def is_past(self, module: nn.Module) -> bool:
+        model = self.entry.link.model
+        running = None if model is None else scopes.of_model(model)
+        return running is None or not (running.scope.stock or self.entry.level in running.passed)
 
 
 class ExitHook:

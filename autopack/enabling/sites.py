@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from torch import nn
 
@@ -23,7 +23,7 @@ def needed_sites(anatomy: Anatomy, of_family: tuple[Site, ...], implementations:
     """The sites for a model of this anatomy, whose mixers are marked, and its present attention implementations."""
     sites = [*of_family, *_mixer_sites(anatomy.mixers)]
     taken = {(site.module, site.path) for site in sites}  # a model may be a mixer itself, run on each document alone
-    sites += [site for site in _entry_sites(anatomy.entries) if (site.module, site.path) not in taken]
+    sites += [site for site in forward_sites(map(type, anatomy.entries)) if (site.module, site.path) not in taken]
     # The eager functions stand in for sdpa where attention weights are asked for, so they are always needed.
     sites += [
         Site(module, name, adapt_attention, parameters=("module", "query", "key", "value", "attention_mask"))
@@ -45,17 +45,21 @@ def needed_sites(anatomy: Anatomy, of_family: tuple[Site, ...], implementations:
 
 
 def _mixer_sites(mixers: list[nn.Module]) -> Iterable[Site]:
-    yield from (Site(module, path, adapt_mixer) for module, path in modules.forwards_of(mixers))
+    yield from (
+        Site(module, path, adapt_mixer)
+        for module, path in modules.forwards_of(map(modules.defining_class, map(type, mixers)))
+    )
     found: dict[Site, None] = {}
     for mixer in mixers:
         mark = mark_of(mixer)
         if mark is not None and mark.way is not None:
-            found.update(dict.fromkeys(mark.way.sites(modules.defining_class(mixer).__module__)))
+            found.update(dict.fromkeys(mark.way.sites(modules.defining_class(type(mixer)).__module__)))
     yield from found
 
 
-def _entry_sites(entries: Sequence[nn.Module]) -> Iterable[Site]:
-    own = [entry for entry in entries if located(modules.defining_class(entry))]
+def forward_sites(kinds: Iterable[type[nn.Module]]) -> Iterable[Site]:
+    """Those at which `model.forward(...)` becomes `model(...)`, as far as the forwards are transformers' own."""
+    own = filter(located, map(modules.defining_class, kinds))
     return (Site(module, path, adapt_forward, soft=True) for module, path in modules.forwards_of(own))
 
 

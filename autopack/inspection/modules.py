@@ -70,15 +70,14 @@ def checkpointed(model: nn.Module) -> list[nn.Module]:
     ]
 
 
-def forwards_of(modules: list[nn.Module]) -> list[tuple[str, str]]:
-    """Module and path of each forward that these modules run."""
-    classes = {defining_class(module) for module in modules}
-    return sorted((cls.__module__, f"{cls.__qualname__}.forward") for cls in classes)
+def forwards_of(classes: Iterable[type[nn.Module]]) -> list[tuple[str, str]]:
+    """Module and path of each forward that these classes define."""
+    return sorted((cls.__module__, f"{cls.__qualname__}.forward") for cls in {*classes})
 
 
-def defining_class(module: nn.Module) -> Any:
-    """The class whose forward a module runs."""
-    return next(cls for cls in type(module).__mro__ if "forward" in vars(cls))
+def defining_class(kind: type[nn.Module]) -> Any:
+    """The class whose forward modules of a class run."""
+    return next(cls for cls in kind.__mro__ if "forward" in vars(cls))
 
 
 def entries(model: PreTrainedModel) -> list[PreTrainedModel]:

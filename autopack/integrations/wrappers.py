@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -15,9 +16,11 @@ from autopack.integrations import peft
 def unwrap(model: Any) -> PreTrainedModel:
     """The one transformers model inside PEFT, DDP, FSDP, accelerate or torch.compile wrappers, or any other module.
 
+    Of an object that is no module it is the one that its attributes hold: a pipeline's, or the body of a SetFit model.
     Raises `UnsupportedModel` for anything that holds none or several, and for PEFT's prompt and prefix tuning.
     """
-    found = list({id(inner): inner for inner in _outermost(model)}.values()) if isinstance(model, nn.Module) else []
+    modules = [model] if isinstance(model, nn.Module) else _attributes_of(model)
+    found = list({id(inner): inner for module in modules for inner in _outermost(module)}.values())
     if len(found) == 1:
         return found[0]
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
@@ -29,8 +32,15 @@ def unwrap(model: Any) -> PreTrainedModel:
         )
     raise UnsupportedModel(
         f"autopack enables transformers models (a PreTrainedModel, also inside PEFT, DDP, accelerate, torch.compile or "
-        f"a module of your own) and transformers Trainers; found {kind}"
+        f"a module or an object of your own that holds one) and transformers Trainers; found {kind}"
     )
+
+
+def _attributes_of(holder: Any) -> list[nn.Module]:
+    """The modules among the attributes of an object; a class or a module of Python holds none as models are held."""
+    if isinstance(holder, type | ModuleType):
+        return []
+    return [value for value in getattr(holder, "__dict__", {}).values() if isinstance(value, nn.Module)]
 
 
 def holds_models(module: nn.Module) -> bool:

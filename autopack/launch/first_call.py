@@ -9,34 +9,55 @@ from __future__ import annotations
 import functools
 import sys
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import wrapt
 from torch import nn
 
+from autopack.calls.door import Door
 from autopack.errors import UnsupportedModel
 from autopack.integrations import peft
 from autopack.launch import session
 from autopack.launch.session import Session
+from autopack.patching import Site, SiteLease
 from autopack.runtime.marks import handle_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call."""
 
 
-class FirstCall:
-    """Forward pre-hook of a model that waits for its first call in training. Inert where autopack was not started."""
+class FirstCall(Door):
+    """Forward pre-hook of a model that waits for its first call in training. Inert where autopack was not started.
+
+    While it waits, `lease` holds the site at which `model.forward(...)` is `model(...)`.
+    """
 
     in_evaluation = False
     """Whether a first call in evaluation counts too, as it does where other people's tests are run (`compat/`)."""
 
+    _passed = False
+
+    def __init__(self, model: PreTrainedModel):
+        self.lease = SiteLease(functools.partial(_forward_sites, type(model)))
+        self.lease.follow(())
+
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Arguments | None:
         # Compiled code, which may have to be one graph, comes by here and goes no further in evaluation.
+        compiling = torch.compiler.is_compiling()
+        if not compiling:
+            self._passed = True
         trains = module.training and torch.is_grad_enabled()
-        if trains or (self.in_evaluation and not torch.compiler.is_compiling()):
+        if trains or (self.in_evaluation and not compiling):
             return _first_call(self, module, args, kwargs)
         return None
+
+    def is_past(self, module: nn.Module) -> bool:
+        passed, self._passed = self._passed, False
+        return not passed and module.training and torch.is_grad_enabled()
 
 
 def prepare(base: Any) -> None:
@@ -56,8 +77,14 @@ def prepare(base: Any) -> None:
 
 def _wait(model: Any) -> None:
     if session.current is not None and _hook(model) is None:
-        model.register_forward_pre_hook(FirstCall(), with_kwargs=True)
+        model.register_forward_pre_hook(FirstCall(model), with_kwargs=True)
         session.current.waiting.add(model)
+
+
+def _forward_sites(kind: type[nn.Module], _: tuple[str, ...]) -> list[Site]:
+    from autopack.enabling.sites import forward_sites
+
+    return list(forward_sites([kind]))
 
 
 def _hook(module: nn.Module, kind: type = FirstCall) -> int | None:
@@ -138,7 +165,7 @@ def _leave(here: Session, model: Any, error: Exception) -> None:
 def _wait_no_longer(here: Session, model: nn.Module) -> None:
     for part in model.modules():
         if (number := _hook(part)) is not None:
-            del part._forward_pre_hooks[number]
+            part._forward_pre_hooks.pop(number).lease.release()  # type: ignore[union-attr]
             part._forward_pre_hooks_with_kwargs.pop(number, None)
             here.waiting.discard(part)  # type: ignore[arg-type]
 

@@ -55,7 +55,7 @@ class AtOperations(Way):
     fused: str | None = None
 
     def run(self, call: MixerCall) -> Any:
-        if not self.sites(modules.defining_class(call.mixer).__module__):
+        if not self.sites(modules.defining_class(type(call.mixer)).__module__):
             return ROWS.run(call)
         call.check()
         with keeping_documents_apart(call.layout) as arrived:

@@ -110,15 +110,36 @@ def test_a_backbone_called_on_its_own_enables_the_whole_model(session):
     assert packed(model) == 2
 
 
-def test_a_model_whose_forward_is_called_directly_stays_as_it_is_until_it_is_called(session, capsys):
+def test_a_forward_that_is_called_directly_is_a_call(session):
+    model, stock = waiting(), tiny.build("llama", attn_implementation="sdpa").train()
+    with torch.no_grad():
+        model.forward(**batch())
+    assert not autopack.is_enabled(model)
+    assert torch.allclose(model.forward(**batch()).loss, stock(**batch()).loss, rtol=FLOAT32)
+    assert packed(model) == 1
+    model.forward(**batch())
+    assert packed(model) == 2
+
+
+def test_what_calls_the_forward_of_a_part_enables_the_whole_model(session):
     model = waiting()
+    arguments = batch()
+    del arguments["labels"]
+    model.model.forward(**arguments)
+    assert packed(model) == 1
+
+
+def test_a_forward_on_the_instance_that_is_called_directly_leaves_the_model_until_it_is_called(session, capsys):
+    model = waiting()
+    own = type(model).forward
+    model.forward = lambda **arguments: own(model, **arguments)
     model.forward(**batch())
     assert not autopack.is_enabled(model)
     (outcome,) = map(str, session._outcomes)
     assert outcome.endswith("left as it is: its forward is called directly, and not the model itself")
     model(**batch())
     assert packed(model) == 1
-    assert "enabled; 1 padded batch packed inside" in report(session, capsys)[0]
+    assert "enabled" in report(session, capsys)[0]
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
