@@ -224,6 +224,7 @@ def upstream_error(model: Any, handle: Handle | None) -> str | None:
             for length in _LENGTHS:
                 ids = tiny.tokens(model.config, 1, length)
                 tokens = {"input_ids": ids, "decoder_input_ids": ids} if is_pair(model) else {"input_ids": ids}
+                model(**tokens)  # with the cache that is the default, as the audit calls it too
                 output = model(**tokens, use_cache=False)
                 if not all(t.isfinite().all() for t in output.values() if isinstance(t, torch.Tensor)):
                     return "its results for a document alone are not finite"

@@ -234,8 +234,8 @@ def _of_dict(part: Any, field: str, value: dict[str, Any]) -> Iterator[tuple[Any
     if "rope_type" in value:
         yield from _rotary(part, value)
     for name, inner in value.items():
-        if name == "rope_type":
-            continue
+        if name == "rope_type" or not isinstance(name, str):
+            continue  # numbers are keys of tables
         if isinstance(inner, dict):
             for changed, also in _of_dict(part, f"{field}.{name}", inner):
                 yield {**value, name: changed}, also

@@ -102,7 +102,7 @@ FAMILY = Family(
     model_types=frozenset(_TYPES.split()),
     how="attention site, document by document; positions by document; images in the order of the documents",
     numbering=dict.fromkeys("kosmos_2_text_model kosmos_2_5_text_model".split(), AFTER_PAD_TOKEN)
-    | {"paligemma": Numbering(start=1, relative=True)},
+    | dict.fromkeys(("paligemma", "colpali"), Numbering(start=1, relative=True)),
     dense_types=frozenset({"dots3_note"}),
     media_types={
         "image": frozenset(" ".join(_IMAGES.values()).split()) - set(_NOT_COVERED.split()),

@@ -14,10 +14,10 @@ class _ByDocument(Rows):
     recurs = False
 
 
-_TOWERS = "CLIP CLIPSeg MetaClip2 OwlViT Owlv2 Siglip Siglip2 XCLIP"
+_TOWERS = "CLIP CLIPSeg MetaClip2 OwlViT Owlv2 Siglip Siglip2 Tipsv2 XCLIP"
 _TYPES = """
 clip_text_model clipseg_text_model metaclip_2_text_model owlv2_text_model owlvit_text_model siglip2_text_model
-siglip_text_model xclip_text_model
+siglip_text_model tipsv2_text_model xclip_text_model
 """
 
 FAMILY = Family(

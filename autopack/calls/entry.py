@@ -61,8 +61,8 @@ class Entry:
     foreign: str | None
     """What of the forwards and losses here and further in is somebody else's, which has to see the form it knows."""
     guarded: bool
-    """Whether code comes before it in a call that may give it other documents than the call has: somebody else's, or
-    that of a whole whose tokens have other names."""
+    """Whether code comes before it in a call that may give it other documents than the call has: somebody else's, that
+    of a whole whose tokens have other names, or a forward that takes positions by `**kwargs` and may lose them."""
     earliest_position: int
     """The least position at which a document may begin."""
 
@@ -108,7 +108,12 @@ class Entry:
                 model.traits.first_position if decodes is None else numbering.first_position(module.config)
             ),
             foreign=next((reason for reason in foreign[level:] if reason), None),
-            guarded=level > 0 and (any(foreign[: level + 1]) or not modules.takes_tokens(entries[0])),
+            guarded=level > 0
+            and (
+                any(foreign[: level + 1])
+                or not modules.takes_tokens(entries[0])
+                or (model.traits.uses_positions and not all(map(_names_positions, entries[:level])))
+            ),
         )
 
     @property
@@ -148,6 +153,10 @@ def why_alone(model: EnabledModel, level: int) -> str | None:
     if any(pools_single_tokens(entry) and activation_of(entry) is None for entry in inner):
         return "its pooler is handed one token of every row"
     return heads.reads_whole_row(module)
+
+
+def _names_positions(model: PreTrainedModel) -> bool:
+    return "position_ids" in parameters_of(type(model)).names
 
 
 def _is_backbone(model: PreTrainedModel) -> bool:
