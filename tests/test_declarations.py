@@ -379,3 +379,23 @@ def test_padding_may_stand_left_right_and_between():
 
 def test_documents_of_the_test_helpers_are_what_is_read():
     assert _bounds((2, 12), position_ids=positions([5, 7], [2, 10])) == [0, 5, 12, 14, 24]
+
+
+@pytest.mark.parametrize(
+    ("row", "documents"),
+    [
+        ([3, 3, 3, 4, 5, 6], None),  # padding between two turns, by a clamped count
+        ([4, 5, 6, 4, 5, 6], None),
+        ([4, 5, 6, 0, 1, 2], [0, 3, 6]),
+    ],
+)
+def test_positions_that_go_on_from_a_cache(row, documents):
+    found = read({"position_ids": _tensor(row)}, (1, 6), CPU, continues=True)
+    assert (None if found.layout is None else found.layout.bounds.tolist()) == documents
+    assert not found.jumps
+
+
+def test_of_a_mask_that_covers_a_cache_the_end_is_that_of_the_tokens():
+    arguments = {"position_ids": _tensor([3, 3, 0, 0, 1, 2]), "attention_mask": _tensor([1, 1, 1, 1, 0, 0, 0, 1, 1])}
+    assert read(arguments, (1, 6), CPU).layout is not None
+    assert read(arguments, (1, 6), CPU, continues=True).layout is None

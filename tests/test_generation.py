@@ -95,6 +95,33 @@ def test_a_continued_forward_with_a_mask_longer_than_its_tokens():
     assert torch.equal(*found)
 
 
+@pytest.mark.parametrize("model_type", ["llama", "mamba2", "bamba", "qwen3_next", "gpt2", "lfm2"])
+def test_a_second_turn_with_padding_before_it(model_type):
+    """Positions stand still at the padding, at what the first token of the row has; they declare nothing there."""
+    stock = tiny.build(model_type).eval()
+    model, found = copy.deepcopy(stock), []
+    ids, mask = tiny.tokens(stock.config, 2, 9), torch.ones(2, 9, dtype=torch.long)
+    mask[1, 5:7] = 0
+    where = (mask.cumsum(1) - 1).clamp(min=0)
+    with autopack.enable(model), torch.no_grad():
+        for which in (stock, model):
+            first = which(ids[:, :5], attention_mask=mask[:, :5], position_ids=where[:, :5], use_cache=True)
+            cache = {name: first[name] for name in ("past_key_values", "cache_params") if name in first}
+            second = {"attention_mask": mask, "position_ids": where[:, 5:], "use_cache": True, **cache}
+            if model_type in ("mamba2",):
+                second["attention_mask"] = mask[:, 5:]
+            found.append(which(ids[:, 5:], **second).logits)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "mamba2", "llama"])
+def test_evaluation_without_labels_returns_the_cache_that_it_returned(model_type):
+    stock = tiny.build(model_type).eval()
+    model, prompts = copy.deepcopy(stock), _prompts(stock, "right")
+    with autopack.enable(model):
+        assert {*model(**prompts)} == {*stock(**prompts)}
+
+
 class Judge(LogitsProcessor):
     """Asks an enabled model about packed rows at every token that another model generates."""
 

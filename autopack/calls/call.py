@@ -68,9 +68,16 @@ class Call:
             return Declared(None)
         rows, columns = self.inputs.shape[:2]
         first_position = self.model.traits.first_position
+        # Some models keep what they continue to themselves (RecurrentGemma).
+        continues = self.continues or bool(self.arguments.get("use_cache"))
         return declarations.read(
-            self.arguments, (rows, columns), self.inputs.device, first_position, self.ignored_label
+            self.arguments, (rows, columns), self.inputs.device, first_position, self.ignored_label, continues
         )
+
+    @cached_property
+    def continues(self) -> bool:
+        """Whether a cache is given that holds tokens, which those of this call go on from."""
+        return any(_holds_tokens(self.arguments.get(name)) for name in CACHES)
 
     @property
     def has_labels(self) -> bool:
@@ -125,3 +132,12 @@ def holds_tensors(value: Any) -> bool:
     """Whether an argument is a collection that may hold tensors."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
     return any(isinstance(part, torch.Tensor | tuple | list | dict) for part in parts)
+
+
+def _holds_tokens(cache: Any) -> bool:
+    if not hasattr(cache, "get_seq_length"):
+        return bool(cache)
+    try:
+        return int(cache.get_seq_length()) > 0
+    except ValueError:  # of recurrent states alone, which have no length
+        return True

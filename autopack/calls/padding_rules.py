@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from autopack.calls import of_rows
-from autopack.calls.call import CACHES, DROPPED, LAST_LOGITS, Call
+from autopack.calls.call import DROPPED, LAST_LOGITS, Call
 from autopack.calls.unpadded import has_a_place
 from autopack.inspection.poolers import activation_of, pools_single_tokens
 from autopack.integrations.accelerate import covered_mixer
@@ -37,7 +37,7 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
         yield call.model.proof.padded
     if call.declared.jumps:
         yield "its position_ids jump"
-    if given.get("use_cache") or any(_is_filled(given.get(name)) for name in CACHES):
+    if given.get("use_cache") or call.continues:
         yield "a cache is wanted"
     if not (always or call.module.training or given.get("labels") is not None) and _returns_cache(call):
         yield "evaluation without labels may want the cache (use_cache=False or unpad='always' would unpad it)"
@@ -122,7 +122,7 @@ def _returns_cache(call: Call) -> bool:
     wanted = call.arguments.get("use_cache")
     if wanted is None:
         wanted = any(getattr(config, "use_cache", False) for config in call.model.anatomy.configs)
-    return bool(wanted) and call.model.anatomy.causal
+    return bool(wanted) and (call.model.anatomy.causal or call.model.traits.recurs)
 
 
 def _reads_padding(call: Call, padding: Padding) -> bool:
@@ -141,10 +141,6 @@ def _looks_less_far_than(config: Any, columns: int) -> bool:
     windows = (value for name, value in vars(config).items() if _OF_REACH.search(name))
     reaches = (reach for value in windows for reach in (value if isinstance(value, list | tuple) else [value]))
     return any(isinstance(reach, int) and 0 < reach < columns for reach in reaches)
-
-
-def _is_filled(cache: Any) -> bool:
-    return int(cache.get_seq_length()) > 0 if hasattr(cache, "get_seq_length") else bool(cache)
 
 
 def _is_zero(value: Any) -> bool:

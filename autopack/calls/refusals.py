@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from autopack.calls.call import CACHES, Call
+from autopack.calls.call import Call
 from autopack.calls.entry import Entry
 from autopack.calls.loss_site import documents_of
 from autopack.calls.outputs import loss_of
@@ -200,19 +200,11 @@ def refuse_caches(call: Call) -> None:
             "use_cache=True was given with packed rows, but a cache cannot tell documents apart. Leave use_cache out "
             "(autopack turns the config's default off for packed calls), or run the documents one per row."
         )
-    given = next((call.arguments[name] for name in CACHES if call.arguments.get(name) is not None), None)
-    held = 0 if given is None else _cached_tokens(given)
-    if held:
+    if call.continues:
         raise InvalidPacking(
-            f"past_key_values holds {held} tokens, and packed rows cannot continue a cache. "
-            f"Pass no cache, or run the documents one per row."
+            "the cache that was given holds tokens, and packed rows cannot continue a cache. Pass no cache, or run the "
+            "documents one per row."
         )
-
-
-def _cached_tokens(past: Any) -> int:
-    if hasattr(past, "get_seq_length"):
-        return int(past.get_seq_length())
-    return int(past[0][0].shape[-2]) if past and past[0] is not None else 0
 
 
 def check_documents_can_stay_padded(call: Call, reason: str) -> None:

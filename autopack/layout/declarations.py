@@ -51,6 +51,7 @@ def read(
     device: torch.device,
     first_position: int = 0,
     ignored_label: int = IGNORED_LABEL,
+    continues: bool = False,
 ) -> Declared:
     """Find the documents that the arguments of a forward declare for a batch of `shape` (rows, columns).
 
@@ -58,11 +59,12 @@ def read(
     with 0 in every section; `attention_mask` (rows, columns) with 0, 1 or segment ids, of a prepared mask (rows, 1,
     columns, columns) the tokens that see themselves; `cu_seq_lens_q/k` over the flattened rows with `max_length_q/k`;
     and `seq_idx` (rows, columns). Positions declare documents where some token after the first of its row has 0 or
-    `first_position`; labels of `ignored_label` count in no loss. Costs at most one copy from the device to the host,
+    `first_position`; labels of `ignored_label` count in no loss. A call that `continues` a cache counts on from there,
+    after padding too, and its mask may cover what the cache holds. Costs at most one copy from the device to the host,
     and none where nothing is declared.
     Raises `InvalidPacking` where a declaration is malformed or two of them disagree.
     """
-    tensors = dict(_tensors(arguments, shape, device))
+    tensors = dict(_tensors(arguments, shape, device, continues))
     if not tensors:
         return Declared(None)
     host = _to_host(tensors)
@@ -78,10 +80,11 @@ def read(
     first = first_of_row(real)
     later = real & ~first
     jumps = "position_ids" in declarations and _jumps(
-        host["position_ids"], declarations["position_ids"] & later, first, first_position
+        host["position_ids"], declarations["position_ids"] & later, first, first_position, continues
     )
     if jumps:
         del declarations["position_ids"]
+        jumps = not continues
     if _SECTIONS in host:
         declarations[_SECTIONS] = _section_starts(host[_SECTIONS], real, later, declarations)
     _check_agreement(declarations, later)
@@ -105,7 +108,7 @@ def read(
 
 
 def _tensors(
-    arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.device
+    arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.device, continues: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
     rows, columns = shape
     position_ids = arguments.get("position_ids")
@@ -125,6 +128,8 @@ def _tensors(
                 f"(3 or 4, {rows}, {columns}) for M-RoPE; found {tuple(position_ids.shape)}"
             )
     mask = arguments.get("attention_mask")
+    if continues and isinstance(mask, torch.Tensor) and mask.dim() == 2:
+        mask = mask[:, -columns:]
     # Dicts of masks and BlockMask are prepared by the caller: the entry deals with them.
     if isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape == shape:
         _check_device("attention_mask", mask, device)
@@ -205,14 +210,14 @@ def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
     return starts
 
 
-def _jumps(positions: np.ndarray, starts: np.ndarray, first: np.ndarray, first_position: int) -> bool:
+def _jumps(positions: np.ndarray, starts: np.ndarray, first: np.ndarray, first_position: int, continues: bool) -> bool:
     """Whether positions go on otherwise than by one, and nowhere begin anew: then they need not mean documents.
 
     Generation counts on after padding like that, and scripts that stretch positions leave gaps. A document begins at
-    0, at the model's first position, or at that of the first token of its row.
+    0, at the model's first position, or at that of the first token of its row, unless the row goes on from a cache.
     """
     of_row = np.where(first, positions, 0).sum(axis=1, keepdims=True)
-    begins = (positions == 0) | (positions == first_position) | (positions == of_row)
+    begins = (positions == 0) | (positions == first_position) | ((positions == of_row) & (not continues))
     return bool(starts.any()) and not begins[starts].any()
 
 
