@@ -8,6 +8,7 @@ import torch
 import autopack
 from autopack import tiny
 from autopack.attention.rotary import PerDocumentRotary
+from autopack.calls import entry
 from autopack.inspection.modules import row_dependent_rotaries
 from tests.conftest import (
     FLOAT64,
@@ -127,3 +128,19 @@ def test_disabling_takes_the_rotary_hooks_off(build):
     before = [(m, dict(m._forward_hooks)) for m in row_dependent_rotaries(model)]
     autopack.enable(model).remove()
     assert [(m, dict(m._forward_hooks)) for m, _ in before] == before
+
+
+@pytest.mark.parametrize("found", [True, False], ids=["positions reach the backbone", "positions are lost"])
+@pytest.mark.parametrize("lengths", [(13, 6), (3, 12, 4)])
+def test_a_head_that_takes_positions_and_does_not_pass_them_on(lengths, found, monkeypatch):
+    """Falcon's token classification takes any argument; its rotary positions are relative, but dynamic NTK is not."""
+    if not found:
+        monkeypatch.setattr(entry, "_names_positions", lambda model: True)
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    overrides = {"rope_parameters": rope, "max_position_embeddings": 8, "alibi": False, "dtype": torch.float64}
+    model = tiny.build("falcon", task="token-classification", attn_implementation="sdpa", **overrides).eval()
+    ids = tiny.tokens(model.config, 1, sum(lengths))
+    expected = torch.cat([model(document).logits for document in ids.split(lengths, 1)], 1)
+    with autopack.enable(model, verify="never"):
+        off = error(model(input_ids=ids, position_ids=positions(lengths)).logits, expected)
+    assert off < FLOAT64 if found else off > LEAK

@@ -38,6 +38,7 @@ ORDINARY: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("mistral", {"sliding_window": 3}),
+    ("recurrent_gemma", {"block_types": ["recurrent", "recurrent"]}),
     ("mistral", {"sliding_window": None}),
     ("mistral", {"sliding_window": 6}),
     (
