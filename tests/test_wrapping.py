@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from transformers import TextClassificationPipeline
 
 import autopack
 from autopack import tiny
@@ -58,6 +59,34 @@ def test_a_module_of_several_models_is_refused_and_names_them():
 def test_what_holds_no_model_is_refused(subject):
     with pytest.raises(autopack.UnsupportedModel, match="and transformers Trainers; found"):
         autopack.enable(subject)
+
+
+class Plain:
+    """No module, as a pipeline is none, nor a SetFit model."""
+
+    def __init__(self, **attributes):
+        self.__dict__.update(attributes)
+
+
+def test_an_object_that_holds_one_model_stands_for_it():
+    model = llama()
+    holder = Plain(body=Holder(one=model), head=nn.Linear(2, 2), same=model, device="cpu")
+    with autopack.enable(holder) as handle:
+        assert handle.model is model
+        assert autopack.is_enabled(holder)
+        autopack.disable(holder)
+        assert not autopack.is_enabled(model)
+    with pytest.raises(autopack.UnsupportedModel, match=r"2 transformers models \(LlamaForCausalLM, GPT2LMHeadModel\)"):
+        autopack.enable(Plain(one=model, other=tiny.build("gpt2")))
+    for nothing in (Plain, Plain(head=nn.Linear(2, 2)), tiny):
+        with pytest.raises(autopack.UnsupportedModel, match="and transformers Trainers; found"):
+            autopack.enable(nothing)
+
+
+def test_a_pipeline_is_its_model():
+    model = tiny.build("bert", task="sequence-classification")
+    with autopack.enable(TextClassificationPipeline(model=model, tokenizer=None, task="text-classification")) as handle:
+        assert handle.model is model
 
 
 def test_all_models_of_a_trainer_are_enabled_and_disabled(tmp_path):

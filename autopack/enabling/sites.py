@@ -59,7 +59,7 @@ def _mixer_sites(mixers: list[nn.Module]) -> Iterable[Site]:
 
 def forward_sites(kinds: Iterable[type[nn.Module]]) -> Iterable[Site]:
     """Those at which `model.forward(...)` becomes `model(...)`, as far as the forwards are transformers' own."""
-    own = filter(located, map(modules.defining_class, kinds))
+    own = (kind for kind in map(modules.defining_class, kinds) if located(kind) and kind is not nn.Module)
     return (Site(module, path, adapt_forward, soft=True) for module, path in modules.forwards_of(own))
 
 

@@ -165,7 +165,8 @@ def _leave(here: Session, model: Any, error: Exception) -> None:
 def _wait_no_longer(here: Session, model: nn.Module) -> None:
     for part in model.modules():
         if (number := _hook(part)) is not None:
-            part._forward_pre_hooks.pop(number).lease.release()  # type: ignore[union-attr]
+            hook: Any = part._forward_pre_hooks.pop(number)
+            hook.lease.release()
             part._forward_pre_hooks_with_kwargs.pop(number, None)
             here.waiting.discard(part)  # type: ignore[arg-type]
 

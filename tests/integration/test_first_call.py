@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, PreTrainedModel
 
 import autopack
-from autopack import tiny
+from autopack import patching, tiny
 from autopack.calls.hooks import EntryHook
 from autopack.launch import first_call
 from autopack.launch import session as sessions
@@ -279,3 +280,31 @@ class TestCallsThatAreRefused:
         model = tiny.build("llama", attn_implementation="sdpa")
         with autopack.enable(model), pytest.raises(autopack.InvalidPacking, match="use_cache=True"):
             model(**REFUSED)
+
+
+def test_a_model_without_a_forward_leaves_that_of_torch_alone(session):
+    class Nothing(PreTrainedModel):
+        config_class = LlamaConfig
+
+    before = nn.Module.forward
+    model = Nothing(LlamaConfig())
+    first_call._wait(model)
+    assert nn.Module.forward is before
+    assert len(hooks(model)) == 1
+
+
+def test_in_evaluation_a_forward_that_is_called_directly_passes_the_hooks_by(session):
+    model, seen = waiting().eval(), []
+    model.register_forward_hook(lambda *_: seen.append(1))
+    model.forward(**batch())
+    assert not seen
+
+
+def test_many_models_that_wait_share_a_site_and_leave_nothing(session):
+    before = dict(patching._installed)
+    models = [waiting() for _ in range(3)]
+    assert len(patching._installed) > len(before)
+    models[0](**batch())
+    del models
+    gc.collect()
+    assert patching._installed == before
