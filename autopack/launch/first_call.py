@@ -39,7 +39,7 @@ class FirstCall(Door):
     in_evaluation = False
     """Whether a first call in evaluation counts too, as it does where other people's tests are run (`compat/`)."""
 
-    _passed = False
+    _passed = _evaluated = False
 
     def __init__(self, model: PreTrainedModel):
         self.lease = SiteLease(functools.partial(_forward_sites, type(model)))
@@ -53,6 +53,10 @@ class FirstCall(Door):
         trains = module.training and torch.is_grad_enabled()
         if trains or (self.in_evaluation and not compiling):
             return _first_call(self, module, args, kwargs)
+        if not (compiling or self._evaluated or session.current is None):
+            self._evaluated = True
+            if _outermost(session.current, module) is module:
+                session.current.evaluated(module)
         return None
 
     def is_past(self, module: nn.Module) -> bool:
@@ -132,8 +136,7 @@ def _enable(here: Session, module: Any) -> bool:
     """
     from autopack.enabling import enable
 
-    around = [model for model in here.waiting if any(part is module for part in model.modules())]
-    outermost: Any = max(around, key=lambda model: sum(1 for _ in model.modules()), default=module)
+    outermost = _outermost(here, module)
     by_script = handle_of(outermost)
     if by_script is not None:
         _wait_no_longer(here, outermost)
@@ -152,6 +155,12 @@ def _enable(here: Session, module: Any) -> bool:
             here.enabled(model, handle.enabled)
             return True
     return False
+
+
+def _outermost(here: Session, module: Any) -> Any:
+    """The largest model that waits and holds this one; the model itself where no other does."""
+    around = [model for model in here.waiting if any(part is module for part in model.modules())]
+    return max(around, key=lambda model: sum(1 for _ in model.modules()), default=module)
 
 
 def _leave(here: Session, model: Any, error: Exception) -> None:

@@ -49,18 +49,18 @@ class Session:
         self.process = os.getpid()
         self.waiting: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
         self._outcomes: list[_Outcome] = []
-        self._bypassed: weakref.WeakKeyDictionary[PreTrainedModel, _Outcome] = weakref.WeakKeyDictionary()
+        self._so_far: weakref.WeakKeyDictionary[PreTrainedModel, _Outcome] = weakref.WeakKeyDictionary()
 
     def enabled(self, model: PreTrainedModel, enabled: EnabledModel, by: str = "") -> None:
         """Note a model that is enabled."""
-        if model in self._bypassed:
-            self._outcomes.remove(self._bypassed.pop(model))
+        self._forget(model)
         padded = enabled.options.unpad != "never"
         text = f"{_name(model)} enabled{by}" + ("" if padded else "; padded batches stay as they come")
         self._note(_Outcome(text, enabled.tally if padded else None))
 
     def left(self, model: PreTrainedModel, reason: Exception) -> None:
         """Note a model that cannot be enabled, and say so."""
+        self._forget(model)
         outcome = _Outcome(f"{_name(model)} left as it is: {_line(reason)}")
         if str(outcome) not in map(str, self._outcomes):
             _say(f"warning: {outcome}")
@@ -68,9 +68,11 @@ class Session:
 
     def bypassed(self, model: PreTrainedModel) -> None:
         """Note a model whose `forward` is called past its hooks, unless it will have been enabled by the end."""
-        if model not in self._bypassed:
-            text = f"{_name(model)} left as it is: its forward is called directly, and not the model itself"
-            self._note(self._bypassed.setdefault(model, _Outcome(text)))
+        self._so_far_left(model, "its forward is called directly, and not the model itself")
+
+    def evaluated(self, model: PreTrainedModel) -> None:
+        """Note a model that is called outside of training, as a reference is, unless it will be trained by the end."""
+        self._so_far_left(model, "it was not trained, only called in evaluation or without gradients")
 
     def report(self) -> None:
         """Print a line for every model that this very process called in training, once."""
@@ -83,6 +85,15 @@ class Session:
         # A crash has the last word: its traceback says what is missing.
         if not outcomes and self.started and self.process == os.getpid() and not hasattr(sys, "last_type"):
             _say("no transformers model was called in training in this process")
+
+    def _so_far_left(self, model: PreTrainedModel, why: str) -> None:
+        self._forget(model)
+        self._so_far[model] = _Outcome(f"{_name(model)} left as it is: {why}")
+        self._note(self._so_far[model])
+
+    def _forget(self, model: PreTrainedModel) -> None:
+        if model in self._so_far:
+            self._outcomes.remove(self._so_far.pop(model))
 
     def _note(self, outcome: _Outcome) -> None:
         if os.getpid() != self.process and "multiprocessing.util" in sys.modules:

@@ -308,3 +308,16 @@ def test_many_models_that_wait_share_a_site_and_leave_nothing(session):
     del models
     gc.collect()
     assert patching._installed == before
+
+
+def test_a_reference_model_is_named_with_the_reason(session, capsys):
+    model, reference = waiting(), waiting("gpt2").eval()
+    with torch.no_grad():
+        model(**batch())  # an evaluation before training
+        reference(**batch())
+        reference(**batch())
+    model(**batch())
+    left, enabled = report(session, capsys)
+    why = "it was not trained, only called in evaluation or without gradients"
+    assert left == f"autopack: GPT2LMHeadModel (gpt2) left as it is: {why}"
+    assert enabled.startswith("autopack: LlamaForCausalLM (llama) enabled; 1 padded batch packed inside")
