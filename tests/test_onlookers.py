@@ -142,3 +142,35 @@ def test_a_mock_as_a_hook():
         assert hook.called
         (reason,) = tally_of(model).left
     assert "a hook on it is" in reason
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mamba", "bert"])
+def test_a_hook_on_a_layer_costs_no_audit_until_something_is_to_be_packed(model_type):
+    (stock, model), inputs = _twins(model_type)
+    plain = {**inputs, "attention_mask": torch.ones_like(inputs["attention_mask"])}
+    seen = []
+    with autopack.enable(model) as handle:
+        before = handle.enabled.proof
+        hook = _layer(model).register_forward_hook(lambda *_: seen.append(1))
+        for count in (1, 2):
+            assert torch.equal(model(**plain).loss, stock(**plain).loss)
+            assert len(seen) == count
+        assert handle.enabled.proof is before
+        assert loss_error(model(**inputs).loss, stock(**inputs).loss) < FLOAT32
+        assert len(seen) > 3  # an audit has run
+        assert "a hook on it is" in next(iter(tally_of(model).left))
+        hook.remove()
+
+
+def test_a_hook_on_the_backbone_is_audited_at_the_next_call():
+    """It may bring positions that declare documents, which nobody has seen."""
+    (_, model), inputs = _twins("llama")
+
+    def five_each(module, args, kwargs):
+        columns = kwargs["input_ids"].shape[1]
+        return args, {**kwargs, "position_ids": torch.arange(columns).remainder(5)[None]}
+
+    with autopack.enable(model):
+        model.model.register_forward_pre_hook(five_each, with_kwargs=True)
+        with pytest.raises(autopack.UnsupportedModel, match="packed rows of LlamaModel are not exact"):
+            model(input_ids=inputs["input_ids"])

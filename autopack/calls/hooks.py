@@ -8,6 +8,7 @@ output the form that the caller expects.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import torch
@@ -172,12 +173,20 @@ def _enter(
     call = _call(entry, module, args, kwargs, outer)
     if outer is None:
         refusals.refuse_bypassed_top(entry)
-        # Of a call that declares nothing, code further in may have documents all the same.
-        entry.model.follow_code()
+        # Of a call that declares nothing, code further in may have documents all the same, but not hooks on layers.
+        entry.model.follow_code(partial(_packs, call))
         if hook.entry is not entry:
             call = _call(hook.entry, module, args, kwargs, None)
         _follow_changes(entry.model)
     return _open(_chosen(call), hook, args)
+
+
+def _packs(call: Call) -> bool:
+    """Whether documents or padding are declared, as far as that can be told."""
+    try:
+        return isinstance(call, PairCall) or call.declared.layout is not None or call.declared.pads
+    except AutopackError:
+        return True  # raised again where the call is decided about
 
 
 def _chosen(call: Call) -> Plan:

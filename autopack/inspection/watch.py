@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -38,6 +38,9 @@ _FOLLOWED = frozenset(
 _KINDS_OF_HOOKS = attrgetter("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
+_HOOKS = "its hooks"
+
+
 class Watch:
     """What a model was when it was looked at: `changed` says whether it is something else now.
 
@@ -59,12 +62,23 @@ class Watch:
         if _structure(self._modules) != self._structure:
             return "its modules, their forwards or its loss_function"
         if self._hooks_changed():
-            return "its hooks"
+            return _HOOKS
         for mapping, name, value in self._places:
             found = mapping.get(name)
             if found is not value and original(found) is not value:
                 return f"the function {name}"
         return next((f"its {type(held.config).__name__}" for held in self._configs if held.changed()), None)
+
+    def only_looked_at(self, entries: Collection[nn.Module]) -> bool:
+        """Whether all that has changed is that parts other than `entries` have got hooks of somebody else's.
+
+        Such a hook cannot declare documents, so a call that has none needs no new proof.
+        """
+        if self.changed() != _HOOKS:
+            return False
+        known = set(self._hooks)
+        outside = [module for module in self._modules if not any(module is entry for entry in entries)]
+        return known <= {*_hooks(self._modules)} and {*_hooks(self._modules)} - known <= {*_hooks(outside)}
 
     def _hooks_changed(self) -> bool:
         """Whether hooks have been taken off, or somebody else's have been put on.

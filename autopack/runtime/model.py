@@ -177,12 +177,16 @@ class EnabledModel:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "watch": None}
 
-    def follow_code(self) -> None:
+    def follow_code(self, packs: Callable[[], bool]) -> None:
         """Look at the model anew where it is no longer what it was: a module, a function, its loss, its config.
 
-        A thread that finds another one at it waits: what is not settled must not be used.
+        A thread that finds another one at it waits: what is not settled must not be used. Hooks of somebody else's on
+        parts that are no entries are looked at when a call `packs`, since a proof calls them.
         """
         if self._is_stale():
+            looked_at = self.watch is not None and self.watch.only_looked_at(self.anatomy.entries)
+            if looked_at and self._settled and not packs():
+                return
             with _settling:
                 # Another thread may have been first, and what settles a model calls it.
                 if self._settled and self._is_stale():
