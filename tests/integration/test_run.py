@@ -31,6 +31,9 @@ RUN = ("-m", "autopack", "run")
 NOT_INHERITED = ("PYTHONPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
+UNTRAINED = "left as it is: it was not trained, only called in evaluation or without gradients"
+
+
 class Result(NamedTuple):
     status: int
     out: str
@@ -38,7 +41,12 @@ class Result(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        return [line for line in self.err.splitlines() if line.startswith("autopack")]
+        """What autopack says, but for models that are only evaluated."""
+        return [line for line in self.err.splitlines() if line.startswith("autopack") and UNTRAINED not in line]
+
+    @property
+    def untrained(self) -> list[str]:
+        return [line for line in self.err.splitlines() if UNTRAINED in line]
 
     @property
     def told(self) -> list[dict[str, Any]]:
@@ -98,6 +106,7 @@ def test_a_loop_has_its_losses_and_the_line_counts_the_padding_of_every_batch():
     assert same_losses(packed, stock)
     assert packed.told[0]["padding"] > 0
     assert packed.lines == [line_of(packed.told[0])]
+    assert packed.untrained == [f"autopack: LlamaForCausalLM (llama) {UNTRAINED}"]  # the reference
 
 
 def test_a_model_is_enabled_by_its_first_call_in_training_and_a_reference_never():
