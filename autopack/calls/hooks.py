@@ -47,12 +47,9 @@ class EntryHook(Door):
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry = self.entry
         model = entry.link.follow(module)
-        if (
-            torch.compiler.is_compiling()
-            and scopes.ambient.activation is None
-            and _decodes_one_token(entry, args, kwargs)
-        ):
-            return None  # left out of the graph altogether, which may have to be one
+        # Its tokens first, so that graphs of other calls do not depend on what is in force.
+        if torch.compiler.is_compiling() and _decodes_one_token(entry, args, kwargs) and _is_traced_alone():
+            return None  # such a step of generation may have to be one graph
         if entry.kind is Kind.MODEL and not entry.guarded:
             running = scopes.of_model(model)
             # Compiled code cannot look at frames (see `current`), so only a first descent is trusted here; anything
@@ -77,9 +74,9 @@ class ExitHook:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if self.entry.link.model is None:
             return None  # the entry has raised
-        if _is_traced_alone():
-            return None  # the entry has left it out
         if self.entry.kind is Kind.HALF:
+            if _is_traced_alone():
+                return None  # the entry has left it out of the graph
             return _leave_untraced(self.entry, module, output)
         return _leave(self.entry, module, output)
 

@@ -101,8 +101,10 @@ def _running(wanted: FrameType | None) -> bool:
 class Ambient(threading.local):
     """What is in force in this thread."""
 
-    # A thread-local and not a ContextVar: torch.compile cannot trace ContextVar.get.
-    activation: Activation | None = None
+    # A thread-local and not a ContextVar: torch.compile cannot trace ContextVar.get. Set for every thread, so that no
+    # graph depends on whether it has been.
+    def __init__(self) -> None:
+        self.activation: Activation | None = None
 
 
 ambient = Ambient()

@@ -111,13 +111,13 @@ def tiny_of(model_type: str) -> transformers.PreTrainedModel:
     return next(getattr(modeling, name) for name in names if hasattr(modeling, name))(config)
 
 
-# PaliGemma numbers from 1 too, but its rotation gives the same from any start.
+# PaliGemma and ColPali number from 1 too, but their rotation gives the same from any start.
 LATER_STARTS = {
     model_type
     for family in registry.families()
     for model_type, numbering in family.numbering.items()
     if numbering.start or numbering.after_pad_token
-} - {"paligemma"}
+} - {"colpali", "paligemma"}
 
 
 @pytest.mark.parametrize("model_type", sorted(LATER_STARTS))
