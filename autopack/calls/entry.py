@@ -62,7 +62,8 @@ class Entry:
     """What of the forwards and losses here and further in is somebody else's, which has to see the form it knows."""
     guarded: bool
     """Whether code comes before it in a call that may give it other documents than the call has: somebody else's, that
-    of a whole whose tokens have other names, or a forward that takes positions by `**kwargs` and may lose them, where frequencies depend on them."""
+    of a whole whose tokens have other names, or a forward that takes positions by `**kwargs` and may lose them, where
+    frequencies depend on them."""
     earliest_position: int
     """The least position at which a document may begin."""
 
