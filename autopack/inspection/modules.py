@@ -57,7 +57,9 @@ def row_dependent_rotaries(root: nn.Module) -> list[nn.Module]:
 def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:
     """The modules under `root` of classes of these names."""
     # By the names of the bases too: FSDP puts modules into a class of its own that derives from theirs.
-    return [module for module in _text_modules(root) if any(cls.__name__ in names for cls in type(module).__mro__)]
+    walked = list(_text_modules(root))
+    kinds = {kind for kind in set(map(type, walked)) if any(cls.__name__ in names for cls in kind.__mro__)}
+    return [module for module in walked if type(module) in kinds]
 
 
 def checkpointed(model: nn.Module) -> list[nn.Module]:
@@ -110,11 +112,13 @@ def cross_attention(decoder: nn.Module, mixing: list[nn.Module]) -> list[nn.Modu
 
 
 def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
-    yield root
-    for child in root.children():
-        if isinstance(child, PreTrainedModel) and not (takes_tokens(child) or _passes_all_on(child)):
-            continue
-        yield from _text_modules(child)
+    waiting = [root]
+    while waiting:
+        module = waiting.pop()
+        yield module
+        for child in reversed(list(module.children())):
+            if not isinstance(child, PreTrainedModel) or takes_tokens(child) or _passes_all_on(child):
+                waiting.append(child)
 
 
 def takes_tokens(model: PreTrainedModel) -> bool:

@@ -140,6 +140,7 @@ class Provenance:
         self.onlooker: str | None = None
         self.places: list[Place] = []
         self._classes: dict[Any, str | None] = {}
+        self._pairs: dict[tuple[Any, Any], str | None] = {}
         self._functions: set[int] = set()
         self._tree(model)
         self._registered(implementations)
@@ -152,7 +153,9 @@ class Provenance:
             cls = located_class(module)
             reason = self.around(module)
             if reason is None and above is not None:
-                reason = out_of_place(cls, above)
+                if (cls, above) not in self._pairs:
+                    self._pairs[cls, above] = out_of_place(cls, above)
+                reason = self._pairs[cls, above]
             if reason is not None:
                 self.foreign.append(f"{said}: {reason}")
             # What is on a model itself gets the form that it knows there (`autopack.calls.entry`).
@@ -177,9 +180,9 @@ class Provenance:
         return self.of_class(type(module)) or on_instance(module) or self._of_loss(module) or _of_hooks(module)
 
     def _of_loss(self, module: nn.Module) -> str | None:
-        kind, known = releases.kind_of_loss(module), releases.losses()
-        if not isinstance(module, PreTrainedModel) or not known:
+        if not isinstance(module, PreTrainedModel) or not (known := releases.losses()):
             return None
+        kind = releases.kind_of_loss(module)
         self.places.append((known, kind, original(known[kind])))
         return None if is_own(known[kind]) else f"the loss of the kind {kind!r} is {_whose(known[kind])}"
 
