@@ -10,6 +10,7 @@ import torch
 
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
+from autopack.inspection import releases
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 
@@ -43,6 +44,11 @@ class AttentionCall:
         """How attention reads a missing mask: the call's `is_causal`, or else the module's."""
         told = self.options.get("is_causal")
         return bool(told if told is not None else getattr(self.module, "is_causal", True))
+
+    @property
+    def replaces_sdpa(self) -> bool:
+        """Whether the function is one that a user registered in the place of transformers' own for SDPA."""
+        return self.implementation == "sdpa" and self.original is not releases.SDPA_FUNCTION
 
     @property
     def pattern(self) -> Pattern | None:

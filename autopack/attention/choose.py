@@ -69,7 +69,9 @@ def choose(requested: str, call: AttentionCall) -> str:
             )
         return requested
     own = _own_backend(call.implementation)
-    return "varlen" if own == "sdpa" and varlen.refusal(call) is None and varlen.availability()[0] else own
+    if own == "sdpa" and not call.replaces_sdpa and varlen.refusal(call) is None and varlen.availability()[0]:
+        return "varlen"
+    return own
 
 
 def _own_backend(implementation: str) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from autopack.errors import UnsupportedModel
+from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.model import Link
 from autopack.runtime.scope import of_model
@@ -55,7 +56,7 @@ def _groups(layout: PackedLayout, position_ids: torch.Tensor) -> Iterator[np.nda
     """Tokens of the documents that share their largest position, which is all that the frequencies depend on."""
     lengths = np.diff(layout.bounds)
     if position_ids.dim() == 2:  # of several axes
-        largest = np.maximum.reduceat(position_ids.amax(0).cpu().numpy(), layout.bounds[:-1])
+        largest = np.maximum.reduceat(host_values(position_ids.amax(0)), layout.bounds[:-1])
     else:
         largest = lengths if layout.first_positions is None else lengths + layout.first_positions
     for value in np.unique(largest):

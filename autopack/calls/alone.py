@@ -14,6 +14,7 @@ from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.batches import DocumentBatch, by_length, mean_loss
+from autopack.layout.host import host_values
 from autopack.runtime.scope import Scope
 
 _OWN_TOKENS = {"logits": (), "start_logits": (1,), "end_logits": (1,), "hidden_states": (1,), "attentions": (2, 3)}
@@ -40,7 +41,7 @@ class DocumentsAlone(Plan):
         head, lengths = self.given.head, self.given.batch.lengths
         for name in head.labels if head.spans else ():
             value = self.given.arguments.get(name)
-            if value is not None and (value.detach().reshape(-1).cpu().numpy() == lengths).any():
+            if value is not None and (host_values(value).reshape(-1) == lengths).any():
                 raise UnsupportedModel(
                     f"{name} of some document is its length, which leaves it out of the loss, and "
                     f"{head.name} runs documents alone here and cannot weigh such a loss. Leave it out of the rows."

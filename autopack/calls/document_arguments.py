@@ -12,6 +12,7 @@ from autopack.calls.call import holds_tensors
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection.heads import RowHead
 from autopack.layout.batches import DocumentBatch
+from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 
 
@@ -49,7 +50,7 @@ class DocumentArguments:
             self._check_span(name, value)
 
     def _check_span(self, name: str, value: torch.Tensor) -> None:
-        at = value.detach().reshape(self.documents, -1)[:, 0].cpu().numpy()
+        at = host_values(value.reshape(self.documents, -1)[:, 0])
         wrong = np.flatnonzero((at < 0) | (at > self.batch.lengths))
         if len(wrong):
             raise InvalidPacking(

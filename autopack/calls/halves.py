@@ -11,6 +11,7 @@ from autopack.calls.call import Call
 from autopack.calls.packed import add_positions, without_what_packing_drops
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
+from autopack.layout.host import host_values
 from autopack.layout.pair import Half, Pair
 from autopack.runtime.scope import Scope
 
@@ -53,5 +54,5 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
         )
     real = np.ones(states.shape[:2], dtype=bool)
     if isinstance(mask, torch.Tensor) and tuple(mask.shape) == real.shape:
-        real = (mask != 0).cpu().numpy()
+        real = host_values(mask != 0)
     return Half.of_documents(real & (np.cumsum(real, axis=1) == 1), real, states.device)

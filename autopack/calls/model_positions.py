@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from autopack.errors import InvalidPacking
 from autopack.inspection import media
 from autopack.layout.batches import DocumentBatch
+from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 
 _WHOLE = "compute_3d_position_ids"  # since 5.0; it says when positions are computed at all
@@ -103,7 +104,7 @@ def _refuse_later_starts(arguments: Mapping[str, Any], layout: PackedLayout) -> 
         return
     mask = arguments.get("attention_mask")
     starts = layout.bounds[:-1]
-    real = np.ones(len(starts), dtype=bool) if mask is None else mask.reshape(-1).cpu().numpy()[starts] != 0
+    real = np.ones(len(starts), dtype=bool) if mask is None else host_values(mask != 0).reshape(-1)[starts]
     later = np.flatnonzero(real & (first != 0))
     if len(later):
         raise InvalidPacking(

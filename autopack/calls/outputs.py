@@ -120,7 +120,10 @@ def _packed_in(values: Iterable[Any]) -> Iterator[_Packed]:
 
 
 def _is_differentiable(loss: Any) -> bool:
-    return isinstance(loss, torch.Tensor) and loss.dim() == 0 and loss.requires_grad
+    """Whether a backward pass may begin at it, that could ask for gradients of other outputs; torch.func's cannot."""
+    if not isinstance(loss, torch.Tensor) or torch._C._are_functorch_transforms_active():
+        return False
+    return loss.dim() == 0 and loss.requires_grad
 
 
 def _tied(loss: torch.Tensor, values: Iterable[Any]) -> torch.Tensor:

@@ -19,6 +19,7 @@ from autopack.calls.unpadded import has_a_place
 from autopack.inspection.poolers import activation_of, pools_single_tokens
 from autopack.integrations.accelerate import covered_mixer
 from autopack.layout.declarations import LAYOUT_KWARGS
+from autopack.layout.host import host_values
 from autopack.layout.padding import Padding
 
 PASSED_ON = {"labels", "num_items_in_batch", "return_dict", "use_cache", "output_attentions", "output_hidden_states"}
@@ -37,6 +38,8 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
         yield call.model.proof.padded
     if call.declared.jumps:
         yield "its position_ids jump"
+    if torch.jit.is_tracing():
+        yield "it is traced, and a trace would keep where its padding lies"
     if given.get("use_cache") or call.continues:
         yield "a cache is wanted"
     if not (always or call.module.training or given.get("labels") is not None) and _returns_cache(call):
@@ -134,7 +137,7 @@ def _reads_padding(call: Call, padding: Padding) -> bool:
         return not padding.real[:, -1].all()
     columns = torch.arange(padding.columns, device=ids.device)
     last = (columns * (ids != pad_token_id)).argmax(1)
-    return not padding.real[range(padding.rows), last.cpu().numpy()].all()
+    return not padding.real[range(padding.rows), host_values(last)].all()
 
 
 def _looks_less_far_than(config: Any, columns: int) -> bool:

@@ -83,6 +83,11 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
 
 def refuse_unproven(call: Call) -> None:
     """Raise `UnsupportedModel` where packed calls of this kind were found not to be exact, or not found to be."""
+    if torch.jit.is_tracing():
+        raise UnsupportedModel(
+            f"packed rows of {call.name} were traced (torch.jit.trace), and a trace would cut all later rows where it "
+            f"cuts these. Trace the stock model, after `autopack.disable(model)`."
+        )
     proof = call.model.proof
     if proof.packed is not None:
         raise UnsupportedModel(f"packed rows of {call.name} are not exact: {proof.packed}")

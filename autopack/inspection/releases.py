@@ -15,6 +15,7 @@ import transformers
 from packaging.version import Version
 from torch import nn
 from transformers import modeling_utils
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 VERSION = Version(Version(transformers.__version__).base_version)
 _FLAGS = {"sdpa": "sdpa", "flex_attn": "flex_attention", "flash_attn": "flash_attention"}
@@ -70,6 +71,9 @@ def attention_function(implementation: str) -> Callable[..., Any] | None:
     """The attention function registered under a name, whoever registered it; None where there is none."""
     return modeling_utils.ALL_ATTENTION_FUNCTIONS.get(implementation)
 
+
+SDPA_FUNCTION = sdpa_attention_forward
+"""Transformers' own function for SDPA, whatever is registered under that name."""
 
 LOSS_UTILS = "transformers.loss.loss_utils"
 """The Python module of the losses."""

@@ -12,6 +12,7 @@ import torch
 
 from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL, prepared
+from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 
 FLASH_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -179,7 +180,7 @@ def _to_host(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """Copy all tensors in one transfer, so that a forward costs at most one device sync."""
     device = next(iter(tensors.values())).device
     flat = torch.cat([t.detach().reshape(-1).to(device=device, dtype=torch.int64) for t in tensors.values()])
-    pieces = np.split(flat.cpu().numpy(), np.cumsum([t.numel() for t in tensors.values()])[:-1])
+    pieces = np.split(host_values(flat), np.cumsum([t.numel() for t in tensors.values()])[:-1])
     return {name: piece.reshape(t.shape) for (name, t), piece in zip(tensors.items(), pieces, strict=True)}
 
 

@@ -15,6 +15,7 @@ import torch
 
 from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL, declarations
+from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.padding import Padding
 
@@ -144,6 +145,6 @@ def _before_last_label(arguments: Mapping[str, Any], target: torch.Tensor, pad_t
         kept = kept | (ids != pad_token_id)
     elif ids is not None or arguments.get("decoder_inputs_embeds") is not None:
         return everything
-    real = np.logical_or.accumulate(kept.cpu().numpy()[:, ::-1], axis=1)[:, ::-1]
+    real = np.logical_or.accumulate(host_values(kept)[:, ::-1], axis=1)[:, ::-1]
     real[:, 0] = True  # a row without a label keeps its first token
     return real

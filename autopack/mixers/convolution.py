@@ -19,14 +19,17 @@ from autopack.layout.packed import PackedLayout
 
 class _CausalConvolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tokens: torch.Tensor, weight: torch.Tensor, outside: list[torch.Tensor]) -> torch.Tensor:
+    def forward(tokens: torch.Tensor, weight: torch.Tensor, outside: list[torch.Tensor]) -> torch.Tensor:
         output = tokens * weight[:, -1]
         for lag, without in enumerate(outside, start=1):
             tap = tokens[:-lag] * weight[:, -1 - lag]
             output[lag:].add_(tap.index_fill_(0, without, 0))
-        ctx.save_for_backward(tokens, weight)
-        ctx.outside = outside
         return output
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        tokens, weight, ctx.outside = inputs
+        ctx.save_for_backward(tokens, weight)
 
     @staticmethod
     @once_differentiable

@@ -38,15 +38,18 @@ class LinearRecurrence(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, decay: torch.Tensor, inputs: torch.Tensor, bounds: list[int]) -> torch.Tensor:
+    def forward(decay: torch.Tensor, inputs: torch.Tensor, bounds: list[int]) -> torch.Tensor:
         states = inputs.clone()
         for i in range(len(bounds) - 2):
             start, middle, end = bounds[i : i + 3]
             before = states[start : start + end - middle]
             states[middle:end].addcmul_(decay[middle:end], before)
-        ctx.save_for_backward(decay, states)
-        ctx.bounds = bounds
         return states
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        decay, _, ctx.bounds = inputs
+        ctx.save_for_backward(decay, output)
 
     @staticmethod
     @once_differentiable

@@ -16,7 +16,7 @@ from autopack.inspection import masks, releases
 def attend(call: AttentionCall) -> Output:
     """Attend within each document."""
     pattern, options = call.pattern if torch.compiler.is_compiling() else None, call.options
-    if pattern is None or options.get("dropout") or options.get("position_bias") is not None:
+    if call.replaces_sdpa or pattern is None or options.get("dropout") or options.get("position_bias") is not None:
         return _attend_by_function(call)
     scale = options.get("scaling")
     return attend_compiled(call.layout.cu_seqlens, call.query, call.key, call.value, pattern, scale), None

@@ -1,0 +1,196 @@
+"""Transforms of torch over an enabled model: torch.func's derivatives are exact, what has no values is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.func import functional_call, grad, jvp, vjp, vmap
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+import autopack
+from autopack import tiny
+from autopack.inspection.parameters import parameters_of
+from tests.conftest import FLOAT64, LEAK, alone, error, gradients, llama, positions, spans, token_ids
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+LENGTHS = (5, 12, 7)
+IDS = token_ids(1, sum(LENGTHS))
+PACKED = {"input_ids": IDS, "position_ids": positions(LENGTHS), "labels": IDS, "use_cache": False}
+
+
+def _padded(ids):
+    mask = torch.ones_like(ids)
+    mask[0, 4:] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100), "use_cache": False}
+
+
+def _loss(model, call):
+    return lambda parameters: functional_call(model, parameters, kwargs=call).loss
+
+
+def _alone(model):
+    """The loss of the documents of `PACKED` alone, every target with the same weight."""
+    calls = [model(input_ids=IDS[:, a:b], labels=IDS[:, a:b]).loss * (b - a - 1) for a, b in spans(LENGTHS)]
+    return torch.stack(calls).sum() / (sum(LENGTHS) - len(LENGTHS))
+
+
+def _expected(model):
+    _alone(model).backward()
+    return dict(zip(dict(model.named_parameters()), gradients(model), strict=True))
+
+
+def _furthest(found, expected):
+    return max(float((found[name] - expected[name]).abs().max()) for name in expected)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_gradients_of_packed_rows(implementation):
+    model, stock = llama(implementation), llama(implementation)
+    expected, parameters = _expected(stock), dict(model.named_parameters())
+    unserved = grad(_loss(model, PACKED))(parameters)
+    assert _furthest(unserved, expected) > 1e-3  # targets across boundaries count in stock's loss
+    with autopack.enable(model):
+        found = grad(_loss(model, PACKED))(parameters)
+        pulled = vjp(_loss(model, PACKED), parameters)[1](torch.ones((), dtype=torch.float64))[0]
+    assert _furthest(found, expected) < FLOAT64
+    assert _furthest(pulled, expected) < FLOAT64
+
+
+def test_directional_derivatives():
+    model, stock = llama("eager"), llama("eager")  # torch has no forward derivative of its CPU kernel of SDPA
+    expected, parameters = _expected(stock), dict(model.named_parameters())
+    tangents = {name: torch.randn_like(p) for name, p in parameters.items()}
+    with autopack.enable(model):
+        _, found = jvp(_loss(model, PACKED), (parameters,), (tangents,))
+    assert float(found) == pytest.approx(
+        float(sum((tangents[n] * g).sum() for n, g in expected.items())), rel=1e-5
+    )  # the loss is float32
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "mamba", "lfm2", "bert"])
+@pytest.mark.parametrize("padded", [False, True], ids=["packed", "padded"])
+def test_gradients_are_those_of_backward(model_type, padded):
+    task = "masked-lm" if model_type == "bert" else "causal-lm"
+    model = tiny.build(model_type, task=task, dtype=torch.float64).eval()
+    ids = tiny.tokens(model.config, 2 if padded else 1, 9 if padded else sum(LENGTHS))
+    call = _padded(ids)
+    if not padded:
+        named = "position_ids" in parameters_of(type(model)).names
+        where = {"position_ids": positions(LENGTHS)} if named else {"seq_idx": _numbers()}
+        call = {"input_ids": ids, "labels": ids, **where, **({} if model_type == "bert" else {"use_cache": False})}
+    elif model_type == "bert":
+        del call["use_cache"]
+    with autopack.enable(model):
+        model(**call).loss.backward()
+        parameters = {name: p for name, p in model.named_parameters() if p.grad is not None}
+        found = grad(_loss(model, call))(parameters)
+    assert _furthest(found, {name: p.grad for name, p in parameters.items()}) < FLOAT64
+
+
+def _numbers():
+    return torch.repeat_interleave(torch.arange(len(LENGTHS), dtype=torch.int32), torch.tensor(LENGTHS))[None]
+
+
+def test_an_ensemble_of_models_at_once():
+    models = [llama(seed=seed) for seed in (0, 1)]
+    stacked = {
+        n: torch.stack([dict(m.named_parameters())[n].detach() for m in models])
+        for n, _ in models[0].named_parameters()
+    }
+    with autopack.enable(models[0]):
+        call = {**PACKED, "labels": None}
+        found = vmap(lambda parameters: functional_call(models[0], parameters, kwargs=call).logits)(stacked)
+    for each, model in zip(found, (llama(seed=0), llama(seed=1)), strict=True):
+        assert error(each, alone(model, IDS, LENGTHS)) < FLOAT64
+
+
+class TestWithoutValues:
+    """Where documents begin cannot be read: the call is refused, and tokens alone are what they are to stock."""
+
+    def test_rows_one_by_one(self):
+        model, stock = llama(), llama()
+        rows, where = IDS.view(4, 6), positions((2, 4)).expand(4, 6)
+
+        def run(ids, position_ids=None):
+            position_ids = None if position_ids is None else position_ids[None]
+            return model(input_ids=ids[None], position_ids=position_ids, use_cache=False).logits[0]
+
+        with autopack.enable(model):
+            with pytest.raises(autopack.UnsupportedModel, match=r"no values.*torch.vmap"):
+                vmap(run)(rows, where)
+            assert error(vmap(run)(rows), stock(input_ids=rows).logits) < FLOAT64
+            assert error(model(**PACKED).logits, alone(stock, IDS, LENGTHS)) < FLOAT64  # nothing is left in force
+
+    def test_gradients_of_every_sample(self):
+        model, stock = llama(), llama()
+        rows, parameters = IDS.view(4, 6), dict(model.named_parameters())
+
+        def loss(parameters, ids):
+            call = {"input_ids": ids[None], "use_cache": False}
+            return functional_call(model, parameters, kwargs=call).logits.square().mean()
+
+        with autopack.enable(model):
+            found = vmap(grad(loss), in_dims=(None, 0))(parameters, rows)
+        stock(input_ids=rows[2:3]).logits.square().mean().backward()
+        assert (
+            _furthest({n: g[2] for n, g in found.items()}, {n: p.grad for n, p in stock.named_parameters()}) < FLOAT64
+        )
+
+    def test_exported(self):
+        model, stock = llama(), llama()
+        with autopack.enable(model):
+            with pytest.raises(autopack.UnsupportedModel, match=r"no values.*torch.export"):
+                torch.export.export(model, (), {name: PACKED[name] for name in ("input_ids", "position_ids")})
+            tokens = torch.export.export(model, (), {"input_ids": IDS, "use_cache": False})
+        assert error(tokens.module()(input_ids=IDS, use_cache=False).logits, stock(input_ids=IDS).logits) < FLOAT64
+
+
+class _Traced(torch.nn.Module):
+    def __init__(self, model, second):
+        super().__init__()
+        self.model, self.second = model, second
+
+    def forward(self, ids, other):
+        return self.model(input_ids=ids, **{self.second: other}, use_cache=False).logits
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+class TestTraced:
+    """A trace keeps what the host has read, so it may hold neither documents nor padding."""
+
+    def test_packed_rows_are_refused(self):
+        model = llama()
+        with autopack.enable(model), pytest.raises(autopack.UnsupportedModel, match="traced"):
+            torch.jit.trace(_Traced(model, "position_ids"), (IDS, positions(LENGTHS)))
+
+    @pytest.mark.parametrize("unpad", ["auto", "always"])
+    def test_padding_stays(self, unpad):
+        model, stock = llama().train(), llama()
+        ids, first = IDS.view(2, 12), torch.ones(2, 12, dtype=torch.long)
+        first[0, 7:], second = 0, first.flip(0)
+        with autopack.enable(model, unpad=unpad) as handle:
+            traced = torch.jit.trace(_Traced(model, "attention_mask"), (ids, first))
+            assert error(traced(ids, second)[1, :7], stock(input_ids=ids[1:, :7]).logits[0]) < FLOAT64
+            assert "traced" in repr(handle)
+
+
+def _sharper(module, query, key, value, attention_mask, **options):
+    return sdpa_attention_forward(module, 3 * query, key, value, attention_mask, **options)
+
+
+def test_a_function_registered_in_the_place_of_sdpa_is_run_in_compiled_code():
+    torch._dynamo.reset()
+    model, stock = llama(), llama()
+    usual = alone(stock, IDS, LENGTHS)
+    AttentionInterface._global_mapping["sdpa"] = _sharper
+    try:
+        expected = alone(stock, IDS, LENGTHS)
+        assert error(usual, expected) > LEAK
+        with autopack.enable(model):
+            compiled = torch.compile(model, backend="eager")
+            assert error(model(**PACKED).logits, expected) < FLOAT64
+            assert error(compiled(**PACKED).logits, expected) < FLOAT64
+    finally:
+        AttentionInterface._global_mapping["sdpa"] = sdpa_attention_forward
+        torch._dynamo.reset()
