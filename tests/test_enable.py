@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from transformers import LlamaForCausalLM, masking_utils
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 import autopack
 from autopack import SiteDrift, UnsupportedModel, tiny
@@ -130,12 +131,12 @@ class LeakyLlama(LlamaForCausalLM):
 
     def __init__(self, config):
         super().__init__(config)
-        self.model.layers[0].mlp.register_forward_pre_hook(_mix_with_the_token_before)
+        self.model.layers[0].mlp = MixingWithTheTokenBefore(config)
 
 
-def _mix_with_the_token_before(module, args):
-    (states,) = args
-    return states + states.roll(1, dims=1) * (torch.arange(states.shape[1]) > 0)[:, None]
+class MixingWithTheTokenBefore(LlamaMLP):
+    def forward(self, states):
+        return super().forward(states + states.roll(1, dims=1) * (torch.arange(states.shape[1]) > 0)[:, None])
 
 
 def _leaky(model_type="llama"):

@@ -145,21 +145,87 @@ def test_a_mock_as_a_hook():
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mamba", "bert"])
-def test_a_hook_on_a_layer_costs_no_audit_until_something_is_to_be_packed(model_type):
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_hook_on_a_layer_costs_no_audit_until_rows_are_packed(model_type, when):
     (stock, model), inputs = _twins(model_type)
     plain = {**inputs, "attention_mask": torch.ones_like(inputs["attention_mask"])}
     seen = []
-    with autopack.enable(model) as handle:
-        before = handle.enabled.proof
+    if when == "before":
         hook = _layer(model).register_forward_hook(lambda *_: seen.append(1))
+    with autopack.enable(model) as handle:
+        if when == "after":
+            hook = _layer(model).register_forward_hook(lambda *_: seen.append(1))
         for count in (1, 2):
             assert torch.equal(model(**plain).loss, stock(**plain).loss)
             assert len(seen) == count
-        assert handle.enabled.proof is before
         assert loss_error(model(**inputs).loss, stock(**inputs).loss) < FLOAT32
-        assert len(seen) > 3  # an audit has run
+        assert len(seen) == 3
         assert "a hook on it is" in next(iter(tally_of(model).left))
+        assert "when rows are first packed" in repr(handle)
+        ids = inputs["input_ids"]
+        where = {"seq_idx": (torch.arange(ids.shape[1], dtype=torch.int32) // 5).expand(ids.shape).contiguous()}
+        model(input_ids=ids, **where)
+        assert len(seen) > 4  # an audit has run
+        assert "by an audit" in repr(handle)
+        model(input_ids=ids, **where)
         hook.remove()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_hook_that_mixes_documents_is_found_when_rows_are_packed(when):
+    (stock, model), inputs = _twins("llama")
+
+    def roll(module, args, output):
+        return torch.roll(output, 1, dims=1)
+
+    ids, where = inputs["input_ids"][:1, :9], torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    if when == "after":
+        autopack.enable(model)
+    for which in (stock, model):
+        _layer(which).mlp.register_forward_hook(roll)
+    if when == "before":
+        autopack.enable(model)
+    assert loss_error(model(**inputs).loss, stock(**inputs).loss) < FLOAT32
+    with pytest.raises(autopack.UnsupportedModel, match=r"not exact.*audited because.*roll"):
+        model(input_ids=ids, position_ids=where)
+    autopack.disable(model)
+
+
+def test_gradients_of_single_samples_by_hooks():
+    """As Opacus takes them: what a layer was given is kept, and meets its gradient in backward, row by row."""
+
+    def norms(which):
+        kept, found = [], []
+        layer = _layer(which).mlp.down_proj
+
+        def keep(module, args, output):
+            kept.append(args[0].detach())
+
+        def meet(module, given, out):
+            found.append(torch.einsum("bti,bto->boi", kept.pop(), out[0]).flatten(1).norm(dim=1))
+
+        layer.register_forward_hook(keep)
+        layer.register_full_backward_hook(meet)
+        return found
+
+    (stock, model), inputs = _twins("llama")
+    found = {}
+    with autopack.enable(model):
+        for which in (stock, model):
+            found[which] = norms(which)
+            which(**inputs).loss.backward()
+    (expected,), (seen,) = found[stock], found[model]
+    assert seen.shape == (len(PADDED),)
+    assert torch.allclose(seen, expected, rtol=1e-4)
+
+
+def test_without_being_looked_for_hooks_take_all_samples_for_one():
+    (_, model), inputs = _twins("llama")
+    shapes = []
+    with autopack.enable(model, verify="never"):
+        _layer(model).mlp.register_full_backward_hook(lambda _, given, out: shapes.append(len(out[0])))
+        model(**inputs).loss.backward()
+    assert shapes == [1]
 
 
 def test_a_hook_on_the_backbone_is_audited_at_the_next_call():

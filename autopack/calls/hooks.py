@@ -31,7 +31,7 @@ from autopack.integrations import accelerate
 from autopack.layout.batches import DocumentBatch
 from autopack.runtime import scope as scopes
 from autopack.runtime.checkpointing import bind_checkpointing
-from autopack.runtime.model import EnabledModel, Link
+from autopack.runtime.model import Brings, EnabledModel, Link
 from autopack.runtime.scope import Activation
 from autopack.runtime.untraced import untraced
 
@@ -171,19 +171,24 @@ def _enter(
     if outer is None:
         refusals.refuse_bypassed_top(entry)
         # Of a call that declares nothing, code further in may have documents all the same, but not hooks on layers.
-        entry.model.follow_code(partial(_packs, call))
+        entry.model.follow_code(partial(_brought, call))
         if hook.entry is not entry:
             call = _call(hook.entry, module, args, kwargs, None)
         _follow_changes(entry.model)
     return _open(_chosen(call), hook, args)
 
 
-def _packs(call: Call) -> bool:
-    """Whether documents or padding are declared, as far as that can be told."""
+def _brought(call: Call) -> Brings:
+    """What a call declares; anything else is found out where the call is decided about."""
     try:
-        return isinstance(call, PairCall) or call.declared.layout is not None or call.declared.pads
+        if isinstance(call, PairCall):
+            packs = call.find_pair()
+            return Brings.NOTHING if packs is None else Brings.PACKED if packs else Brings.PADDING
+        if call.declared.layout is not None:
+            return Brings.PACKED
+        return Brings.PADDING if call.declared.pads else Brings.NOTHING
     except AutopackError:
-        return True  # raised again where the call is decided about
+        return Brings.PACKED
 
 
 def _chosen(call: Call) -> Plan:

@@ -46,8 +46,10 @@ def _look_at(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
     return anatomy, Traits.of(family, anatomy, numbering, media)
 
 
-def renew(enabled: EnabledModel) -> None:
+def renew(enabled: EnabledModel, packs: bool) -> None:
     """Look at an enabled model again, which is no longer what it was: mark and hook what it is now, and prove that.
+
+    `packs` says that a call has brought packed rows, for which some of the proof may have waited.
 
     What cannot be proven is refused by later calls; padded batches then stay as they come.
     """
@@ -63,17 +65,17 @@ def renew(enabled: EnabledModel) -> None:
             if id(module) not in inside:
                 _remove_hooks(module)  # it was taken out of the model
         enabled.lease.renew(partial(needed_sites, enabled.anatomy, family.sites))
-        settle(model, enabled, family)
+        settle(model, enabled, family, packs)
     except AutopackError as error:
         reason = f"it was changed after it had been enabled, and cannot be served any more: {error}"
         enabled.proof = Proof(f"not: {reason}", reason, reason, reason)
 
 
-def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> None:
+def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family, packs: bool = False) -> None:
     """Attach to a model and prove it; from then on it is watched."""
     with enabled.settling():
         code = _attach(model, enabled, family)
-        prove(model, enabled, code)
+        prove(model, enabled, code, packs)
         enabled.watch = Watch(model, code.places, enabled.anatomy.configs)
 
 

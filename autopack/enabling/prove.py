@@ -21,12 +21,16 @@ from autopack.trust.recorded import why_not_recorded
 logger = logging.getLogger(__name__)
 
 
-def prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> None:
+def prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, packs: bool) -> None:
     """Set the proof of a model that has been attached; `code` says whose code it runs.
 
-    Where somebody looks inside, at rows and columns, padded batches keep theirs, whatever is proven.
+    Where somebody looks inside, at rows and columns, padded batches keep theirs, whatever is proven. An audit calls
+    such hooks, so it waits until a call `packs` rows.
     """
-    _prove(model, enabled, code)
+    if code.hook is not None and not packs and enabled.options.verify == "auto":
+        enabled.proof = Proof(f"not yet, but when rows are first packed: {code.hook}", waits=True)
+    else:
+        _prove(model, enabled, code)
     if code.onlooker is not None and enabled.proof.padded is None and enabled.options.verify != "never":
         enabled.proof = replace(enabled.proof, padded=f"{code.onlooker}, and sees the padded form")
 
@@ -36,7 +40,7 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> N
     if verify == "never":
         enabled.proof = Proof("not asked for (verify='never')")
         return
-    unknown = code.foreign[0] if code.foreign else why_not_recorded(model)
+    unknown = next(iter(code.foreign), code.hook) or why_not_recorded(model)
     if unknown is None and verify == "auto":
         enabled.proof = Proof(f"by the released leak test of {kind}, in this very code")
         return
@@ -47,7 +51,7 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> N
             f"the forward of {type(model).__name__} takes no input_ids, so nobody has seen what it does with padding"
         )
         # What its own forward makes of the part is compared with nothing; it is handed the form that it knows.
-        unknown = next(iter(Provenance(tested).foreign), None) or why_not_recorded(tested)
+        unknown = next(iter(Provenance(tested).foreign), code.hook) or why_not_recorded(tested)
         if unknown is None and verify == "auto":
             how = f"by the released leak test of {kind}, for the {type(tested).__name__} in it"
             enabled.proof = Proof(how, padded=unasked)
@@ -71,7 +75,8 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> N
     # A padded batch without its padding is a packed row.
     inexact = report.padded or report.packed
     padded = unasked or (inexact and f"it was not exact without its padding when it was audited: {inexact}")
-    enabled.proof = Proof(how, report.packed, report.labels, padded)
+    packed = report.packed and f"{report.packed} (audited because: {because})"
+    enabled.proof = Proof(how, packed, report.labels, padded)
     logger.info("autopack audited %s in %.1f s", type(model).__name__, time.perf_counter() - started)
 
 

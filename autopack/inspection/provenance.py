@@ -130,14 +130,16 @@ def located_class(module: nn.Module) -> Any:
 class Provenance:
     """Whose code a model runs now.
 
-    `foreign` tells in words, by module, what is not transformers' own; empty where everything is. `onlooker` is the
-    first hook on a part of the model that may read rows and columns of what passes; None where there is none. `places`
-    are where its code stands, for `autopack.inspection.watch`.
+    `foreign` tells in words, by module, what is not transformers' own; empty where everything is. Hooks on parts that
+    are no models are not among it: `onlooker` is the first that may read rows and columns of what passes, None where
+    there is none, and `hook` the first of these that is not transformers' own. `places` are where its code stands, for
+    `autopack.inspection.watch`.
     """
 
     def __init__(self, model: PreTrainedModel, implementations: tuple[str, ...] = ()):
         self.foreign: list[str] = []
         self.onlooker: str | None = None
+        self.hook: str | None = None
         self.places: list[Place] = []
         self._classes: dict[Any, str | None] = {}
         self._pairs: dict[tuple[Any, Any], str | None] = {}
@@ -159,9 +161,11 @@ class Provenance:
             if reason is not None:
                 self.foreign.append(f"{said}: {reason}")
             # What is on a model itself gets the form that it knows there (`autopack.calls.entry`).
-            if self.onlooker is None and not isinstance(module, PreTrainedModel):
-                hook = next((hook for hook in hooks_of(module).values() if looks_at_rows(hook)), None)
-                self.onlooker = None if hook is None else f"{said}: a hook on it is {_whose(_function_of(hook))}"
+            for hook in () if isinstance(module, PreTrainedModel) else hooks_of(module).values():
+                if looks_at_rows(hook):
+                    told = f"{said}: a hook on it is {_whose(_function_of(hook))}"
+                    self.onlooker = self.onlooker or told
+                    self.hook = self.hook or (told if is_foreign_hook(hook) else None)
             below = cls if cls is not None and cls.__module__.startswith("transformers.") else above
             for child in module.children():
                 parents.setdefault(id(child), below)
@@ -176,8 +180,9 @@ class Provenance:
                 self.foreign.append(f"the attention function {implementation!r}: {_whose(function)}")
 
     def around(self, module: nn.Module) -> str | None:
-        """What of a module's own forward, loss and hooks is somebody else's; None where nothing is."""
-        return self.of_class(type(module)) or on_instance(module) or self._of_loss(module) or _of_hooks(module)
+        """What of a module's own forward and loss, and of a model's hooks, is somebody else's, or None."""
+        hooked = _of_hooks(module) if isinstance(module, PreTrainedModel) else None
+        return self.of_class(type(module)) or on_instance(module) or self._of_loss(module) or hooked
 
     def _of_loss(self, module: nn.Module) -> str | None:
         if not isinstance(module, PreTrainedModel) or not (known := releases.losses()):

@@ -8,8 +8,8 @@ import torch
 from autopack.errors import UnsupportedModel
 
 _WITHOUT_VALUES = (
-    "autopack reads on the host where documents begin, and here position_ids, attention_mask or the like have no values: "
-    "the call is recorded (torch.export) or stands for many (torch.vmap). Do that with the stock model, after "
+    "autopack reads on the host where documents begin, and here position_ids, attention_mask or the like have no "
+    "values: the call is recorded (torch.export) or stands for many (torch.vmap). Do that with the stock model, after "
     "`autopack.disable(model)`, or give it tokens alone."
 )
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 from torch.utils.hooks import RemovableHandle
@@ -35,13 +36,23 @@ class Proof:
     """What is known of the very code, configuration and release of one model, and how.
 
     `how` tells it in words. `packed`, `labels` and `padded` say why packed calls, those of them with labels, and padded
-    batches without their padding would not be exact; None where they are.
+    batches without their padding would not be exact; None where they are. A proof that `waits` is made when rows are
+    first packed.
     """
 
     how: str
     packed: str | None = None
     labels: str | None = None
     padded: str | None = None
+    waits: bool = False
+
+
+class Brings(Enum):
+    """What a call brings, as far as that can be told."""
+
+    NOTHING = auto()
+    PADDING = auto()
+    PACKED = auto()
 
 
 @dataclass(frozen=True)
@@ -143,7 +154,7 @@ class EnabledModel:
         traits: Traits,
         options: Options,
         lease: SiteLease,
-        renew: Callable[[EnabledModel], None],
+        renew: Callable[[EnabledModel, bool], None],
     ):
         self.anatomy = anatomy
         self.traits = traits
@@ -177,20 +188,26 @@ class EnabledModel:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "watch": None}
 
-    def follow_code(self, packs: Callable[[], bool]) -> None:
+    def follow_code(self, brings: Callable[[], Brings]) -> None:
         """Look at the model anew where it is no longer what it was: a module, a function, its loss, its config.
 
         A thread that finds another one at it waits: what is not settled must not be used. Hooks of somebody else's on
-        parts that are no entries are looked at when a call `packs`, since a proof calls them.
+        parts that are no entries are looked at when a call `brings` padding or packed rows, and proven when it brings
+        the latter, since a proof calls them.
         """
         if self._is_stale():
             looked_at = self.watch is not None and self.watch.only_looked_at(self.anatomy.entries)
-            if looked_at and self._settled and not packs():
+            if looked_at and self._settled and brings() is Brings.NOTHING:
                 return
-            with _settling:
-                # Another thread may have been first, and what settles a model calls it.
-                if self._settled and self._is_stale():
-                    self._renew(self)
+            self._renew_if(self._is_stale, packs=False)
+        if self.proof.waits and self._settled and brings() is Brings.PACKED:
+            self._renew_if(lambda: self.proof.waits, packs=True)
+
+    def _renew_if(self, needed: Callable[[], bool], packs: bool) -> None:
+        with _settling:
+            # Another thread may have been first, and what settles a model calls it.
+            if self._settled and needed():
+                self._renew(self, packs)
 
     @contextmanager
     def settling(self) -> Iterator[None]:
