@@ -61,17 +61,30 @@ class Call:
         found = (self.arguments.get(name) for name in ("input_ids", "inputs_embeds"))
         return next((value for value in found if isinstance(value, torch.Tensor) and value.dim() >= 2), None)
 
+    @property
+    def brings_choices(self) -> bool:
+        """Whether its tokens or embeddings are choices of questions, (questions, choices, columns, ...)."""
+        head, given = self.entry.head, self.arguments
+        if head is None or not head.of_choices:
+            return False
+        return any(getattr(given.get(name), "ndim", 0) == n for name, n in (("input_ids", 3), ("inputs_embeds", 4)))
+
     @cached_property
     def declared(self) -> Declared:
         """What the arguments say of documents and padding."""
-        if self.inputs is None:
+        inputs, arguments = self.inputs, self.arguments
+        if inputs is None:
             return Declared(None)
-        rows, columns = self.inputs.shape[:2]
+        if self.brings_choices:  # such a head makes them the rows of a batch
+            choices = inputs.shape[:3]
+            arguments = {n: v.flatten(0, 1) for n, v in arguments.items() if getattr(v, "shape", ())[:3] == choices}
+            inputs = inputs.flatten(0, 1)
+        rows, columns = inputs.shape[:2]
         first_position = self.model.traits.first_position
         # Some models keep what they continue to themselves (RecurrentGemma).
         continues = self.continues or bool(self.arguments.get("use_cache"))
         return declarations.read(
-            self.arguments, (rows, columns), self.inputs.device, first_position, self.ignored_label, continues
+            arguments, (rows, columns), inputs.device, first_position, self.ignored_label, continues
         )
 
     @cached_property

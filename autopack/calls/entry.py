@@ -98,7 +98,7 @@ class Entry:
             shifts_labels=shifts,
             head=head,
             runs_alone=None
-            if head is None
+            if head is None or head.of_choices
             else why_alone(model, level) or next(filter(None, foreign[level + 1 :]), None),
             inner_head=next((found for found in map(heads.row_head, inner) if found), None),
             has_other_head=heads.is_head_of_pair(module) if is_pair else other_head,

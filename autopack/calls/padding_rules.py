@@ -34,6 +34,8 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
     """Why a batch has to stay padded, whatever entry could run it without its padding."""
     given, traits, model_type = call.arguments, call.model.traits, call.model.anatomy.model_type
     always = call.model.options.unpad == "always"
+    if call.entry.head is not None and call.entry.head.of_choices:
+        yield "its rows are choices of questions"
     if call.model.proof.padded is not None:
         yield call.model.proof.padded
     if call.declared.jumps:

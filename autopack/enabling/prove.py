@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from autopack.auditing.auditor import TOLERANCE, audit
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.report import LeakReport
+from autopack.inspection.heads import row_head
 from autopack.inspection.modules import device_of, takes_tokens
 from autopack.inspection.provenance import Provenance
 from autopack.runtime.model import EnabledModel, Proof
@@ -47,9 +48,7 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> N
     tested = _callable_part(enabled)
     unasked = None
     if tested is not model:
-        unasked = (
-            f"the forward of {type(model).__name__} takes no input_ids, so nobody has seen what it does with padding"
-        )
+        unasked = f"nobody has seen what the forward of {type(model).__name__} does with padding"
         # What its own forward makes of the part is compared with nothing; it is handed the form that it knows.
         unknown = next(iter(Provenance(tested).foreign), code.hook) or why_not_recorded(tested)
         if unknown is None and verify == "auto":
@@ -84,6 +83,8 @@ def _callable_part(enabled: EnabledModel) -> PreTrainedModel:
     """The outermost model inside that can be called with tokens by their name: a forward may have others for them."""
     entries = enabled.anatomy.entries
     for module in entries[:-1]:
+        if _is_of_choices(module):
+            continue
         token = torch.zeros(1, 1, dtype=torch.long)
         try:
             with left_as_found(module), stock(enabled), torch.no_grad():
@@ -95,6 +96,11 @@ def _callable_part(enabled: EnabledModel) -> PreTrainedModel:
             if not isinstance(error, TypeError) or "input_ids" not in str(error):
                 return module
     return entries[-1]
+
+
+def _is_of_choices(module: PreTrainedModel) -> bool:
+    head = row_head(module)
+    return head is not None and head.of_choices
 
 
 def _as_float32(report: LeakReport) -> LeakReport:

@@ -28,6 +28,11 @@ class RowHead:
     labels: tuple[str, ...] = ("labels", "next_sentence_label")
     refusal: str | None = None
 
+    @property
+    def of_choices(self) -> bool:
+        """Whether the rows of its batch are choices of questions."""
+        return self.refusal == _CHOICES
+
 
 _SPANS = partial(RowHead, spans=True, labels=("start_positions", "end_positions"))
 _HEADS: dict[tuple[str, ...], Callable[[str], RowHead]] = {

@@ -10,7 +10,7 @@ from transformers import GPT2DoubleHeadsModel, LlamaForSequenceClassification
 import autopack
 from autopack import InvalidPacking, UnsupportedModel, tiny
 from autopack.tiny.weights import randomize
-from tests.conftest import FLOAT64, LENGTHS, error, spans
+from tests.conftest import FLOAT64, LENGTHS, error, positions, spans
 from tests.heads.models import (
     CLASSES,
     ENDS,
@@ -76,17 +76,43 @@ def test_a_decoder_without_padding_token_is_told_to_set_one():
         agrees(model, stock, output, IDS[0].split(LENGTHS), TASKS["sequence-classification"])
 
 
-def test_choices_are_refused_with_the_reason():
-    config = tiny.config("bert", task="multiple-choice")
-    for model in (
-        transformers.BertForMultipleChoice(config),
-        GPT2DoubleHeadsModel(tiny.config("gpt2")),
-    ):
-        with (
-            autopack.enable(model, verify="never"),
-            pytest.raises(UnsupportedModel, match="are choices of one question"),
-        ):
-            packed(model)
+def _with_choices(kind):
+    torch.manual_seed(0)
+    return kind(tiny.config("bert" if "Bert" in kind.__name__ else "gpt2")).double().eval()
+
+
+@pytest.mark.parametrize("kind", [transformers.BertForMultipleChoice, GPT2DoubleHeadsModel])
+class TestChoices:
+    """Nothing in a packed row says which documents are choices of one question; padded batches stay as they come."""
+
+    def test_packed_rows_are_refused(self, kind):
+        model, stock = _with_choices(kind), _with_choices(kind)
+        choices = {"input_ids": IDS[None], "position_ids": positions(LENGTHS)[None]}  # one question of one choice
+        with autopack.enable(model):
+            with pytest.raises(UnsupportedModel, match="are choices of one question"):
+                packed(model)
+            with pytest.raises(UnsupportedModel, match="are choices of one question"):
+                model(**choices)
+            found = packed(getattr(model, model.base_model_prefix)).last_hidden_state
+        backbone = getattr(stock, stock.base_model_prefix)
+        expected = [backbone(input_ids=IDS[:, a:b]).last_hidden_state for a, b in spans(LENGTHS)]
+        assert error(found, torch.cat(expected, 1)) < FLOAT64
+
+    @pytest.mark.parametrize("training", [False, True])
+    def test_padded_batches_stay_as_they_come(self, kind, training):
+        model, stock = (_with_choices(kind).train(training) for _ in range(2))
+        for module in (*model.modules(), *stock.modules()):
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        ids = IDS[0, :30].view(2, 3, 5)
+        mask = torch.ones_like(ids)
+        mask[0, 1, 3:] = 0
+        labels = {"labels": ids, "mc_labels": torch.tensor([0, 2])} if kind is GPT2DoubleHeadsModel else {}
+        call = {"input_ids": ids, "attention_mask": mask, **(labels or {"labels": torch.tensor([0, 2])})}
+        with autopack.enable(model) as handle:
+            found, expected = model(**call), stock(**call)
+            assert all(torch.equal(a, b) for a, b in zip(found[:2], expected[:2], strict=True))
+            assert handle.enabled.tally.left == {"its rows are choices of questions": 1}
 
 
 class Wrapped(transformers.LlamaPreTrainedModel):
