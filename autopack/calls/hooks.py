@@ -195,7 +195,8 @@ def _chosen(call: Call) -> Plan:
     try:
         return choose_pair(call) if isinstance(call, PairCall) else choose(call)
     except AutopackError as refused:
-        if not call.model.lenient or call.outer is not None:
+        # The documents of packed rows that a head has made the rows of this batch cannot be left to stock.
+        if not call.model.lenient or call.documents is not None:
             raise
         reason = " ".join(str(refused).split())
         if not call.model.tally.refused[reason]:
@@ -220,7 +221,7 @@ def _further_in(
     layout = outer.scope.layout
     if layout is None:
         # Padding was decided about where the call came in.
-        return None if call.declared.layout is None else _open(choose(call), hook, args)
+        return None if call.declared.layout is None else _open(_chosen(call), hook, args)
     if call.inputs is None:
         return None
     refusals.refuse_other_documents(call, layout)
