@@ -22,6 +22,8 @@ def choose(call: Call) -> Plan:
     """What becomes of a call of a model with one kind of tokens."""
     if generates(call.model):
         return Untouched(call.model)
+    if call.outer is None and (call.module.training or call.has_labels):
+        refusals.refuse_lost_documents(call.model)
     layout = call.declared.layout
     if layout is not None:
         if refusals.says_it_all(call, layout):

@@ -16,6 +16,7 @@ from autopack.calls.loss_site import documents_of
 from autopack.calls.outputs import loss_of
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.inspection import media
+from autopack.integrations import boundaries
 from autopack.integrations.accelerate import covered_mixer
 from autopack.layout import prepared
 from autopack.layout.packed import PackedLayout
@@ -37,6 +38,17 @@ def refuse_bypassed_top(entry: Entry) -> None:
                 f"Call the model itself: `model(...)`."
             )
         frame = frame.f_back
+
+
+def refuse_lost_documents(model: EnabledModel) -> None:
+    """Raise `InvalidPacking` in the step of a trainer that loses what tells the documents of its packed rows apart."""
+    trainer = boundaries.trainer_of_this_step()
+    if trainer is None or model.fed_by == id(trainer):
+        return
+    lost = boundaries.what_is_lost(trainer)
+    if lost is not None:
+        raise InvalidPacking(lost)
+    model.fed_by = id(trainer)
 
 
 def check_sites(model: EnabledModel) -> None:

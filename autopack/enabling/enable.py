@@ -15,9 +15,9 @@ from autopack.calls.entry import why_alone
 from autopack.enabling import options
 from autopack.enabling.attach import detach, examine, settle, strip_severed
 from autopack.enabling.handle import Handle, TrainerHandle
-from autopack.errors import UnsupportedModel
+from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection.heads import row_head
-from autopack.integrations import peft
+from autopack.integrations import boundaries, peft
 from autopack.integrations.wrappers import holds_models, is_trainer, models_of_trainer, unwrap
 from autopack.runtime.marks import HANDLE, handle_of, holds_marks
 from autopack.runtime.model import EnabledModel, Options
@@ -91,7 +91,8 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
     except BaseException:
         detach(base, enabled)
         raise
-    reason = why_alone(enabled, 0) if row_head(base) is not None else enabled.traits.whole_model_reason
+    head = row_head(base)
+    reason = enabled.traits.whole_model_reason if head is None or head.of_choices else why_alone(enabled, 0)
     if reason is not None:
         logger.warning(
             "autopack runs %s on one document after another, those of one length as a batch: %s. It is exact, and no "
@@ -152,8 +153,13 @@ def _enable_trainer(trainer: Any, backend: str, unpad: str, verify: str) -> Trai
                 continue
             if not was_enabled:
                 undo.callback(handles[name].remove)
+        undo.callback(boundaries.give_columns_back, trainer)
+        boundaries.keep_columns(trainer)
+        lost = boundaries.what_is_lost(trainer)
+        if lost is not None:
+            raise InvalidPacking(lost)
         undo.pop_all()
-    return TrainerHandle(type(trainer).__name__, handles, left_alone)
+    return TrainerHandle(trainer, handles, left_alone)
 
 
 def disable(model: Any) -> None:
@@ -163,6 +169,7 @@ def disable(model: Any) -> None:
     """
     if isinstance(model, nn.Module) and strip_severed(model) and not holds_models(model):
         return  # a layer
+    boundaries.give_columns_back(model)
     for base in _bases(model):
         handle = handle_of(base)
         if handle is not None:

@@ -13,6 +13,7 @@ from autopack.attention.choose import availability, candidates
 from autopack.auditing.report import html_cells
 from autopack.enabling.attach import detach
 from autopack.enabling.options import CHOICES
+from autopack.integrations.boundaries import give_columns_back, kept_columns
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.tally import Tally
 
@@ -79,14 +80,18 @@ class Handle(AbstractContextManager["Handle"]):
 class TrainerHandle(AbstractContextManager["TrainerHandle"]):
     """What `enable` did to the models of a trainer. Also a context manager that disables them all on leaving.
 
-    `trainer` is the name of its class; `handles`, and `left_alone` with the reasons, go by the trainer's attributes.
+    `trainer` is the name of its class; `handles`, and `left_alone` with the reasons, go by the trainer's attributes;
+    `kept` are columns of its data that it would have dropped, as its model does not name them.
     """
 
-    def __init__(self, trainer: str, handles: dict[str, Handle], left_alone: dict[str, str]):
-        self.trainer, self.handles, self.left_alone = trainer, handles, left_alone
+    def __init__(self, trainer: Any, handles: dict[str, Handle], left_alone: dict[str, str]):
+        self._trainer = trainer
+        self.trainer, self.handles, self.left_alone = type(trainer).__name__, handles, left_alone
+        self.kept = tuple(kept_columns(trainer))
 
     def remove(self) -> None:
-        """Disable all models."""
+        """Disable all models, and let the trainer drop the columns that it dropped."""
+        give_columns_back(self._trainer)
         for handle in self.handles.values():
             handle.remove()
 
@@ -96,13 +101,14 @@ class TrainerHandle(AbstractContextManager["TrainerHandle"]):
     def __repr__(self) -> str:
         parts = [f"  {name}\n{handle._lines('    ')}" for name, handle in self.handles.items()]
         parts += [f"  {name}\n    left alone: {reason}\n" for name, reason in self.left_alone.items()]
+        parts += [f"  data keep {', '.join(self.kept)}\n"] if self.kept else []
         return f"autopack.TrainerHandle(of {self.trainer}\n" + "".join(parts) + ")"
 
     def _repr_html_(self) -> str:
         rows = ""
         for name, handle in self.handles.items():
             rows += f"<tr><th colspan='2' style='text-align:left'>{html.escape(name)}</th></tr>{_rows(handle._facts())}"
-        rows += _rows(self.left_alone.items())
+        rows += _rows([*self.left_alone.items(), *([("data keep", ", ".join(self.kept))] if self.kept else [])])
         return f"<table><caption>autopack: {html.escape(self.trainer)}</caption>{rows}</table>"
 
 

@@ -69,14 +69,15 @@ class Rows:
         starts = np.cumsum(lengths) - lengths
         tokens = np.append(starts, lengths.sum())[bounds]  # where the rows begin, and where the last ends
         values = {n: documents.values(n, chosen, plan.offsets[pieces], lengths) for n in documents.per_token}
+        if self.mask_first_label:
+            _masks_as_labels(values, documents.label_key)
         labels = self._mask_first_labels(values, starts)
         if self.position_ids and POSITIONS not in values:
             values[POSITIONS] = pa.array((numbered(lengths) + self.first_position).astype(np.int32))
         of_documents = {name: documents.of_documents(name, chosen) for name in documents.per_document}
         if self.loss_weights is not None:
             if labels is None:  # those of the labels that the collator makes
-                masks = [values[n].to_numpy(zero_copy_only=False) for n in COMPLETION_KEYS if n in values]
-                targets = np.logical_and.reduce([np.ones(len(values[IDS]), np.bool_), *masks])
+                targets = np.ones(len(values[IDS]), np.bool_)
                 targets[starts] = False
             else:
                 targets = labels.to_numpy() != IGNORED_LABEL
@@ -93,7 +94,7 @@ class Rows:
 
         Changes them in `values`.
         """
-        key = self.documents.label_key
+        key = self.documents.label_key or "labels"
         if key not in values:
             return None
         if self.mask_first_label:
@@ -104,6 +105,17 @@ class Rows:
             labels[starts] = IGNORED_LABEL
             values[key] = pa.array(labels)
         return values[key]
+
+
+def _masks_as_labels(values: dict[str, pa.Array], label_key: str | None) -> None:
+    """Make labels of what says which tokens are targets, where there are none: trainers drop what they do not know."""
+    masks = [name for name in COMPLETION_KEYS if name in values]
+    if label_key is not None or not masks:
+        return
+    ids = values[IDS].to_numpy()
+    kept = np.logical_and.reduce([values.pop(name).to_numpy(zero_copy_only=False) for name in masks])
+    labels = np.where(kept, ids.astype(np.int64), IGNORED_LABEL)
+    values["labels"] = pa.array(labels.astype(ids.dtype if ids.dtype.kind == "i" and ids.itemsize > 2 else np.int64))
 
 
 def _lists(offsets: np.ndarray, values: pa.Array) -> pa.Array:

@@ -169,6 +169,8 @@ class EnabledModel:
         """The sizes that vectors of the model may have."""
         self.active = False
         """Whether it is enabled now; a handle outlives that."""
+        self.fed_by: int | None = None
+        """The trainer whose data were last found to reach the model whole, by identity."""
         self.lenient = False
         """Whether a call that would be refused runs as it would have without autopack (`autopack run`)."""
         self.proof = Proof("not yet")

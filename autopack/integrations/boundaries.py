@@ -1,0 +1,230 @@
+"""Whether the data of a trainer reach its model with their documents told apart.
+
+A `transformers.Trainer` drops the columns that the forward of its model does not name, before its collator sees an
+example: of packed rows, what says where documents begin. Then every row is one document, and nothing says so.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from autopack.errors import AutopackError
+from autopack.integrations.wrappers import is_trainer
+from autopack.layout import IGNORED_LABEL, declarations
+from autopack.layout.host import host_values
+
+BOUNDARIES = ("seq_lengths", "position_ids", "seq_idx")
+"""Columns of packed rows that say where documents begin."""
+TARGETS = ("completion_mask", "assistant_masks")
+"""Columns that say which tokens are targets, where a data set has no labels."""
+_KEPT = (*BOUNDARIES, *TARGETS, "loss_weights", "document_weight")
+_LABELS = ("labels", "label", "label_ids")
+_ROWS = 4
+"""Rows of a data set that are looked at for one of several documents."""
+_STEPS = ("training_step", "prediction_step")
+
+
+class KeptColumns(list[str]):
+    """The columns that a trainer keeps, with `added` ones; `before` is what stood in their place."""
+
+    def __init__(self, before: list[str] | None, known: list[str], added: list[str]):
+        super().__init__([*known, *added])
+        self.before, self.added = before, added
+
+
+def keep_columns(trainer: Any) -> None:
+    """Have a trainer keep the columns that `PackingCollator` reads, although its model does not name them."""
+    before = getattr(trainer, "_signature_columns", None)
+    if not (_drops(trainer) and _packs(trainer.data_collator)) or isinstance(before, KeptColumns):
+        return
+    trainer._set_signature_columns_if_needed()
+    there = {name for dataset in _datasets(trainer) for name in _columns(dataset)}
+    added = [name for name in _KEPT if name in there and name not in trainer._signature_columns]
+    trainer._signature_columns = KeptColumns(before, trainer._signature_columns, added) if added else before
+
+
+def kept_columns(trainer: Any) -> list[str]:
+    """The columns that a trainer keeps because `keep_columns` has said so."""
+    columns = getattr(trainer, "_signature_columns", None)
+    return columns.added if isinstance(columns, KeptColumns) else []
+
+
+def give_columns_back(trainer: Any) -> None:
+    """Take back what `keep_columns` has done."""
+    if isinstance(columns := getattr(trainer, "_signature_columns", None), KeptColumns):
+        trainer._signature_columns = columns.before
+
+
+def what_is_lost(trainer: Any) -> str | None:
+    """What of its data set's rows a trainer and its collator do not hand on, and the way out; None where all arrives.
+
+    A row of several documents, or one that says which tokens are targets, is put through the collator, which has to
+    declare as many documents and no more targets.
+    """
+    with _as_it_was():
+        for dataset in _datasets(trainer):
+            for row in _rows(dataset):
+                kept = _kept(trainer, row)
+                reason = _lost(trainer, row, kept, _collated(trainer, kept))
+                if reason is not None:
+                    return reason
+    return None
+
+
+def trainer_of_this_step() -> Any:
+    """The trainer of transformers or TRL that trains or evaluates in this thread, or None."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        # Only of such functions: up to Python 3.12 asking for the locals keeps them alive until the frame ends.
+        if frame.f_code.co_name in _STEPS and is_trainer(found := frame.f_locals.get("self")):
+            return found
+        frame = frame.f_back
+    return None
+
+
+@contextmanager
+def _as_it_was() -> Iterator[None]:
+    """Put random states back: data sets and collators may draw."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def _packs(collator: Any) -> bool:
+    made = sys.modules.get("autopack.packing.collator")
+    return made is not None and isinstance(collator, made.PackingCollator)
+
+
+def _drops(trainer: Any) -> bool:
+    return bool(trainer.args.remove_unused_columns) and hasattr(trainer, "_signature_columns")
+
+
+def _datasets(trainer: Any) -> list[Any]:
+    evaluated = getattr(trainer, "eval_dataset", None)
+    parts = evaluated.values() if isinstance(evaluated, dict) else [evaluated]
+    return [part for part in (getattr(trainer, "train_dataset", None), *parts) if part is not None]
+
+
+def _columns(dataset: Any) -> list[str]:
+    """The columns of a data set, as far as they are known: of packed streams those that `autopack.pack` makes."""
+    names = getattr(dataset, "column_names", None)
+    if names is None and _is_packed_stream(dataset):
+        names = ["input_ids", "labels", *BOUNDARIES[:2]]
+    return list(names or ())
+
+
+def _is_packed_stream(dataset: Any) -> bool:
+    """Whether `autopack.pack` has made the rows of a stream, whatever has been done with them since."""
+    made = sys.modules.get("autopack.packing.rows")
+    waiting = [getattr(dataset, "_ex_iterable", None)] if made is not None else []
+    for found in waiting:  # grows meanwhile
+        if isinstance(getattr(found, "function", None), made.Packing):  # type: ignore[union-attr]
+            return True
+        waiting += [inner] if (inner := getattr(found, "ex_iterable", None)) is not None else []
+    return False
+
+
+def _rows(dataset: Any) -> list[Mapping[str, Any]]:
+    """A row of several documents, and one that says which tokens are targets, among the first of a data set.
+
+    Of a stream nothing is drawn: a row is made up from its columns.
+    """
+    names = _columns(dataset)
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        made: dict[str, Any] = {"input_ids": [1, 1, 1, 1], "labels": [1, 1, 1, 1], "seq_lengths": [2, 2]}
+        made |= {"position_ids": [0, 1, 0, 1], "seq_idx": [0, 0, 1, 1], **{key: [0, 1, 0, 1] for key in TARGETS}}
+        rows: Iterable[Any] = [{name: made[name] for name in names if name in made}]
+    else:
+        rows = (dataset[index] for index in range(min(len(dataset), _ROWS)))
+        if names and not {*BOUNDARIES, *TARGETS}.intersection(names):
+            return []
+    found = list(islice((row for row in rows if isinstance(row, Mapping)), _ROWS))
+    several = next((row for row in found if _documents(row) > 1), None)
+    aimed = next((row for row in found if _targets(row) is not None), None)
+    return [row for row in (several, aimed) if row is not None]
+
+
+def _documents(row: Mapping[str, Any]) -> int:
+    """The documents of a packed row, by its columns; 1 where nothing is said."""
+    if row.get("seq_lengths") is not None:
+        return len(row["seq_lengths"])
+    for name, step in (("position_ids", 1), ("seq_idx", 0)):
+        if row.get(name) is not None:
+            return 1 + int((np.diff(np.asarray(row[name]).reshape(-1)) != step).sum())
+    return 1
+
+
+def _targets(row: Mapping[str, Any]) -> int | None:
+    """The tokens of a row without labels that may be targets; None where nothing is said."""
+    given = [np.asarray(row[name]).reshape(-1) != 0 for name in TARGETS if row.get(name) is not None]
+    if not given or any(row.get(name) is not None for name in _LABELS):
+        return None
+    return int(np.logical_and.reduce(given).sum())
+
+
+def _kept(trainer: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a row the collator gets to see."""
+    if not _drops(trainer):
+        return dict(row)
+    trainer._set_signature_columns_if_needed()
+    return {name: value for name, value in row.items() if name in trainer._signature_columns}
+
+
+def _collated(trainer: Any, row: dict[str, Any]) -> Mapping[str, Any] | None:
+    """The batch that the collator makes of a row alone; None where it makes none."""
+    try:
+        batch = trainer.data_collator([row])
+    except Exception:
+        # What it needs besides, nobody knows; it will say so itself.
+        return None
+    tokens = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    return batch if isinstance(tokens, torch.Tensor) and tokens.dim() == 2 else None
+
+
+def _lost(trainer: Any, row: Mapping[str, Any], kept: Mapping[str, Any], batch: Mapping[str, Any] | None) -> str | None:
+    if batch is None:
+        return None
+    name, collator = type(trainer).__name__, type(trainer.data_collator).__name__
+    dropped = [column for column in row if column not in kept]
+    ways = "Call autopack.enable(trainer), which has it keep them, or set remove_unused_columns=False"
+    if (documents := _documents(row)) > 1 and _declared(batch) < documents:
+        if _documents(kept) < documents:
+            lost = ", ".join(column for column in dropped if column in BOUNDARIES)
+            return (
+                f"{name} drops {lost} of its packed rows, which its model does not name, so a row of {documents} "
+                f"documents comes as one. {ways}, with data_collator=autopack.PackingCollator()."
+            )
+        return (
+            f"{collator} makes one document of a row of {documents}. Give {name} "
+            f"data_collator=autopack.PackingCollator(), which keeps them apart."
+        )
+    wanted, labels = _targets(row), batch.get("labels")
+    if wanted is None or not _packs(trainer.data_collator) or not isinstance(labels, torch.Tensor):
+        return None
+    if int((host_values(labels) != IGNORED_LABEL).sum()) <= wanted:
+        return None
+    lost = ", ".join(column for column in dropped if column in TARGETS)
+    return f"{name} drops {lost} of its data, so tokens that are no targets would be trained on. {ways}."
+
+
+def _declared(batch: Mapping[str, Any]) -> int:
+    """The documents that a batch declares."""
+    tokens = batch["input_ids"]
+    try:
+        layout = declarations.read(batch, (tokens.shape[0], tokens.shape[1]), tokens.device).layout
+    except AutopackError:
+        return sys.maxsize  # it will say so itself
+    return len(tokens) if layout is None else len(layout.lengths)
