@@ -132,7 +132,9 @@ class PackedBatchSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         # No generator: the caller is on the stack now, and may no longer be when the first batch is asked for.
-        self._step, self._start, ranks = self._start, 0, self._asked_ranks()
+        ranks = self._asked_ranks()
+        self._follow_epoch()
+        self._step, self._start = self._start, 0
         return self._from_step(self._step, ranks)
 
     def _from_step(self, start: int, ranks: Sequence[int]) -> Iterator[list[int]]:
@@ -200,26 +202,45 @@ class PackedBatchSampler:
     def _asked_ranks(self) -> Sequence[int]:
         """The ranks whose batches are asked for: this one, and all of them by a `BatchSamplerShard` of accelerate."""
         accelerate: Any = sys.modules.get("accelerate.data_loader")
-        frame = None if accelerate is None else sys._getframe(1)
-        while frame is not None:
-            asking: Any = frame.f_locals.get("self") if frame.f_globals.get("__name__") == accelerate.__name__ else None
+        for asking in self._asked_by():
             if isinstance(asking, accelerate.DataLoaderDispatcher) and self.num_replicas > 1:
                 raise InvalidPacking(
                     "accelerate's dispatch_batches=True cuts up batches by rows, which packed rows do not survive: "
                     "pass dispatch_batches=False"
                 )
-            wrapped = asking if isinstance(asking, accelerate.BatchSamplerShard) else None
-            while wrapped is not None and wrapped is not self:
-                wrapped = getattr(wrapped, "batch_sampler", None)
-            if wrapped is not None:
+            if isinstance(asking, accelerate.BatchSamplerShard) and self._is_in(asking):
                 if asking.num_processes != self.num_replicas:
                     raise InvalidPacking(
                         f"accelerate shares out batches to {asking.num_processes} processes, and this sampler is made "
                         f"for {self.num_replicas}: pass num_replicas={asking.num_processes} and the rank, or neither"
                     )
                 return range(self.num_replicas)
-            frame = frame.f_back
         return (self.rank,)
+
+    def _follow_epoch(self) -> None:
+        """Go to the epoch of a prepared loader of accelerate that iterates now.
+
+        It tells its own samplers, but not those behind two of its wrappers, as they stand where a trainer resumes.
+        """
+        for asking in self._asked_by():
+            iteration = getattr(asking, "iteration", None)
+            if isinstance(iteration, int) and self._is_in(getattr(asking, "batch_sampler", None)):
+                self.set_epoch(iteration)
+
+    def _asked_by(self) -> Iterator[Any]:
+        """The objects of accelerate whose methods are running, the innermost first."""
+        accelerate: Any = sys.modules.get("accelerate.data_loader")
+        frame = None if accelerate is None else sys._getframe(1)
+        while frame is not None:
+            if frame.f_globals.get("__name__") == accelerate.__name__ and "self" in frame.f_locals:
+                yield frame.f_locals["self"]
+            frame = frame.f_back
+
+    def _is_in(self, sampler: Any) -> bool:
+        """Whether a batch sampler is this one, or has it in its wrappers."""
+        while sampler is not None and sampler is not self:
+            sampler = getattr(sampler, "batch_sampler", None)
+        return sampler is self
 
 
 def _to_ranks(rounds: np.ndarray, costs: np.ndarray | None) -> np.ndarray:

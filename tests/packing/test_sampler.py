@@ -251,6 +251,33 @@ def test_accelerate_gives_each_process_its_own_batches(rows):
         assert seen(again) == list(sampler_of_epoch)[2:]
 
 
+@pytest.mark.parametrize("strategy", ["best_fit", "multipack", "random"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_trainer_that_resumes_sees_every_document_once(ranks, strategy):
+    """It makes a loader anew, skips, and says which epoch it is: behind two wrappers, which hand nothing on."""
+    for epoch in range(3):
+        whole = samplers(ranks, strategy=strategy)
+        for sampler in whole:
+            sampler.set_epoch(epoch)
+        expected = [list(sampler) for sampler in whole]
+        for step in range(len(expected[0])):
+            remaining = []
+            for rank, sampler in enumerate(samplers(ranks, strategy=strategy)):
+                prepared = prepare_data_loader(loader_of(sampler), num_processes=ranks, process_index=rank)
+                resumed = skip_first_batches(prepared, step) if step else prepared
+                resumed.set_epoch(epoch)
+                remaining.append(seen(resumed))
+            assert remaining == [batches[step:] for batches in expected]
+
+
+def test_without_following_the_loader_epoch_0_would_come_again(monkeypatch):
+    monkeypatch.setattr(PackedBatchSampler, "_follow_epoch", lambda self: None)
+    sampler, expected = samplers(2)[1], samplers(2)[1]
+    resumed = skip_first_batches(prepare_data_loader(loader_of(sampler), num_processes=2, process_index=1), 2)
+    resumed.set_epoch(1)
+    assert seen(resumed) == list(expected)[2:]  # of epoch 0
+
+
 def test_accelerate_that_skips_before_it_shares_out_is_seen_through():
     sampler = samplers(2)[1]
     skipped = skip_first_batches(loader_of(sampler), 2)  # a step of both ranks, as accelerate counts here
