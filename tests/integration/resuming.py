@@ -1,0 +1,105 @@
+"""A trainer on two processes that stops in its second epoch and goes on: what its processes see."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import autopack
+from autopack import tiny
+
+WORLD = 2
+DOCUMENTS = 203
+CAPACITY = 60
+
+
+class Documents(Dataset):  # type: ignore[type-arg]
+    """Random documents, by number."""
+
+    def __init__(self) -> None:
+        draw = np.random.default_rng(0)
+        self.tokens = [draw.integers(3, 90, size=int(n)) for n in draw.integers(3, 25, size=DOCUMENTS)]
+        self.lengths = [len(tokens) for tokens in self.tokens]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"input_ids": self.tokens[index], "number": [index] * self.lengths[index]}
+
+
+class PackedTrainer(Trainer):
+    """The trainer of docs/packing.md, which notes what it sees."""
+
+    seen: list[list[int]]
+
+    def get_train_dataloader(self) -> Any:
+        sampler = autopack.PackedBatchSampler(self.train_dataset.lengths, CAPACITY)
+        loader = DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
+        return self.accelerator.prepare(loader)
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any) -> Any:
+        self.seen.append(sorted(set(inputs.pop("number").flatten().tolist())))
+        return super().training_step(model, inputs, *args)
+
+
+class _Stops(TrainerCallback):
+    def __init__(self, at: int):
+        self.at = at
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = control.should_save = state.global_step == self.at
+
+
+def run(directory: Path) -> list[dict[str, Any]]:
+    """For each rank what it saw in a whole run and in one that was resumed, and the parameters at the end."""
+    torch.multiprocessing.spawn(_rank, args=(str(directory),), nprocs=WORLD)
+    return [torch.load(directory / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+
+
+def _train(directory: str, stops: int | None = None, resume: str | None = None) -> tuple[Any, Any]:
+    model = tiny.build("llama", attn_implementation="sdpa").train()
+    arguments = TrainingArguments(
+        output_dir=directory,
+        num_train_epochs=2,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-2,
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        logging_strategy="no",
+    )
+    trainer = PackedTrainer(model, arguments, train_dataset=Documents(), data_collator=autopack.PackingCollator())
+    trainer.seen = []
+    if stops is not None:
+        trainer.add_callback(_Stops(stops))
+    with autopack.enable(trainer):
+        trainer.train(resume_from_checkpoint=resume)
+    return trainer, torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def _rank(rank: int, directory: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1", MASTER_PORT="0"
+    )
+    meeting = {"init_method": f"file://{directory}/meeting", "timeout": datetime.timedelta(seconds=60)}
+    dist.init_process_group("gloo", rank=rank, world_size=WORLD, **meeting)
+    whole, expected = _train(f"{directory}/whole")
+    steps = whole.state.max_steps
+    at = steps // 2 + steps // 4  # half of the second epoch
+    first, _ = _train(f"{directory}/stopped", stops=at)
+    second, found = _train(f"{directory}/stopped", resume=f"{directory}/stopped/checkpoint-{at}")
+    result = {"whole": whole.seen, "first": first.seen, "second": second.seen}
+    torch.save({**result, "error": float((found - expected).abs().max())}, f"{directory}/{rank}.pt")
+    dist.destroy_process_group()
