@@ -97,15 +97,22 @@ def share(costs: np.ndarray) -> np.ndarray:
 
 
 def complete(
-    pieces: Pieces, bounds: np.ndarray, capacity: int, limit: int, ranks: int, cost: CostModel | None
+    pieces: Pieces,
+    bounds: np.ndarray,
+    capacity: int,
+    limit: int,
+    ranks: int,
+    cost: CostModel | None,
+    wanted: int | None = None,
 ) -> tuple[Pieces, np.ndarray]:
-    """The same documents in rows whose number is a multiple of `ranks`; unchanged where there are too few documents.
+    """The same documents in rows whose number is a multiple of `ranks`, and `wanted` where that is given; unchanged
+    where there are too few documents.
 
     Rows of several documents are divided, which keeps the order. With a cost, the cheapest rows, which hold many short
     documents, are dealt out again where that makes the least balanced step a better one.
     """
     rows = len(bounds) - 1
-    missing = -rows % ranks
+    missing = -rows % ranks if wanted is None else wanted - rows
     if len(pieces.lengths) < rows + missing:
         return pieces, bounds
     divided = _divide(bounds, missing, ranks)
@@ -114,7 +121,7 @@ def complete(
     costs = cost.of_rows(pieces.lengths, bounds)
     cheap = np.argsort(costs, kind="stable")
     best, pooled, chosen = _worst(cost.of_rows(pieces.lengths, divided), ranks), 0, None
-    for taken in range(ranks - missing, min(rows, POOLS * ranks) + 1, ranks):
+    for taken in range(-missing % ranks or ranks, min(rows, POOLS * ranks) + 1, ranks):
         pool = members(bounds, np.sort(cheap[:taken]))
         dealt = _deal(pieces.lengths, pool, cost, taken + missing, capacity, limit)
         if dealt is not None:
@@ -147,7 +154,7 @@ def _divide(bounds: np.ndarray, missing: int, ranks: int) -> np.ndarray:
     """
     if not missing:
         return bounds
-    wanted = ranks
+    wanted = ranks * (missing // ranks + 1)
     while bounds[-1] - bounds[missing - wanted - 1] < wanted:
         wanted += ranks
     heap = [(start - stop, -start, stop) for start, stop in pairwise(bounds[missing - wanted - 1 :].tolist())]

@@ -117,6 +117,7 @@ class PackingCollator:
         if self.max_tokens and self.pad_to_multiple_of and self.max_tokens % self.pad_to_multiple_of:
             raise ValueError(f"max_tokens={self.max_tokens}: wanted a multiple of {self.pad_to_multiple_of=}")
         check_names("drop_keys", self.drop_keys, "keys")
+        object.__setattr__(self, "drop_keys", tuple(self.drop_keys))
 
     def __repr__(self) -> str:
         changed = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default)

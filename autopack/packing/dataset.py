@@ -12,7 +12,7 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
-from autopack.packing.checks import check_in, check_int
+from autopack.packing.checks import check_in, check_int, check_names
 from autopack.packing.lengths import Overflow
 from autopack.packing.plan import Strategy
 from autopack.packing.weights import WEIGHINGS, Weighing
@@ -90,6 +90,9 @@ def pack(
     except ImportError as error:
         raise ImportError('autopack.pack needs pyarrow: pip install "autopack[data]"') from error
 
+    check_names("columns", columns, "columns")
+    check_names("drop_columns", drop_columns, "columns")
+    columns, drop_columns = None if columns is None else tuple(columns), tuple(drop_columns)
     check_in("loss_weights", loss_weights, WEIGHINGS)
     check_int("first_position", first_position, 0)
     check_int("buffer_size", buffer_size, 1)
@@ -146,13 +149,15 @@ def _write(dataset: Any, packing: Any, rows: Any, num_proc: int | None, load_fro
     options = packing.max_length, packing.planned, carried, packing.added
     fingerprint = Hasher.hash((__version__, dataset._fingerprint, options))
     files = dataset.cache_files
-    folder = os.path.dirname(files[0]["filename"]) if files else get_temporary_cache_files_directory()
-    path = os.path.join(folder, f"cache-{fingerprint}.arrow") if datasets.is_caching_enabled() else None
+    caches = datasets.is_caching_enabled()
+    # Without caching, datasets would hold all rows in memory.
+    folder = os.path.dirname(files[0]["filename"]) if files and caches else get_temporary_cache_files_directory()
+    path = os.path.join(folder, f"cache-{fingerprint}.arrow")
     features = datasets.Features.from_arrow_schema(rows.table(0, 1).schema)
-    for name in (*rows.documents.per_token, *rows.documents.per_document):  # keeps the names of classes
+    for name in (*rows.documents.per_token, *rows.documents.per_document):  # keeps the names of classes, and images
         of_token = getattr(dataset.features[name], "feature", None)
         kind = of_token if name in rows.documents.per_token else dataset.features[name]
-        if isinstance(kind, datasets.ClassLabel):
+        if isinstance(kind, datasets.ClassLabel | datasets.Image | datasets.Audio):
             features[name] = datasets.Sequence(kind)
     count, width = len(rows.plan), max(1, BLOCK // rows.plan.capacity)
     packed = datasets.Dataset.from_dict({"row": np.arange(count)}).map(
@@ -163,11 +168,13 @@ def _write(dataset: Any, packing: Any, rows: Any, num_proc: int | None, load_fro
         remove_columns=["row"],
         features=features,
         cache_file_name=path,
-        load_from_cache_file=load_from_cache_file,
+        load_from_cache_file=load_from_cache_file if caches else False,
         new_fingerprint=fingerprint,
         num_proc=num_proc if num_proc is None else max(1, min(num_proc, -(-count // width))),
         desc="Packing",
     )
     packed.info.description = f"{rows.plan!r}"[5:-1]
     found = dataset.format
-    return packed if found["type"] is None else packed.with_format(found["type"], **found["format_kwargs"])
+    if found["type"] in (None, "custom"):  # a transform is one of documents, and may drop what rows hold besides
+        return packed
+    return packed.with_format(found["type"], **found["format_kwargs"])

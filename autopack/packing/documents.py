@@ -146,15 +146,15 @@ class Documents:
         value = _value_type(found)
         if name in LABEL_KEYS and pa.types.is_floating(value):
             return False  # the targets of a document, as the collator reads them
-        lengths = self._lengths(name)
-        wrong = lengths[self.chosen] != self.lengths
-        if not wrong.any():
-            return True
         while _is_list(value):
             value = _value_type(value)
         is_number = pa.types.is_integer(value) or pa.types.is_floating(value) or pa.types.is_boolean(value)
         if not (is_number or pa.types.is_null(value)):
-            return False
+            return False  # text, whether or not there happen to be as many words as tokens
+        lengths = self._lengths(name)
+        wrong = lengths[self.chosen] != self.lengths
+        if not wrong.any():
+            return True
         index = int(wrong.argmax())
         reason = f"found {lengths[self.chosen[index]]} values for {self.lengths[index]} tokens, wanted one per token"
         raise invalid(index, name, f"{reason}; name the column in drop_columns", "column ")

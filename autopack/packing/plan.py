@@ -183,6 +183,7 @@ def plan(
     max_documents: int | None = None,
     cost: CostModel | None = None,
     ranks: int = 1,
+    rows: int | None = None,
 ) -> Plan:
     """Chooses which documents share a row of at most `capacity` tokens.
 
@@ -206,6 +207,8 @@ def plan(
         ranks: processes that take a row each in every step: rows `s * ranks` to `(s + 1) * ranks` are step s. Some rows
             are split between documents so that the last step is complete. Where there are too few documents
             for that, `len(plan)` is no multiple of `ranks`.
+        rows: how many rows to have, a multiple of `ranks`: some are split between documents until there are so many.
+            Raises `InvalidPacking` where the documents need more rows, or are fewer.
 
     Every document (or every one of its tokens, where documents are cut) is in the plan once. Raises
     `InvalidPacking` for lengths that cannot be packed, with the first of them, and `ValueError` for options that are
@@ -217,6 +220,10 @@ def plan(
     check_int("seed", seed, 0)
     check_int("max_documents", max_documents, 1, optional=True)
     check_int("ranks", ranks, 1)
+    check_int("rows", rows, 1, optional=True)
+    if rows is not None and (rows % ranks or strategy == "fixed_length"):
+        reason = "cuts rows where they are full" if strategy == "fixed_length" else f"wanted a multiple of {ranks=}"
+        raise ValueError(f"rows={rows}: {reason}")
     if capacity > LONGEST:
         raise ValueError(f"capacity={capacity}: wanted at most {LONGEST}")
     if cost is not None and not isinstance(cost, CostModel):
@@ -235,7 +242,10 @@ def plan(
         if len(pieces.lengths):
             order, bounds = STRATEGIES[strategy](pieces.lengths, capacity, limit, ranks, seed)
         pieces = pieces.take(order)
-    if ranks > 1 and len(bounds) > 1:
-        pieces, bounds = complete(pieces, bounds, capacity, limit, ranks, cost)
+    if rows is not None and not len(bounds) - 1 <= rows <= len(pieces.lengths):
+        found_rows = f"{len(pieces.lengths):,} documents need {len(bounds) - 1:,} rows of {capacity:,} tokens"
+        raise InvalidPacking(f"rows={rows:,}: {found_rows}; ask for more rows, and no more than documents")
+    if (ranks > 1 or rows is not None) and len(bounds) > 1:
+        pieces, bounds = complete(pieces, bounds, capacity, limit, ranks, cost, rows)
     made = Plan(*pieces, bounds, capacity, strategy, seed, counts)
     return made if cost is None else made.select(arrange(made.costs(cost), ranks, seed))

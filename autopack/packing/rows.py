@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL
-from autopack.packing.checks import COMPLETION_KEYS, IDS, LENGTHS, POSITIONS
+from autopack.packing.checks import COMPLETION_KEYS, IDS, LENGTHS, POSITIONS, invalid
 from autopack.packing.documents import Documents, from_columns
 from autopack.packing.lengths import numbered
 from autopack.packing.plan import Plan, plan
@@ -69,6 +69,9 @@ class Rows:
         starts = np.cumsum(lengths) - lengths
         tokens = np.append(starts, lengths.sum())[bounds]  # where the rows begin, and where the last ends
         values = {n: documents.values(n, chosen, plan.offsets[pieces], lengths) for n in documents.per_token}
+        if (negative := values[IDS].to_numpy() < 0).any():
+            index = int(chosen[np.searchsorted(np.cumsum(lengths), negative.argmax(), "right")])
+            raise invalid(index, IDS, "found a token id below 0", "column ")
         if self.mask_first_label:
             _masks_as_labels(values, documents.label_key)
         labels = self._mask_first_labels(values, starts)
@@ -154,6 +157,11 @@ class Packing:
         They depend on the buffer alone, so that a stream which resumes makes the same rows again.
         """
         given = {name: batch[name] for name in batch}
+        left_out = self.carried["drop_columns"]
+        for name, values in given.items():
+            if name not in left_out and all(value is None for value in values):
+                way = "whether it is a column of rows would depend on the buffer; fill it, or name it in drop_columns"
+                raise InvalidPacking(f"column {name!r}: found no value in a buffer of {len(values)} examples; {way}")
         try:
             documents = Documents(from_columns(given, **self.carried), None, **self.carried)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)

@@ -20,6 +20,9 @@ from autopack.packing.plan import Plan, Strategy, plan
 from autopack.packing.strategies import ORDERED, permutation
 
 logger = logging.getLogger(__name__)
+DRAWN = ("multipack", "random")
+"""Strategies that need now more rows and now fewer."""
+_ATTEMPTS = 16
 
 
 class PackedBatchSampler:
@@ -32,7 +35,8 @@ class PackedBatchSampler:
     Every epoch has every document once, over all ranks together, and the same number of batches on every rank: some
     rows are split between documents so that the last step is complete. Only if there are fewer documents than that
     takes does the last step repeat rows, as `DistributedSampler` does; `repeated` says how many documents, and a
-    warning is logged. The same arguments and the same epoch give the same batches on every machine.
+    warning is logged. The same arguments and the same epoch give the same batches on every machine, and all epochs
+    have the same number of them, on which trainers count.
 
     Ranks come from `num_replicas` and `rank`, else from torch.distributed where it is initialised, else from the
     `WORLD_SIZE` and `RANK` that launchers set, else there is one. *accelerate* cuts up prepared loaders itself, by a
@@ -45,8 +49,8 @@ class PackedBatchSampler:
         max_tokens: the most tokens of a row.
         rows_per_batch: rows of a batch; the last of an epoch may have fewer.
         strategy: as in `autopack.plan`, but not `"fixed_length"`. `"sequential"` and `"sorted"` keep their order in
-            every epoch; the others are drawn anew. `len()` may then differ between epochs with `"multipack"` and
-            `"random"`.
+            every epoch; the others are drawn anew. With `"multipack"` and `"random"`, which need now more rows and now
+            fewer, epochs have about a hundredth more rows than the first would need.
         seed: with the epoch, what all that is random comes from.
         overflow: `"error"` refuses documents longer than a row; `"drop"` leaves them out; `"truncate"` yields them for
             a collator that cuts off their end (`PackingCollator(max_tokens=..., overlong="truncate")`).
@@ -94,7 +98,12 @@ class PackedBatchSampler:
         self._lengths, self._seed = read(lengths), seed
         self._options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "max_documents": max_documents}
         self._options["cost"] = cost
+        self._wanted: int | None = None
         self._draw(0)
+        counts = self.plan.counts
+        if counts.dropped:
+            message = "%d documents of %d are longer than %d tokens and are left out"
+            logger.warning(message, counts.dropped, counts.documents, max_tokens)
 
     def _draw(self, epoch: int) -> None:
         """Makes the plan of this epoch, and the table of its rows: step by step, rank by rank."""
@@ -102,7 +111,7 @@ class PackedBatchSampler:
         seeds = np.random.SeedSequence([self._seed, 0 if is_ordered else epoch]).generate_state(2, np.uint64).tolist()
         ranks, cost, per_step = self.num_replicas, self._options["cost"], self.rows_per_batch
         self.epoch, self._start, self._step = epoch, 0, 0
-        self.plan: Plan = plan(self._lengths, self.max_tokens, seed=seeds[0], ranks=ranks, **self._options)
+        self.plan = self._planned(seeds[0])
         rows, documents = np.arange(len(self.plan)), np.diff(self.plan.bounds)
         whole, over = divmod(len(rows), ranks)
         self.repeated = self.left_out = 0
@@ -125,6 +134,29 @@ class PackedBatchSampler:
             self._rows[full, :, : rest.shape[1]] = _to_ranks(rest, costs)[0]
         if self.drop_last:
             self.left_out = int(documents.sum() - documents[steps].sum())
+
+    def _planned(self, seed: int) -> Plan:
+        """The plan of an epoch, of as many rows as those of all others."""
+        ranks, options = self.num_replicas, self._options
+        if self._wanted is None:
+            made = plan(self._lengths, self.max_tokens, seed=seed, ranks=ranks, **options)
+            documents = len(made.documents)
+            if not documents:
+                found = f"all {len(self._lengths):,} documents are longer than max_tokens={self.max_tokens:,}"
+                raise InvalidPacking(f"{found}, and overflow='drop' leaves none; raise it")
+            if documents < ranks:  # rows of several documents would be repeated as a whole
+                return plan(self._lengths, self.max_tokens, seed=seed, **options | {"max_documents": 1})
+            if options["strategy"] not in DRAWN:
+                return made
+            steps = len(made) // ranks
+            self._wanted = min(steps + -(-steps // 100), documents // ranks) * ranks
+        for again in (seed, *np.random.SeedSequence(seed).generate_state(_ATTEMPTS, np.uint64).tolist()):
+            try:
+                return plan(self._lengths, self.max_tokens, seed=again, ranks=ranks, rows=self._wanted, **options)
+            except InvalidPacking:  # this draw needs more rows
+                continue
+        logger.warning("epoch %d needs more than %d rows, so it has more steps than others", self.epoch, self._wanted)
+        return plan(self._lengths, self.max_tokens, seed=seed, ranks=ranks, **options)
 
     def __len__(self) -> int:
         """Batches of this rank in this epoch, from its beginning; those of all ranks where accelerate asks."""

@@ -1,0 +1,106 @@
+"""Epochs of the sampler: all of the same length, and no document repeated or left out without a word."""
+
+from __future__ import annotations
+
+import logging
+from itertools import chain
+
+import numpy as np
+import pytest
+
+import autopack
+from autopack import InvalidPacking, PackedBatchSampler
+
+LENGTHS = np.random.default_rng(0).integers(1, 30, size=600)
+
+
+def _ranks(count, lengths=LENGTHS, max_tokens=64, **options):
+    return [PackedBatchSampler(lengths, max_tokens, num_replicas=count, rank=r, **options) for r in range(count)]
+
+
+@pytest.mark.parametrize("rows_per_batch", [1, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+@pytest.mark.parametrize("strategy", ["multipack", "random", "best_fit"])
+def test_all_epochs_have_as_many_batches_and_every_document(strategy, ranks, rows_per_batch):
+    samplers = _ranks(ranks, strategy=strategy, rows_per_batch=rows_per_batch)
+    steps = len(samplers[0])
+    for epoch in range(12):
+        batches = []
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+            assert len(sampler) == steps
+            batches += sampler
+        assert len(batches) == steps * ranks
+        assert sorted(chain.from_iterable(batches)) == list(range(len(LENGTHS)))
+    natural = min(len(autopack.plan(LENGTHS, 64, strategy, seed=seed, ranks=ranks)) for seed in range(8))
+    assert len(samplers[0].plan) <= 1.03 * natural + ranks
+
+
+def test_by_themselves_plans_of_epochs_differ_in_length():
+    assert len({len(autopack.plan(LENGTHS, 64, "random", seed=seed)) for seed in range(12)}) > 1
+
+
+def test_an_epoch_that_needs_more_rows_than_the_others_has_them_and_says_so(caplog, monkeypatch):
+    monkeypatch.setattr("autopack.packing.sampler._ATTEMPTS", 2)
+    (sampler,) = _ranks(1, strategy="random")
+    sampler._wanted = 10
+    with caplog.at_level(logging.WARNING, logger="autopack"):
+        sampler.set_epoch(1)
+    assert "needs more than 10 rows, so it has more steps than others" in caplog.text
+    assert sorted(chain.from_iterable(sampler)) == list(range(len(LENGTHS)))
+
+
+def test_an_epoch_is_the_same_whenever_it_is_drawn():
+    (first,), (second,) = (_ranks(1, strategy="random") for _ in range(2))
+    first.set_epoch(3)
+    for epoch in (5, 1, 3):
+        second.set_epoch(epoch)
+    assert list(first) == list(second)
+
+
+def test_fewer_documents_than_ranks_repeat_as_few_as_there_are_too_few():
+    samplers = _ranks(250, LENGTHS[:203], max_tokens=4096)
+    seen = list(chain.from_iterable(chain.from_iterable(samplers)))
+    assert {sampler.repeated for sampler in samplers} == {47}
+    assert len(seen) == 250
+    assert set(seen) == set(range(203))
+
+
+def test_documents_that_are_left_out_are_told_once(caplog):
+    with caplog.at_level(logging.WARNING, logger="autopack"):
+        sampler = PackedBatchSampler([3, 90, 5, 70], 64, overflow="drop", num_replicas=1, rank=0)
+        sampler.set_epoch(1)
+    assert [r.getMessage() for r in caplog.records] == ["2 documents of 4 are longer than 64 tokens and are left out"]
+    assert sorted(chain.from_iterable(sampler)) == [0, 2]
+
+
+def test_where_no_document_is_left_there_is_no_sampler():
+    with pytest.raises(InvalidPacking, match=r"all 2 documents are longer than max_tokens=64, and overflow='drop'"):
+        PackedBatchSampler([90, 70], 64, overflow="drop", num_replicas=1, rank=0)
+
+
+class TestRows:
+    """`plan(rows=...)`: so many rows and no others."""
+
+    @pytest.mark.parametrize("ranks", [1, 4])
+    @pytest.mark.parametrize("cost", [None, autopack.CostModel()])
+    @pytest.mark.parametrize("strategy", ["best_fit", "random", "multipack"])
+    def test_rows_are_divided(self, strategy, cost, ranks):
+        least = len(autopack.plan(LENGTHS, 64, strategy, ranks=ranks))
+        for more in (0, 1, 3, 7, 40, (len(LENGTHS) - least) // ranks):
+            made = autopack.plan(LENGTHS, 64, strategy, ranks=ranks, cost=cost, rows=least + more * ranks)
+            assert len(made) == least + more * ranks
+            assert sorted(made.documents) == list(range(len(LENGTHS)))
+            assert (made.tokens_per_row <= 64).all()
+            assert (np.diff(made.bounds) > 0).all()
+
+    def test_what_cannot_be_is_refused(self):
+        least = len(autopack.plan(LENGTHS, 64))
+        with pytest.raises(InvalidPacking, match=rf"rows={least - 1}: 600 documents need {least} rows of 64 tokens"):
+            autopack.plan(LENGTHS, 64, rows=least - 1)
+        with pytest.raises(InvalidPacking, match="no more than documents"):
+            autopack.plan(LENGTHS, 64, rows=601)
+        with pytest.raises(ValueError, match="wanted a multiple of ranks=4"):
+            autopack.plan(LENGTHS, 64, ranks=4, rows=601)
+        with pytest.raises(ValueError, match="cuts rows where they are full"):
+            autopack.plan(LENGTHS, 64, "fixed_length", rows=600)

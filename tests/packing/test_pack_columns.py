@@ -1,0 +1,87 @@
+"""What `pack` carries over of a dataset, and what it refuses: transforms, columns of text, images, negative ids."""
+
+from __future__ import annotations
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+import autopack
+from autopack import InvalidPacking, PackingCollator
+
+IDS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+
+
+def _dataset(**columns):
+    return datasets.Dataset.from_dict({"input_ids": IDS, **columns})
+
+
+def _drops_boundaries(batch):
+    return {"input_ids": batch["input_ids"]}
+
+
+def test_a_transform_of_documents_is_none_of_rows():
+    rows = autopack.pack(_dataset().with_transform(_drops_boundaries), 5)
+    assert rows.format["type"] is None
+    assert all(sum(row["seq_lengths"]) == len(row["input_ids"]) for row in rows)
+    assert set(rows.with_transform(_drops_boundaries)[0]) == {"input_ids"}  # what would have been left
+
+
+def test_rows_lie_in_a_file_although_nothing_is_cached():
+    datasets.disable_caching()
+    try:
+        first, second = (autopack.pack(_dataset(), 5) for _ in range(2))
+    finally:
+        datasets.enable_caching()
+    assert first.cache_files
+    assert second.cache_files
+    assert first[:] == second[:] == autopack.pack(_dataset(), 5)[:]
+
+
+def test_negative_ids_are_refused_by_example():
+    with pytest.raises(InvalidPacking, match=r"example 1, column 'input_ids': found a token id below 0"):
+        autopack.pack(datasets.Dataset.from_dict({"input_ids": [[5, 6], [7, -1], [8, 9]]}), 2)
+
+
+def test_names_may_come_from_generators():
+    data = _dataset(source=["a", "b", "c"], more=[[1, 2, 3], [4, 5], [6, 7, 8, 9]])
+    dropped = autopack.pack(data, 5, drop_columns=(name for name in ["more"]))
+    assert set(dropped.column_names) == {"input_ids", "source", "position_ids", "seq_lengths"}
+    chosen = autopack.pack(data, 5, columns=(name for name in ["more"]))
+    assert set(chosen.column_names) == {"input_ids", "more", "position_ids", "seq_lengths"}
+    collator = PackingCollator(drop_keys=(name for name in ["more"]))
+    for _ in range(2):
+        assert set(collator([{"input_ids": [1, 2], "more": [1, 2]}])) == {"input_ids", "position_ids", "labels"}
+
+
+@pytest.mark.parametrize("words", [[3, 2, 4], [1, 1, 1]], ids=["as many as tokens", "fewer"])
+def test_text_is_of_documents_however_many_words_there_are(words):
+    texts = [[f"w{i}" for i in range(count)] for count in words]
+    rows = autopack.pack(_dataset(words=texts), 5)
+    found = {tuple(ids): text for row in rows for ids, text in zip(_documents(row), row["words"], strict=True)}
+    assert found == {tuple(ids): text for ids, text in zip(IDS, texts, strict=True)}
+
+
+def _documents(row):
+    return [ids.tolist() for ids in np.split(np.array(row["input_ids"]), np.cumsum(row["seq_lengths"])[:-1])]
+
+
+def test_images_stay_images():
+    pictures = [Image.new("RGB", (2, 2), (i, 0, 0)) for i in range(3)]
+    data = _dataset(image=pictures).cast_column("image", datasets.Image())
+    rows = autopack.pack(data, 5)
+    for row in rows:
+        assert all(isinstance(picture, Image.Image) for picture in row["image"])
+        assert [picture.getpixel((0, 0))[0] for picture in row["image"]] == [IDS.index(ids) for ids in _documents(row)]
+
+
+@pytest.mark.parametrize("name", ["labels", "source"])
+def test_a_buffer_without_a_value_is_no_buffer_without_the_column(name):
+    """It would have rows with other columns than the next one's."""
+    values = [None, None, [10, 11, 12, 13] if name == "labels" else "web"]
+    stream = _dataset(**{name: values}).to_iterable_dataset()
+    with pytest.raises(InvalidPacking, match=rf"column '{name}': found no value in a buffer of 2 examples"):
+        list(autopack.pack(stream, 5, buffer_size=2))
+    rows = list(autopack.pack(stream, 5, buffer_size=2, drop_columns=(name,)))
+    assert sorted(ids for row in rows for ids in _documents(row)) == sorted(IDS)
