@@ -105,6 +105,8 @@ class WeightedLoss(AbstractContextManager["WeightedLoss"]):
     def _get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
         """The micro-batches of a step, and their weights' sum where a trainer has the number of targets."""
         batches, _ = self._batches(*args, **kwargs)
+        if not batches:  # the end of an epoch, which other processes may reach at another step: nothing to agree on
+            return batches, None
         if not all(LOSS_WEIGHTS in batch for batch in batches):
             raise InvalidPacking(f"found a batch without {LOSS_WEIGHTS!r}; train with the collator that makes them")
         return batches, self._total(sum((batch[LOSS_WEIGHTS].sum() for batch in batches), torch.zeros(())))

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -36,19 +37,23 @@ class Documents(Dataset):  # type: ignore[type-arg]
         return {"input_ids": self.tokens[index], "number": [index] * self.lengths[index]}
 
 
-class PackedTrainer(Trainer):
-    """The trainer of docs/packing.md, which notes what it sees."""
+class Streams(Trainer):
+    """Notes which documents it sees."""
 
     seen: list[list[int]]
+
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any) -> Any:
+        self.seen.append(sorted(set(inputs.pop("number").flatten().tolist())))
+        return super().training_step(model, inputs, *args)
+
+
+class PackedTrainer(Streams):
+    """The trainer of docs/packing.md."""
 
     def get_train_dataloader(self) -> Any:
         sampler = autopack.PackedBatchSampler(self.train_dataset.lengths, CAPACITY)
         loader = DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
         return self.accelerator.prepare(loader)
-
-    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any) -> Any:
-        self.seen.append(sorted(set(inputs.pop("number").flatten().tolist())))
-        return super().training_step(model, inputs, *args)
 
 
 class _Stops(TrainerCallback):
@@ -88,6 +93,32 @@ def _train(directory: str, stops: int | None = None, resume: str | None = None) 
     return trainer, torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+def _stream(directory: str) -> dict[str, Any]:
+    """A stream whose processes get unequally many rows of each epoch, trained on with weights of documents."""
+    documents = Documents()
+    examples = [{**documents[i], "input_ids": documents.tokens[i].tolist()} for i in range(103)]
+    stream = datasets.Dataset.from_list(examples).to_iterable_dataset(num_shards=4)
+    arguments = TrainingArguments(
+        output_dir=directory,
+        max_steps=40,
+        per_device_train_batch_size=1,
+        accelerator_config={"dispatch_batches": False},
+        report_to=[],
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        logging_strategy="no",
+    )
+    model = tiny.build("llama", attn_implementation="sdpa").train()
+    rows = autopack.pack(stream, CAPACITY, buffer_size=16)
+    trainer = Streams(model, arguments, train_dataset=rows, data_collator=autopack.PackingCollator())
+    trainer.seen = []
+    with autopack.enable(trainer), autopack.weigh_documents(trainer):
+        trainer.train()
+    return {"steps": len(trainer.seen), "epoch": trainer.state.epoch, "seen": trainer.seen}
+
+
 def _rank(rank: int, directory: str) -> None:
     torch.set_num_threads(1)
     os.environ.update(
@@ -101,5 +132,6 @@ def _rank(rank: int, directory: str) -> None:
     first, _ = _train(f"{directory}/stopped", stops=at)
     second, found = _train(f"{directory}/stopped", resume=f"{directory}/stopped/checkpoint-{at}")
     result = {"whole": whole.seen, "first": first.seen, "second": second.seen}
+    result["stream"] = _stream(f"{directory}/stream")
     torch.save({**result, "error": float((found - expected).abs().max())}, f"{directory}/{rank}.pt")
     dist.destroy_process_group()

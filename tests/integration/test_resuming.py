@@ -1,4 +1,4 @@
-"""Resuming in a later epoch on two processes: every document once, and the parameters of a run without a stop."""
+"""Trainers on two processes: resuming in a later epoch, and streams whose processes get unequally many rows."""
 
 from __future__ import annotations
 
@@ -33,3 +33,11 @@ def test_each_rank_goes_on_where_it_was(results):
 
 def test_parameters_are_those_of_a_run_without_a_stop(results):
     assert all(rank["error"] == 0.0 for rank in results)
+
+
+def test_processes_of_a_stream_train_as_many_steps_although_their_epochs_differ(results):
+    first, second = (rank["stream"] for rank in results)
+    assert first["steps"] == second["steps"] == 40
+    assert first["epoch"] != second["epoch"]
+    seen = Counter(chain.from_iterable((*first["seen"], *second["seen"])))
+    assert set(seen) == set(range(103))
