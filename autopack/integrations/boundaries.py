@@ -161,10 +161,12 @@ def _documents(row: Mapping[str, Any]) -> int:
     """The documents of a packed row, by its columns; 1 where nothing is said."""
     if row.get("seq_lengths") is not None:
         return len(row["seq_lengths"])
-    for name, step in (("position_ids", 1), ("seq_idx", 0)):
-        if row.get(name) is not None:
-            return 1 + int((np.diff(np.asarray(row[name]).reshape(-1)) != step).sum())
-    return 1
+    names = ("input_ids", "attention_mask", "position_ids", "seq_idx")
+    try:
+        batch = {name: torch.as_tensor(row[name]).reshape(1, -1) for name in names if row.get(name) is not None}
+    except (TypeError, ValueError):  # of another form than a row of tokens has
+        return 1
+    return (_declared(batch) if "input_ids" in batch else None) or 1
 
 
 def _targets(row: Mapping[str, Any]) -> int | None:
@@ -200,7 +202,8 @@ def _lost(trainer: Any, row: Mapping[str, Any], kept: Mapping[str, Any], batch: 
     name, collator = type(trainer).__name__, type(trainer.data_collator).__name__
     dropped = [column for column in row if column not in kept]
     ways = "Call autopack.enable(trainer), which has it keep them, or set remove_unused_columns=False"
-    if (documents := _documents(row)) > 1 and _declared(batch) < documents:
+    documents, declared = _documents(row), _declared(batch)
+    if declared is not None and declared < documents:
         if _documents(kept) < documents:
             lost = ", ".join(column for column in dropped if column in BOUNDARIES)
             return (
@@ -220,11 +223,13 @@ def _lost(trainer: Any, row: Mapping[str, Any], kept: Mapping[str, Any], batch: 
     return f"{name} drops {lost} of its data, so tokens that are no targets would be trained on. {ways}."
 
 
-def _declared(batch: Mapping[str, Any]) -> int:
-    """The documents that a batch declares."""
+def _declared(batch: Mapping[str, Any]) -> int | None:
+    """The documents that a batch declares; None where that cannot be told."""
     tokens = batch["input_ids"]
     try:
         layout = declarations.read(batch, (tokens.shape[0], tokens.shape[1]), tokens.device).layout
     except AutopackError:
-        return sys.maxsize  # it will say so itself
-    return len(tokens) if layout is None else len(layout.lengths)
+        return None  # the call will say so itself
+    if layout is None:
+        return len(tokens)
+    return len(layout.lengths) - (0 if layout.is_padding is None else int(layout.is_padding.sum()))

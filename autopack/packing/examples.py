@@ -125,7 +125,9 @@ def _without_declarations(index: int, columns: dict[str, np.ndarray], lengths: n
     if lengths is not None:
         tokens = len(columns[IDS])
         if lengths.ndim != 1 or lengths.dtype.kind != "i" or (lengths < 1).any() or lengths.sum() != tokens:
-            raise invalid(index, LENGTHS, f"found {lengths.tolist()}; wanted lengths that sum to {tokens}")
+            found = f"found {lengths.tolist()}; wanted lengths that sum to {tokens}"
+            cut = f" (was the row cut to {tokens} tokens? TRL's SFTConfig does that, unless it has max_length=None)"
+            raise invalid(index, LENGTHS, found + (cut if lengths.sum() > tokens else ""))
         declared[LENGTHS] = np.cumsum(lengths)[:-1]
     if (positions := columns.get(POSITIONS)) is not None:
         if positions.dtype.kind != "i" or positions.min() < 0:

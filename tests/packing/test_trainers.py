@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
-from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
+from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments, default_data_collator
 
 import autopack
 from autopack import tiny
@@ -159,6 +159,24 @@ def test_data_without_documents_are_nobodys_business(tmp_path):
     with autopack.enable(trainer) as handle:
         assert not handle.kept
         assert _first_loss(trainer) > 0
+
+
+def test_padding_that_positions_stand_still_at_is_no_document(tmp_path):
+    """Such data are ordinary, and the collator pads them further."""
+    rows = [{"input_ids": ids, "attention_mask": [0, 0, *[1] * (len(ids) - 2)]} for ids in map(_ids, _documents())]
+    rows = [{**row, "position_ids": [0, 0, *range(len(row["input_ids"]) - 2)]} for row in rows]
+    trainer = _trainer(_model("llama"), tmp_path, Dataset.from_list(rows), data_collator=default_data_collator)
+    assert what_is_lost(trainer) is None
+
+
+def _ids(row):
+    return row["input_ids"]
+
+
+def test_rows_that_trl_has_cut_are_named_so():
+    rows = _rows()
+    with pytest.raises(autopack.InvalidPacking, match=r"was the row cut to 20 tokens\? TRL's SFTConfig"):
+        autopack.PackingCollator()([{**rows[0], **{k: rows[0][k][:20] for k in ("input_ids", "position_ids")}}])
 
 
 class TestTargets:
