@@ -28,7 +28,7 @@ from autopack.packing.checks import (
     invalid,
     is_int,
 )
-from autopack.packing.examples import Example, check_alike, read_example
+from autopack.packing.examples import Example, check_alike, merge, read_example
 from autopack.packing.lengths import bounds_of, numbered
 from autopack.packing.strategies import next_fit
 from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, WEIGHINGS, Weighing, token_weights
@@ -166,7 +166,7 @@ class PackingCollator:
         check_in("return_tensors", return_tensors, CHOICES["return_tensors"])
         if isinstance(examples, (Mapping, str)) or not isinstance(examples, Iterable):
             raise InvalidPacking(f"wanted a list of examples, found {type(examples).__name__}; pass a list of dicts")
-        read = [self._read(index, example) for index, example in enumerate(examples)]
+        read = self._read_all(list(examples))
         if not read:
             raise InvalidPacking("wanted at least one example, found an empty batch; leave empty batches out")
         self._settle_labels(read)
@@ -182,10 +182,18 @@ class PackingCollator:
             batch = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in batch.items()}
         return batch
 
+    def _read_all(self, examples: list[Any]) -> list[Example]:
+        """The examples as arrays; as a single one where they go into one row and are nothing but documents."""
+        merged = None if self.max_tokens else merge(examples, self._ignored)
+        return [self._read(*of) for of in enumerate(examples)] if merged is None else [merged]
+
+    @property
+    def _ignored(self) -> set[str]:
+        return {*self.drop_keys, *(LABEL_KEYS if self.labels == "none" else ())}
+
     def _read(self, index: int, example: Mapping[str, Any]) -> Example:
         """One example as arrays, no longer than a row."""
-        ignored = {*self.drop_keys, *(LABEL_KEYS if self.labels == "none" else ())}
-        read = read_example(index, example, ignored, weighs=self.loss_weights is not None)
+        read = read_example(index, example, self._ignored, weighs=self.loss_weights is not None)
         if self.max_tokens and len(read) > self.max_tokens:
             if self.overlong == "error":
                 found = f"found {len(read)} tokens for rows of at most max_tokens={self.max_tokens}"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from autopack.errors import InvalidPacking
 from autopack.packing import PackingCollator
 from tests.packing.batches import ABC, CONTAINERS, refused
 
@@ -203,3 +206,66 @@ def test_refused_batches():
     refused([ABC[0], [1, 2]], "example 1", "found list")
     refused([ABC[0], {"text": "a", "ids": [1]}], "example 1", "'input_ids'", "['ids', 'text']", "tokenize")
     refused([{"input_ids": None}], "example 0", "'input_ids'")
+
+
+KINDS = [list, np.array, torch.tensor, lambda ids: np.array(ids, np.int32), tuple]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 90), min_size=1, max_size=9), min_size=1, max_size=8),
+    st.sampled_from(KINDS),
+    st.sampled_from(["ids", "labels", "mask", "all"]),
+    st.sampled_from(["auto", "none"]),
+)
+def test_examples_read_at_once_are_those_read_one_by_one(documents, kind, what, labels):
+    examples = []
+    for ids in documents:
+        example = {"input_ids": kind(ids)}
+        if what in ("labels", "all"):
+            example["labels"] = kind([-100, *ids[1:]])
+        if what in ("mask", "all"):
+            example["attention_mask"] = kind([1] * len(ids))
+        examples.append(example)
+    collator = PackingCollator(labels=labels, return_seq_idx=True)
+    found = collator(examples)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("autopack.packing.collator.merge", lambda *_: None)
+        expected = collator(examples)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert all(found[key].dtype == expected[key].dtype for key in expected)
+
+
+ODD = {
+    "a float": {"input_ids": [1, 2], "labels": [1.0, 2.0]},
+    "a class": {"input_ids": [1, 2], "labels": 1},
+    "a list of one class": {"input_ids": [1, 2], "labels": [1]},
+    "padding": {"input_ids": [1, 2], "labels": [1, 2], "attention_mask": [1, 0]},
+    "a column more": {"input_ids": [1, 2], "labels": [1, 2], "weights": [0.5, 0.5]},
+    "None": {"input_ids": [1, 2], "labels": None},
+    "a vector per token": {"input_ids": [1, 2], "labels": [[1, 2], [3, 4]]},
+    "a row": {"input_ids": [[1, 2]], "labels": [[1, 2]]},
+    "negative": {"input_ids": [1, -2], "labels": [1, 2]},
+    "no tokens": {"input_ids": [], "labels": []},
+    "bools": {"input_ids": [True, False], "labels": [1, 2]},
+    "text": {"input_ids": ["a", "b"], "labels": [1, 2]},
+    "large": {"input_ids": [1 << 63, 2], "labels": [1, 2]},
+}
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD.keys())
+def test_anything_else_is_read_or_refused_one_by_one(odd, first):
+    plain = {"input_ids": [5, 6, 7], "labels": [5, 6, 7]}
+    examples = [odd, plain] if first else [plain, odd]
+
+    def result():
+        try:
+            return {key: value.tolist() for key, value in PackingCollator()(examples).items()}
+        except (InvalidPacking, OverflowError) as error:
+            return str(error)
+
+    found = result()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("autopack.packing.collator.merge", lambda *_: None)
+        assert found == result()
