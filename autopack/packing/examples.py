@@ -6,7 +6,6 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -113,41 +112,39 @@ def merge(examples: Sequence[Any], ignored: Collection[str]) -> Example | None:
     names = [name for name in first if name not in ignored]
     if IDS not in names or not {*names} <= {IDS, MASK, "labels"}:
         return None
-    lengths: list[int] = list(map(_length, map(itemgetter(IDS), examples)))
     columns: dict[str, np.ndarray] = {}
-    if min(lengths) < 1:
-        return None
+    lengths: list[int] | None = None
     for name in names:
-        values = [example[name] for example in examples]
-        flat = _flat(values) if list(map(_length, values)) == lengths else None
-        if flat is None or flat.dtype.kind != "i" or flat.shape != (sum(lengths),):
+        sizes, flat = _flat([example[name] for example in examples])
+        lengths = lengths or sizes
+        if sizes != lengths or flat.dtype.kind != "i" or flat.shape != (sum(sizes),):
             return None
         columns[name] = flat.astype(np.int64, copy=False)
-    if columns[IDS].min() < 0 or not (columns.pop(MASK, columns[IDS][:0]) == 1).all():
+    if not lengths or 0 in lengths or columns[IDS].min() < 0:
+        return None
+    if not (columns.pop(MASK, columns[IDS][:0]) == 1).all():
         return None
     return Example(columns, np.cumsum([0, *lengths[:-1]]))
 
 
-def _length(value: Any) -> int:
-    """The length of a list or of an array or tensor of one dimension; -1 of anything else."""
-    return len(value) if type(value) is list or getattr(value, "ndim", 0) == 1 else -1
+def _flat(values: list[Any]) -> tuple[list[int], np.ndarray]:
+    """The lengths of lists, arrays or tensors of one dimension, and their values end to end.
 
-
-def _flat(values: list[Any]) -> np.ndarray | None:
-    """Lists, arrays or tensors of one dimension, end to end; None where they are not all of one of these kinds."""
-    kinds = {*map(type, values)}
+    No lengths where they are not all of one of these kinds.
+    """
+    kinds, torch = {*map(type, values)}, sys.modules.get("torch")
     if kinds == {list}:
         try:
-            return np.array([*chain.from_iterable(values)])
+            return list(map(len, values)), np.array([*chain.from_iterable(values)])
         except ValueError:  # lists in the lists
-            return None
+            return [], np.empty(0)
+    if not all(getattr(value, "ndim", 0) == 1 for value in values):
+        return [], np.empty(0)
     if kinds == {np.ndarray}:
-        return np.concatenate(values)
-    torch = sys.modules.get("torch")
+        return list(map(len, values)), np.concatenate(values)
     if torch is None or kinds != {torch.Tensor} or any(value.is_cuda for value in values):
-        return None
-    found: np.ndarray = torch.cat(values).numpy()
-    return found
+        return [], np.empty(0)
+    return list(map(len, values)), torch.cat(values).numpy()
 
 
 def _numbers(index: int, key: str, value: Any) -> np.ndarray:
