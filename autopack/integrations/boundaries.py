@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -146,12 +145,17 @@ def _rows(dataset: Any) -> list[Mapping[str, Any]]:
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         made: dict[str, Any] = {"input_ids": [1, 1, 1, 1], "labels": [1, 1, 1, 1], "seq_lengths": [2, 2]}
         made |= {"position_ids": [0, 1, 0, 1], "seq_idx": [0, 0, 1, 1], **{key: [0, 1, 0, 1] for key in TARGETS}}
-        rows: Iterable[Any] = [{name: made[name] for name in names if name in made}]
+        found: list[Mapping[str, Any]] = [{name: made[name] for name in names if name in made}]
+    elif names and not {*BOUNDARIES, *TARGETS}.intersection(names):
+        return []
     else:
-        rows = (dataset[index] for index in range(min(len(dataset), _ROWS)))
-        if names and not {*BOUNDARIES, *TARGETS}.intersection(names):
+        try:
+            found = [
+                row for row in map(dataset.__getitem__, range(min(len(dataset), _ROWS))) if isinstance(row, Mapping)
+            ]
+        except Exception:
+            # What its rows are got by, nobody knows; whoever loads them will say what is wrong.
             return []
-    found = list(islice((row for row in rows if isinstance(row, Mapping)), _ROWS))
     several = next((row for row in found if _documents(row) > 1), None)
     aimed = next((row for row in found if _targets(row) is not None), None)
     return [row for row in (several, aimed) if row is not None]
@@ -159,10 +163,10 @@ def _rows(dataset: Any) -> list[Mapping[str, Any]]:
 
 def _documents(row: Mapping[str, Any]) -> int:
     """The documents of a packed row, by its columns; 1 where nothing is said."""
-    if row.get("seq_lengths") is not None:
-        return len(row["seq_lengths"])
     names = ("input_ids", "attention_mask", "position_ids", "seq_idx")
     try:
+        if row.get("seq_lengths") is not None:
+            return len(row["seq_lengths"])
         batch = {name: torch.as_tensor(row[name]).reshape(1, -1) for name in names if row.get(name) is not None}
     except (TypeError, ValueError):  # of another form than a row of tokens has
         return 1

@@ -169,6 +169,23 @@ def test_padding_that_positions_stand_still_at_is_no_document(tmp_path):
     assert what_is_lost(trainer) is None
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"a": 1},
+        [(1, 2)],
+        [{"text": "a"}],
+        [{"input_ids": [1], "seq_lengths": 1}],
+        [{"input_ids": "abc", "seq_idx": [0, 1]}],
+        [],
+    ],
+)
+def test_data_of_any_form_are_left_to_whoever_loads_them(rows, tmp_path):
+    trainer = _trainer(_model("llama"), tmp_path, None)
+    trainer.train_dataset = rows
+    assert what_is_lost(trainer) is None
+
+
 def _ids(row):
     return row["input_ids"]
 
