@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from unittest.mock import MagicMock
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 from transformers.integrations.neftune import neftune_post_forward_hook
 
 import autopack
@@ -189,6 +191,49 @@ def test_a_hook_that_mixes_documents_is_found_when_rows_are_packed(when):
     with pytest.raises(autopack.UnsupportedModel, match=r"not exact.*audited because.*roll"):
         model(input_ids=ids, position_ids=where)
     autopack.disable(model)
+
+
+class DeclaresFurtherIn(LlamaForCausalLM):
+    def forward(self, input_ids=None, attention_mask=None, **options):
+        where = torch.arange(input_ids.shape[1]).remainder(5)[None] if input_ids.shape[1] == 20 else None
+        return self.lm_head(self.model(input_ids, position_ids=where, use_cache=False).last_hidden_state)
+
+
+def test_documents_that_are_declared_further_in_wait_for_no_proof():
+    """The call itself declares nothing, and by then it is too late for an audit."""
+    (_, model), _ = _twins("llama")
+    own = DeclaresFurtherIn(model.config)
+    _layer(own).register_forward_hook(lambda *_: None)
+    ids = torch.arange(20)[None]
+    with (
+        autopack.enable(own),
+        pytest.raises(autopack.UnsupportedModel, match=r"inside of a call that declares none.*verify='always'"),
+    ):
+        own(input_ids=ids)
+    with autopack.enable(own, verify="always"):
+        assert torch.isfinite(own(input_ids=ids)).all()
+
+
+def test_threads_wait_for_the_proof_of_a_hook():
+    (_, model), _ = _twins("llama")
+    ids, where = torch.arange(9)[None], torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    _layer(model).mlp.register_forward_hook(lambda module, args, output: torch.roll(output, 1, dims=1))
+    found = []
+
+    def run():
+        try:
+            model(input_ids=ids, position_ids=where)
+            found.append("packed")
+        except autopack.UnsupportedModel:
+            found.append("refused")
+
+    with autopack.enable(model):
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == ["refused"] * 4
 
 
 def test_gradients_of_single_samples_by_hooks():

@@ -153,7 +153,8 @@ def _enable_trainer(trainer: Any, backend: str, unpad: str, verify: str) -> Trai
                 continue
             if not was_enabled:
                 undo.callback(handles[name].remove)
-        undo.callback(boundaries.give_columns_back, trainer)
+        if not boundaries.kept_columns(trainer):
+            undo.callback(boundaries.give_columns_back, trainer)
         boundaries.keep_columns(trainer)
         lost = boundaries.what_is_lost(trainer)
         if lost is not None:

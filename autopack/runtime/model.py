@@ -188,7 +188,7 @@ class EnabledModel:
             self.link.model = self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "watch": None}
+        return {**self.__dict__, "watch": None, "fed_by": None}
 
     def follow_code(self, brings: Callable[[], Brings]) -> None:
         """Look at the model anew where it is no longer what it was: a module, a function, its loss, its config.
@@ -202,7 +202,7 @@ class EnabledModel:
             if looked_at and self._settled and brings() is Brings.NOTHING:
                 return
             self._renew_if(self._is_stale, packs=False)
-        if self.proof.waits and self._settled and brings() is Brings.PACKED:
+        if self.proof.waits and brings() is Brings.PACKED:
             self._renew_if(lambda: self.proof.waits, packs=True)
 
     def _renew_if(self, needed: Callable[[], bool], packs: bool) -> None:
@@ -220,6 +220,11 @@ class EnabledModel:
                 yield
             finally:
                 self._settled = True
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether it is being looked at, marked and proven."""
+        return not self._settled
 
     def _is_stale(self) -> bool:
         return self.watch is None or self.watch.changed() is not None
