@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from types import FrameType
 from typing import Any
 
@@ -43,12 +44,12 @@ def refuse_bypassed_top(entry: Entry) -> None:
 def refuse_lost_documents(model: EnabledModel) -> None:
     """Raise `InvalidPacking` in the step of a trainer that loses what tells the documents of its packed rows apart."""
     trainer = boundaries.trainer_of_this_step()
-    if trainer is None or model.fed_by == id(trainer):
+    if trainer is None or (model.fed_by is not None and model.fed_by() is trainer):
         return
     lost = boundaries.what_is_lost(trainer)
     if lost is not None:
         raise InvalidPacking(lost)
-    model.fed_by = id(trainer)
+    model.fed_by = weakref.ref(trainer)
 
 
 def check_sites(model: EnabledModel) -> None:

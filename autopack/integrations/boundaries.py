@@ -18,8 +18,7 @@ import torch
 
 from autopack.errors import AutopackError
 from autopack.integrations.wrappers import is_trainer
-from autopack.layout import IGNORED_LABEL, declarations
-from autopack.layout.host import host_values
+from autopack.layout import declarations
 
 BOUNDARIES = ("seq_lengths", "position_ids", "seq_idx")
 """Columns of packed rows that say where documents begin."""
@@ -27,7 +26,7 @@ TARGETS = ("completion_mask", "assistant_masks")
 """Columns that say which tokens are targets, where a data set has no labels."""
 _KEPT = (*BOUNDARIES, *TARGETS, "loss_weights", "document_weight")
 _LABELS = ("labels", "label", "label_ids")
-_ROWS = 4
+_ROWS = 8
 """Rows of a data set that are looked at for one of several documents."""
 _STEPS = ("training_step", "prediction_step")
 
@@ -66,8 +65,8 @@ def give_columns_back(trainer: Any) -> None:
 def what_is_lost(trainer: Any) -> str | None:
     """What of its data set's rows a trainer and its collator do not hand on, and the way out; None where all arrives.
 
-    A row of several documents, or one that says which tokens are targets, is put through the collator, which has to
-    declare as many documents and no more targets.
+    What the columns of a row of several documents say has to come to the collator, and the batch that the collator
+    makes of it has to declare as many.
     """
     with _as_it_was():
         for dataset in _datasets(trainer):
@@ -137,25 +136,24 @@ def _is_packed_stream(dataset: Any) -> bool:
 
 
 def _rows(dataset: Any) -> list[Mapping[str, Any]]:
-    """A row of several documents, and one that says which tokens are targets, among the first of a data set.
+    """A row of several documents, and one that says which tokens are targets: of a data set, or made up of its columns.
 
-    Of a stream nothing is drawn: a row is made up from its columns.
+    Of a stream nothing is drawn. Rows are looked at all over a data set: those of a plan begin with long documents.
     """
     names = _columns(dataset)
-    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        made: dict[str, Any] = {"input_ids": [1, 1, 1, 1], "labels": [1, 1, 1, 1], "seq_lengths": [2, 2]}
-        made |= {"position_ids": [0, 1, 0, 1], "seq_idx": [0, 0, 1, 1], **{key: [0, 1, 0, 1] for key in TARGETS}}
-        found: list[Mapping[str, Any]] = [{name: made[name] for name in names if name in made}]
-    elif names and not {*BOUNDARIES, *TARGETS}.intersection(names):
+    if names and not {*BOUNDARIES, *TARGETS}.intersection(names):
         return []
-    else:
+    found: list[Mapping[str, Any]] = []
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         try:
-            found = [
-                row for row in map(dataset.__getitem__, range(min(len(dataset), _ROWS))) if isinstance(row, Mapping)
-            ]
+            places = sorted({*np.linspace(0, max(len(dataset) - 1, 0), min(len(dataset), _ROWS)).astype(int).tolist()})
+            found = [row for row in map(dataset.__getitem__, places) if isinstance(row, Mapping)]
         except Exception:
             # What its rows are got by, nobody knows; whoever loads them will say what is wrong.
-            return []
+            found = []
+    made: dict[str, Any] = {"input_ids": [1, 1, 1, 1], "labels": [1, 1, 1, 1], "seq_lengths": [2, 2]}
+    made |= {"position_ids": [0, 1, 0, 1], "seq_idx": [0, 0, 1, 1], **{key: [0, 1, 0, 1] for key in TARGETS}}
+    found.append({name: made[name] for name in names if name in made})
     several = next((row for row in found if _documents(row) > 1), None)
     aimed = next((row for row in found if _targets(row) is not None), None)
     return [row for row in (several, aimed) if row is not None]
@@ -201,30 +199,27 @@ def _collated(trainer: Any, row: dict[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _lost(trainer: Any, row: Mapping[str, Any], kept: Mapping[str, Any], batch: Mapping[str, Any] | None) -> str | None:
-    if batch is None:
-        return None
     name, collator = type(trainer).__name__, type(trainer.data_collator).__name__
     dropped = [column for column in row if column not in kept]
     ways = "Call autopack.enable(trainer), which has it keep them, or set remove_unused_columns=False"
-    documents, declared = _documents(row), _declared(batch)
+    documents, wanted = _documents(row), _targets(row)
+    # What never comes to the collator is lost, whatever the collator makes of the rest.
+    if _documents(kept) < documents:
+        lost = ", ".join(column for column in dropped if column in BOUNDARIES)
+        return (
+            f"{name} drops {lost} of its packed rows, which its model does not name, so a row of {documents} "
+            f"documents comes as one. {ways}, with data_collator=autopack.PackingCollator()."
+        )
+    if wanted is not None and _targets(kept) != wanted and _packs(trainer.data_collator):
+        lost = ", ".join(column for column in dropped if column in TARGETS)
+        return f"{name} drops {lost} of its data, so tokens that are no targets would be trained on. {ways}."
+    declared = None if batch is None else _declared(batch)
     if declared is not None and declared < documents:
-        if _documents(kept) < documents:
-            lost = ", ".join(column for column in dropped if column in BOUNDARIES)
-            return (
-                f"{name} drops {lost} of its packed rows, which its model does not name, so a row of {documents} "
-                f"documents comes as one. {ways}, with data_collator=autopack.PackingCollator()."
-            )
         return (
             f"{collator} makes one document of a row of {documents}. Give {name} "
             f"data_collator=autopack.PackingCollator(), which keeps them apart."
         )
-    wanted, labels = _targets(row), batch.get("labels")
-    if wanted is None or not _packs(trainer.data_collator) or not isinstance(labels, torch.Tensor):
-        return None
-    if int((host_values(labels) != IGNORED_LABEL).sum()) <= wanted:
-        return None
-    lost = ", ".join(column for column in dropped if column in TARGETS)
-    return f"{name} drops {lost} of its data, so tokens that are no targets would be trained on. {ways}."
+    return None
 
 
 def _declared(batch: Mapping[str, Any]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -169,8 +170,8 @@ class EnabledModel:
         """The sizes that vectors of the model may have."""
         self.active = False
         """Whether it is enabled now; a handle outlives that."""
-        self.fed_by: int | None = None
-        """The trainer whose data were last found to reach the model whole, by identity."""
+        self.fed_by: weakref.ref[Any] | None = None
+        """The trainer whose data were last found to reach the model whole."""
         self.lenient = False
         """Whether a call that would be refused runs as it would have without autopack (`autopack run`)."""
         self.proof = Proof("not yet")

@@ -20,6 +20,8 @@ from autopack import tiny
 WORLD = 2
 DOCUMENTS = 203
 CAPACITY = 60
+QUIET: dict[str, Any] = {"report_to": [], "use_cpu": True, "save_strategy": "no", "disable_tqdm": True}
+QUIET |= {"remove_unused_columns": False, "logging_strategy": "no"}
 
 
 class Documents(Dataset):  # type: ignore[type-arg]
@@ -77,12 +79,7 @@ def _train(directory: str, stops: int | None = None, resume: str | None = None) 
         num_train_epochs=2,
         gradient_accumulation_steps=2,
         learning_rate=1e-2,
-        report_to=[],
-        use_cpu=True,
-        save_strategy="no",
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        logging_strategy="no",
+        **QUIET,
     )
     trainer = PackedTrainer(model, arguments, train_dataset=Documents(), data_collator=autopack.PackingCollator())
     trainer.seen = []
@@ -103,12 +100,7 @@ def _stream(directory: str) -> dict[str, Any]:
         max_steps=40,
         per_device_train_batch_size=1,
         accelerator_config={"dispatch_batches": False},
-        report_to=[],
-        use_cpu=True,
-        save_strategy="no",
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        logging_strategy="no",
+        **QUIET,
     )
     model = tiny.build("llama", attn_implementation="sdpa").train()
     rows = autopack.pack(stream, CAPACITY, buffer_size=16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import numpy as np
@@ -111,6 +112,42 @@ def test_a_collator_that_takes_rows_for_documents(tmp_path):
     with pytest.raises(autopack.InvalidPacking, match="DataCollatorWithFlattening makes one document of a row of"):
         autopack.enable(trainer)
     assert not autopack.is_enabled(model)
+
+
+def test_rows_that_begin_with_long_documents(tmp_path):
+    """Those of a plan do: many of one document, and then all others."""
+    long = [{"input_ids": [*range(3, 43)]}] * 40
+    rows = autopack.pack(Dataset.from_list([*long, *_documents()]), CAPACITY)
+    assert {len(row["seq_lengths"]) for row in rows.select(range(40))} == {1}
+    model = _model("bloom")
+    trainer = _trainer(model, tmp_path, rows)
+    assert "Trainer drops" in what_is_lost(trainer)
+    few = rows.select([*range(40), 40])
+    assert "Trainer drops" in what_is_lost(_trainer(model, tmp_path, few))
+    flattened = _trainer(_model("llama"), tmp_path, rows, data_collator=DataCollatorWithFlattening())
+    assert "makes one document" in what_is_lost(flattened)
+
+
+def test_every_trainer_of_a_model_is_looked_at(tmp_path):
+    """One may stand where another stood in memory."""
+    model, rows = _model("bloom"), _rows()
+    with autopack.enable(model):
+        for _ in range(3):
+            _first_loss(_trainer(model, tmp_path, rows, keep=True))
+            with pytest.raises(autopack.InvalidPacking, match="Trainer drops"):
+                _trainer(model, tmp_path, rows).train()
+        copied = copy.deepcopy(model)
+        autopack.disable(copied)
+
+
+def test_a_collator_that_takes_no_row_alone(tmp_path):
+    def pairs(examples):
+        if len(examples) < 2:
+            raise ValueError("wanted pairs")
+        return default_data_collator(examples)
+
+    trainer = _trainer(_model("bloom"), tmp_path, _rows(), data_collator=pairs)
+    assert "Trainer drops" in what_is_lost(trainer)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "bloom"])
