@@ -124,7 +124,7 @@ class Case:
         """All arguments of a call with a document by itself, from its beginning."""
         return {"input_ids": self.documents[number % len(self.documents)][None], **self.options}
 
-    def padded(self, side: str = "right", wider: int = 0, filler: int | None = None) -> dict[str, torch.Tensor]:
+    def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> dict[str, torch.Tensor]:
         """A batch of the documents, one in each row, padded on one side; `wider` by columns that no row fills."""
         filler = self.filler if filler is None else filler
         columns = max(self.lengths) + wider
@@ -173,10 +173,10 @@ class PairCase(Case):
         source = self.source.inputs(call.source, replaced)
         return {"input_ids": source, "decoder_input_ids": self.inputs(call, replaced), **call.arguments}
 
-    def padded(self, side: str = "right", wider: int = 0, filler: int | None = None) -> dict[str, torch.Tensor]:
-        target = super().padded(side, wider, filler)
+    def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> dict[str, torch.Tensor]:
+        target = super().padded(side, filler, wider)
         # One column more, so that a field of one half is told from one of the other.
-        return self.source.padded(side, wider + 1, filler) | {
+        return self.source.padded(side, filler, wider + 1) | {
             f"decoder_{name}": value for name, value in target.items()
         }
 

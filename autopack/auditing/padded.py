@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,7 @@ class PaddedRuns:
             arguments |= self.labels.padded(sides)
             if not form and self.case.is_pair and self.labels.per_token:
                 # As most trainers call an encoder-decoder: the decoder's tokens are made of the labels.
-                arguments = {n: v for n, v in arguments.items() if n not in _OF_DECODER}
+                arguments = _called_as((), arguments)
         try:
             expected = self._answer(self.runner.stock(arguments), sides)
         except Exception as error:
@@ -95,10 +95,9 @@ class PaddedRuns:
         if self.labels is not None and self.labels.alone[0].keys() <= arguments.keys():
             labels = self.labels.padded(sides, predicted=True)
             yield self._answer(self.runner.stock({**arguments, **labels}), sides)
-        if self._stock_reads_padding(arguments, side, expected):
-            alone = self._alone(sides, with_loss=expected.loss is not None)
-            if alone is not None:
-                yield alone
+        alone = self._alone(arguments, sides, with_loss=expected.loss is not None)
+        if alone is not None and self._stock_reads_padding(arguments, side, expected, alone):
+            yield alone
 
     def _answer(self, output: Any, sides: Sides, like: _Answer | None = None) -> _Answer:
         fields = fields_of(output)
@@ -131,13 +130,12 @@ class PaddedRuns:
         return ModeResult(name, training, error, None, gradient, loss, kind="padded", field=where, unpadded=unpadded)
 
     @torch.no_grad()
-    def _stock_reads_padding(self, arguments: dict[str, Any], side: str, expected: _Answer) -> bool:
-        """Whether stock's own results change with what stands in padding, or with how much of it stands behind."""
+    def _stock_reads_padding(self, arguments: dict[str, Any], side: str, expected: _Answer, alone: _Answer) -> bool:
+        """Whether stock's own results change with what stands in padding, or with padding behind a document at all."""
         filler = next(iter(self.case.other_fillers), self.case.filler)
-        for other_side, wider, other_filler in ((side, 0, filler), ("right", 7, None)):
+        for before, other_side, other_filler in ((expected, side, filler), (alone, "right", None)):
             try:
-                before = expected if other_side == side else self._stock(arguments, other_side)
-                after = self._stock(arguments, other_side, wider, other_filler)
+                after = self._stock(arguments, other_side, other_filler)
             except Exception:
                 continue  # a batch of that form cannot be run, and says nothing
             known = [
@@ -148,19 +146,33 @@ class PaddedRuns:
                 return True
         return False
 
-    def _stock(self, like: dict[str, Any], side: str, wider: int = 0, filler: int | None = None) -> _Answer:
+    def _stock(self, like: dict[str, Any], side: str, filler: int | None = None) -> _Answer:
         """What stock gives for the documents padded otherwise, with labels and options as in another call."""
-        arguments: dict[str, Any] = dict(self.case.padded(side, wider, filler))
+        arguments: dict[str, Any] = dict(self.case.padded(side, filler))
         sides = Sides.of_padded_batch(arguments)
         if self.labels is not None and self.labels.alone[0].keys() <= like.keys():
             arguments |= self.labels.padded(sides)
-        arguments = {n: v for n, v in arguments.items() if n not in _OF_DECODER or n in like}
+        arguments = _called_as(like, arguments)
         arguments |= {name: like[name] for name in ("use_cache", *self.case.without_router) if name in like}
         return self._answer(self.runner.stock(arguments), sides)
 
-    def _alone(self, sides: Sides, with_loss: bool) -> _Answer | None:
+    def _alone(self, arguments: dict[str, Any], sides: Sides, with_loss: bool) -> _Answer | None:
         """What the documents get by themselves, in the form of the answer of a padded batch."""
-        by_itself = self.alone()
+        loss = None
+        if self.labels is None or not with_loss:
+            by_itself = self.alone()
+        else:
+            outputs = [
+                self.runner.stock(
+                    _called_as(arguments, {**self.case.by_itself(i), **labels, **self.case.without_router})
+                )
+                for i, labels in enumerate(self.labels.alone)
+            ]
+            losses = [found for output in outputs if (found := loss_of(output)) is not None]
+            if len(losses) < len(outputs):
+                return None
+            by_itself = [fields_of(output) for output in outputs]
+            loss = expected_losses(losses, self.labels.counts)[0]
         documents: list[Fields] = [{} for _ in by_itself]
         for name in by_itself[0]:
             parts = [fields[name] for fields in by_itself]
@@ -171,17 +183,12 @@ class PaddedRuns:
                 continue
             for document, part in zip(documents, parts, strict=True):
                 document[name] = part[0]
-        loss = None
-        if self.labels is not None and with_loss:
-            outputs = [
-                self.runner.stock({**self.case.by_itself(i), **labels, **self.case.without_router})
-                for i, labels in enumerate(self.labels.alone)
-            ]
-            losses = [found for output in outputs if (found := loss_of(output)) is not None]
-            if len(losses) < len(outputs):
-                return None
-            loss = expected_losses(losses, self.labels.counts)[0]
         return _Answer({}, documents, loss)
+
+
+def _called_as(like: Collection[str], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments without the decoder's tokens where another call leaves them to be made of its labels."""
+    return {name: value for name, value in arguments.items() if name not in _OF_DECODER or name in like}
 
 
 def _documents(fields: Fields, sides: Sides) -> list[Fields]:
