@@ -29,8 +29,8 @@ from autopack.packing.checks import (
     is_int,
 )
 from autopack.packing.examples import Example, check_alike, merge, read_example
-from autopack.packing.lengths import bounds_of, numbered
-from autopack.packing.strategies import next_fit
+from autopack.packing.lengths import aligned, numbered
+from autopack.packing.places import keep_positions, place, tokens_within
 from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, WEIGHINGS, Weighing, token_weights
 
 PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
@@ -78,6 +78,12 @@ class PackingCollator:
             keep their order), padded to the longest. By default there is one row.
         overlong: what to do with an example of more than `max_tokens` tokens: `"error"`, or `"truncate"` its end.
         pad_to_multiple_of: pad the rows to a multiple of this.
+        align: pad every document to a multiple of so many columns, as sequence and context parallelism want it. Its
+            positions run on through that padding, and `cu_seq_lens` counts it as part of the document.
+        max_documents: the most documents of a row of `max_tokens`.
+        rows: give every batch just so many rows of just `max_tokens` columns, so that a compiled step sees one shape.
+            With `max_documents` too, `cu_seq_lens_q` and `cu_seq_lens_k` have `rows * (max_documents + 1) + 1` elements
+            (the last are repeated: empty documents) and `max_length_q` is `max_tokens`.
         pad_token_id: the padding token; nothing sees it, so any valid id serves. Padding has labels of -100 and is
             declared as documents of its own, none longer than the longest real one, so that positions stay in range.
         return_attention_mask: `False` leaves the padding declared by `position_ids` alone.
@@ -101,6 +107,9 @@ class PackingCollator:
     max_tokens: int | None = None
     overlong: Overlong = "error"
     pad_to_multiple_of: int | None = None
+    align: int = 1
+    max_documents: int | None = None
+    rows: int | None = None
     pad_token_id: int = 0
     return_attention_mask: bool = True
     return_flash_kwargs: bool = False
@@ -112,10 +121,18 @@ class PackingCollator:
     def __post_init__(self) -> None:
         for name, choices in {**CHOICES, "loss_weights": WEIGHINGS}.items():
             check_in(name, getattr(self, name), choices)
-        for name, least in {"max_tokens": 1, "pad_to_multiple_of": 1, "first_position": 0, "pad_token_id": 0}.items():
-            check_int(name, getattr(self, name), least, optional=least == 1)
-        if self.max_tokens and self.pad_to_multiple_of and self.max_tokens % self.pad_to_multiple_of:
-            raise ValueError(f"max_tokens={self.max_tokens}: wanted a multiple of {self.pad_to_multiple_of=}")
+        for name in ("max_tokens", "pad_to_multiple_of", "max_documents", "rows"):
+            check_int(name, getattr(self, name), 1, optional=True)
+        for name, least in {"align": 1, "first_position": 0, "pad_token_id": 0}.items():
+            check_int(name, getattr(self, name), least)
+        for name in ("pad_to_multiple_of", "align"):
+            if self.max_tokens and self.max_tokens % (getattr(self, name) or 1):
+                raise ValueError(f"max_tokens={self.max_tokens}: wanted a multiple of {name}={getattr(self, name)}")
+        if self.align > 1 and not self.return_attention_mask:
+            raise ValueError(f"align={self.align}: only the attention mask tells padding inside documents; return it")
+        for name in ("max_documents", "rows"):
+            if getattr(self, name) and not self.max_tokens:
+                raise ValueError(f"{name}={getattr(self, name)}: is of rows of max_tokens, which is missing")
         check_names("drop_keys", self.drop_keys, "keys")
         object.__setattr__(self, "drop_keys", tuple(self.drop_keys))
 
@@ -194,11 +211,16 @@ class PackingCollator:
     def _read(self, index: int, example: Mapping[str, Any]) -> Example:
         """One example as arrays, no longer than a row."""
         read = read_example(index, example, self._ignored, weighs=self.loss_weights is not None)
-        if self.max_tokens and len(read) > self.max_tokens:
+        columns = int(aligned(read.lengths, self.align).sum())
+        if self.max_tokens and columns > self.max_tokens:
             if self.overlong == "error":
-                found = f"found {len(read)} tokens for rows of at most max_tokens={self.max_tokens}"
+                of_columns = f" ({columns} with each document padded to a multiple of {self.align})" * (self.align > 1)
+                found = f"found {len(read)} tokens{of_columns} for rows of at most max_tokens={self.max_tokens}"
                 raise invalid(index, IDS, f"{found}; raise it, or pass overlong='truncate'")
-            read.truncate(self.max_tokens)
+            read.truncate(tokens_within(read.lengths, self.align, self.max_tokens))
+        if self.max_documents and len(read.starts) > self.max_documents:
+            found = f"found {len(read.starts)} documents for rows of at most {self.max_documents}"
+            raise invalid(index, IDS, f"{found}; raise max_documents, or pack with it")
         return read
 
     def _settle_labels(self, examples: list[Example]) -> None:
@@ -218,25 +240,10 @@ class PackingCollator:
 
     def _assemble(self, examples: list[Example]) -> dict[str, Any]:
         """The rows as numpy arrays, with everything that declares their documents."""
-        lengths = np.array([len(e) for e in examples])
-        ends = np.cumsum(lengths)
-        rows = next_fit(lengths, self.max_tokens or int(ends[-1]), len(lengths))
-        used = np.add.reduceat(lengths, rows[:-1])
-        width = int(used.max()) + -int(used.max()) % (self.pad_to_multiple_of or 1)
-        shape = len(used), width
-        past_end = np.arange(width) - used[:, None]  # columns after the last token of the row; negative at tokens
-        real = past_end < 0
-
-        # Padding is cut into documents as well, none of them longer than the longest real one.
-        longest = max(int(np.diff(e.starts, append=len(e)).max()) for e in examples)
-        is_start = ~real & (past_end % longest == 0)
-        places = np.flatnonzero(real)  # of the tokens in the flattened rows
-        first_tokens = [e.starts + end - len(e) for e, end in zip(examples, ends, strict=True)]
-        is_start.flat[places[np.concatenate(first_tokens)]] = True
-        starts = np.flatnonzero(is_start)
-        document_lengths = np.diff(starts, append=is_start.size)
-
-        positions = (numbered(document_lengths) + self.first_position).reshape(shape)
+        placed = place(examples, self)
+        real, starts, lengths = placed.real, placed.starts, placed.lengths
+        shape = real.shape
+        positions = (numbered(lengths) + self.first_position).reshape(shape)
         batch: dict[str, Any] = {IDS: None, POSITIONS: positions}
         for key, first in examples[0].columns.items():
             if key != POSITIONS:
@@ -246,7 +253,7 @@ class PackingCollator:
                 padding = self.pad_token_id if key == IDS else PADDING.get(key, 0)
                 batch[key] = np.full((*shape, *first.shape[1:]), padding, dtype)
                 batch[key][real] = np.concatenate(values)
-        _keep_positions(examples, positions, places, ends)
+        keep_positions(examples, positions, placed)
         if self.mask_first_label and "labels" in batch:
             batch["labels"].flat[starts] = IGNORED_LABEL
         if self.loss_weights:
@@ -256,33 +263,15 @@ class PackingCollator:
             of_examples = (e.per_document.get(DOCUMENT_WEIGHT, np.ones(len(e.starts))) for e in examples)
             given[real.flat[starts]] = np.concatenate(list(of_examples))
             targets = batch["labels"].ravel() != IGNORED_LABEL
-            batch[LOSS_WEIGHTS] = token_weights(targets, document_lengths, self.loss_weights, given).reshape(shape)
+            batch[LOSS_WEIGHTS] = token_weights(targets, lengths, self.loss_weights, given).reshape(shape)
         if self.return_attention_mask and not real.all():
             batch[MASK] = real.astype(np.int64)
         if self.return_seq_idx:
-            before = np.searchsorted(starts, np.arange(shape[0]) * width)  # documents before each row
-            numbers = np.repeat(np.arange(len(starts), dtype=np.int32), document_lengths).reshape(shape)
+            before = np.searchsorted(starts, np.arange(shape[0]) * shape[1])  # documents before each row
+            numbers = np.repeat(np.arange(len(starts), dtype=np.int32), lengths).reshape(shape)
             batch["seq_idx"] = numbers - before.astype(np.int32)[:, None]
         if self.return_flash_kwargs:
-            cu_seq_lens = bounds_of(document_lengths).astype(np.int32)
+            cu_seq_lens, longest = placed.flash_bounds(self)
             batch |= {"cu_seq_lens_q": cu_seq_lens, "cu_seq_lens_k": cu_seq_lens.copy()}
-            batch["max_length_q"] = batch["max_length_k"] = int(document_lengths.max())
+            batch["max_length_q"] = batch["max_length_k"] = longest
         return batch
-
-
-def _keep_positions(examples: list[Example], positions: np.ndarray, places: np.ndarray, ends: np.ndarray) -> None:
-    """Puts the positions that examples have of their own into those of the rows.
-
-    `places` are those of the tokens in the flattened rows, and `ends` the tokens up to the end of each example.
-    """
-    flat = positions.reshape(-1)
-    for example, end in zip(examples, ends, strict=True):
-        if POSITIONS in example.columns:
-            flat[places[end - len(example) : end]] = example.columns[POSITIONS]
-    last = places[ends - 1]
-    inside = np.flatnonzero((last + 1) % positions.shape[1])  # examples that something follows in their row
-    runs_on = inside[flat[last[inside] + 1] == flat[last[inside]] + 1]
-    if runs_on.size:
-        at = int(flat[last[runs_on[0]]])
-        found = f"end at {at}, and the next document of the row starts at {at + 1}: no boundary is left"
-        raise invalid(int(runs_on[0]), POSITIONS, f"{found}; drop them by drop_keys=('position_ids',)")

@@ -32,6 +32,7 @@ def pack(
     max_documents: int | None = None,
     cost: CostModel | None = None,
     ranks: int = 1,
+    align: int = 1,
     columns: Collection[str] | None = None,
     drop_columns: Collection[str] = (),
     mask_first_label: bool = True,
@@ -66,8 +67,9 @@ def pack(
     Args:
         dataset: see above.
         max_length: the most tokens of a row.
-        strategy, seed, overflow, max_documents, cost, ranks: see `autopack.plan`. Streams know no `cost` or `ranks`.
-            A part of a document that was cut is a document of its own; what was cut off or left out is logged.
+        strategy, seed, overflow, max_documents, cost, ranks, align: see `autopack.plan`. Streams know no `cost` or
+            `ranks`. A part of a document that was cut is a document of its own; what was cut off or left out is logged.
+            Rows leave room for what `align` pads documents with, which `PackingCollator(align=...)` puts in.
         columns, drop_columns: the columns to carry beside `input_ids`, all by default, and those to leave out.
         mask_first_label: `False` keeps the first label of each document, for losses that do not shift.
         position_ids: `False` leaves them out; the collator makes them of `seq_lengths`.
@@ -97,7 +99,7 @@ def pack(
     check_int("first_position", first_position, 0)
     check_int("buffer_size", buffer_size, 1)
     planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
-    planned |= {"cost": cost, "ranks": ranks}
+    planned |= {"cost": cost, "ranks": ranks, "align": align}
     added: dict[str, Any] = {"mask_first_label": mask_first_label, "position_ids": position_ids}
     added |= {"first_position": int(first_position), "loss_weights": loss_weights}
     packing = Packing(max_length, planned, {"columns": columns, "drop_columns": drop_columns}, added)

@@ -34,6 +34,11 @@ class Example:
         return len(self.columns[IDS])
 
     @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each document, (documents,) ints."""
+        return np.diff(self.starts, append=len(self))
+
+    @property
     def label_kind(self) -> str:
         """What labels it has, in words."""
         per_token = "labels per token" if "labels" in self.columns else "no labels"

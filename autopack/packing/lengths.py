@@ -88,6 +88,11 @@ def numbered(sizes: np.ndarray) -> np.ndarray:
     return np.arange(sizes.sum()) - np.repeat(ends - sizes, sizes)
 
 
+def aligned(lengths: np.ndarray, align: int) -> np.ndarray:
+    """Lengths up to the next multiples of `align`; the very array where that is 1."""
+    return lengths if align == 1 else -(-lengths // align) * align
+
+
 def zeros(count: int) -> np.ndarray:
     """Offsets of documents that are not cut: one number in memory, however many there are."""
     return np.broadcast_to(np.int64(0), (count,))

@@ -19,7 +19,19 @@ import numpy as np
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, arrange, complete, members
 from autopack.packing.checks import check_in, check_int
-from autopack.packing.lengths import LONGEST, Counts, Overflow, Pieces, bounds_of, cut, fit, numbered, read, zeros
+from autopack.packing.lengths import (
+    LONGEST,
+    Counts,
+    Overflow,
+    Pieces,
+    aligned,
+    bounds_of,
+    cut,
+    fit,
+    numbered,
+    read,
+    zeros,
+)
 from autopack.packing.strategies import ORDERED, STRATEGIES
 
 Strategy = Literal["best_fit", "first_fit", "sequential", "multipack", "sorted", "fixed_length", "random"]
@@ -42,6 +54,7 @@ class Plan:
         capacity: the most tokens that a row may hold.
         strategy, seed: how documents were chosen, and the seed of whatever was random.
         counts: what was given, and what `overflow` did to documents longer than a row.
+        align: every piece takes a multiple of so many columns of its row; the last of them are padding.
     """
 
     documents: np.ndarray
@@ -52,6 +65,7 @@ class Plan:
     strategy: str
     seed: int
     counts: Counts
+    align: int = 1
 
     def __post_init__(self) -> None:
         for name in ARRAYS:
@@ -83,6 +97,8 @@ class Plan:
         pieces, documents = len(self.documents), self.counts.documents
         what = f"{documents:,} documents" if pieces == documents else f"{pieces:,} pieces of {documents:,} documents"
         rows = f"{len(self):,} rows of {self.capacity:,} tokens"
+        if self.align > 1:
+            rows += f", documents padded to multiples of {self.align}"
         return f"Plan({self.strategy}: {what} in {rows}, fill {self.fill:.4f}, padding {self.padding:,}{did})"
 
     def pieces(self, row: int) -> slice:
@@ -104,6 +120,11 @@ class Plan:
         return np.add.reduceat(self.lengths, self.bounds[:-1]) if len(self) else np.zeros(0, np.int64)
 
     @property
+    def columns_per_row(self) -> np.ndarray:
+        """Columns that the documents of each row take, (rows,) int64: its tokens, and what `align` pads them with."""
+        return np.add.reduceat(aligned(self.lengths, self.align), self.bounds[:-1]) if len(self) else zeros(0)
+
+    @property
     def fill(self) -> float:
         """The share of all columns that hold tokens, if every row is padded to the capacity."""
         return float(self.lengths.sum()) / (len(self) * self.capacity) if len(self) else 1.0
@@ -118,12 +139,12 @@ class Plan:
         return cost.of_rows(self.lengths, self.bounds) if len(self) else np.zeros(0)
 
     def position_ids(self, row: int, *, restart: bool = True) -> np.ndarray:
-        """Positions of a row's tokens, (tokens,) int64.
+        """Positions of a row's columns, (columns,) int64: those of its tokens, and of what `align` pads them with.
 
         They restart at every piece. With `restart=False` they run through the row as if it were one document: the
         baseline *without PosID* of arXiv 2407.09105, in which documents see each other.
         """
-        lengths = self.lengths[self.pieces(row)]
+        lengths = aligned(self.lengths[self.pieces(row)], self.align)
         return numbered(lengths) if restart else np.arange(lengths.sum())
 
     def histogram(self, bins: int = 20) -> tuple[np.ndarray, np.ndarray]:
@@ -148,7 +169,8 @@ class Plan:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the plan to a file of numpy's `.npz` format, under exactly this name."""
-        meta = {"capacity": self.capacity, "strategy": self.strategy, "seed": self.seed, "counts": asdict(self.counts)}
+        meta = {name: getattr(self, name) for name in ("capacity", "strategy", "seed", "align")}
+        meta |= {"counts": asdict(self.counts)}
         arrays = {name: getattr(self, name) for name in ARRAYS if name != "offsets" or self.offsets.any()}
         with open(path, "wb") as file:
             np.savez(file, allow_pickle=False, meta=np.array(json.dumps({"format": FORMAT, **meta})), **arrays)
@@ -168,7 +190,7 @@ class Plan:
         found = cls(**arrays, **{**meta, "counts": Counts(**meta["counts"])})
         bounds, sizes = found.bounds, {len(getattr(found, name)) for name in ARRAYS[:3]}
         ordered = bounds[0] == 0 and sizes == {bounds[-1]} and (np.diff(bounds) > 0).all()
-        if not (ordered and (found.tokens_per_row <= found.capacity).all()):
+        if not (ordered and (found.columns_per_row <= found.capacity).all()):
             raise InvalidPacking(f"{Path(path)}: the arrays of this plan contradict each other; make the plan again")
         return found
 
@@ -184,6 +206,7 @@ def plan(
     cost: CostModel | None = None,
     ranks: int = 1,
     rows: int | None = None,
+    align: int = 1,
 ) -> Plan:
     """Chooses which documents share a row of at most `capacity` tokens.
 
@@ -209,6 +232,9 @@ def plan(
             for that, `len(plan)` is no multiple of `ranks`.
         rows: how many rows to have, a multiple of `ranks`: some are split between documents until there are so many.
             Raises `InvalidPacking` where the documents need more rows, or are fewer.
+        align: pad every document to a multiple of so many columns, as sequence and context parallelism want that cut
+            documents into equal parts: 2 * ranks for zigzag rings. `capacity` must be a multiple, too. What pads them
+            is for the collator (`PackingCollator(align=...)`); lengths stay those of tokens.
 
     Every document (or every one of its tokens, where documents are cut) is in the plan once. Raises
     `InvalidPacking` for lengths that cannot be packed, with the first of them, and `ValueError` for options that are
@@ -221,6 +247,10 @@ def plan(
     check_int("max_documents", max_documents, 1, optional=True)
     check_int("ranks", ranks, 1)
     check_int("rows", rows, 1, optional=True)
+    check_int("align", align, 1)
+    if align > 1 and (capacity % align or strategy == "fixed_length"):
+        reason = f"wanted it to divide {capacity=}" if capacity % align else f"{strategy=} cuts documents anywhere"
+        raise ValueError(f"align={align}: {reason}")
     if rows is not None and (rows % ranks or strategy == "fixed_length"):
         reason = "cuts rows where they are full" if strategy == "fixed_length" else f"wanted a multiple of {ranks=}"
         raise ValueError(f"rows={rows}: {reason}")
@@ -238,6 +268,7 @@ def plan(
         pieces, bounds, counts = cut(found, capacity)
     else:
         pieces, counts = fit(found, capacity, overflow)
+        pieces = pieces._replace(lengths=aligned(pieces.lengths, align))
         order, bounds = np.zeros(0, np.int64), np.zeros(1, np.int64)
         if len(pieces.lengths):
             order, bounds = STRATEGIES[strategy](pieces.lengths, capacity, limit, ranks, seed)
@@ -247,5 +278,7 @@ def plan(
         raise InvalidPacking(f"rows={rows:,}: {found_rows}; ask for more rows, and no more than documents")
     if (ranks > 1 or rows is not None) and len(bounds) > 1:
         pieces, bounds = complete(pieces, bounds, capacity, limit, ranks, cost, rows)
-    made = Plan(*pieces, bounds, capacity, strategy, seed, counts)
+    if align > 1:
+        pieces = pieces._replace(lengths=np.minimum(found[pieces.documents] - pieces.offsets, capacity))
+    made = Plan(*pieces, bounds, capacity, strategy, seed, counts, int(align))
     return made if cost is None else made.select(arrange(made.costs(cost), ranks, seed))

@@ -59,6 +59,7 @@ class PackedBatchSampler:
             made them. `"auto"` is `CostModel()` for `"best_fit"`, `"first_fit"` and `"random"`, else `None`.
         num_replicas, rank: data-parallel processes, and the number of this one; given together.
         drop_last: leave out what does not fill a step of `rows_per_batch` rows on every rank, instead.
+        align: as in `autopack.plan`; the collator must have the same.
 
     Attributes:
         epoch, plan: the number of the epoch, and its `Plan`; rows `s * num_replicas` on are of one step where
@@ -83,6 +84,7 @@ class PackedBatchSampler:
         num_replicas: int | None = None,
         rank: int | None = None,
         drop_last: bool = False,
+        align: int = 1,
     ) -> None:
         for name, value, way in (("strategy", strategy, "fixed_length"), ("overflow", overflow, "split")):
             if value == way:
@@ -97,7 +99,7 @@ class PackedBatchSampler:
         self.num_replicas, self.rank = _ranks(num_replicas, rank)
         self._lengths, self._seed = read(lengths), seed
         self._options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "max_documents": max_documents}
-        self._options["cost"] = cost
+        self._options |= {"cost": cost, "align": align}
         self._wanted: int | None = None
         self._draw(0)
         counts = self.plan.counts
@@ -228,8 +230,9 @@ class PackedBatchSampler:
     def _made_of(self) -> dict[str, Any]:
         found: dict[str, Any] = {"lengths": self._digest, "max_tokens": int(self.max_tokens)}
         found |= {"rows_per_batch": self.rows_per_batch, "seed": int(self._seed), "num_replicas": self.num_replicas}
-        cost = self._options["cost"]
-        return {**found, "drop_last": self.drop_last, **self._options, "cost": cost and [cost.linear, cost.quadratic]}
+        cost, align = self._options["cost"], self._options["align"]
+        found |= {"drop_last": self.drop_last, **self._options, "cost": cost and [cost.linear, cost.quadratic]}
+        return {name: value for name, value in found.items() if name != "align" or align > 1}  # as states were before
 
     def _asked_ranks(self) -> Sequence[int]:
         """The ranks whose batches are asked for: this one, and all of them by a `BatchSamplerShard` of accelerate."""

@@ -143,8 +143,11 @@ def first_fit(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: 
     return gather(descending(lengths, seed), np.concatenate(placed))
 
 
-def next_fit(lengths: np.ndarray, capacity: int, limit: int) -> np.ndarray:
-    """Bounds of rows that are filled in order, each until the next document does not fit."""
+def next_fit(lengths: np.ndarray, capacity: int, limit: int | np.ndarray) -> np.ndarray:
+    """Bounds of rows that are filled in order, each until the next document does not fit.
+
+    `limit` is the most documents of a row, or of the row that begins with each of them.
+    """
     ends = np.cumsum(lengths)
     following = np.searchsorted(ends, ends - lengths + capacity, side="right")
     following = memoryview(np.minimum(following, np.arange(len(lengths)) + limit))

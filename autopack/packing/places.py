@@ -1,0 +1,130 @@
+"""Where the documents of a batch go: which columns of which rows, and what is padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from autopack.errors import InvalidPacking
+from autopack.packing.checks import POSITIONS, invalid
+from autopack.packing.examples import Example
+from autopack.packing.lengths import aligned, bounds_of, numbered
+from autopack.packing.strategies import next_fit
+
+
+class Shape(Protocol):
+    """The options of `PackingCollator` that decide the shape of a batch."""
+
+    @property
+    def max_tokens(self) -> int | None: ...
+    @property
+    def pad_to_multiple_of(self) -> int | None: ...
+    @property
+    def align(self) -> int: ...
+    @property
+    def max_documents(self) -> int | None: ...
+    @property
+    def rows(self) -> int | None: ...
+
+
+@dataclass
+class Places:
+    """Where the tokens of a batch lie.
+
+    `real` (rows, columns) is true at tokens; `tokens` (tokens,) are their places in the flattened rows. Documents, and
+    the padding after the last of each row as documents of its own, begin at `starts` and take `lengths` columns each,
+    with what they are padded by; `is_filler` tells which are nothing but padding. `ends` (examples,) are the tokens up
+    to the end of each example.
+    """
+
+    real: np.ndarray
+    tokens: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    is_filler: np.ndarray
+    ends: np.ndarray
+
+    def flash_bounds(self, shape: Shape) -> tuple[np.ndarray, int]:
+        """Where documents begin and end over the flattened rows, int32, and the longest of them; of fixed size where
+        rows and documents per row are fixed."""
+        if not (shape.rows and shape.max_documents):
+            return bounds_of(self.lengths).astype(np.int32), int(self.lengths.max())
+        rows, columns = self.real.shape
+        starts, row = self.starts, self.starts // columns
+        # The padding at the end of a row is one document here: how often it is cut differs between batches.
+        again = self.is_filler & np.append(False, self.is_filler[:-1] & (row[1:] == row[:-1]))
+        bounds = np.full(rows * (shape.max_documents + 1) + 1, rows * columns, np.int32)
+        bounds[: (~again).sum()] = starts[~again]
+        return bounds, columns
+
+
+def place(examples: list[Example], shape: Shape) -> Places:
+    """Puts the examples into rows, in order, a new row where the next does not fit (next-fit)."""
+    lengths = np.concatenate([e.lengths for e in examples])
+    taken = aligned(lengths, shape.align)
+    documents = bounds_of([len(e.starts) for e in examples])  # of the documents of each example
+    columns = np.add.reduceat(taken, documents[:-1])
+    rows = next_fit(columns, shape.max_tokens or int(columns.sum()), _examples_per_row(documents, shape.max_documents))
+    used = np.add.reduceat(columns, rows[:-1])
+    if shape.rows and len(used) > shape.rows:
+        found = f"{documents[-1]} documents of {lengths.sum()} tokens take {len(used)} rows of {shape.max_tokens}"
+        raise InvalidPacking(f"rows={shape.rows}: {found}; raise it, or make smaller batches (PackedBatchSampler does)")
+    if shape.rows and shape.max_tokens:
+        used, width = np.append(used, np.zeros(shape.rows - len(used), used.dtype)), shape.max_tokens
+    else:
+        width = int(used.max()) + -int(used.max()) % (shape.pad_to_multiple_of or 1)
+
+    of_row = np.diff(documents[rows])
+    before = np.cumsum(taken) - taken  # columns of all documents before
+    of_row_before = np.repeat(before[documents[rows[:-1]]], of_row)
+    firsts = np.repeat(np.arange(len(of_row)) * width, of_row) + before - of_row_before
+    tokens = np.repeat(firsts, lengths) + numbered(lengths)
+    real = np.zeros((len(used), width), np.bool_)
+    real.flat[tokens] = True
+
+    # Padding is cut into documents as well, none of them longer than the longest real one.
+    past_end = np.arange(width) - used[:, None]  # columns after the last document of the row; negative in them
+    fillers = np.flatnonzero((past_end >= 0) & (past_end % taken.max() == 0))
+    starts = np.concatenate([firsts, fillers])
+    order = np.argsort(starts, kind="stable")
+    starts = starts[order]
+    ends = np.cumsum([len(e) for e in examples])
+    return Places(real, tokens, starts, np.diff(starts, append=real.size), order >= len(firsts), ends)
+
+
+def _examples_per_row(documents: np.ndarray, limit: int | None) -> int | np.ndarray:
+    """The most examples of a row that begins with each one, by the bounds of their documents."""
+    count = len(documents) - 1
+    if limit is None:
+        return count
+    return np.searchsorted(documents, documents[:-1] + limit, side="right") - 1 - np.arange(count)
+
+
+def tokens_within(lengths: np.ndarray, align: int, columns: int) -> int:
+    """How many of the tokens of documents, end to end, lie in the first columns of a row, where documents are padded.
+
+    `columns` is a multiple of `align`.
+    """
+    before = bounds_of(aligned(lengths, align))[:-1]
+    return int(np.clip(columns - before, 0, lengths).sum())
+
+
+def keep_positions(examples: list[Example], positions: np.ndarray, placed: Places) -> None:
+    """Puts the positions that examples have of their own into those of the rows."""
+    if not any(POSITIONS in e.columns for e in examples):
+        return
+    flat, width = positions.reshape(-1), positions.shape[1]
+    for example, end in zip(examples, placed.ends, strict=True):
+        if POSITIONS in example.columns:
+            flat[placed.tokens[end - len(example) : end]] = example.columns[POSITIONS]
+    last = placed.tokens[placed.ends - 1]
+    following = np.append(placed.starts, flat.size)[np.searchsorted(placed.starts, last, side="right")]
+    inside = np.flatnonzero(following // width == last // width)  # examples that something follows in their row
+    step = flat[following[inside]] - flat[last[inside]]
+    runs_on = inside[(step == 1) | (step == (following - last)[inside])]
+    if runs_on.size:
+        at, start = int(flat[last[runs_on[0]]]), int(flat[following[runs_on[0]]])
+        found = f"end at {at}, and the next document of the row starts at {start}: no boundary is left"
+        raise invalid(int(runs_on[0]), POSITIONS, f"{found}; drop them by drop_keys=('position_ids',)")
