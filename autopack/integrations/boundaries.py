@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from autopack.errors import AutopackError
+from autopack.inspection.media import PICTURES
 from autopack.integrations.wrappers import is_trainer
 from autopack.layout import declarations
 
@@ -46,7 +47,8 @@ def keep_columns(trainer: Any) -> None:
         return
     trainer._set_signature_columns_if_needed()
     there = {name for dataset in _datasets(trainer) for name in _columns(dataset)}
-    added = [name for name in _KEPT if name in there and name not in trainer._signature_columns]
+    read = (*_KEPT, *(PICTURES if trainer.data_collator.image_processor is not None else ()))
+    added = [name for name in read if name in there and name not in trainer._signature_columns]
     trainer._signature_columns = KeptColumns(before, trainer._signature_columns, added) if added else before
 
 
@@ -136,12 +138,13 @@ def _is_packed_stream(dataset: Any) -> bool:
 
 
 def _rows(dataset: Any) -> list[Mapping[str, Any]]:
-    """A row of several documents, and one that says which tokens are targets: of a data set, or made up of its columns.
+    """A row of several documents, one that says which tokens are targets, and one with pictures: of a data set, or made
+    up of its columns.
 
     Of a stream nothing is drawn. Rows are looked at all over a data set: those of a plan begin with long documents.
     """
     names = _columns(dataset)
-    if names and not {*BOUNDARIES, *TARGETS}.intersection(names):
+    if names and not {*BOUNDARIES, *TARGETS, *PICTURES}.intersection(names):
         return []
     found: list[Mapping[str, Any]] = []
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
@@ -156,7 +159,8 @@ def _rows(dataset: Any) -> list[Mapping[str, Any]]:
     found.append({name: made[name] for name in names if name in made})
     several = next((row for row in found if _documents(row) > 1), None)
     aimed = next((row for row in found if _targets(row) is not None), None)
-    return [row for row in (several, aimed) if row is not None]
+    pictured = next((row for row in found if {*PICTURES}.intersection(row)), None)
+    return [row for row in (several, aimed, pictured) if row is not None]
 
 
 def _documents(row: Mapping[str, Any]) -> int:
@@ -213,6 +217,9 @@ def _lost(trainer: Any, row: Mapping[str, Any], kept: Mapping[str, Any], batch: 
     if wanted is not None and _targets(kept) != wanted and _packs(trainer.data_collator):
         lost = ", ".join(column for column in dropped if column in TARGETS)
         return f"{name} drops {lost} of its data, so tokens that are no targets would be trained on. {ways}."
+    pictures = [column for column in dropped if column in PICTURES]
+    if pictures and _packs(trainer.data_collator) and trainer.data_collator.image_processor is not None:
+        return f"{name} drops {', '.join(pictures)} of its data, of which its collator makes pixels. {ways}."
     declared = None if batch is None else _declared(batch)
     if declared is not None and declared < documents:
         return (

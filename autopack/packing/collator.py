@@ -30,7 +30,8 @@ from autopack.packing.checks import (
 )
 from autopack.packing.examples import Example, check_alike, merge, read_example
 from autopack.packing.lengths import aligned, numbered
-from autopack.packing.places import keep_positions, place, tokens_within
+from autopack.packing.media import join, read_pictures
+from autopack.packing.places import Places, keep_positions, place, tokens_within
 from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, WEIGHINGS, Weighing, token_weights
 
 PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
@@ -63,6 +64,8 @@ class PackingCollator:
     * `loss_weights` (B, T) float32, on request: what each token's loss counts, 0 where it is not a target.
     * Every other key with a value, or K values, per token: (B, T) or (B, T, K), as int64, float32 or bool. Text and
       dictionaries are left out; whatever else is not per token is refused.
+    * Media, as a processor makes them of one document (`pixel_values`, grids, sizes), end to end in the order of the
+      documents; pictures (`images`, `image`) as what `image_processor` makes of those of the batch.
 
     Padding inside the examples (zeros of their `attention_mask` at either end) is removed. An example may itself be a
     packed row: declared by `position_ids` that restart, `seq_idx`, an `attention_mask` of segment ids (`1 1 2 2 0`)
@@ -94,6 +97,8 @@ class PackingCollator:
             which all targets do. Either is multiplied by a float `document_weight` of each example (a list of them, one
             per document, in packed rows). For `autopack.weigh_documents` and `autopack.weighted_loss`; needs labels per
             token.
+        image_processor: what makes pixels of pictures: a processor or image processor of transformers.
+        images_by_row: the model takes images as (B, images, ...), the empty ones of a row last, as Idefics does.
         drop_keys: keys of the examples to ignore.
         return_tensors: `"pt"` or `"np"`.
 
@@ -115,6 +120,8 @@ class PackingCollator:
     return_flash_kwargs: bool = False
     return_seq_idx: bool = False
     loss_weights: Weighing | None = None
+    image_processor: Any = None
+    images_by_row: bool = False
     drop_keys: Collection[str] = ()
     return_tensors: Tensors = "pt"
 
@@ -137,18 +144,20 @@ class PackingCollator:
         object.__setattr__(self, "drop_keys", tuple(self.drop_keys))
 
     def __repr__(self) -> str:
-        changed = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default)
-        return f"{type(self).__name__}({', '.join(changed)})"
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        if self.image_processor is not None:
+            changed["image_processor"] = type(self.image_processor)  # its own repr takes a screen
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
     @classmethod
     def for_model(cls, model: Any, **options: Any) -> PackingCollator:
         """Returns a collator with what `model`, a model or its config, needs.
 
-        Sets `first_position` (RoBERTa-like models do not start at 0) and `pad_token_id` from the config, and from the
-        class of the model, which a config alone does not tell, `mask_first_label=False` for masked language models and
-        token classification, `labels="given"` for heads with one result per document. `options` are those of the class
-        and win. Raises `ValueError` where there is no config, or a RoBERTa-like one without the `pad_token_id` to start
-        after, and for encoder-decoders, whose padded batches run without padding as they are.
+        Sets `first_position` (RoBERTa-like models do not start at 0), `pad_token_id` and `images_by_row` from the
+        config, and from the class of the model, which a config alone does not tell, `mask_first_label=False` for masked
+        language models and token classification, `labels="given"` for heads with one result per document. `options`
+        are those of the class and win. Raises `ValueError` where there is no config, or a RoBERTa-like one without the
+        `pad_token_id` to start after, and for encoder-decoders, whose padded batches run without padding as they are.
         """
         for wrapper in ("_orig_mod", "module"):
             model = getattr(model, wrapper, model)
@@ -159,15 +168,17 @@ class PackingCollator:
                 f"{type(model).__name__} has an encoder and a decoder, and this collator packs one row of tokens. Keep "
                 f"transformers.DataCollatorForSeq2Seq: enabled, the model runs its padded batches without the padding"
             )
-        config = getattr(model, "config", model)
+        config = whole = getattr(model, "config", model)
         config = config.get_text_config() if hasattr(config, "get_text_config") else config
         if getattr(config, "model_type", None) is None:
             raise ValueError(f"wanted a transformers model or config, found {type(model).__name__}")
         found: dict[str, Any] = {}
         if "first_position" not in options:
-            from autopack.registry import first_position  # needs torch, which this module does not
+            from autopack.registry import families, first_position  # need torch, which this module does not
 
             found["first_position"] = first_position(config)
+            nested = [types for family in families() if (types := family.tiny.images.get("nested"))]
+            found["images_by_row"] = any(whole.model_type in types for types in nested)
         pad_token_id: Any = getattr(config, "pad_token_id", None)
         if is_int(pad_token_id) and pad_token_id >= 0:
             found["pad_token_id"] = pad_token_id
@@ -188,11 +199,18 @@ class PackingCollator:
             raise InvalidPacking("wanted at least one example, found an empty batch; leave empty batches out")
         self._settle_labels(read)
         check_alike(read)
-        batch = self._assemble(read)
+        placed = place(read, self)
+        batch = self._assemble(read, placed)
         for key in read[0].per_document:
             if key != DOCUMENT_WEIGHT:
                 values = np.concatenate([e.per_document[key] for e in read])
                 batch[key] = values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
+        media = [example.media for example in read]
+        if any(media):
+            rows = (placed.tokens[placed.ends - 1] // placed.real.shape[1]).tolist()
+            where = rows, len(placed.real), self.images_by_row
+            batch |= join(media, *where)
+            batch |= read_pictures(self.image_processor, media, *where, return_tensors)
         if return_tensors == "pt":
             import torch
 
@@ -210,13 +228,17 @@ class PackingCollator:
 
     def _read(self, index: int, example: Mapping[str, Any]) -> Example:
         """One example as arrays, no longer than a row."""
-        read = read_example(index, example, self._ignored, weighs=self.loss_weights is not None)
+        read = read_example(
+            index, example, self._ignored, self.loss_weights is not None, self.image_processor is not None
+        )
         columns = int(aligned(read.lengths, self.align).sum())
         if self.max_tokens and columns > self.max_tokens:
             if self.overlong == "error":
                 of_columns = f" ({columns} with each document padded to a multiple of {self.align})" * (self.align > 1)
                 found = f"found {len(read)} tokens{of_columns} for rows of at most max_tokens={self.max_tokens}"
                 raise invalid(index, IDS, f"{found}; raise it, or pass overlong='truncate'")
+            if read.media:
+                raise invalid(index, IDS, f"found {len(read)} tokens and {[*read.media]}, which are not cut with them")
             read.truncate(tokens_within(read.lengths, self.align, self.max_tokens))
         if self.max_documents and len(read.starts) > self.max_documents:
             found = f"found {len(read.starts)} documents for rows of at most {self.max_documents}"
@@ -238,9 +260,8 @@ class PackingCollator:
             kept = np.logical_and.reduce([columns[k] for k in COMPLETION_KEYS if k in columns])
             columns["labels"] = np.where(kept, columns[IDS], IGNORED_LABEL)
 
-    def _assemble(self, examples: list[Example]) -> dict[str, Any]:
+    def _assemble(self, examples: list[Example], placed: Places) -> dict[str, Any]:
         """The rows as numpy arrays, with everything that declares their documents."""
-        placed = place(examples, self)
         real, starts, lengths = placed.real, placed.starts, placed.lengths
         shape = real.shape
         positions = (numbered(lengths) + self.first_position).reshape(shape)

@@ -129,7 +129,8 @@ def _kind(dataset: Any) -> str:
 
 def _pack(dataset: Any, packing: Any, buffer_size: int, write: Callable[..., Any]) -> Any:
     """Packed rows of one split."""
-    from autopack.packing.documents import Documents, from_examples
+    from autopack.packing.documents import Documents, columns_of, from_columns
+    from autopack.packing.media import put_back, set_aside
 
     kind = _kind(dataset)
     if kind == "IterableDataset":
@@ -137,8 +138,10 @@ def _pack(dataset: Any, packing: Any, buffer_size: int, write: Callable[..., Any
 
         return pack_stream(dataset, packing, buffer_size)
     if kind == "list":
-        table = from_examples(dataset, **packing.carried)
-        return packing.rows(Documents(table, None, **packing.carried)).table().to_pylist()
+        columns, pictures = set_aside(columns_of(dataset), packing.carried["drop_columns"])
+        documents = Documents(from_columns(columns, **packing.carried), None, **packing.carried)
+        rows = put_back(packing.rows(documents).table().to_pydict(), pictures)
+        return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
     return write(dataset, packing, packing.rows(Documents.of_dataset(dataset, **packing.carried)))
 
 
@@ -159,7 +162,10 @@ def _write(dataset: Any, packing: Any, rows: Any, num_proc: int | None, load_fro
     for name in (*rows.documents.per_token, *rows.documents.per_document):  # keeps the names of classes, and images
         of_token = getattr(dataset.features[name], "feature", None)
         kind = of_token if name in rows.documents.per_token else dataset.features[name]
-        if isinstance(kind, datasets.ClassLabel | datasets.Image | datasets.Audio):
+        inner = kind
+        while hasattr(inner, "feature"):  # several images for each document
+            inner = inner.feature
+        if isinstance(inner, datasets.ClassLabel | datasets.Image | datasets.Audio):
             features[name] = datasets.Sequence(kind)
     count, width = len(rows.plan), max(1, BLOCK // rows.plan.capacity)
     packed = datasets.Dataset.from_dict({"row": np.arange(count)}).map(

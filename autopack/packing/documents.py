@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from autopack.errors import InvalidPacking
+from autopack.inspection.media import holds_media
 from autopack.packing.checks import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, check_names, invalid
 from autopack.packing.lengths import to_numpy
 
@@ -157,7 +158,10 @@ class Documents:
             return True
         index = int(wrong.argmax())
         reason = f"found {lengths[self.chosen[index]]} values for {self.lengths[index]} tokens, wanted one per token"
-        raise invalid(index, name, f"{reason}; name the column in drop_columns", "column ")
+        way = "name the column in drop_columns"
+        if holds_media(name):
+            way += ", keep the pictures themselves, and give PackingCollator an image_processor"
+        raise invalid(index, name, f"{reason}; {way}", "column ")
 
     def _by_batch(self, name: str) -> Iterator[tuple[slice, np.ndarray, np.ndarray, np.ndarray]]:
         """A column of numbers per token, batch by batch: the rows of the table, all their values, and where each row's
@@ -220,10 +224,8 @@ def _as_list(array: pa.Array) -> pa.Array:
     return array.cast(pa.large_list(array.type.value_type)) if pa.types.is_fixed_size_list(array.type) else array
 
 
-def from_examples(
-    examples: Sequence[Mapping[str, Any]], columns: Collection[str] | None, drop_columns: Collection[str]
-) -> pa.Table:
-    """The examples as a table; raises `InvalidPacking` where one lacks a key, or values of one key differ in type."""
+def columns_of(examples: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The columns of examples; raises `InvalidPacking` where one lacks a key."""
     if not examples:
         raise InvalidPacking("wanted at least one example, found an empty list")
     names = list(examples[0])
@@ -232,7 +234,7 @@ def from_examples(
             name = min(example.keys() ^ examples[0].keys(), key=str)
             lacking, other = (index, 0) if name in names else (0, index)
             raise invalid(lacking, name, f"not found, but example {other} has it; add it", "column ")
-    return from_columns({name: [example[name] for example in examples] for name in names}, columns, drop_columns)
+    return {name: [example[name] for example in examples] for name in names}
 
 
 def from_columns(

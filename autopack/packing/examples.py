@@ -13,6 +13,7 @@ import numpy as np
 from autopack.errors import InvalidPacking
 from autopack.packing.checks import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, invalid
 from autopack.packing.lengths import is_text, numbers
+from autopack.packing.media import take
 from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, are_weights
 
 PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")
@@ -23,12 +24,13 @@ DECLARATIONS = (MASK, POSITIONS, "seq_idx", LENGTHS)
 class Example:
     """One example as arrays: values per token (tokens, ...) by key, and per document (documents, ...) by key.
 
-    `starts` are the tokens at which its documents start; the first is 0.
+    `starts` are the tokens at which its documents start; the first is 0. `media` are those of all of them.
     """
 
     columns: dict[str, np.ndarray]
     starts: np.ndarray
     per_document: dict[str, np.ndarray] = field(default_factory=dict)
+    media: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.columns[IDS])
@@ -51,10 +53,13 @@ class Example:
         self.per_document = {k: v[: len(self.starts)] for k, v in self.per_document.items()}
 
 
-def read_example(index: int, example: Mapping[str, Any], ignored: Collection[str], weighs: bool) -> Example:
+def read_example(
+    index: int, example: Mapping[str, Any], ignored: Collection[str], weighs: bool, reads_pictures: bool = False
+) -> Example:
     """Reads the example of this number in the batch, without the keys that are ignored; raises `InvalidPacking`.
 
-    `weighs` says whether weights of tokens are to be made from its weights of documents.
+    `weighs` says whether weights of tokens are to be made from its weights of documents, `reads_pictures` whether
+    pixels are to be made from its pictures.
     """
     if not isinstance(example, Mapping):
         raise InvalidPacking(f"example {index}: wanted a mapping with 'input_ids', found {type(example).__name__}")
@@ -72,7 +77,7 @@ def read_example(index: int, example: Mapping[str, Any], ignored: Collection[str
         raise invalid(index, IDS, f"{wanted}, found {ids.dtype} of shape {ids.shape} from {ids.min()}")
     if len(label_keys := [k for k in LABEL_KEYS if k in given]) > 1:
         raise invalid(index, label_keys[1], f"found beside {label_keys[0]!r}; name one of them in drop_keys")
-    columns, per_document = {IDS: ids}, {}
+    columns, per_document, media = {IDS: ids}, {}, take(index, given, reads_pictures)
     for key, value in given.items():
         if key not in (*LABEL_KEYS, *DECLARATIONS) and is_text(value):
             continue
@@ -90,9 +95,10 @@ def read_example(index: int, example: Mapping[str, Any], ignored: Collection[str
             columns[key] = values
         else:
             found = f"found shape {values.shape} for {len(ids)} tokens, wanted one value per token"
-            raise invalid(index, key, f"{found}; name it in drop_keys (images and scalars are not packed)")
+            raise invalid(index, key, f"{found}; name it in drop_keys (scalars are not packed)")
     lengths = per_document.pop(LENGTHS, None)
     read = _without_declarations(index, columns, lengths)
+    read.media = media
     for key, values in sorted(per_document.items()):
         if key == DOCUMENT_WEIGHT:
             if not are_weights(values, len(read.starts)):

@@ -12,10 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from autopack.errors import InvalidPacking
+from autopack.inspection.media import PICTURES
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import COMPLETION_KEYS, IDS, LENGTHS, POSITIONS, invalid
 from autopack.packing.documents import Documents, from_columns
 from autopack.packing.lengths import numbered
+from autopack.packing.media import put_back, set_aside
 from autopack.packing.plan import Plan, plan
 from autopack.packing.strategies import ORDERED
 from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing, token_weights
@@ -47,6 +49,10 @@ class Rows:
         if counts.split and key in documents.per_document:
             found = f"{counts.split:,} documents are cut into pieces, and {key!r} is one per document"
             raise InvalidPacking(f"{found}; use overflow='truncate' or 'drop', or name it in drop_columns")
+        pictures = [name for name in documents.per_document if name in PICTURES]
+        if pictures and (counts.split or counts.truncated):
+            found = f"{counts.split + counts.truncated:,} documents are cut, and their {pictures[0]!r} are not"
+            raise InvalidPacking(f"{found}; use overflow='drop', or name it in drop_columns")
         if self.loss_weights is None:
             return
         if LOSS_WEIGHTS in documents.per_token:
@@ -163,6 +169,7 @@ class Packing:
                 way = "whether it is a column of rows would depend on the buffer; fill it, or name it in drop_columns"
                 raise InvalidPacking(f"column {name!r}: found no value in a buffer of {len(values)} examples; {way}")
         try:
+            given, pictures = set_aside(given, left_out)
             documents = Documents(from_columns(given, **self.carried), None, **self.carried)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
             made = self.plan(documents, seed=seed)
@@ -173,7 +180,7 @@ class Packing:
                 return {}
             if self.planned["strategy"] not in ORDERED:  # a plan lists the longest documents first
                 made = made.select(np.random.default_rng(seed).permutation(len(made)))
-            return Rows(documents, made, **self.added).table().to_pydict()
+            return put_back(Rows(documents, made, **self.added).table().to_pydict(), pictures)
         except InvalidPacking as error:
             count = len(next(iter(given.values())))
             raise InvalidPacking(f"in a buffer of {count} examples, counted from its start: {error}") from error

@@ -158,7 +158,7 @@ def test_text_is_left_out():
 @pytest.mark.parametrize(
     ("key", "value", "part"),
     [
-        ("pixel_values", np.zeros((3, 4, 4)), "(3, 4, 4)"),
+        ("scores", np.zeros((3, 4, 4)), "(3, 4, 4)"),
         ("idx", 7, "()"),
         ("length", [2], "(1,)"),
         ("cu_seq_lens_q", [0, 1, 2], "(3,)"),

@@ -1,0 +1,122 @@
+"""Images of documents on their way into packed rows, as pictures or as what a processor has made of them.
+
+What ties an image to its document is the order of both (docs/multimodal.md): media of a batch lie in the order of its
+documents, row by row.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from autopack.errors import InvalidPacking
+from autopack.inspection.media import PICTURES, holds_media
+from autopack.packing.checks import invalid
+from autopack.packing.lengths import numbers
+
+
+def is_picture(value: Any) -> bool:
+    """Whether a value is a picture of PIL, or what datasets has for one that it has not decoded."""
+    pillow: Any = sys.modules.get("PIL.Image")
+    encoded = isinstance(value, Mapping) and {*value} == {"bytes", "path"}
+    return encoded or (pillow is not None and isinstance(value, pillow.Image))
+
+
+def pictures_in(value: Any) -> Iterator[Any]:
+    """The pictures of a value of `PICTURES`, in order: of PIL, or arrays and tensors of up to three dimensions."""
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from pictures_in(part)
+    elif getattr(value, "ndim", 0) > 3:
+        yield from value
+    elif value is not None:
+        yield value
+
+
+def has_pictures(values: Any) -> bool:
+    """Whether there are pictures in a column, or in a value of one."""
+    return any(map(is_picture, pictures_in(values)))
+
+
+def take(index: int, given: dict[str, Any], reads_pictures: bool) -> dict[str, Any]:
+    """Takes the media out of the values of an example, by name; pictures are a list.
+
+    Raises `InvalidPacking` for pictures that nothing reads, and media that are no numbers.
+    """
+    found: dict[str, Any] = {}
+    for name in [*given]:
+        if name in PICTURES and (reads_pictures or has_pictures(given[name])):
+            if not reads_pictures:
+                way = "pass image_processor=processor, or name it in drop_keys"
+                raise invalid(index, name, f"found pictures, and nothing that makes pixels of them; {way}")
+            found["images"] = [*found.get("images", ()), *pictures_in(given.pop(name))]
+        elif holds_media(name):
+            try:
+                found[name] = numbers(given.pop(name))
+            except ValueError as error:
+                raise invalid(index, name, str(error)) from error
+    return found
+
+
+def join(examples: Sequence[Mapping[str, Any]], rows: Sequence[int], count: int, by_row: bool) -> dict[str, np.ndarray]:
+    """The media of a batch: those of the examples, which lie in these of `count` rows, in the order of the examples.
+
+    By row they come as (1, images, ...) and become (rows, images, ...), with empty ones after those of rows with fewer.
+    Values of other sizes, as pixels of images of several sizes, are padded with zeros.
+    """
+    names = list(dict.fromkeys(name for media in examples for name in media if name != "images"))
+    if not by_row:
+        return {name: _concatenate(name, [m[name] for m in examples if name in m]) for name in names}
+    found = {}
+    for name in names:
+        of_rows: list[list[np.ndarray]] = [[] for _ in range(count)]
+        for index, (media, row) in enumerate(zip(examples, rows, strict=True)):
+            if name in media:
+                if media[name].shape[:1] != (1,) or media[name].ndim < 2:
+                    shape = media[name].shape
+                    raise invalid(index, name, f"found shape {shape}; wanted (1, images, ...), as processors give")
+                of_rows[row].append(media[name][0])
+        like = next(of_row[0][:0] for of_row in of_rows if of_row)
+        joined = [_concatenate(name, of_row or [like]) for of_row in of_rows]
+        found[name] = _concatenate(name, [each[None] for each in joined])
+    return found
+
+
+def _concatenate(name: str, values: Sequence[np.ndarray]) -> np.ndarray:
+    shapes = {value.shape[1:] for value in values}
+    if len({len(shape) for shape in shapes}) > 1:
+        raise InvalidPacking(f"{name!r}: found values of {sorted(map(len, shapes))} dimensions in one batch")
+    if len(shapes) > 1:
+        largest = np.max([*shapes], axis=0)
+        values = [np.pad(value, [(0, 0), *((0, int(n)) for n in largest - value.shape[1:])]) for value in values]
+    return np.concatenate(values)
+
+
+def read_pictures(
+    processor: Any, examples: Sequence[Mapping[str, Any]], rows: Sequence[int], count: int, by_row: bool, tensors: str
+) -> dict[str, Any]:
+    """What the image processor of a model makes of the pictures of a batch; only what are media, and none of tokens."""
+    made: list[Any] = [[] for _ in range(count)]
+    for media, row in zip(examples, rows, strict=True):
+        made[row] += media.get("images", [])
+    if not by_row:
+        made = [picture for of_row in made for picture in of_row]
+    if not any(made):
+        return {}
+    read = getattr(processor, "image_processor", processor)(images=made, return_tensors=tensors)
+    return {name: value for name, value in read.items() if holds_media(name)}
+
+
+def set_aside(columns: Mapping[str, Sequence[Any]], left_out: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Columns with numbers in the place of pictures, which tables cannot hold, and the pictures by column."""
+    held = {name: values for name, values in columns.items() if name not in left_out and has_pictures(values)}
+    return {name: range(len(values)) if name in held else values for name, values in columns.items()}, held
+
+
+def put_back(rows: dict[str, list[Any]], held: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """Columns of rows with the pictures again whose numbers they have."""
+    numbered = {name: [[held[name][number] for number in row] for row in rows[name]] for name in held if name in rows}
+    return {**rows, **numbered}

@@ -1,0 +1,229 @@
+"""Documents with pictures in packed rows: planned, packed, collated and trained on as alone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainingArguments
+
+import autopack
+from autopack import InvalidPacking, PackedBatchSampler, PackingCollator, tiny
+from autopack.tiny import images
+from autopack.tiny.images import IMAGE
+from tests.multimodal.models import twins_with_images, with_images
+
+TOLERANCE = 2e-5
+"""float32, relative to values near 1: other orders of sums leave about 1e-6, and another picture changes 1e-2."""
+pytest.importorskip("transformers", "5.0")  # whose processor of Qwen2-VL works without torchvision
+PROCESSOR = transformers.Qwen2VLImageProcessorPil(patch_size=8, merge_size=2, min_pixels=16 * 16, max_pixels=48 * 48)
+PLACEHOLDER, START, END = 127, 124, 125
+PICTURED = ((1,), (), (2, 3), (4,), (), (5,))
+"""The pictures of each document, by number."""
+
+
+def picture(number: int) -> Image.Image:
+    width, height = 16 * (1 + number % 3), 16 * (1 + number % 2)
+    pixels = np.random.default_rng(number).integers(0, 256, (height, width, 3), np.uint8)
+    return Image.fromarray(pixels)
+
+
+def example(model: Any, number: int) -> dict[str, Any]:
+    """A document as a processor leaves it, with its pictures beside the tokens."""
+    text = tiny.tokens(model.config, 4 + number, seed=number).tolist()
+    pictures = [picture(n) for n in PICTURED[number]]
+    ids = text[:2]
+    for each in pictures:
+        grid = PROCESSOR(images=[each], return_tensors="np")["image_grid_thw"][0]
+        ids += [START, *[PLACEHOLDER] * int(grid.prod() // 4), END]
+    ids += text[2:]
+    types = [int(i == PLACEHOLDER) for i in ids]
+    labels = [-100 if i in (PLACEHOLDER, START, END) else i for i in ids]
+    return {"input_ids": ids, "mm_token_type_ids": types, "labels": labels, "images": pictures}
+
+
+def alone(model: Any, given: dict[str, Any]) -> Any:
+    """The output for one document by itself, with what the processor makes of its pictures."""
+    pixels = dict(PROCESSOR(images=given["images"], return_tensors="pt")) if given["images"] else {}
+    tokens = {n: torch.tensor([given[n]]) for n in ("input_ids", "mm_token_type_ids", "labels")}
+    return model(**tokens, **pixels, attention_mask=torch.ones_like(tokens["input_ids"]), use_cache=False)
+
+
+def alone_loss(model: Any, examples: list[dict[str, Any]]) -> torch.Tensor:
+    """The mean loss over all targets, of documents by themselves."""
+    counts = [sum(label != -100 for label in e["labels"][1:]) for e in examples]
+    return sum(alone(model, e).loss * n for e, n in zip(examples, counts, strict=True)) / sum(counts)
+
+
+@pytest.fixture(name="twins")
+def _twins() -> tuple[Any, Any]:
+    return twins_with_images("qwen2_vl")
+
+
+def test_pictures_of_a_batch_are_those_of_its_documents(twins):
+    stock, model = twins
+    examples = [example(stock, n) for n in range(len(PICTURED))]
+    batch = PackingCollator.for_model(model, image_processor=PROCESSOR)(examples)
+    assert batch["image_grid_thw"].shape == (5, 3)
+    autopack.enable(model)
+    output = model(**batch)
+    at = 0
+    for each in examples:
+        found = output.logits[0, at : at + len(each["input_ids"])]
+        torch.testing.assert_close(found, alone(stock, each).logits[0], rtol=TOLERANCE, atol=TOLERANCE)
+        at += len(each["input_ids"])
+    expected = alone_loss(stock, examples)
+    torch.testing.assert_close(output.loss, expected, rtol=TOLERANCE, atol=TOLERANCE)
+    output.loss.backward()
+    expected.backward()
+    for (name, one), other in zip(model.named_parameters(), stock.parameters(), strict=True):
+        if other.grad is not None:
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=10 * TOLERANCE, msg=name)
+
+
+def test_pictures_in_another_order_change_what_documents_get(twins):
+    """Negative control: the order is all that ties a picture to its document."""
+    stock, model = twins
+    examples = [example(stock, n) for n in (0, 3)]
+    examples[1]["images"] = [picture(1 + 6)]  # as large as the first
+    examples[1] |= {n: examples[0][n] for n in ("input_ids", "mm_token_type_ids", "labels")}
+    collate = PackingCollator.for_model(model, image_processor=PROCESSOR)
+    autopack.enable(model)
+    right = model(**collate(examples)).logits
+    batch = collate(examples)
+    batch["pixel_values"] = batch["pixel_values"].roll(len(batch["pixel_values"]) // 2, 0)
+    assert float((model(**batch).logits - right).detach().abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("form", ["dataset", "list", "stream"])
+def test_packed_rows_keep_the_pictures_of_their_documents(twins, form, tmp_path):
+    stock, model = twins
+    examples = [example(stock, n) for n in range(len(PICTURED))]
+    data = datasets.Dataset.from_list(examples).cast_column("images", datasets.Sequence(datasets.Image()))
+    given = {"dataset": data, "list": examples, "stream": data.to_iterable_dataset()}[form]
+    rows = list(autopack.pack(given, 64))
+    assert len(rows) > 1
+    collate = PackingCollator.for_model(model, image_processor=PROCESSOR)
+    autopack.enable(model)
+    by_ids = {tuple(e["input_ids"]): e for e in examples}
+    seen = 0
+    for row in rows:
+        logits, at = model(**collate([row])).logits[0], 0
+        for length in row["seq_lengths"]:
+            one = by_ids[tuple(row["input_ids"][at : at + length])]
+            expected = alone(stock, one).logits[0]
+            torch.testing.assert_close(logits[at : at + length], expected, rtol=TOLERANCE, atol=TOLERANCE)
+            at, seen = at + length, seen + 1
+    assert seen == len(examples)
+
+
+def _loss_of_trainer(trainer: Trainer) -> float:
+    return trainer.train().training_loss
+
+
+def _arguments(tmp_path: Any, **others: Any) -> TrainingArguments:
+    options = {"report_to": "none", "max_steps": 1, "learning_rate": 0.0, "use_cpu": True, "disable_tqdm": True}
+    return TrainingArguments(str(tmp_path), **options | others)
+
+
+def test_a_trainer_with_its_defaults_gets_the_pictures(twins, tmp_path):
+    stock, model = twins
+    examples = [example(stock, n) for n in range(len(PICTURED))]
+    data = datasets.Dataset.from_list(examples).cast_column("images", datasets.Sequence(datasets.Image()))
+    rows = autopack.pack(data, 64)
+    arguments = _arguments(tmp_path, per_device_train_batch_size=len(rows))
+    collate = PackingCollator.for_model(model, image_processor=PROCESSOR)
+    trainer = Trainer(model, arguments, train_dataset=rows, data_collator=collate)
+    autopack.enable(trainer)
+    assert abs(_loss_of_trainer(trainer) - float(alone_loss(stock, examples))) <= TOLERANCE
+
+
+def test_a_trainer_that_drops_pictures_is_refused_at_its_first_step(twins, tmp_path):
+    _, model = twins
+    data = datasets.Dataset.from_list([example(model, n) for n in range(len(PICTURED))])
+    collate = PackingCollator.for_model(model, image_processor=PROCESSOR)
+    trainer = Trainer(model, _arguments(tmp_path), train_dataset=autopack.pack(data, 64), data_collator=collate)
+    autopack.enable(model)
+    with pytest.raises(InvalidPacking, match=r"Trainer drops images of its data, of which its collator makes pixels"):
+        trainer.train()
+
+
+def test_a_sampler_and_the_documents_themselves(twins):
+    stock, model = twins
+    examples = [example(stock, n) for n in range(len(PICTURED))]
+    sampler = PackedBatchSampler([len(e["input_ids"]) for e in examples], 64)
+    collate = PackingCollator.for_model(model, image_processor=PROCESSOR)
+    autopack.enable(model)
+    for indices, batch in zip(sampler, DataLoader(examples, batch_sampler=sampler, collate_fn=collate), strict=True):
+        expected = alone_loss(stock, [examples[i] for i in indices])
+        torch.testing.assert_close(model(**batch).loss, expected, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+@pytest.mark.parametrize(
+    "model_type",
+    ["qwen2_vl", "llava", "llava_next", "gemma3", "gemma4", "paligemma", "idefics3", "smolvlm", "mistral3"],
+)
+def test_what_a_processor_made_of_each_document_is_joined(model_type, rows):
+    """Every form in which types take pixels: patches, squares, tiles, by row, beside sizes and positions."""
+    stock, model = twins_with_images(model_type)
+    parts = ((3, IMAGE), (IMAGE, 4), (7,), (2, IMAGE, 3, IMAGE, 4))
+    made = [images.document(stock, each, seed=n + 1) for n, each in enumerate(parts)]
+    examples = [images.row(stock, [d]) for d in made]
+    columns = 2 * max(map(len, made)) if rows else None
+    collate = PackingCollator.for_model(model, max_tokens=columns, rows=rows, labels="none")
+    batch = collate(examples)
+    assert rows is None or len(batch["input_ids"]) == rows
+    autopack.enable(model)
+    logits = model(**batch).logits
+    logits = logits.flatten(0, 1)[batch.get("attention_mask", torch.ones_like(batch["input_ids"])).flatten().bool()]
+    for each, found in zip(examples, logits.split([len(d) for d in made]), strict=True):
+        mask = torch.ones_like(each["input_ids"])
+        expected = stock(**each, attention_mask=mask, use_cache=False).logits[0]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_pixels_of_several_sizes_are_padded_as_processors_pad_them():
+    one, other = np.ones((2, 3, 4, 5), np.float32), np.ones((1, 3, 6, 4), np.float32)
+    batch = PackingCollator(return_tensors="np")(
+        [{"input_ids": [1, 2], "pixel_values": one}, {"input_ids": [3]}, {"input_ids": [4], "pixel_values": other}]
+    )
+    assert batch["pixel_values"].shape == (3, 3, 6, 5)
+    assert batch["pixel_values"].sum() == one.sum() + other.sum()
+
+
+def test_pictures_without_what_reads_them_are_refused():
+    for given in (picture(1), [picture(1)], [[picture(1)], None]):
+        with pytest.raises(InvalidPacking, match=r"example 0, 'images': found pictures.*image_processor=processor"):
+            PackingCollator()([{"input_ids": [1, 2], "images": given}])
+    found = PackingCollator(drop_keys=["images"])([{"input_ids": [1, 2], "images": picture(1)}])
+    assert "images" not in found
+
+
+@pytest.mark.parametrize("overflow", ["split", "truncate"])
+def test_documents_that_are_cut_keep_no_pictures(overflow):
+    examples = [{"input_ids": [1] * n, "images": [picture(n)]} for n in (3, 9)]
+    with pytest.raises(InvalidPacking, match="1 documents are cut, and their 'images' are not; use overflow='drop'"):
+        autopack.pack(examples, 8, overflow=overflow)
+    assert len(autopack.pack(examples, 8, overflow=overflow, drop_columns=["images"])) >= 1
+    with pytest.raises(InvalidPacking, match="9 tokens and \\['images'\\], which are not cut with them"):
+        PackingCollator(max_tokens=8, overlong="truncate", image_processor=PROCESSOR)(examples)
+
+
+def test_the_collator_is_shown_by_what_its_processor_is():
+    shown = repr(PackingCollator(image_processor=PROCESSOR))
+    assert "Qwen2VLImageProcessorPil" in shown
+    assert len(shown) < 200
+
+
+def test_the_type_says_whether_images_come_by_row():
+    assert PackingCollator.for_model(with_images("idefics3")).images_by_row
+    assert not PackingCollator.for_model(with_images("llava_next")).images_by_row
+    assert not PackingCollator.for_model(copy.deepcopy(tiny.build("llama"))).images_by_row
