@@ -162,7 +162,7 @@ def _write(dataset: Any, packing: Any, rows: Any, num_proc: int | None, load_fro
     for name in (*rows.documents.per_token, *rows.documents.per_document):  # keeps the names of classes, and images
         of_token = getattr(dataset.features[name], "feature", None)
         kind = of_token if name in rows.documents.per_token else dataset.features[name]
-        inner = kind
+        inner: Any = kind
         while hasattr(inner, "feature"):  # several images for each document
             inner = inner.feature
         if isinstance(inner, datasets.ClassLabel | datasets.Image | datasets.Audio):

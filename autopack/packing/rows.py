@@ -141,6 +141,8 @@ class Packing:
     carried: dict[str, Any]
     added: dict[str, Any]
     warned: bool = False
+    kinds: dict[str, str] | None = None
+    """Of each column of the first buffer of a stream, whether it is per token or per document."""
 
     def plan(self, documents: Documents, **changes: Any) -> Plan:
         """The plan of these documents; an error says which option of `autopack.pack` to change."""
@@ -171,6 +173,7 @@ class Packing:
         try:
             given, pictures = set_aside(given, left_out)
             documents = Documents(from_columns(given, **self.carried), None, **self.carried)
+            self._check_kinds(documents)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
             made = self.plan(documents, seed=seed)
             if (made.counts.truncated or made.counts.dropped) and not self.warned:
@@ -184,3 +187,13 @@ class Packing:
         except InvalidPacking as error:
             count = len(next(iter(given.values())))
             raise InvalidPacking(f"in a buffer of {count} examples, counted from its start: {error}") from error
+
+    def _check_kinds(self, documents: Documents) -> None:
+        """Raises where columns are of other kinds than in the first buffer, whose rows would not go with these."""
+        found = dict.fromkeys(documents.per_token, "per token") | dict.fromkeys(documents.per_document, "per document")
+        self.kinds = self.kinds or found
+        for name in sorted(found.keys() | self.kinds.keys()):
+            now, before = found.get(name, "absent"), self.kinds.get(name, "absent")
+            if now != before:
+                reason = f"found {now}, and {before} in the first buffer"
+                raise InvalidPacking(f"column {name!r}: {reason}; make them alike, or name it in drop_columns")

@@ -188,6 +188,25 @@ def _packed_beside_padded(rank: int) -> float:
     return _error_of_gradients(model, texts, [batch])
 
 
+def _uneven(rank: int) -> float:
+    """One rank's data ends a step before the other's, and torch's `join` goes on with nothing in its place."""
+    model = _ddp(_llama())
+    autopack.enable(model)
+    texts = documents(model.module.config, DOCUMENTS)
+    wanted, count = _reference(model, texts), targets(texts)
+    rows = [texts[SHARES[1]]] if rank else [texts[:2], texts[2:4]]
+    found = {name: torch.zeros_like(gradient) for name, gradient in wanted.items()}
+    with model.join():
+        for row in rows:
+            model.zero_grad()
+            (WORLD * model(**packed(row), num_items_in_batch=count).loss).backward()
+            for name, gradient in _gradients(model).items():
+                found[name] += gradient
+    if rank:
+        return 0.0  # it has left before the last step
+    return max(((found[name] - wanted[name]).norm() / wanted[name].norm()).item() for name in wanted)
+
+
 def _padded(texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     width = max(text.shape[1] for text in texts)
     return {
@@ -251,6 +270,7 @@ CASES: dict[str, Wrap] = {
     "LoRA in DDP, enabled before": _case(_lora, "before"),
     "LoRA in DDP, enabled after": _case(_lora, "after"),
     "packed beside padded": _packed_beside_padded,
+    "uneven inputs joined": _uneven,
     "accumulated": _accumulated,
     "torch's checkpoint wrapper, enabled before": _case(_checkpointed_by_torch, "before"),
     "torch's checkpoint wrapper, enabled after": _case(_checkpointed_by_torch, "after"),

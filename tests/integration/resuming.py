@@ -90,11 +90,16 @@ def _train(directory: str, stops: int | None = None, resume: str | None = None) 
     return trainer, torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def _stream(directory: str) -> dict[str, Any]:
-    """A stream whose processes get unequally many rows of each epoch, trained on with weights of documents."""
+def _stream(directory: str, endless: bool = False, stops: int | None = None, resume: str | None = None) -> Any:
+    """A stream whose processes get unequally many rows of each epoch, trained on with weights of documents.
+
+    An endless one begins again where it ends, in another order.
+    """
     documents = Documents()
     examples = [{**documents[i], "input_ids": documents.tokens[i].tolist()} for i in range(103)]
     stream = datasets.Dataset.from_list(examples).to_iterable_dataset(num_shards=4)
+    if endless:
+        stream = stream.repeat(None).shuffle(seed=0, buffer_size=20)
     arguments = TrainingArguments(
         output_dir=directory,
         max_steps=40,
@@ -106,8 +111,10 @@ def _stream(directory: str) -> dict[str, Any]:
     rows = autopack.pack(stream, CAPACITY, buffer_size=16)
     trainer = Streams(model, arguments, train_dataset=rows, data_collator=autopack.PackingCollator())
     trainer.seen = []
+    if stops is not None:
+        trainer.add_callback(_Stops(stops))
     with autopack.enable(trainer), autopack.weigh_documents(trainer):
-        trainer.train()
+        trainer.train(resume_from_checkpoint=resume)
     return {"steps": len(trainer.seen), "epoch": trainer.state.epoch, "seen": trainer.seen}
 
 
@@ -125,5 +132,10 @@ def _rank(rank: int, directory: str) -> None:
     second, found = _train(f"{directory}/stopped", resume=f"{directory}/stopped/checkpoint-{at}")
     result = {"whole": whole.seen, "first": first.seen, "second": second.seen}
     result["stream"] = _stream(f"{directory}/stream")
+    if hasattr(datasets.IterableDataset, "repeat"):
+        endless = f"{directory}/endless"
+        resume = f"{endless}/checkpoint-27"
+        runs = _stream(endless, True), _stream(endless, True, 27), _stream(endless, True, resume=resume)
+        result["endless"] = [run["seen"] for run in runs]
     torch.save({**result, "error": float((found - expected).abs().max())}, f"{directory}/{rank}.pt")
     dist.destroy_process_group()

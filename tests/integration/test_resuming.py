@@ -41,3 +41,15 @@ def test_processes_of_a_stream_train_as_many_steps_although_their_epochs_differ(
     assert first["epoch"] != second["epoch"]
     seen = Counter(chain.from_iterable((*first["seen"], *second["seen"])))
     assert set(seen) == set(range(103))
+
+
+def test_an_endless_stream_is_resumed_after_it_has_begun_again(results):
+    """Trainer takes all steps of a stream for its first epoch, so a stream that ends is resumed elsewhere."""
+    for rank in results:
+        if "endless" not in rank:
+            pytest.skip("this release of datasets does not repeat streams")
+        whole, first, second = rank["endless"]
+        assert len(whole) == 40
+        assert first + second == whole
+        again = Counter(chain.from_iterable(whole))
+        assert max(again.values()) > 1, "the stream has not begun again"

@@ -213,3 +213,18 @@ def test_documents_that_are_dropped_leave_a_buffer_empty_and_the_stream_goes_on(
     rows = rows_of(datasets.IterableDataset.from_generator(lambda: iter(made)), overflow="drop", buffer_size=2)
     assert sorted(n for ids, _ in documents_of(rows) for n in set(ids)) == [5, 6, 7, 8]
     assert caplog.text.count("dropped 2") == 1
+
+
+def test_a_column_is_of_one_kind_in_the_whole_stream():
+    def examples():
+        for number in range(2 * BUFFER):
+            late = number >= BUFFER
+            yield {"input_ids": [1, 2, 3], "label": [4, 5, 6] if late else 1}
+
+    given = datasets.IterableDataset.from_generator(examples)
+    words = "column 'label': found per token, and per document in the first buffer; make them alike"
+    rows = iter(rows_of(given))
+    assert next(rows)["label"]
+    with pytest.raises(InvalidPacking, match=words):
+        list(rows)
+    assert len(list(rows_of(given, drop_columns=["label"]))) >= 2
