@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from autopack.version import __version__
+from autopack.version import __version__, refuse_old
 
 _PUBLIC = {
     "AutopackError": "autopack.errors",
@@ -25,6 +25,7 @@ _PUBLIC = {
     "SiteDrift": "autopack.errors",
     "TrainerHandle": "autopack.enabling.handle",
     "UnsupportedModel": "autopack.errors",
+    "UnsupportedVersion": "autopack.errors",
     "audit": "autopack.auditing.auditor",
     "disable": "autopack.enabling.enable",
     "enable": "autopack.enabling.enable",
@@ -44,6 +45,8 @@ __all__ = ["__version__", *sorted(_PUBLIC)]
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'autopack' has no attribute {name!r}")
+    if _PUBLIC[name] != "autopack.errors":
+        refuse_old()
     return getattr(import_module(_PUBLIC[name]), name)
 
 
@@ -56,7 +59,14 @@ if TYPE_CHECKING:
     from autopack.auditing.report import LeakReport
     from autopack.enabling.enable import disable, enable, is_enabled
     from autopack.enabling.handle import Handle, TrainerHandle
-    from autopack.errors import AutopackError, InvalidPacking, OutsideForward, SiteDrift, UnsupportedModel
+    from autopack.errors import (
+        AutopackError,
+        InvalidPacking,
+        OutsideForward,
+        SiteDrift,
+        UnsupportedModel,
+        UnsupportedVersion,
+    )
     from autopack.family import Family
     from autopack.layout.packed import PackedLayout
     from autopack.packing import PackingCollator

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from autopack.errors import AutopackError
-from autopack.version import __version__
+from autopack.version import __version__, refuse_old
 
 COMMANDS = {
     "demo": ("autopack.commands.demo", "train a small model offline: padded batches against packed rows"),
@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = _parser(arguments).parse_args(arguments)
     try:
+        if args.command != "doctor":  # which says all that is wrong
+            refuse_old()
         return import_module(COMMANDS[args.command][0]).run(args)
     except AutopackError as error:
         print(f"autopack {args.command}: {error}", file=sys.stderr)

@@ -11,6 +11,10 @@ class UnsupportedModel(AutopackError):
     """The model, or what was asked of it, cannot be served exactly; nothing was changed."""
 
 
+class UnsupportedVersion(AutopackError, ImportError):
+    """A package that autopack needs is installed in a version that is too old."""
+
+
 class InvalidPacking(AutopackError, ValueError):
     """A call or a batch declares its documents wrongly, or two declarations disagree."""
 

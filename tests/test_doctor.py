@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -15,9 +16,8 @@ import transformers
 
 from autopack.attention.choose import availability
 from autopack.cli import main
-from autopack.commands import doctor
 from autopack.enabling.options import CHOICES
-from autopack.version import MINIMUM
+from autopack.version import MINIMUM, problem
 
 TREE = Path(__file__).parents[1]
 
@@ -90,7 +90,23 @@ def test_torch_that_cannot_be_imported_is_broken_and_all_else_is_still_said(tmp_
 
 @pytest.mark.parametrize("version", ["2.4.0a0+3bcc3cddb5.nv24.07", "2.13.0+cpu", "3.0.0.dev20300101"])
 def test_builds_of_vendors_are_not_too_old(version):
-    assert doctor._version_problem("torch", version) is None
+    assert problem("torch", version) is None
+
+
+def test_a_release_that_is_too_old_is_refused_in_the_words_of_the_doctor(tmp_path):
+    install(tmp_path, "transformers", "4.47.1")
+    said = "transformers 4.47.1 is too old; autopack needs 4.48 or later: pip install 'transformers>=4.48'"
+    assert said in doctor_with(tmp_path).stdout
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(TREE)])}
+    run = functools.partial(subprocess.run, env=environment, capture_output=True, text=True)
+    for name in ("enable", "audit", "families", "pack"):
+        finished = run([sys.executable, "-c", f"import autopack; autopack.{name}"])
+        assert f"autopack.errors.UnsupportedVersion: {said}" in finished.stderr
+    finished = run([sys.executable, "-m", "autopack", "run", "script.py"])
+    assert finished.returncode == 2
+    assert finished.stderr.startswith(f"autopack run: {said}")
+    finished = run([sys.executable, "-c", "import autopack; print(autopack.UnsupportedVersion.__mro__[2].__name__)"])
+    assert finished.stdout.strip() == "ImportError", finished.stderr
 
 
 def test_minimum_versions_are_those_of_the_package():

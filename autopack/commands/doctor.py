@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from typing import Any
 
-from autopack.version import MINIMUM, __version__
+from autopack.version import MINIMUM, __version__, problem
 
 OPTIONAL = ("tokenizers", "accelerate", "peft", "trl", "datasets", "matplotlib")
 
@@ -65,7 +65,7 @@ def examine() -> Diagnosis:
         found.packages[name] = None
         with suppress(PackageNotFoundError):
             found.packages[name] = version(name)
-    found.problems += filter(None, (_version_problem(name, found.packages[name]) for name in MINIMUM))
+    found.problems += filter(None, (problem(name, found.packages[name]) for name in MINIMUM))
     versions_fit = not found.problems
     working = [name for name in ("torch", "transformers") if _imports(name, name, found)]
     for distribution, (_, module) in FLASH_ATTENTION.items():
@@ -81,23 +81,6 @@ def examine() -> Diagnosis:
                 "Please report this with the output of `autopack doctor --json`."
             )
     return found
-
-
-def _version_problem(name: str, installed: str | None) -> str | None:
-    """What is wrong with the installed version of a required package, or None."""
-    remedy = f"pip install '{name}>={MINIMUM[name]}'"
-    if installed is None:
-        return f"{name} is not installed; autopack needs {MINIMUM[name]} or later: {remedy}"
-    try:
-        from packaging.version import Version
-
-        # Vendors' builds of 2.4 call themselves 2.4.0a0+something, which counts as older than 2.4.
-        too_old = Version(Version(installed).base_version) < Version(MINIMUM[name])
-    except ImportError:  # is a problem of its own, and the doctor is to finish
-        return None
-    except ValueError:
-        return f"{name} has the version {installed!r}, which cannot be read; autopack needs {MINIMUM[name]}: {remedy}"
-    return f"{name} {installed} is too old; autopack needs {MINIMUM[name]} or later: {remedy}" if too_old else None
 
 
 def _imports(name: str, module: str, found: Diagnosis) -> bool:
