@@ -13,7 +13,7 @@ import numpy as np
 from autopack.errors import InvalidPacking
 from autopack.packing.checks import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, invalid
 from autopack.packing.lengths import is_text, numbers
-from autopack.packing.media import take
+from autopack.packing.media import is_media, take_pictures
 from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, are_weights
 
 PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")
@@ -77,11 +77,16 @@ def read_example(
         raise invalid(index, IDS, f"{wanted}, found {ids.dtype} of shape {ids.shape} from {ids.min()}")
     if len(label_keys := [k for k in LABEL_KEYS if k in given]) > 1:
         raise invalid(index, label_keys[1], f"found beside {label_keys[0]!r}; name one of them in drop_keys")
-    columns, per_document, media = {IDS: ids}, {}, take(index, given, reads_pictures)
+    pictures = take_pictures(index, given, reads_pictures)
+    columns, per_document = {IDS: ids}, {}
+    media: dict[str, Any] = {"images": pictures} if pictures else {}
     for key, value in given.items():
         if key not in (*LABEL_KEYS, *DECLARATIONS) and is_text(value):
             continue
         values = _numbers(index, key, value)
+        if is_media(key, values, len(ids)):
+            media[key] = values
+            continue
         values = values[0] if is_row and values.ndim and len(values) == 1 else values
         if key == LENGTHS or (key == DOCUMENT_WEIGHT and weighs):
             per_document[key] = np.atleast_1d(values)

@@ -15,7 +15,6 @@ import numpy as np
 from autopack.errors import InvalidPacking
 from autopack.inspection.media import PICTURES, holds_media
 from autopack.packing.checks import invalid
-from autopack.packing.lengths import numbers
 
 
 def is_picture(value: Any) -> bool:
@@ -41,24 +40,21 @@ def has_pictures(values: Any) -> bool:
     return any(map(is_picture, pictures_in(values)))
 
 
-def take(index: int, given: dict[str, Any], reads_pictures: bool) -> dict[str, Any]:
-    """Takes the media out of the values of an example, by name; pictures are a list.
-
-    Raises `InvalidPacking` for pictures that nothing reads, and media that are no numbers.
-    """
-    found: dict[str, Any] = {}
-    for name in [*given]:
-        if name in PICTURES and (reads_pictures or has_pictures(given[name])):
-            if not reads_pictures:
+def take_pictures(index: int, given: dict[str, Any], reads: bool) -> list[Any]:
+    """Takes the pictures out of the values of an example; raises `InvalidPacking` where nothing `reads` them."""
+    found: list[Any] = []
+    for name in PICTURES:
+        if name in given and (reads or has_pictures(given[name])):
+            if not reads:
                 way = "pass image_processor=processor, or name it in drop_keys"
                 raise invalid(index, name, f"found pictures, and nothing that makes pixels of them; {way}")
-            found["images"] = [*found.get("images", ()), *pictures_in(given.pop(name))]
-        elif holds_media(name):
-            try:
-                found[name] = numbers(given.pop(name))
-            except ValueError as error:
-                raise invalid(index, name, str(error)) from error
+            found += pictures_in(given.pop(name))
     return found
+
+
+def is_media(name: str, values: np.ndarray, tokens: int) -> bool:
+    """Whether the values of a key are media, of any number, and not one for each of so many tokens."""
+    return holds_media(name) and values.ndim > 0 and values.reshape(-1).shape != (tokens,)
 
 
 def join(examples: Sequence[Mapping[str, Any]], rows: Sequence[int], count: int, by_row: bool) -> dict[str, np.ndarray]:

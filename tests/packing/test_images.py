@@ -207,6 +207,15 @@ def test_pictures_without_what_reads_them_are_refused():
     assert "images" not in found
 
 
+def test_what_only_has_the_name_of_an_image_is_what_it_was():
+    given = {"input_ids": [1, 2, 3], "image": "cat.png", "image_path": ["a", "b"], "image_mask": [0, 1, 0]}
+    batch = PackingCollator()([given, given])
+    assert batch["image_mask"].tolist() == [[0, 1, 0, 0, 1, 0]]
+    assert not {"image", "image_path"} & {*batch}
+    with pytest.raises(InvalidPacking, match="'image_id': found shape \\(\\)"):
+        PackingCollator()([{"input_ids": [1, 2], "image_id": 7}])
+
+
 @pytest.mark.parametrize("overflow", ["split", "truncate"])
 def test_documents_that_are_cut_keep_no_pictures(overflow):
     examples = [{"input_ids": [1] * n, "images": [picture(n)]} for n in (3, 9)]
