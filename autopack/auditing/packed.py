@@ -15,6 +15,7 @@ from autopack.auditing.losses import Labels, expected_losses, find_labels, relat
 from autopack.auditing.report import ModeResult
 from autopack.auditing.running import Runner, gradient_error, gradients, weighted_sum
 from autopack.errors import AutopackError, UnsupportedModel
+from autopack.inspection.parameters import parameters_of
 
 INFLUENCE = {"default", "two rows", "thresholds"}
 """Modes in which documents are replaced one at a time; in the others, every document is compared with itself alone."""
@@ -22,6 +23,7 @@ WITHOUT_LABELS = {"default", "two rows"}
 """Modes that are called without labels as well as with them; in the others one call tells of results and loss."""
 GRADIENTS = {(False, "default"), (True, "default"), (True, "padding mask"), (True, "two rows")}
 """Modes, in train or eval, whose gradients are compared where these are among those that were asked for."""
+_ITEMS = "num_items_in_batch"
 
 
 class PackedRuns:
@@ -168,7 +170,8 @@ class PackedRuns:
             alone = [self._loss_alone(call, labels, number) for number in range(len(call.spans))]
         try:
             outputs, together = self._loss(call, labels.packed(call))
-            error = min(relative_error(together, each) for each in expected_losses(alone, counts))
+            expected = min(expected_losses(alone, counts), key=lambda each: relative_error(together, each))
+            error = relative_error(together, expected)
             if name == "default" and labels.per_token:
                 for number, count in enumerate(counts):
                     if count > 0:
@@ -177,6 +180,8 @@ class PackedRuns:
                         error = max(error, relative_error(one, alone[number]))
             if name == "default" and call.source is not None:
                 error = max(error, self._error_without_tokens(call, labels, counts) or 0.0)
+            if name == "default":
+                error = max(error, self._error_of_items(call, labels, alone, counts, expected))
         except AutopackError as refused:
             return {}, None, f"{type(refused).__name__}: {refused}"
         except Exception as failure:  # without labels the call may run
@@ -203,6 +208,33 @@ class PackedRuns:
         if found is None:
             return math.inf
         return min(relative_error(found, each) for each in expected_losses(losses, counts))
+
+    @torch.no_grad()
+    def _error_of_items(
+        self, call: Call, labels: Labels, alone: list[torch.Tensor], counts: list[int], expected: torch.Tensor
+    ) -> float:
+        """The same where the call says by what a sum of losses is to be divided, as trainers do; 0 where none can.
+
+        Whether the loss takes notice of that, stock tells by a document alone.
+        """
+        named = parameters_of(type(self.runner.model))
+        if not named.takes_others and _ITEMS not in named.names:
+            return 0.0
+        number, items = int(np.argmax(counts)), 2 * sum(counts) + 1
+        given = self.case.alone(call, number) | labels.alone[number % len(labels.alone)] | self.case.without_router
+        try:
+            told = loss_of(self.runner.stock({**given, _ITEMS: items}))
+        except TypeError as error:  # what its forward takes by any name, something further in may not
+            self.notes[_ITEMS] = f"not measured: {error}"
+            return 0.0
+        shares = {1.0: alone[number], sum(counts) / items: alone[number] * counts[number] / items}
+        share = next((s for s, loss in shares.items() if told is not None and relative_error(told, loss) < 1e-3), None)
+        if share is None:
+            self.notes[_ITEMS] = "not measured: stock's loss of a document alone is no sum divided by it"
+            return 0.0
+        packed = {**self.case.given(call), **labels.packed(call), **self.case.without_router}
+        found = loss_of(self.runner.model(**packed, num_items_in_batch=items))
+        return math.inf if found is None else relative_error(found, expected * share)
 
     def _loss(self, call: Call, labels: dict[str, torch.Tensor]) -> tuple[Fields, torch.Tensor]:
         output = self.runner.model(**self.case.given(call), **labels, **self.case.without_router)

@@ -13,7 +13,7 @@ from autopack.calls.document_arguments import DocumentArguments
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
 from autopack.layout import IGNORED_LABEL
-from autopack.layout.batches import DocumentBatch, by_length, mean_loss
+from autopack.layout.batches import DocumentBatch, by_length, items_of_share, mean_loss
 from autopack.layout.host import host_values
 from autopack.runtime.scope import Scope
 
@@ -35,6 +35,9 @@ class DocumentsAlone(Plan):
         self.wants_tuple = call.wants_tuple
         self._check_ignored()
         self.calls = [self._of_group(numbers) for numbers in self.groups]
+        self.counts = [self._counted(call, numbers) for call, numbers in zip(self.calls, self.groups, strict=True)]
+        for each, count in zip(self.calls, self.counts, strict=True):
+            each |= items_of_share(each, count, sum(self.counts))
         self.arguments = self.calls[0]
 
     def _check_ignored(self) -> None:
@@ -57,7 +60,6 @@ class DocumentsAlone(Plan):
         labels = found.get("labels")
         if labels is not None and not _compared(labels):
             found["labels"] = None  # its mean would be that of nothing
-        found.pop("num_items_in_batch", None)  # the means of all batches are put together here
         return {**found, "return_dict": True}
 
     @torch._dynamo.disable
@@ -66,7 +68,8 @@ class DocumentsAlone(Plan):
         outputs = [output, *(module(**call) for call in self.calls[1:])]
         merged = {name: self._merge(name, [out.get(name) for out in outputs]) for name in output if name != "loss"}
         if any(self.given.arguments.get(name) is not None for name in self.given.head.labels):
-            merged["loss"] = self._loss([out.get("loss") for out in outputs])
+            losses = [out.get("loss") for out in outputs]
+            merged["loss"] = mean_loss(losses, self.counts, self.given.batch.where.device)
         whole = type(output)(**{name: value for name, value in merged.items() if value is not None})
         return whole.to_tuple() if self.wants_tuple else whole
 
@@ -84,13 +87,10 @@ class DocumentsAlone(Plan):
         order = np.argsort(np.concatenate(self.groups), kind="stable")
         return torch.cat(wide).index_select(0, torch.from_numpy(order).to(wide[0].device))
 
-    def _loss(self, losses: list[torch.Tensor | None]) -> torch.Tensor:
-        """The mean over documents; every loss is one over those of its batch."""
-        counts = [
-            len(numbers) if call.get("labels") is None else _compared(call["labels"])
-            for call, numbers in zip(self.calls, self.groups, strict=True)
-        ]
-        return mean_loss(losses, counts, self.given.batch.where.device)
+    @staticmethod
+    def _counted(call: dict[str, Any], numbers: np.ndarray) -> int:
+        """How many documents of a batch its loss is the mean over."""
+        return len(numbers) if call.get("labels") is None else _compared(call["labels"])
 
 
 def _compared(labels: torch.Tensor) -> int:

@@ -88,8 +88,8 @@ def reads_whole_row(model: Any) -> str | None:
     for child in model.children():
         kind = getattr(child, "summary_type", "first")
         if kind != "first":
-            return f"summary_type={kind!r}"
+            return f"summary_type={kind!r} reads where the row ends"
     if "attention_mask" not in names:
-        return "its forward, which takes no attention_mask,"
+        return "its forward takes no attention_mask"
     # Splinter's has them.
-    return "its search for spans" if {"p_mask", "question_positions"} & names else None
+    return "its search for spans goes over the row" if {"p_mask", "question_positions"} & names else None

@@ -6,7 +6,7 @@ tokens) builds its batches here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -197,3 +197,13 @@ def mean_loss(losses: list[torch.Tensor | None], counts: list[int], device: torc
     total = sum(count for _, count in known)
     shares = [loss * (count / total) for loss, count in known]
     return torch.stack(shares).sum() if shares else torch.full((), torch.nan, device=device)
+
+
+def items_of_share(arguments: Mapping[str, Any], count: int, total: int) -> dict[str, Any]:
+    """The `num_items_in_batch` for a call with `count` of the `total` labels of a call that has one; else nothing.
+
+    It is that share of the number given. Some losses divide a sum by it and others take no notice; weighed by
+    `mean_loss`, the losses of all shares make what either would be of the whole.
+    """
+    items = arguments.get("num_items_in_batch")
+    return {"num_items_in_batch": items * (count / total)} if items is not None and count else {}

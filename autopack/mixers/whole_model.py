@@ -14,7 +14,7 @@ from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall
 from autopack.inspection.source import shifts_labels
 from autopack.layout import IGNORED_LABEL
-from autopack.layout.batches import Batches, DocumentBatch, equally_long, mean_loss
+from autopack.layout.batches import Batches, DocumentBatch, equally_long, items_of_share, mean_loss
 from autopack.runtime.scope import without_layout
 
 
@@ -22,8 +22,8 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
     """Run a model on the documents of packed rows as if each were alone.
 
     What its output has for every token (rows, columns, ...) comes back as for packed rows, the loss as the mean over
-    the labels of all documents (or their sum over `num_items_in_batch`); what it has otherwise is left out. With
-    `numbers_itself`, positions that count from 0 are not handed on.
+    the labels of all documents (or, where the model's loss counts so, their sum over `num_items_in_batch`); what it has
+    otherwise is left out. With `numbers_itself`, positions that count from 0 are not handed on.
     """
     layout = call.layout
     found = Batches.grouped(layout, equally_long)
@@ -33,15 +33,15 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
         of_tokens = isinstance(value, torch.Tensor) and value.shape[:2] == (layout.rows, layout.columns)
         return batch.spread(value) if of_tokens else value
 
-    outputs, counts = [], []
-    for batch in found.batches:
-        given = {name: spread(value, batch) for name, value in call.arguments.items()}
+    every = [{name: spread(value, batch) for name, value in call.arguments.items()} for batch in found.batches]
+    counts = [0 if given.get("labels") is None else _compared(call.mixer, given["labels"]) for given in every]
+    outputs = []
+    for given, count in zip(every, counts, strict=True):
         if numbers_itself and _count_from_zero(given.get("position_ids")):
             given["position_ids"] = None
-        labels = given.get("labels")
-        counts.append(0 if labels is None else _compared(call.mixer, labels))
-        if labels is not None and not counts[-1]:
+        if not count and given.get("labels") is not None:
             given["labels"] = None  # its mean would be that of nothing
+        given |= items_of_share(given, count, sum(counts))
         with without_layout():
             outputs.append(call.original(call.mixer, **{**given, "return_dict": True}))
         if any(outputs[-1].get(name) is not None for name in ("aux_loss", "router_logits")):
@@ -55,7 +55,8 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
         if name != "loss"
     }
     if call.arguments.get("labels") is not None:
-        merged = {"loss": _loss(call, [output.get("loss") for output in outputs], counts), **merged}
+        losses = [output.get("loss") for output in outputs]
+        merged = {"loss": mean_loss(losses, counts, layout.device), **merged}
     whole = type(outputs[0])(**merged)
     return whole.to_tuple() if wants_tuple else whole
 
@@ -70,9 +71,3 @@ def _compared(model: Any, labels: torch.Tensor) -> int:
     """How many labels the model's own loss compares with a prediction."""
     seen = labels[:, 1:] if shifts_labels(model) else labels
     return int((seen != IGNORED_LABEL).sum())
-
-
-def _loss(call: MixerCall, losses: list[torch.Tensor | None], counts: list[int]) -> torch.Tensor:
-    if call.arguments.get("num_items_in_batch") is not None and any(counts):
-        return torch.stack([loss for loss in losses if loss is not None]).sum()
-    return mean_loss(losses, counts, call.layout.device)
