@@ -30,7 +30,8 @@ class Documents:
     ):
         self.table = table
         self.chosen = np.arange(table.num_rows) if chosen is None else chosen
-        carried = self._carried(columns, drop_columns)
+        names = carried(table.column_names, columns, drop_columns)
+        names = [name for name in names if name != IDS and not pa.types.is_null(table.schema.field(name).type)]
         if not len(self.chosen):
             raise InvalidPacking("wanted at least one example, found an empty dataset")
         # Of each row of the table: where its values start in a column, the token after its padding, and its tokens.
@@ -43,7 +44,7 @@ class Documents:
         self._values: dict[str, list[pa.Array]] = {}
         self.per_token: list[str] = [IDS]
         self.per_document: list[str] = []
-        for name in carried:
+        for name in names:
             (self.per_token if self._is_per_token(name) else self.per_document).append(name)
         if MASK in self.per_token:
             self.per_token.remove(MASK)
@@ -111,23 +112,6 @@ class Documents:
         """Raises for the first document whose row of the table is `wrong`."""
         if (found := wrong[self.chosen]).any():
             raise invalid(int(found.argmax()), name, reason, "column ")
-
-    def _carried(self, columns: Collection[str] | None, drop_columns: Collection[str]) -> list[str]:
-        """The columns beside input_ids, in the order of the table."""
-        names = self.table.column_names
-        if IDS not in names:
-            raise InvalidPacking(f"wanted a column 'input_ids', found {names}; tokenize first")
-        for option, given in (("columns", columns or ()), ("drop_columns", drop_columns)):
-            check_names(option, given, "columns")
-            if missing := [name for name in given if name not in names]:
-                raise InvalidPacking(f"{option}: found no column {missing[0]!r} in {names}")
-        wanted = [n for n in names if (columns is None or n in (*columns, MASK)) and n not in (IDS, *drop_columns)]
-        if packed := [name for name in wanted if name in ROW_KEYS]:
-            way = "pack the documents themselves; or name it in drop_columns if each example is one document"
-            raise InvalidPacking(f"found a column {packed[0]!r}, so the examples are packed rows; {way}")
-        if len(labels := [name for name in wanted if name in LABEL_KEYS]) > 1:
-            raise InvalidPacking(f"found the columns {labels}, which all are labels; name all but one in drop_columns")
-        return [name for name in wanted if not pa.types.is_null(self.table.schema.field(name).type)]
 
     def _lengths(self, name: str) -> np.ndarray:
         """How many values each row of the table has in a column of lists; notes where they start."""
@@ -202,6 +186,26 @@ class Documents:
             restarts[rows] = np.searchsorted(breaks, ends) > np.searchsorted(breaks, begins, "right")
         way = "pack the documents themselves, or name the column in drop_columns"
         self._refuse(restarts, POSITIONS, f"found positions that restart; {way}")
+
+
+def carried(names: Sequence[str], columns: Collection[str] | None, drop_columns: Collection[str]) -> list[str]:
+    """Of the columns of a table, those that packing reads, in the order of the table; raises `InvalidPacking` where
+    they are not those of documents."""
+    if IDS not in names:
+        raise InvalidPacking(f"wanted a column 'input_ids', found {list(names)}; tokenize first")
+    for option, given in (("columns", columns or ()), ("drop_columns", drop_columns)):
+        check_names(option, given, "columns")
+        if missing := [name for name in given if name not in names]:
+            raise InvalidPacking(f"{option}: found no column {missing[0]!r} in {list(names)}")
+    wanted = [n for n in names if (columns is None or n in (IDS, MASK, *columns)) and n not in drop_columns]
+    if IDS not in wanted:
+        wanted.insert(0, IDS)
+    if packed := [name for name in wanted if name in ROW_KEYS]:
+        way = "pack the documents themselves; or name it in drop_columns if each example is one document"
+        raise InvalidPacking(f"found a column {packed[0]!r}, so the examples are packed rows; {way}")
+    if len(labels := [name for name in wanted if name in LABEL_KEYS]) > 1:
+        raise InvalidPacking(f"found the columns {labels}, which all are labels; name all but one in drop_columns")
+    return wanted
 
 
 def _is_list(kind: pa.DataType) -> bool:
