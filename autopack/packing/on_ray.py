@@ -115,10 +115,9 @@ def _write_blocks(data: Any, packing: Any, folder: Folder, num_shards: int | Non
             hidden.append(part["name"])
             found.append(part)
             if part["schema"] != found[0]["schema"]:
-                schemas = [pa.ipc.read_schema(pa.BufferReader(f["schema"])) for f in (found[0], part)]
-                first, other = (set(map(str, schema)) for schema in schemas)
-                differ = ", ".join(sorted(first ^ other))
-                raise InvalidPacking(f"blocks have unlike columns ({differ}); cast or fill them, or use drop_columns")
+                first, other = ({f"{f.name}: {f.type}" for f in _schema(p["schema"])} for p in (found[0], part))
+                unlike = ", ".join(sorted(first ^ other))
+                raise InvalidPacking(f"blocks have unlike columns ({unlike}); cast or fill them, or use drop_columns")
         if not found:
             raise nothing_left(total(counts))
         if num_shards is not None and len(found) != num_shards:
@@ -157,12 +156,15 @@ def _gather(blocks: list[Any], packing: Any) -> tuple[np.ndarray, list[int], pa.
     if not lengths:
         raise nothing_left(Counts(0, 0))
     try:
-        read = [pa.ipc.read_schema(pa.BufferReader(schema)) for schema in schemas]
-        schema = pa.unify_schemas(read, promote_options="permissive")
+        schema = pa.unify_schemas(map(_schema, schemas), promote_options="permissive")
     except pa.ArrowException as error:
         way = "cast it, or name it in drop_columns"
         raise InvalidPacking(f"blocks have unlike values in a column: {error}; {way}") from error
     return np.concatenate(lengths), sizes, schema
+
+
+def _schema(serialized: bytes) -> pa.Schema:
+    return pa.ipc.read_schema(pa.BufferReader(serialized))
 
 
 def _placed(plan: Plan, lengths: np.ndarray, sizes: list[int]) -> Iterator[pa.Table]:

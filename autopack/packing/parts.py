@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -123,19 +124,16 @@ class Folder:
         Returns the name, rows and tokens. Nothing is left behind where that fails.
         """
         hidden = f".{name or 'rows'}.{uuid.uuid4().hex}"
+        made = iter(tables)
+        first = next(made)  # plans without rows have been refused
+        schema = first.schema.with_metadata({**(first.schema.metadata or {}), SET: marked.encode()})
         rows = tokens = 0
-        writer = None
         try:
-            with self.system.open_output_stream(f"{self.base}/{hidden}") as sink:
-                for table in tables:
-                    if writer is None:
-                        known = table.schema.metadata or {}
-                        writer = pq.ParquetWriter(sink, table.schema.with_metadata({**known, SET: marked.encode()}))
-                    writer.write_table(table)
+            with self.system.open_output_stream(f"{self.base}/{hidden}") as sink, pq.ParquetWriter(sink, schema) as to:
+                for table in chain([first], made):
+                    to.write_table(table)
                     rows += table.num_rows
                     tokens += sum(int(chunk.flatten().to_numpy().sum()) for chunk in table.column(LENGTHS).chunks)
-                assert writer is not None  # plans without rows are refused before
-                writer.close()
             if name is not None:
                 self.publish(hidden, name)
         except BaseException:
