@@ -59,9 +59,7 @@ class Documents:
     @classmethod
     def of_dataset(cls, dataset: Any, columns: Collection[str] | None, drop_columns: Collection[str]) -> Documents:
         """The documents of a `datasets.Dataset`."""
-        indices = dataset._indices
-        chosen = None if indices is None else indices.column(0).to_numpy().astype(np.int64)
-        return cls(dataset.data, chosen, columns, drop_columns)
+        return cls(dataset.data, rows_of(dataset), columns, drop_columns)
 
     def __getstate__(self) -> dict[str, Any]:
         # Arrays of arrow are pickled with all that they hold, also where that is a file.
@@ -186,6 +184,33 @@ class Documents:
             restarts[rows] = np.searchsorted(breaks, ends) > np.searchsorted(breaks, begins, "right")
         way = "pack the documents themselves, or name the column in drop_columns"
         self._refuse(restarts, POSITIONS, f"found positions that restart; {way}")
+
+
+def rows_of(dataset: Any) -> np.ndarray | None:
+    """The row of its table of each example of a `datasets.Dataset`, (examples,) int64; None for all rows in order."""
+    return None if dataset._indices is None else dataset._indices.column(0).to_numpy().astype(np.int64)
+
+
+class Taker:
+    """Examples of a `datasets.Dataset` by their numbers, as a table in memory. No others are read; datasets, which does
+    that too, takes them one by one."""
+
+    def __init__(self, dataset: Any, names: list[str]):
+        self.batches = [batch for batch in dataset.data.table.select(names).to_batches() if batch.num_rows]
+        self.first_rows = np.cumsum([0, *(batch.num_rows for batch in self.batches)])
+        self.chosen = rows_of(dataset)
+
+    def __call__(self, numbers: np.ndarray) -> pa.Table:
+        """The examples `numbers`, (examples,) int64, in this order."""
+        rows = numbers if self.chosen is None else self.chosen[numbers]
+        order = np.argsort(rows, kind="stable")
+        rows = rows[order]
+        cuts = np.searchsorted(rows, self.first_rows)
+        parts = [
+            self.batches[n].take(pa.array(rows[cuts[n] : cuts[n + 1]] - self.first_rows[n]))
+            for n in np.flatnonzero(np.diff(cuts)).tolist()
+        ]
+        return pa.Table.from_batches(parts).take(pa.array(np.argsort(order))).combine_chunks()
 
 
 def carried(names: Sequence[str], columns: Collection[str] | None, drop_columns: Collection[str]) -> list[str]:

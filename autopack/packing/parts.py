@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import LENGTHS
+from autopack.packing.checks import LENGTHS, is_int
 from autopack.packing.lengths import Counts
 from autopack.packing.plan import ARRAYS, Plan
 from autopack.packing.rows import Packing, Rows
@@ -57,8 +57,8 @@ class Shards:
         return self.rows * self.capacity - self.tokens
 
     def __repr__(self) -> str:
-        rows = f"{self.rows:,} rows of {self.capacity:,} tokens"
-        return f"Shards({len(self.files):,} of {rows}, fill {self.fill:.4f}, padding {self.padding:,})"
+        rows = f"{self.rows:,} rows of {self.capacity:,} tokens in {len(self.files):,} files"
+        return f"Shards({rows}, fill {self.fill:.4f}, padding {self.padding:,})"
 
 
 class Folder:
@@ -153,9 +153,20 @@ class Folder:
 
 def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> str:
     """What the shards of a set have in common, in short: the plan, and whatever else decides what rows hold."""
-    told = (__version__, packing.max_length, packing.carried, packing.added, count)
-    made = packing.planned if plan is None else {}
-    found = hashlib.sha256(json.dumps([*told, made], default=repr, sort_keys=True).encode())
+    told = {
+        "version": __version__,
+        "rows": int(packing.max_length),
+        "shards": count,
+        **packing.carried,
+        **packing.added,
+    }
+    if plan is None:
+        told |= packing.planned
+
+    def written(value: Any) -> Any:
+        return int(value) if is_int(value) else repr(value)
+
+    found = hashlib.sha256(json.dumps(told, default=written, sort_keys=True).encode())
     for name in ARRAYS if plan is not None else ():
         found.update(np.ascontiguousarray(getattr(plan, name)).data)
     return found.hexdigest()

@@ -92,6 +92,7 @@ def pack_shards(
     from autopack.packing.parts import Folder
 
     _check(packing, plan, num_shards, shard)
+    num_shards = None if num_shards is None else int(num_shards)
     folder = Folder(path)
     if _is_of("ray.data", "Dataset", dataset):
         from autopack.packing.on_ray import pack_ray
@@ -218,19 +219,19 @@ def _gathered(dataset: Any, whole: Plan, chosen: Plan, packing: Any) -> Iterator
     tokens at a time."""
     from datasets.table import table_cast
 
-    from autopack.packing.documents import Documents, carried
+    from autopack.packing.documents import Documents, Taker, carried
     from autopack.packing.parts import check_lengths, local, nothing_left, numbered, planned_lengths, spans
     from autopack.packing.rows import Rows
 
     if not len(chosen):
         raise nothing_left(whole.counts)
-    data = dataset.with_format("arrow", columns=carried(dataset.column_names, **packing.carried))
+    take = Taker(dataset, carried(dataset.column_names, **packing.carried))
     planned, features = planned_lengths(whole), None
     for first, end in spans(len(chosen), chosen.capacity):
         part = chosen[first:end]
         numbers = np.unique(part.documents)
         with numbered(numbers):
-            documents = Documents(data[numbers], None, None, ())
+            documents = Documents(take(numbers), None, None, ())
             check_lengths(whole, documents.lengths, planned[numbers], numbers)
             rows = Rows(documents, local(part, numbers), **packing.added)
             features = features or features_of(dataset, rows)

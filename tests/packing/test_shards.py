@@ -20,7 +20,7 @@ from PIL import Image
 
 import autopack
 from autopack.errors import InvalidPacking
-from autopack.packing import parts
+from autopack.packing import documents, parts
 from tests.packing.test_pack import examples
 
 datasets = pytest.importorskip("datasets")
@@ -113,14 +113,15 @@ def test_jobs_of_an_array_write_what_one_process_packs(
 
 def test_a_shard_reads_the_tokens_of_its_own_documents_alone(dataset, tmp_path, monkeypatch):
     plan = autopack.plan(LENGTHS, 32)
-    read = []
+    read: list[int] = []
 
-    class Spied(datasets.Dataset):
-        def __getitem__(self, key: Any) -> Any:
-            read.extend(np.asarray(key).tolist())
-            return super().__getitem__(key)
+    class Spied(documents.Taker):
+        def __call__(self, numbers: np.ndarray) -> Any:
+            read.extend(numbers.tolist())
+            return super().__call__(numbers)
 
-    dataset.__class__ = Spied
+    monkeypatch.setattr(documents, "Taker", Spied)
+    monkeypatch.setattr(documents.Documents, "of_dataset", None)
     autopack.pack_shards(dataset, 32, tmp_path, plan=plan, num_shards=4, shard=1)
     edges = np.arange(5) * len(plan) // 4
     assert sorted(read) == sorted(plan[edges[1] : edges[2]].documents.tolist())
@@ -303,7 +304,7 @@ def test_what_is_lost_is_logged_and_the_result_is_told(dataset, tmp_path, caplog
     with caplog.at_level(logging.WARNING, "autopack"):
         made = autopack.pack_shards(dataset, 16, tmp_path, overflow="truncate", num_shards=2)
     assert "truncated=" in caplog.text
-    assert repr(made).startswith(f"Shards(2 of {made.rows:,} rows of 16 tokens, fill 0.")
+    assert repr(made).startswith(f"Shards({made.rows:,} rows of 16 tokens in 2 files, fill 0.")
     assert pickle.loads(pickle.dumps(made)) == made
 
 
