@@ -30,6 +30,7 @@ from autopack.packing.parts import (
     Shards,
     check_count,
     check_lengths,
+    check_sizes,
     count_shards,
     edges_of,
     mark_of,
@@ -64,19 +65,33 @@ def pack_ray(data: Any, packing: Any, folder: Folder, plan: Any, num_shards: int
 @contextmanager
 def _in_order(data: Any) -> Iterator[None]:
     """Has Ray Data keep blocks in order, those of files too, so that numbers are the same whenever they are counted."""
-    options = data.context.execution_options
-    before = options.preserve_order
-    options.preserve_order = True
+    # The dataset's own context, and the one that releases before 2.60 give to copies of it.
+    found = [context.execution_options for context in (data.context, ray.data.DataContext.get_current())]
+    before = [options.preserve_order for options in found]
+    for options in found:
+        options.preserve_order = True
     try:
         yield
     finally:
-        options.preserve_order = before
+        for options, kept in reversed([*zip(found, before, strict=True)]):
+            options.preserve_order = kept
+
+
+@contextmanager
+def _alike() -> Iterator[None]:
+    """Errors of arrow are about blocks whose columns do not go together."""
+    try:
+        yield
+    except pa.ArrowException as error:
+        way = "cast it, or name it in drop_columns"
+        raise InvalidPacking(f"blocks have unlike values in a column: {error}; {way}") from error
 
 
 def _write_all(data: Any, packing: Any, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
     """Shards of one plan of all documents."""
     folder.prepare(None, 0, "")
-    blocks = data.materialize().to_arrow_refs()
+    with _alike():
+        blocks = data.materialize().to_arrow_refs()
     lengths, sizes, schema = _gather(blocks, packing)
     if plan == "all":
         plan = packing.plan(lengths)
@@ -85,8 +100,9 @@ def _write_all(data: Any, packing: Any, folder: Folder, plan: Any, num_shards: i
         check_lengths(plan, lengths, planned_lengths(plan))
     count = count_shards(num_shards, plan)
     edges = edges_of(len(plan), count)
-    placed = zip(blocks, _placed(plan, lengths, sizes), strict=True)
-    moved = [ray.remote(spread).remote(block, table, schema, edges) for block, table in placed if table.num_rows]
+    check_sizes(plan, edges)
+    placed, task = zip(blocks, _placed(plan, lengths, sizes), strict=True), ray.remote(spread)
+    moved = [task.remote(block, table, schema, edges) for block, table in placed if table.num_rows]
     del blocks  # so that Ray may forget those that have been spread
     writing = {"frame": plan[:0], "edges": edges, "places": plan.bounds[edges], "added": packing.added}
     writing |= {"folder": folder, "marked": mark_of(packing, count, plan)}
@@ -135,7 +151,8 @@ def _write_blocks(data: Any, packing: Any, folder: Folder, num_shards: int | Non
 
 def _finished(folder: Folder, found: list[dict[str, Any]], count: int, capacity: int, counts: Counts) -> Shards:
     names = [part["name"] for part in found]
-    assert len(names) == count, f"Ray gave {len(names)} of {count} shards"
+    if len(names) != count:
+        raise RuntimeError(f"path={folder.path!r}: Ray has written {len(names)} of {count} shards")
     if set(names) - set(folder.names()):
         way = "name a folder that all workers and this process reach"
         raise ValueError(f"path={folder.path!r}: workers wrote shards that are not here; {way}")
@@ -145,7 +162,8 @@ def _finished(folder: Folder, found: list[dict[str, Any]], count: int, capacity:
 
 def _gather(blocks: list[Any], packing: Any) -> tuple[np.ndarray, list[int], pa.Schema]:
     """Tokens of each document, (documents,) int64; documents of each block; and the columns of all of them."""
-    measured = [ray.remote(measure).remote(block, carries=packing.carried) for block in blocks]
+    task = ray.remote(measure)
+    measured = [task.remote(block, carries=packing.carried) for block in blocks]
     lengths, sizes = [], []
     schemas: dict[bytes, None] = {}
     for part in _results(map(ray.get, measured)):
@@ -155,11 +173,8 @@ def _gather(blocks: list[Any], packing: Any) -> tuple[np.ndarray, list[int], pa.
             schemas[part["schema"]] = None
     if not lengths:
         raise nothing_left(Counts(0, 0))
-    try:
+    with _alike():
         schema = pa.unify_schemas(map(_schema, schemas), promote_options="permissive")
-    except pa.ArrowException as error:
-        way = "cast it, or name it in drop_columns"
-        raise InvalidPacking(f"blocks have unlike values in a column: {error}; {way}") from error
     return np.concatenate(lengths), sizes, schema
 
 
@@ -314,7 +329,10 @@ def write_shard(
     pieces = lists.flatten().to_numpy().reshape(-1, FIELDS)
     order = np.argsort(pieces[:, 1])
     rows, place, offsets, lengths = pieces[order].T
-    assert np.array_equal(place, np.arange(places[shard], places[shard + 1])), f"Ray lost documents of shard {shard}"
+    if not np.array_equal(place, np.arange(places[shard], places[shard + 1])):
+        raise RuntimeError(
+            f"shard {shard}: Ray has not brought the documents of this shard together; nothing is written"
+        )
     bounds = bounds_of(np.bincount(rows - edges[shard]))
     plan = replace(frame, documents=owners[order], offsets=offsets, lengths=lengths, bounds=bounds)
     with numbered(numbers):
@@ -322,7 +340,7 @@ def write_shard(
         if (other := documents.lengths != tokens).any():
             index = int(other.argmax())
             found = f"found {documents.lengths[index]} tokens, and {tokens[index]} when lengths were gathered"
-            way = "data that come in another order each time have to be kept first: dataset.materialize()"
+            way = "a block that Ray lost and made again must be what it was: read data that do not change"
             raise invalid(index, IDS, f"{found}; {way}", "column ")
         name = NAME.format(shard, len(edges) - 1)
         name, count, written = folder.write(tables(Rows(documents, plan, **added)), marked, name)

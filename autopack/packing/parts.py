@@ -20,14 +20,14 @@ from pyarrow import fs
 
 from autopack.errors import InvalidPacking
 from autopack.packing.checks import LENGTHS, is_int
-from autopack.packing.lengths import Counts
+from autopack.packing.lengths import LONGEST, Counts, bounds_of
 from autopack.packing.plan import ARRAYS, Plan
 from autopack.packing.rows import Packing, Rows
 from autopack.version import __version__
 
 BLOCK = 1 << 20
 """Tokens that are gathered and written at a time."""
-SHARD_TOKENS = 1 << 26
+SHARD_TOKENS = 1 << 25
 """Tokens of a shard, about, unless a number of shards is asked for."""
 NAME = "rows-{:05d}-of-{:05d}.parquet"
 NAMED = re.compile(r"rows-(\d{5,})-of-(\d{5,})\.parquet")
@@ -203,6 +203,14 @@ def total(counts: list[Counts]) -> Counts:
 def edges_of(count: int, shards: int) -> np.ndarray:
     """Where so many shards of rows begin and end, as even as can be: (shards + 1,) int64."""
     return np.arange(shards + 1, dtype=np.int64) * count // shards
+
+
+def check_sizes(plan: Plan, edges: np.ndarray) -> None:
+    """Raises `ValueError` where the documents of a shard, which one task holds, are too many for lists of arrow."""
+    tokens = int(np.diff(bounds_of(plan.lengths)[plan.bounds[edges]]).max())
+    if tokens >= LONGEST:
+        least = -(-int(plan.lengths.sum()) // (LONGEST // 2))
+        raise ValueError(f"num_shards={len(edges) - 1}: found {tokens:,} tokens in a shard; ask for {least} or more")
 
 
 def spans(rows: int, capacity: int) -> list[tuple[int, int]]:

@@ -70,7 +70,7 @@ def pack_shards(
         plan: `"all"` plans all documents at once, in every job alike; `"shard"` those of a shard by themselves, which
             needs no shuffle and fills rows less: the documents of `dataset.shard(num_shards, shard, contiguous=True)`,
             or of a block of Ray. A `Plan` of all documents, as `Plan.load` gives it, is kept as it is.
-        num_shards: how many files; by default, about 67 million tokens make one (of Ray, with `plan="shard"`, a block).
+        num_shards: how many files; by default, about 34 million tokens make one (of Ray, with `plan="shard"`, a block).
         shard: which of `num_shards` to write, for a `datasets.Dataset`; all by default.
         strategy, seed, overflow, max_documents, cost, ranks: see `autopack.plan`; not beside a `Plan`.
         columns, drop_columns, mask_first_label, position_ids, first_position, loss_weights: see `autopack.pack`.

@@ -23,6 +23,7 @@ from tests.packing.test_pack import examples
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray: Any = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
+on_ray: Any = pytest.importorskip("autopack.packing.on_ray")
 datasets = pytest.importorskip("datasets")
 datasets.disable_progress_bars()
 
@@ -261,6 +262,44 @@ def test_a_worker_that_dies_is_made_good(tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("*.died"))) == 2
     assert visible(tmp_path / "rows") == [Path(file).name for file in written.files]
     assert load(autopack.shard_files(tmp_path / "rows"))[:] == autopack.pack(datasets.Dataset.from_list(made), 32)[:]
+
+
+def test_what_arrives_is_what_was_sent(tmp_path):
+    """A task looks whether it has all documents of its shard, and each as long as it was when it was planned."""
+    made = [{"input_ids": [i, i, i]} for i in range(4)]
+    plan, edges = autopack.plan([3] * 4, 6, "sequential"), np.array([0, 2])
+    (placed,) = on_ray._placed(plan, np.array([3] * 4), [4])
+    folder = parts.Folder(tmp_path)
+    frame = {"frame": plan[:0], "edges": edges, "places": plan.bounds[edges], "added": {}, "folder": folder}
+    table = pa.Table.from_pylist(made)
+    sent = on_ray.spread(table, placed, table.schema, edges)
+    with pytest.raises(RuntimeError, match="shard 0: Ray has not brought"):
+        on_ray.write_shard(sent.slice(1), **frame, marked="")
+    shorter = pa.Table.from_pylist([*made[:2], {"input_ids": [2]}, made[3]])
+    answer = on_ray.write_shard(on_ray.spread(shorter, placed, table.schema, edges), **frame, marked="")
+    assert "example 2, column 'input_ids': found 1 tokens, and 3 when lengths" in answer["error"][0].as_py()
+    assert not os.listdir(tmp_path)
+    answer = on_ray.write_shard(sent.take([2, 0, 3, 1]), **frame, marked="")
+    assert answer["name"][0].as_py() in os.listdir(tmp_path)
+    assert pq.read_table(tmp_path / "rows-00000-of-00001.parquet")["input_ids"].to_pylist() == [
+        [0, 0, 0, 1, 1, 1],
+        [2, 2, 2, 3, 3, 3],
+    ]
+
+
+def test_blocks_may_be_of_pandas_and_hold_no_objects(tmp_path):
+    plain = pa.table({"input_ids": [[1, 2], [3], [4]], "text": ["a", "b", "c"]})
+    made = autopack.pack_shards(ray.data.from_pandas(plain.to_pandas()), 2, tmp_path / "a", num_shards=2)
+    assert load(made.files)[:] == autopack.pack(datasets.Dataset(plain), 2)[:]
+    objects = ray.data.from_items([{"input_ids": [1], "object": object()}])
+    with pytest.raises(InvalidPacking, match="column 'object': found .*; convert it, or take it out"):
+        autopack.pack_shards(objects, 2, tmp_path / "b")
+
+
+def test_shards_that_one_task_cannot_hold_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts, "LONGEST", 100)
+    with pytest.raises(ValueError, match="num_shards=2: found .* tokens in a shard; ask for 20 or more"):
+        autopack.pack_shards(blocks(examples([20] * 50)), 20, tmp_path, num_shards=2)
 
 
 def test_two_runs_write_the_same_bytes(tmp_path):

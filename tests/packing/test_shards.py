@@ -245,7 +245,7 @@ def test_a_folder_holds_one_set(dataset, tmp_path):
             write(shard=0, **other)
     with pytest.raises(ValueError, match="wanted a new folder"):
         write(shard=0, num_shards=4)
-    write(shard=0)
+    write(shard=0, max_length=np.int64(32), num_shards=np.int32(3))
     write(shard=2, plan=autopack.plan(LENGTHS, 32))
     assert len(autopack.shard_files(tmp_path)) == 3
     (tmp_path / ".hidden").touch()
