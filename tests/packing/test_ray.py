@@ -312,7 +312,9 @@ def test_two_runs_write_the_same_bytes(tmp_path):
 
 def test_the_example_runs(tmp_path):
     command = [sys.executable, "examples/pack_with_ray.py", "--documents", "2000", "--path", str(tmp_path / "rows")]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=600)
+    tree = Path(__file__).parents[2]
+    found = {**os.environ, "PYTHONPATH": str(tree)}
+    done = subprocess.run(command, cwd=tree, env=found, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "the same rows as one process gives" in done.stdout
     assert len(autopack.shard_files(tmp_path / "rows")) == 8
