@@ -33,8 +33,10 @@ _PUBLIC = {
     "families": "autopack.registry",
     "is_enabled": "autopack.enabling.enable",
     "pack": "autopack.packing.dataset",
+    "pack_shards": "autopack.packing.shards",
     "plan": "autopack.packing.plan",
     "register": "autopack.registry",
+    "shard_files": "autopack.packing.shards",
     "weigh_documents": "autopack.packing.loss",
     "weighted_loss": "autopack.packing.loss",
 }
@@ -76,4 +78,5 @@ if TYPE_CHECKING:
     from autopack.packing.loss import weigh_documents, weighted_loss
     from autopack.packing.plan import Plan, plan
     from autopack.packing.sampler import PackedBatchSampler
+    from autopack.packing.shards import pack_shards, shard_files
     from autopack.registry import families, register

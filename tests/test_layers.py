@@ -13,7 +13,8 @@ import autopack
 
 ROOT = Path(autopack.__file__).parent
 LAYERS = """
-errors version
+errors
+version
 inspection
 layout patching
 family

@@ -87,22 +87,12 @@ def pack(
         ValueError: for options that are out of range, unknown, or contradict each other.
         ImportError: where pyarrow is missing: `pip install "autopack[data]"`.
     """
-    try:
-        from autopack.packing.rows import Packing
-    except ImportError as error:
-        raise ImportError('autopack.pack needs pyarrow: pip install "autopack[data]"') from error
-
-    check_names("columns", columns, "columns")
-    check_names("drop_columns", drop_columns, "columns")
-    columns, drop_columns = None if columns is None else tuple(columns), tuple(drop_columns)
-    check_in("loss_weights", loss_weights, WEIGHINGS)
-    check_int("first_position", first_position, 0)
     check_int("buffer_size", buffer_size, 1)
     planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
     planned |= {"cost": cost, "ranks": ranks, "align": align}
     added: dict[str, Any] = {"mask_first_label": mask_first_label, "position_ids": position_ids}
-    added |= {"first_position": int(first_position), "loss_weights": loss_weights}
-    packing = Packing(max_length, planned, {"columns": columns, "drop_columns": drop_columns}, added)
+    added |= {"first_position": first_position, "loss_weights": loss_weights}
+    packing = prepare("autopack.pack", max_length, planned, columns, drop_columns, added)
     write = partial(_write, num_proc=num_proc, load_from_cache_file=load_from_cache_file)
     if not _kind(dataset).endswith("Dict"):
         return _pack(dataset, packing, buffer_size, write)
@@ -113,6 +103,28 @@ def pack(
         except InvalidPacking as error:
             raise InvalidPacking(f"split {name!r}: {error}") from error
     return type(dataset)(made)
+
+
+def prepare(
+    name: str,
+    max_length: int,
+    planned: dict[str, Any],
+    columns: Collection[str] | None,
+    drop_columns: Collection[str],
+    added: dict[str, Any],
+) -> Any:
+    """The options of a public function of this name as a `Packing`; raises as `pack` does."""
+    try:
+        from autopack.packing.rows import Packing
+    except ImportError as error:
+        raise ImportError(f'{name} needs pyarrow: pip install "autopack[data]"') from error
+
+    check_names("columns", columns, "columns")
+    check_names("drop_columns", drop_columns, "columns")
+    carried = {"columns": None if columns is None else tuple(columns), "drop_columns": tuple(drop_columns)}
+    check_in("loss_weights", added["loss_weights"], WEIGHINGS)
+    check_int("first_position", added["first_position"], 0)
+    return Packing(max_length, planned, carried, {**added, "first_position": int(added["first_position"])})
 
 
 def _kind(dataset: Any) -> str:
@@ -145,6 +157,22 @@ def _pack(dataset: Any, packing: Any, buffer_size: int, write: Callable[..., Any
     return write(dataset, packing, packing.rows(Documents.of_dataset(dataset, **packing.carried)))
 
 
+def features_of(dataset: Any, rows: Any) -> Any:
+    """What the columns of packed rows are to datasets: classes keep their names, and images stay images."""
+    import datasets
+
+    features = datasets.Features.from_arrow_schema(rows.table(0, 1).schema)
+    for name in (*rows.documents.per_token, *rows.documents.per_document):
+        of_token = getattr(dataset.features[name], "feature", None)
+        kind = of_token if name in rows.documents.per_token else dataset.features[name]
+        inner: Any = kind
+        while hasattr(inner, "feature"):  # several images for each document
+            inner = inner.feature
+        if isinstance(inner, datasets.ClassLabel | datasets.Image | datasets.Audio):
+            features[name] = datasets.Sequence(kind)
+    return features
+
+
 def _write(dataset: Any, packing: Any, rows: Any, num_proc: int | None, load_from_cache_file: bool | None) -> Any:
     """The rows as a Dataset in a cache file, which is written unless it is there."""
     import datasets
@@ -158,15 +186,7 @@ def _write(dataset: Any, packing: Any, rows: Any, num_proc: int | None, load_fro
     # Without caching, datasets would hold all rows in memory.
     folder = os.path.dirname(files[0]["filename"]) if files and caches else get_temporary_cache_files_directory()
     path = os.path.join(folder, f"cache-{fingerprint}.arrow")
-    features = datasets.Features.from_arrow_schema(rows.table(0, 1).schema)
-    for name in (*rows.documents.per_token, *rows.documents.per_document):  # keeps the names of classes, and images
-        of_token = getattr(dataset.features[name], "feature", None)
-        kind = of_token if name in rows.documents.per_token else dataset.features[name]
-        inner: Any = kind
-        while hasattr(inner, "feature"):  # several images for each document
-            inner = inner.feature
-        if isinstance(inner, datasets.ClassLabel | datasets.Image | datasets.Audio):
-            features[name] = datasets.Sequence(kind)
+    features = features_of(dataset, rows)
     count, width = len(rows.plan), max(1, BLOCK // rows.plan.capacity)
     packed = datasets.Dataset.from_dict({"row": np.arange(count)}).map(
         rows,

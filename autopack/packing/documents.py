@@ -31,7 +31,8 @@ class Documents:
     ):
         self.table = table
         self.chosen = np.arange(table.num_rows) if chosen is None else chosen
-        carried = self._carried(columns, drop_columns)
+        names = carried(table.column_names, columns, drop_columns)
+        names = [name for name in names if name != IDS and not pa.types.is_null(table.schema.field(name).type)]
         if not len(self.chosen):
             raise InvalidPacking("wanted at least one example, found an empty dataset")
         # Of each row of the table: where its values start in a column, the token after its padding, and its tokens.
@@ -44,7 +45,7 @@ class Documents:
         self._values: dict[str, list[pa.Array]] = {}
         self.per_token: list[str] = [IDS]
         self.per_document: list[str] = []
-        for name in carried:
+        for name in names:
             (self.per_token if self._is_per_token(name) else self.per_document).append(name)
         if MASK in self.per_token:
             self.per_token.remove(MASK)
@@ -59,9 +60,7 @@ class Documents:
     @classmethod
     def of_dataset(cls, dataset: Any, columns: Collection[str] | None, drop_columns: Collection[str]) -> Documents:
         """The documents of a `datasets.Dataset`."""
-        indices = dataset._indices
-        chosen = None if indices is None else indices.column(0).to_numpy().astype(np.int64)
-        return cls(dataset.data, chosen, columns, drop_columns)
+        return cls(dataset.data, rows_of(dataset), columns, drop_columns)
 
     def __getstate__(self) -> dict[str, Any]:
         # Arrays of arrow are pickled with all that they hold, also where that is a file.
@@ -112,23 +111,6 @@ class Documents:
         """Raises for the first document whose row of the table is `wrong`."""
         if (found := wrong[self.chosen]).any():
             raise invalid(int(found.argmax()), name, reason, "column ")
-
-    def _carried(self, columns: Collection[str] | None, drop_columns: Collection[str]) -> list[str]:
-        """The columns beside input_ids, in the order of the table."""
-        names = self.table.column_names
-        if IDS not in names:
-            raise InvalidPacking(f"wanted a column 'input_ids', found {names}; tokenize first")
-        for option, given in (("columns", columns or ()), ("drop_columns", drop_columns)):
-            check_names(option, given, "columns")
-            if missing := [name for name in given if name not in names]:
-                raise InvalidPacking(f"{option}: found no column {missing[0]!r} in {names}")
-        wanted = [n for n in names if (columns is None or n in (*columns, MASK)) and n not in (IDS, *drop_columns)]
-        if packed := [name for name in wanted if name in ROW_KEYS]:
-            way = "pack the documents themselves; or name it in drop_columns if each example is one document"
-            raise InvalidPacking(f"found a column {packed[0]!r}, so the examples are packed rows; {way}")
-        if len(labels := [name for name in wanted if name in LABEL_KEYS]) > 1:
-            raise InvalidPacking(f"found the columns {labels}, which all are labels; name all but one in drop_columns")
-        return [name for name in wanted if not pa.types.is_null(self.table.schema.field(name).type)]
 
     def _lengths(self, name: str) -> np.ndarray:
         """How many values each row of the table has in a column of lists; notes where they start."""
@@ -206,6 +188,53 @@ class Documents:
             restarts[rows] = np.searchsorted(breaks, ends) > np.searchsorted(breaks, begins, "right")
         way = "pack the documents themselves, or name the column in drop_columns"
         self._refuse(restarts, POSITIONS, f"found positions that restart; {way}")
+
+
+def rows_of(dataset: Any) -> np.ndarray | None:
+    """The row of its table of each example of a `datasets.Dataset`, (examples,) int64; None for all rows in order."""
+    return None if dataset._indices is None else dataset._indices.column(0).to_numpy().astype(np.int64)
+
+
+class Taker:
+    """Examples of a `datasets.Dataset` by their numbers, as a table in memory. No others are read; datasets, which does
+    that too, takes them one by one."""
+
+    def __init__(self, dataset: Any, names: list[str]):
+        self.batches = [batch for batch in dataset.data.table.select(names).to_batches() if batch.num_rows]
+        self.first_rows = np.cumsum([0, *(batch.num_rows for batch in self.batches)])
+        self.chosen = rows_of(dataset)
+
+    def __call__(self, numbers: np.ndarray) -> pa.Table:
+        """The examples `numbers`, (examples,) int64, in this order."""
+        rows = numbers if self.chosen is None else self.chosen[numbers]
+        order = np.argsort(rows, kind="stable")
+        rows = rows[order]
+        cuts = np.searchsorted(rows, self.first_rows)
+        parts = [
+            self.batches[n].take(pa.array(rows[cuts[n] : cuts[n + 1]] - self.first_rows[n]))
+            for n in np.flatnonzero(np.diff(cuts)).tolist()
+        ]
+        return pa.Table.from_batches(parts).take(pa.array(np.argsort(order))).combine_chunks()
+
+
+def carried(names: Sequence[str], columns: Collection[str] | None, drop_columns: Collection[str]) -> list[str]:
+    """Of the columns of a table, those that packing reads, in the order of the table; raises `InvalidPacking` where
+    they are not those of documents."""
+    if IDS not in names:
+        raise InvalidPacking(f"wanted a column 'input_ids', found {list(names)}; tokenize first")
+    for option, given in (("columns", columns or ()), ("drop_columns", drop_columns)):
+        check_names(option, given, "columns")
+        if missing := [name for name in given if name not in names]:
+            raise InvalidPacking(f"{option}: found no column {missing[0]!r} in {list(names)}")
+    wanted = [n for n in names if (columns is None or n in (IDS, MASK, *columns)) and n not in drop_columns]
+    if IDS not in wanted:
+        wanted.insert(0, IDS)
+    if packed := [name for name in wanted if name in ROW_KEYS]:
+        way = "pack the documents themselves; or name it in drop_columns if each example is one document"
+        raise InvalidPacking(f"found a column {packed[0]!r}, so the examples are packed rows; {way}")
+    if len(labels := [name for name in wanted if name in LABEL_KEYS]) > 1:
+        raise InvalidPacking(f"found the columns {labels}, which all are labels; name all but one in drop_columns")
+    return wanted
 
 
 def _is_list(kind: pa.DataType) -> bool:

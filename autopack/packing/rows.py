@@ -144,17 +144,17 @@ class Packing:
     kinds: dict[str, str] | None = None
     """Of each column of the first buffer of a stream, whether it is per token or per document."""
 
-    def plan(self, documents: Documents, **changes: Any) -> Plan:
-        """The plan of these documents; an error says which option of `autopack.pack` to change."""
+    def plan(self, lengths: np.ndarray, **changes: Any) -> Plan:
+        """The plan of documents of these lengths; an error says which option of `autopack.pack` to change."""
         try:
-            return plan(documents.lengths, self.max_length, **self.planned | changes)
+            return plan(lengths, self.max_length, **self.planned | changes)
         except InvalidPacking as error:
             message = str(error).replace("lengths[", "example [").replace("raise the capacity", "raise max_length")
             raise InvalidPacking(message) from error
 
     def rows(self, documents: Documents) -> Rows:
         """The rows of all documents of a dataset."""
-        made = self.plan(documents)
+        made = self.plan(documents.lengths)
         lost = made.counts.truncated or made.counts.dropped
         logger.log(logging.WARNING if lost else logging.INFO, "Packed: %r", made)
         return Rows(documents, made, **self.added)
@@ -175,7 +175,7 @@ class Packing:
             documents = Documents(from_columns(given, **self.carried), None, **self.carried)
             self._check_kinds(documents)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
-            made = self.plan(documents, seed=seed)
+            made = self.plan(documents.lengths, seed=seed)
             if (made.counts.truncated or made.counts.dropped) and not self.warned:
                 logger.warning("Packed: %r; buffers that follow are packed alike, and nothing more is said", made)
                 self.warned = True

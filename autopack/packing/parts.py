@@ -1,0 +1,274 @@
+"""Parts of a plan as files: which rows a shard has, whether documents are those of a plan, the folder of shards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from autopack.errors import InvalidPacking
+from autopack.packing.checks import LENGTHS, is_int
+from autopack.packing.lengths import LONGEST, Counts, bounds_of
+from autopack.packing.plan import ARRAYS, Plan
+from autopack.packing.rows import Packing, Rows
+from autopack.version import __version__
+
+BLOCK = 1 << 20
+"""Tokens that are gathered and written at a time."""
+SHARD_TOKENS = 1 << 25
+"""Tokens of a shard, about, unless a number of shards is asked for."""
+NAME = "rows-{:05d}-of-{:05d}.parquet"
+NAMED = re.compile(r"rows-(\d{5,})-of-(\d{5,})\.parquet")
+SET = b"autopack"
+"""Of the metadata of a shard: whose it is, the same in all shards of a set."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """What was written: `files`, in the order of their rows; how many `rows` of at most `capacity` tokens they have and
+    how many `tokens`; and `counts`, of the documents that were planned for all shards."""
+
+    files: tuple[str, ...]
+    rows: int
+    tokens: int
+    capacity: int
+    counts: Counts
+
+    @property
+    def fill(self) -> float:
+        """The share of all columns that hold tokens, if every row is padded to the capacity."""
+        return self.tokens / (self.rows * self.capacity)
+
+    @property
+    def padding(self) -> int:
+        """Columns without a token, if every row is padded to the capacity."""
+        return self.rows * self.capacity - self.tokens
+
+    def __repr__(self) -> str:
+        rows = f"{self.rows:,} rows of {self.capacity:,} tokens in {len(self.files):,} files"
+        return f"Shards({rows}, fill {self.fill:.4f}, padding {self.padding:,})"
+
+
+class Folder:
+    """A folder of shards: a path, or an address that `pyarrow.fs` knows (`file://`, `s3://` and so on).
+
+    A shard appears under its name when it is whole. Until then it lies beside that, under a hidden name of its own, so
+    that a task which is run again disturbs none that still runs.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+            raise ValueError(f"path={path!r}: wanted a folder")
+        self.path = os.fspath(path)
+        try:
+            if "://" in self.path:
+                self.system, self.base = fs.FileSystem.from_uri(self.path)
+            else:
+                self.system, self.base = fs.LocalFileSystem(), os.path.abspath(self.path)
+        except (pa.ArrowException, TypeError) as error:
+            raise ValueError(f"path={self.path!r}: wanted a folder; {error}") from error
+        self.base = self.base.rstrip("/")
+
+    def names(self) -> list[str]:
+        """What lies in the folder and is not hidden, sorted; nothing where there is no folder."""
+        found = self.system.get_file_info(fs.FileSelector(self.base, allow_not_found=True))
+        return sorted(info.base_name for info in found if not info.base_name.startswith("."))
+
+    def address(self, name: str) -> str:
+        """The path of a file, as local programs or `pyarrow.fs` take it."""
+        return f"{self.path.rstrip('/')}/{name}" if "://" in self.path else f"{self.base}/{name}"
+
+    def prepare(self, wanted: str | None, count: int, marked: str) -> None:
+        """Makes the folder, for a whole set of shards or for one that is `wanted`.
+
+        Raises `ValueError` where anything else is in it than the other shards, of the same set, of `count`.
+        """
+        if self.system.get_file_info(self.base).type == fs.FileType.File:
+            raise ValueError(f"path={self.path!r}: wanted a folder, found a file")
+        found = self.names()
+        if wanted in found:
+            raise ValueError(f"path={self.path!r}: found {wanted!r}, which is whole; delete it to write it again")
+        for name in found:
+            named = NAMED.fullmatch(name)
+            if wanted is None or named is None or int(named[2]) != count:
+                raise ValueError(f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an empty one")
+        if found and self.marked(found[0]) != marked:
+            found_other = f"found {found[0]!r}, of another plan or other options"
+            raise ValueError(f"path={self.path!r}: {found_other}; wanted a new folder, or the same arguments")
+        self.system.create_dir(self.base, recursive=True)
+
+    def marked(self, name: str) -> str | None:
+        """Which set a shard says that it is of."""
+        try:
+            with self.system.open_input_file(f"{self.base}/{name}") as file:
+                found = pq.read_schema(file).metadata or {}
+        except pa.ArrowException as error:
+            raise InvalidPacking(f"{self.address(name)}: wanted a parquet file, found {error}") from error
+        return found[SET].decode() if SET in found else None
+
+    def write(self, tables: Iterable[pa.Table], marked: str, name: str | None = None) -> tuple[str, int, int]:
+        """Writes these tables of rows, each a group of rows: under `name`, or for `publish`, under a hidden one.
+
+        Returns the name, rows and tokens. Nothing is left behind where that fails.
+        """
+        hidden = f".{name or 'rows'}.{uuid.uuid4().hex}"
+        made = iter(tables)
+        first = next(made)  # plans without rows have been refused
+        schema = first.schema.with_metadata({**(first.schema.metadata or {}), SET: marked.encode()})
+        rows = tokens = 0
+        try:
+            with self.system.open_output_stream(f"{self.base}/{hidden}") as sink, pq.ParquetWriter(sink, schema) as to:
+                for table in chain([first], made):
+                    to.write_table(table)
+                    rows += table.num_rows
+                    tokens += sum(int(chunk.flatten().to_numpy().sum()) for chunk in table.column(LENGTHS).chunks)
+            if name is not None:
+                self.publish(hidden, name)
+        except BaseException:
+            self.forget(hidden)
+            raise
+        return name or hidden, rows, tokens
+
+    def publish(self, hidden: str, name: str) -> None:
+        """Gives a hidden file its name."""
+        self.system.move(f"{self.base}/{hidden}", f"{self.base}/{name}")
+
+    def forget(self, hidden: str) -> None:
+        """Deletes a hidden file, if it is there."""
+        with suppress(OSError):
+            self.system.delete_file(f"{self.base}/{hidden}")
+
+
+def mark_of(packing: Packing, count: int | None, plan: Plan | None) -> str:
+    """What the shards of a set have in common, in short: the plan, and whatever else decides what rows hold."""
+    told = {
+        "version": __version__,
+        "rows": int(packing.max_length),
+        "shards": count,
+        **packing.carried,
+        **packing.added,
+    }
+    if plan is None:
+        told |= packing.planned
+
+    def written(value: Any) -> Any:
+        return int(value) if is_int(value) else repr(value)
+
+    found = hashlib.sha256(json.dumps(told, default=written, sort_keys=True).encode())
+    for name in ARRAYS if plan is not None else ():
+        found.update(np.ascontiguousarray(getattr(plan, name)).data)
+    return found.hexdigest()
+
+
+def count_shards(count: int | None, plan: Plan) -> int:
+    """How many shards to make of a plan; raises where it cannot have so many."""
+    if not len(plan):
+        raise nothing_left(plan.counts)
+    if count is None:
+        return min(len(plan), count_by_tokens(plan.lengths))
+    if count > len(plan):
+        raise ValueError(f"num_shards={count}: wanted at most as many as there are rows, {len(plan):,}")
+    return int(count)
+
+
+def count_by_tokens(lengths: np.ndarray) -> int:
+    """How many shards to make where nobody says."""
+    return max(1, min(len(lengths), round(int(lengths.sum()) / SHARD_TOKENS)))
+
+
+def nothing_left(counts: Counts) -> InvalidPacking:
+    """The error about data that make no row."""
+    if not counts.documents:
+        return InvalidPacking("wanted at least one example, found an empty dataset")
+    return InvalidPacking(f"no document is left of {counts.documents:,}: all are longer than max_length")
+
+
+def total(counts: list[Counts]) -> Counts:
+    """The counts of several plans together."""
+    return Counts(*(sum(getattr(found, field.name) for found in counts) for field in fields(Counts)))
+
+
+def edges_of(count: int, shards: int) -> np.ndarray:
+    """Where so many shards of rows begin and end, as even as can be: (shards + 1,) int64."""
+    return np.arange(shards + 1, dtype=np.int64) * count // shards
+
+
+def check_sizes(plan: Plan, edges: np.ndarray) -> None:
+    """Raises `ValueError` where the documents of a shard, which one task holds, are too many for lists of arrow."""
+    tokens = int(np.diff(bounds_of(plan.lengths)[plan.bounds[edges]]).max())
+    if tokens >= LONGEST:
+        least = -(-int(plan.lengths.sum()) // (LONGEST // 2))
+        raise ValueError(f"num_shards={len(edges) - 1}: found {tokens:,} tokens in a shard; ask for {least} or more")
+
+
+def spans(rows: int, capacity: int) -> list[tuple[int, int]]:
+    """So many rows, about a million tokens at a time: the first of each time, and its end."""
+    width = max(1, BLOCK // capacity)
+    return [(first, min(first + width, rows)) for first in range(0, rows, width)]
+
+
+def tables(rows: Rows) -> Iterator[pa.Table]:
+    """The rows of a plan, about a million tokens at a time."""
+    return (rows.table(*span) for span in spans(len(rows.plan), rows.plan.capacity))
+
+
+def check_count(plan: Plan, documents: int) -> None:
+    """Raises `InvalidPacking` unless a plan is of so many documents."""
+    if plan.counts.documents != documents:
+        found = f"the plan is of {plan.counts.documents:,} documents, and the dataset has {documents:,}"
+        raise InvalidPacking(f"{found}; make the plan of the same data again")
+
+
+def planned_lengths(plan: Plan) -> np.ndarray:
+    """Tokens of each document as far as the plan has them, (documents,) int64: 0 for those that it leaves out."""
+    found = np.zeros(plan.counts.documents, np.int64)
+    np.maximum.at(found, plan.documents, plan.offsets + plan.lengths)
+    return found
+
+
+def check_lengths(plan: Plan, found: np.ndarray, planned: np.ndarray, numbers: np.ndarray | None = None) -> None:
+    """Raises `InvalidPacking` unless a plan is of documents of these lengths.
+
+    `found` and `planned`, as `planned_lengths` says, are of documents `numbers`, or of all.
+    """
+    same = found == planned
+    if plan.counts.truncated:
+        same |= (planned == plan.capacity) & (found > plan.capacity)
+    if plan.counts.dropped:
+        same |= (planned == 0) & (found > plan.capacity)
+    if not same.all():
+        index = int(same.argmin())
+        number = index if numbers is None else int(numbers[index])
+        reason = f"example {number} has {found[index]} tokens, of which the plan has {planned[index]}"
+        raise InvalidPacking(f"wanted a plan of these documents: {reason}; make the plan of the same data again")
+
+
+@contextmanager
+def numbered(numbers: np.ndarray) -> Iterator[None]:
+    """Errors about an example of a part name it by its number in the whole."""
+    try:
+        yield
+    except InvalidPacking as error:
+        raise InvalidPacking(renumbered(str(error), numbers)) from error
+
+
+def renumbered(message: str, numbers: Any) -> str:
+    """The message of an error about an example of a part, with its number in the whole."""
+    return re.sub(r"^example (\[?)(\d+)", lambda found: f"example {found[1]}{numbers[int(found[2])]}", message)
+
+
+def local(plan: Plan, numbers: np.ndarray) -> Plan:
+    """A plan of the documents `numbers`, sorted, as one of the examples of a table that holds just those."""
+    return replace(plan, documents=np.searchsorted(numbers, plan.documents))

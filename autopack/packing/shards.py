@@ -1,0 +1,241 @@
+"""Packed rows beyond one machine: `pack_shards` writes the rows of a plan as parquet files, each by whoever is at hand.
+
+The engines are others': datasets, of which every job of an array writes a shard, and Ray Data (`on_ray`), which
+schedules the whole. Here are the plan, which documents a shard needs, and rows made of them as `autopack.pack` does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from autopack.errors import InvalidPacking
+from autopack.packing.balance import CostModel
+from autopack.packing.checks import check_int
+from autopack.packing.dataset import features_of, prepare
+from autopack.packing.lengths import Overflow
+from autopack.packing.plan import Plan, Strategy
+from autopack.packing.weights import Weighing
+
+if TYPE_CHECKING:
+    from autopack.packing.parts import Folder, Shards
+
+logger = logging.getLogger(__name__)
+
+FREE: dict[str, Any] = {"strategy": "best_fit", "seed": 0, "overflow": "error", "max_documents": None}
+FREE |= {"cost": None, "ranks": 1, "align": 1}
+"""Options of a plan, as they are where a plan is given."""
+
+
+def pack_shards(
+    dataset: Any,
+    max_length: int,
+    path: str | os.PathLike[str],
+    strategy: Strategy = "best_fit",
+    *,
+    plan: Plan | Literal["all", "shard"] = "all",
+    num_shards: int | None = None,
+    shard: int | None = None,
+    seed: int = 0,
+    overflow: Overflow = "error",
+    max_documents: int | None = None,
+    cost: CostModel | None = None,
+    ranks: int = 1,
+    align: int = 1,
+    columns: Collection[str] | None = None,
+    drop_columns: Collection[str] = (),
+    mask_first_label: bool = True,
+    position_ids: bool = True,
+    first_position: int = 0,
+    loss_weights: Weighing | None = None,
+) -> Shards:
+    """Writes packed rows of a tokenized dataset as parquet files `rows-00000-of-00016.parquet` and so on.
+
+    The rows of all shards, one after the other, are those that `autopack.pack` gives for the same plan, in the same
+    order. A file appears under its name when it is whole.
+
+    A `datasets.Dataset` is read where it lies, a million tokens at a time. With `shard` one job writes one shard, and
+    reads only the tokens of its documents; jobs need nothing of each other. A `ray.data.Dataset` is packed by the
+    workers of Ray: its examples are numbered in their order, their lengths gathered, planned by this process, and
+    brought to the task that writes their shard. Ray keeps them meanwhile, on disk where memory ends. A task holds the
+    documents of a shard, or of a few.
+
+    Args:
+        dataset: a `datasets.Dataset` or a `ray.data.Dataset`, of documents as `autopack.pack` takes them.
+        max_length: the most tokens of a row.
+        path: a folder, which all workers reach: a path, or an address that `pyarrow.fs` knows.
+        plan: `"all"` plans all documents at once, in every job alike; `"shard"` those of a shard by themselves, which
+            needs no shuffle and fills rows less: the documents of `dataset.shard(num_shards, shard, contiguous=True)`,
+            or of a block of Ray. A `Plan` of all documents, as `Plan.load` gives it, is kept as it is.
+        num_shards: how many files; by default, about 34 million tokens make one (of Ray, with `plan="shard"`, a block).
+        shard: which of `num_shards` to write, for a `datasets.Dataset`; all by default.
+        strategy, seed, overflow, max_documents, cost, ranks, align: see `autopack.plan`; not beside a `Plan`.
+        columns, drop_columns, mask_first_label, position_ids, first_position, loss_weights: see `autopack.pack`.
+
+    Returns a `Shards`: the files that were written, their rows, tokens and fill.
+
+    Raises:
+        InvalidPacking: for examples that cannot be packed, as `autopack.pack` does, by their number in the dataset, and
+            for a plan of other documents.
+        ValueError: for options that are out of range, unknown, or contradict each other, and for a folder that is not
+            empty. For one `shard`, others of the same set may be in it.
+        ImportError: where pyarrow is missing: `pip install "autopack[data]"`.
+    """
+    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
+    planned |= {"cost": cost, "ranks": ranks, "align": align}
+    added: dict[str, Any] = {"mask_first_label": mask_first_label, "position_ids": position_ids}
+    added |= {"first_position": first_position, "loss_weights": loss_weights}
+    packing = prepare("autopack.pack_shards", max_length, planned, columns, drop_columns, added)
+    from autopack.packing.parts import Folder
+
+    _check(packing, plan, num_shards, shard)
+    num_shards = None if num_shards is None else int(num_shards)
+    folder = Folder(path)
+    if _is_of("ray.data", "Dataset", dataset):
+        from autopack.packing.on_ray import pack_ray
+
+        if shard is not None:
+            raise ValueError(f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out")
+        made = pack_ray(dataset, packing, folder, plan, num_shards)
+    elif _is_of("datasets", "Dataset", dataset):
+        made = _write_own(dataset, packing, folder, plan, num_shards, shard)
+    else:
+        found = f"found {type(dataset).__name__}"
+        if _is_of("datasets", "DatasetDict", dataset):
+            found += "; pass one split at a time, such as dataset['train'], each with a path of its own"
+        if _is_of("datasets", "IterableDataset", dataset):
+            found += "; pack each dataset.shard(...) of a stream by autopack.pack"
+        raise InvalidPacking(f"wanted a Dataset of datasets or of ray.data, {found}")
+    lost = made.counts.truncated or made.counts.dropped
+    logger.log(logging.WARNING if lost else logging.INFO, "Packed: %r, %r", made, made.counts)
+    return made
+
+
+def shard_files(path: str | os.PathLike[str]) -> list[str]:
+    """The files that `pack_shards` wrote to a folder, in the order of their rows, for whoever loads parquet files.
+
+    Raises `InvalidPacking` unless all shards are there, and of one set: of the same plan and options.
+    """
+    from autopack.packing.parts import NAME, NAMED, Folder
+
+    folder = Folder(path)
+    found = {name: named for name in folder.names() if (named := NAMED.fullmatch(name))}
+    if not found:
+        raise InvalidPacking(f"{folder.path}: found no shards; wanted files such as {NAME.format(0, 16)!r}")
+    counts = sorted({int(named[2]) for named in found.values()})
+    wanted = [NAME.format(number, counts[0]) for number in range(counts[0])]
+    if len(counts) > 1 or len(found) > len(wanted):
+        raise InvalidPacking(f"{folder.path}: found shards of several sets, of {counts}; keep one set in a folder")
+    if missing := [name for name in wanted if name not in found]:
+        raise InvalidPacking(
+            f"{folder.path}: found no {missing[0]!r}; {len(missing)} of {counts[0]} shards are missing"
+        )
+    marks = [folder.marked(name) for name in wanted]
+    if other := [name for name, marked in zip(wanted, marks, strict=True) if marked != marks[0]]:
+        raise InvalidPacking(f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew")
+    return [folder.address(name) for name in wanted]
+
+
+def _is_of(module: str, name: str, dataset: Any) -> bool:
+    """Whether somebody has imported a module, and the dataset is of a class of it."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(dataset, kind)
+
+
+def _check(packing: Any, plan: Any, num_shards: int | None, shard: int | None) -> None:
+    """Raises `ValueError` for options of `pack_shards` that contradict each other."""
+    from autopack.packing.plan import plan as make
+
+    check_int("num_shards", num_shards, 1, optional=True)
+    check_int("shard", shard, 0, optional=True)
+    if shard is not None and (num_shards is None or shard >= num_shards):
+        raise ValueError(f"shard={shard}: wanted one below num_shards={num_shards}")
+    make([1], packing.max_length, **packing.planned)  # checks its options
+    if not isinstance(plan, Plan):
+        if not isinstance(plan, str) or plan not in ("all", "shard"):
+            raise ValueError(
+                f"plan={plan!r}: wanted 'all', 'shard' or an autopack.Plan; Plan.load reads one from a file"
+            )
+        return
+    if changed := [name for name, value in packing.planned.items() if value != FREE[name]]:
+        raise ValueError(
+            f"{changed[0]}={packing.planned[changed[0]]!r}: a plan is given, which has its own; leave it out"
+        )
+    if packing.max_length != plan.capacity:
+        raise ValueError(f"max_length={packing.max_length}: the plan is of rows of {plan.capacity} tokens")
+
+
+def _write_own(
+    dataset: Any, packing: Any, folder: Folder, plan: Any, num_shards: int | None, shard: int | None
+) -> Shards:
+    """Writes shards of a dataset of datasets, one after the other, in this process."""
+    from autopack.packing.documents import Documents
+    from autopack.packing.parts import (
+        NAME,
+        Shards,
+        check_count,
+        count_by_tokens,
+        count_shards,
+        edges_of,
+        mark_of,
+        total,
+    )
+
+    if not len(dataset):
+        raise InvalidPacking("wanted at least one example, found an empty dataset")
+    if plan == "all":
+        plan = packing.plan(Documents.of_dataset(dataset, **packing.carried).lengths)
+    if isinstance(plan, Plan):
+        check_count(plan, len(dataset))
+        count = count_shards(num_shards, plan)
+        marked, edges = mark_of(packing, count, plan), edges_of(len(plan), count).tolist()
+    else:
+        count = num_shards or count_by_tokens(Documents.of_dataset(dataset, **packing.carried).lengths)
+        if count > len(dataset):
+            raise ValueError(f"num_shards={count}: wanted at most as many as there are examples, {len(dataset):,}")
+        marked = mark_of(packing, count, None)
+    folder.prepare(None if shard is None else NAME.format(shard, count), count, marked)
+    written, counts = [], []
+    for number in range(count) if shard is None else [shard]:
+        if isinstance(plan, Plan):
+            part, whole, chosen = dataset, plan, plan[edges[number] : edges[number + 1]]
+        else:
+            part = dataset.shard(num_shards=count, index=number, contiguous=True)
+            chosen = whole = packing.plan(Documents.of_dataset(part, **packing.carried).lengths)
+            counts.append(whole.counts)
+        made = _gathered(part, whole, chosen, packing)
+        written.append(folder.write(made, marked, NAME.format(number, count)))
+    names, rows, tokens = zip(*written, strict=True)
+    files = tuple(folder.address(name) for name in names)
+    found = plan.counts if isinstance(plan, Plan) else total(counts)
+    return Shards(files, sum(rows), sum(tokens), packing.max_length, found)
+
+
+def _gathered(dataset: Any, whole: Plan, chosen: Plan, packing: Any) -> Iterator[Any]:
+    """Tables of the rows `chosen` of a plan of the `whole` dataset, reading only documents that they need, a million
+    tokens at a time."""
+    from datasets.table import table_cast
+
+    from autopack.packing.documents import Documents, Taker, carried
+    from autopack.packing.parts import check_lengths, local, nothing_left, numbered, planned_lengths, spans
+    from autopack.packing.rows import Rows
+
+    if not len(chosen):
+        raise nothing_left(whole.counts)
+    take = Taker(dataset, carried(dataset.column_names, **packing.carried))
+    planned, features = planned_lengths(whole), None
+    for first, end in spans(len(chosen), chosen.capacity):
+        part = chosen[first:end]
+        numbers = np.unique(part.documents)
+        with numbered(numbers):
+            documents = Documents(take(numbers), None, None, ())
+            check_lengths(whole, documents.lengths, planned[numbers], numbers)
+            rows = Rows(documents, local(part, numbers), **packing.added)
+            features = features or features_of(dataset, rows)
+            table = table_cast(rows.table(), features.arrow_schema)
+        yield table
