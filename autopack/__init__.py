@@ -32,9 +32,11 @@ _PUBLIC = {
     "families": "autopack.registry",
     "is_enabled": "autopack.enabling.enable",
     "pack": "autopack.packing.dataset",
+    "pair_lengths": "autopack.packing.pairs",
     "plan": "autopack.packing.plan",
     "register": "autopack.registry",
     "weigh_documents": "autopack.packing.loss",
+    "weigh_pairs": "autopack.packing.pairs",
     "weighted_loss": "autopack.packing.loss",
 }
 
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
     from autopack.packing.dataset import pack
     from autopack.packing.estimate import estimate
     from autopack.packing.loss import weigh_documents, weighted_loss
+    from autopack.packing.pairs import pair_lengths, weigh_pairs
     from autopack.packing.plan import Plan, plan
     from autopack.packing.sampler import PackedBatchSampler
     from autopack.registry import families, register

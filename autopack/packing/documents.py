@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, check_names, invalid
+from autopack.packing.checks import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, check_names, invalid, refuse_pairs
 from autopack.packing.lengths import to_numpy
 
 ROW_KEYS = (LENGTHS, "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
@@ -115,6 +115,8 @@ class Documents:
     def _carried(self, columns: Collection[str] | None, drop_columns: Collection[str]) -> list[str]:
         """The columns beside input_ids, in the order of the table."""
         names = self.table.column_names
+        given = names if columns is None else columns
+        refuse_pairs([name for name in given if name not in drop_columns and name in names], "", "drop_columns")
         if IDS not in names:
             raise InvalidPacking(f"wanted a column 'input_ids', found {names}; tokenize first")
         for option, given in (("columns", columns or ()), ("drop_columns", drop_columns)):
