@@ -200,9 +200,8 @@ def _collated(dataset: Any, index: int, collator: Callable[[list[Any]], Any]) ->
         ) from error
     if not isinstance(batch, Mapping):
         return None
-    keys = ("chosen_attention_mask", "rejected_attention_mask")
-    masks = [batch[key] for key in keys if key in batch] or [batch["attention_mask"]] * ("attention_mask" in batch)
-    return [int(row.sum()) for mask in masks for row in mask] or None
+    keys = ("attention_mask", "chosen_attention_mask", "rejected_attention_mask")
+    return [int(row.sum()) for key in keys if key in batch for row in batch[key]] or None
 
 
 def _name(collator: Any) -> str:
