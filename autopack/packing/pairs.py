@@ -108,7 +108,6 @@ class WeighedPairs(AbstractContextManager["WeighedPairs"]):
                 raise ValueError(f"found {kind} parallelism, in which several processes share a batch; leave it out")
         self._trainer, self._rows = trainer, rows
         self._batches, self._loss = trainer.get_batch_samples, trainer.compute_loss
-        self._mean: float | None = None
         trainer.get_batch_samples, trainer.compute_loss = self._get_batch_samples, self._compute_loss
 
     def remove(self) -> None:
@@ -128,23 +127,25 @@ class WeighedPairs(AbstractContextManager["WeighedPairs"]):
         return len(tokens) // self._rows
 
     def _get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
-        """The micro-batches of a step; notes how many pairs a batch of the step has on average, over all processes."""
+        """The micro-batches of a step, and how many pairs one has on average, over all processes.
+
+        A step hands that number to its loss, and nobody else does: evaluation has none.
+        """
         import torch
 
-        batches, count = self._batches(*args, **kwargs)
-        if batches:  # else it is the end of an epoch, which other processes may reach at another step
-            accelerator = self._trainer.accelerator
-            number = torch.tensor(sum(map(self._pairs, batches)), device=accelerator.device)
-            total = int(accelerator.gather(number).sum())
-            self._mean = total / (len(batches) * accelerator.num_processes)
-        return batches, count
+        batches, _ = self._batches(*args, **kwargs)
+        if not batches:  # the end of an epoch, which other processes may reach at another step
+            return batches, None
+        accelerator = self._trainer.accelerator
+        number = torch.tensor(sum(map(self._pairs, batches)), device=accelerator.device)
+        total = int(accelerator.gather(number).sum())
+        return batches, total / (len(batches) * accelerator.num_processes)
 
-    def _compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-        pairs = self._pairs(inputs)
-        found = self._loss(model, inputs, return_outputs=return_outputs, **kwargs)
-        if not model.training or self._mean is None:
-            return found
-        share = pairs / self._mean
+    def _compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: float | None = None
+    ) -> Any:
+        share = 1.0 if num_items_in_batch is None else self._pairs(inputs) / num_items_in_batch
+        found = self._loss(model, inputs, return_outputs=return_outputs)
         return (found[0] * share, *found[1:]) if return_outputs else found * share
 
 
@@ -157,7 +158,9 @@ def _form(dataset: Any) -> tuple[str, ...]:
     if form is not None:
         return form
     wanted = "wanted tokenized pairs (columns chosen_ids and rejected_ids)"
-    if {*names} & {name for pair in PAIRS for name in pair}:
+    if {*names} & {"image", "images"}:
+        way = "those with images are tokenized batch by batch, and have no lengths before"
+    elif {*names} & {name for pair in PAIRS for name in pair}:
         way = "make the trainer first and pass its train_dataset, which it has tokenized"
     else:
         way = "these are no pairs"

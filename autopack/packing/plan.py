@@ -249,6 +249,10 @@ def plan(
             option = f"strategy={strategy!r}" if strategy == "fixed_length" else f"overflow={overflow!r}"
             raise ValueError(f"{option} cuts documents, and lengths {found.shape} are of several sequences each")
         squares, found = (found * found).sum(axis=1), found.sum(axis=1)
+        if overflow == "error" and (over := found > capacity).any():
+            index, ways = int(over.argmax()), f"raise the capacity to {found.max()}, or pass overflow='drop'"
+            more = f" (and {over.sum() - 1:,} more are over)" if over.sum() > 1 else ""
+            raise InvalidPacking(f"lengths[{index}] sum to {found[index]}, over the {capacity} of a row{more}; {ways}")
     limit = capacity if max_documents is None else int(max_documents)
     if strategy == "fixed_length":
         pieces, bounds, counts = cut(found, capacity)

@@ -1,4 +1,4 @@
-"""Pairs: planned by the cost of both sequences, and trained as stock TRL trains each of them alone."""
+"""Pairs in trainers of TRL: every step is that of stock, and of every pair alone; and what is refused in them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import autopack
-from autopack import CostModel, InvalidPacking, PackedBatchSampler, pair_lengths, tiny
-from autopack.packing.balance import imbalance
+from autopack import InvalidPacking, PackedBatchSampler, pair_lengths, tiny
 
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
 peft = pytest.importorskip("peft")
 from torch.utils.data import DataLoader  # noqa: E402
-from transformers import AutoModelForSequenceClassification  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Trainer,
+    TrainingArguments,
+)
 
 from tests.packing.preference import (  # noqa: E402
     arguments,
@@ -36,7 +38,6 @@ datasets.disable_progress_bars()
 CLOSE = {"rel": 1e-5, "abs": 1e-5}
 """Rounding of float32: log-probabilities summed over a sequence are of order 100, with seven digits each."""
 DOCS = Path(autopack.__file__).parents[1] / "docs" / "packing.md"
-LENGTHS = np.clip(np.random.default_rng(0).lognormal(5.3, 0.8, (20_000, 2)), 4, 1024).astype(int)
 
 
 class Planned:
@@ -69,123 +70,6 @@ def expected(trainer: Any, losses: np.ndarray, max_tokens: int, epochs: int, acc
         for first in range(0, len(batches), accumulated):
             found.append(losses[np.concatenate(batches[first : first + accumulated])].mean())
     return found
-
-
-# Plans of several sequences per document
-
-
-@given(
-    st.lists(st.tuples(st.integers(1, 10), st.integers(1, 10)), min_size=2, max_size=40),
-    st.sampled_from(["best_fit", "first_fit", "random", "multipack"]),
-    st.integers(1, 4),
-)
-def test_pairs_stay_together_and_cost_what_their_sequences_do(lengths, strategy, ranks):
-    made = autopack.plan(lengths, 20, strategy, ranks=ranks, cost=CostModel(1, 1))
-    given_ = np.array(lengths)
-    assert sorted(made.documents.tolist()) == list(range(len(lengths)))
-    wanted = [(given_[row] + given_[row] ** 2).sum() for row in made]
-    assert made.costs(CostModel(1, 1)).tolist() == wanted
-    assert made.tokens_per_row.tolist() == [given_[row].sum() for row in made]
-    assert max(made.tokens_per_row) <= 20
-    part = made[1:]
-    assert part.costs(CostModel(1, 1)).tolist() == wanted[1:]
-
-
-def test_ranks_have_like_work_by_the_squares_of_sequences():
-    cost = CostModel(0, 1)
-    squares = (LENGTHS**2).sum(axis=1)
-
-    def slowest(lengths: np.ndarray) -> float:
-        rows = autopack.plan(lengths, 8192, cost=cost, ranks=8)
-        return float(imbalance(np.array([squares[row].sum() for row in rows]), 8).mean())
-
-    assert slowest(LENGTHS) < 1.02
-    assert slowest(LENGTHS.sum(axis=1)) > 1.05, "control: a pair taken for one document"
-
-
-def test_a_plan_of_pairs_is_kept_whole(tmp_path):
-    made = autopack.plan(LENGTHS[:50], 4096)
-    made.save(tmp_path / "pairs.plan")
-    again = autopack.Plan.load(tmp_path / "pairs.plan")
-    assert again == made
-    assert again.costs(CostModel()).tolist() == made.costs(CostModel()).tolist()
-    assert made != autopack.plan(LENGTHS[:50].sum(axis=1), 4096)
-
-
-def test_what_cuts_documents_is_refused_for_pairs():
-    for options in ({"strategy": "fixed_length"}, {"overflow": "truncate"}, {"overflow": "split"}):
-        with pytest.raises(ValueError, match="cuts documents, and lengths"):
-            autopack.plan(LENGTHS, 4096, **options)
-    with pytest.raises(ValueError, match="cuts documents, and lengths"):
-        PackedBatchSampler(LENGTHS, 4096, overflow="truncate")
-    with pytest.raises(InvalidPacking, match=r"over the 100 tokens of a row"):
-        autopack.plan([[60, 60], [1, 1]], 100)
-
-
-def test_a_sampler_of_pairs_does_not_go_on_from_one_of_documents():
-    state = PackedBatchSampler(LENGTHS[:8].ravel()[:8], 4096).state_dict()
-    with pytest.raises(InvalidPacking, match="lengths was"):
-        PackedBatchSampler(LENGTHS[:8].ravel()[:8].reshape(4, 2), 4096).load_state_dict(state)
-
-
-# Lengths
-
-
-@pytest.mark.parametrize("most", [None, 12, 1])
-def test_lengths_are_those_of_batches(most, tmp_path):
-    trainer = dpo(tmp_path, max_length=10_000)
-    trainer.data_collator.max_length = most
-    data = trainer.train_dataset
-    found = pair_lengths(data, trainer.data_collator)
-    batch = trainer.data_collator([*data])
-    assert found.dtype == np.int64
-    assert found.T.ravel().tolist() == batch["attention_mask"].sum(dim=1).tolist()
-    order = [*range(len(data))][::-2]
-    assert (pair_lengths(data.select(order), trainer.data_collator) == found[order]).all()
-    assert (pair_lengths([*data], trainer.data_collator) == found).all()
-    transformed = data.with_transform(lambda rows: {name: rows[name] for name in rows if name.endswith("_ids")})
-    assert (pair_lengths(transformed, trainer.data_collator) == found).all()
-
-
-class TestRefusedLengths:
-    def test_text(self, tmp_path):
-        with pytest.raises(InvalidPacking, match="make the trainer first and pass its train_dataset"):
-            pair_lengths(pairs(), dpo(tmp_path).data_collator)
-
-    def test_no_pairs(self):
-        with pytest.raises(InvalidPacking, match="these are no pairs"):
-            pair_lengths([{"prompt_ids": [1], "completion_ids": [2], "label": True}], len)
-
-    def test_a_stream(self, tmp_path):
-        with pytest.raises(InvalidPacking, match="found IterableDataset"):
-            pair_lengths(dpo(tmp_path).train_dataset.to_iterable_dataset(), len)
-
-    def test_a_collator_that_cuts_elsewhere(self, tmp_path):
-        """It may hide where it cuts; said, it is right."""
-        trainer = dpo(tmp_path)
-        data, inner = trainer.train_dataset, trainer.data_collator
-        inner.max_length = 15
-        hidden = lambda examples: inner(examples)  # noqa: E731
-        with pytest.raises(InvalidPacking, match=r"<lambda> makes sequences of \[\d+, 15\]"):
-            pair_lengths(data, hidden)
-        assert (pair_lengths(data, hidden, max_length=15) == pair_lengths(data, inner)).all()
-        with pytest.raises(InvalidPacking, match="max_length=9 say"):
-            pair_lengths(data, inner, max_length=9)
-
-    def test_a_collator_of_something_else(self, tmp_path):
-        data = dpo(tmp_path).train_dataset
-        with pytest.raises(InvalidPacking, match="PackingCollator makes no batch of it"):
-            pair_lengths(data, autopack.PackingCollator())
-        with pytest.raises(InvalidPacking, match="makes sequences of None"):
-            pair_lengths(data, lambda examples: {"input_ids": examples})
-        # A reward model would be trained on answers without their prompts.
-        with pytest.raises(InvalidPacking, match="makes sequences of"):
-            pair_lengths(data, trl.trainer.reward_trainer.DataCollatorForPreference(pad_token_id=0))
-
-    def test_sequences_without_tokens(self):
-        collator = trl.trainer.reward_trainer.DataCollatorForPreference(pad_token_id=0)
-        with pytest.raises(InvalidPacking, match="pair 1: found no tokens in 'rejected_ids'"):
-            pair_lengths([{"chosen_ids": [1], "rejected_ids": [2]}, {"chosen_ids": [1], "rejected_ids": []}], collator)
 
 
 # Steps are those of stock, and of every pair alone
@@ -320,3 +204,161 @@ def test_evaluation(tmp_path):
     wanted, found = stock.evaluate(), enabled.evaluate()
     names = [name for name in wanted if not re.search("runtime|per_second", name)]
     assert {name: found[name] for name in names} == pytest.approx({name: wanted[name] for name in names}, **CLOSE)
+
+
+# Every pair of a step alike
+
+
+def _same_gradients(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+    return all(
+        float((a - b).abs().max()) <= 2e-5 * max(float(b.abs().max()), 1e-3) for a, b in zip(found, wanted, strict=True)
+    )
+
+
+class TestEqualPairs:
+    def _trained(self, folder: Path, weigh: bool, **options: Any) -> Any:
+        options = {"gradient_accumulation_steps": 3, "num_train_epochs": 2, "learning_rate": 0.0, **options}
+        trainer = dpo(folder, "llama", PlannedDPO, train_dataset=pairs(18), **options)
+        autopack.enable(trainer)
+        if weigh:
+            autopack.weigh_pairs(trainer)
+        trainer.train()
+        return trainer
+
+    def test_a_step_is_the_mean_over_its_pairs(self, tmp_path):
+        """Three batches of 2 to 5 pairs, and what is left of an epoch."""
+        trainer = self._trained(tmp_path, weigh=True)
+        alone = losses_alone(moved(tiny.build("llama")), tiny.build("llama"), trainer.train_dataset)["sigmoid"]
+        wanted = expected(trainer, alone, 150, 2, 3)
+        assert logged(trainer) == pytest.approx(wanted, **CLOSE)
+        means_of_means = np.array(logged(self._trained(tmp_path, weigh=False)))
+        assert np.abs(means_of_means - wanted).max() > 3e-4, "control: thirty times the tolerance"
+
+    def test_so_are_its_gradients(self, tmp_path):
+        """One step of plain descent, against the gradient of a batch of all its pairs."""
+        plain = {"max_steps": 1, "optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant"}
+        stock = dpo(tmp_path, train_dataset=pairs(18))
+        batches = list(PackedBatchSampler(pair_lengths(stock.train_dataset, stock.data_collator), 150, seed=42))[:3]
+        assert len({*map(len, batches)}) > 1
+        batch = stock.data_collator([stock.train_dataset[int(index)] for index in np.concatenate(batches)])
+        stock.model.train()
+        stock.compute_loss(stock.model, batch).backward()
+        wanted = [parameter.grad for parameter in stock.model.parameters()]
+        for weigh in (True, False):
+            trainer = self._trained(tmp_path, weigh=weigh, max_grad_norm=0.0, **plain)
+            both = zip(stock.model.parameters(), trainer.model.parameters(), strict=True)
+            assert _same_gradients([(before - after).detach() for before, after in both], wanted) == weigh
+
+    def test_taken_back(self, tmp_path):
+        trainer = dpo(tmp_path)
+        with autopack.weigh_pairs(trainer) as weighed:
+            assert repr(weighed) == "WeighedPairs(of DPOTrainer)"
+            with pytest.raises(ValueError, match="weighed already"):
+                autopack.weigh_pairs(trainer)
+        assert not {"compute_loss", "get_batch_samples"} & {*vars(trainer)}
+        autopack.weigh_pairs(trainer)
+
+    def test_other_trainers(self, tmp_path):
+        trainer = Trainer(tiny.build("llama"), TrainingArguments(str(tmp_path), use_cpu=True, report_to=[]))
+        with pytest.raises(ValueError, match="wanted a trainer of pairs .*, found Trainer"):
+            autopack.weigh_pairs(trainer)
+
+
+# Rows of several documents in a trainer of pairs
+
+
+def _rows(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """All chosen sequences as one packed row, and all rejected ones as another."""
+    made: dict[str, list[torch.Tensor]] = {"input_ids": [], "position_ids": [], "completion_mask": []}
+    for answer in ("chosen_ids", "rejected_ids"):
+        parts = [(pair["prompt_ids"], pair[answer]) for pair in examples]
+        made["input_ids"].append(torch.tensor([token for part in parts for token in (*part[0], *part[1])]))
+        made["position_ids"].append(torch.cat([torch.arange(len(a) + len(b)) for a, b in parts]))
+        made["completion_mask"].append(torch.tensor([bit for a, b in parts for bit in [0] * len(a) + [1] * len(b)]))
+    batch = {name: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) for name, rows in made.items()}
+    return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
+
+
+def test_rows_of_several_sequences_are_refused(tmp_path):
+    trainer = dpo(tmp_path, data_collator=_rows, max_steps=1)
+    with (
+        autopack.enable(trainer),
+        pytest.raises(InvalidPacking, match="function made rows of several documents, and DPO"),
+    ):
+        trainer.train()
+    stock = dpo(tmp_path, data_collator=_rows, max_steps=1)
+    stock.train()
+    assert np.isfinite(logged(stock)).all(), "control: it is trained on, as if each row were one sequence"
+
+
+def test_a_packing_collator_in_a_trainer_of_pairs(tmp_path):
+    trainer = dpo(tmp_path, data_collator=autopack.PackingCollator(), max_steps=1)
+    with autopack.enable(trainer), pytest.raises(InvalidPacking, match="example 0: found 'chosen_ids' and"):
+        trainer.train()
+
+
+# The recipe
+
+
+def _recipe() -> str:
+    text = DOCS.read_text()
+    section = text[text.index("\n## Pairs\n") : text.index("\n## Streams\n")]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    assert code.count("max_tokens=8192") == 1
+    return code.replace("max_tokens=8192", "max_tokens=150")
+
+
+def _run(code: str, model_type: str, folder: Path, **options: Any) -> Any:
+    """The trainer of the recipe, whose reference is the model as it was saved."""
+    tiny.build(model_type).save_pretrained(folder / "model")
+    model = moved(AutoModelForCausalLM.from_pretrained(folder / "model"))
+    given: dict[str, Any] = {"autopack": autopack, "DataLoader": DataLoader, "DPOTrainer": trl.DPOTrainer}
+    given |= {"DPOConfig": lambda: arguments(folder, **options), "model": model, "dataset": pairs()}
+    exec(code, given | {"tokenizer": tokenizer()}, found := {**given, "tokenizer": tokenizer()})
+    return found["trainer"]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bloom", "mamba"])
+def test_the_recipe_trains_on_every_pair_alone(model_type, tmp_path):
+    trainer = _run(_recipe(), model_type, tmp_path, learning_rate=0.0)
+    policy, reference = moved(tiny.build(model_type)), tiny.build(model_type)
+    alone = losses_alone(policy.eval(), reference.eval(), trainer.train_dataset)["sigmoid"]
+    wanted = expected(trainer, alone, 150, 3, 1)
+    assert logged(trainer) == pytest.approx(wanted, **CLOSE)
+    assert np.std(wanted) > 1e-3
+
+
+def test_the_recipe_trains_as_stock(tmp_path):
+    found = _run(_recipe(), "llama", tmp_path)
+    stock = _run(_recipe().replace("autopack.enable(trainer)\n", ""), "llama", tmp_path)
+    assert autopack.is_enabled(found.model)
+    assert autopack.is_enabled(found.ref_model)
+    assert not autopack.is_enabled(stock.model)
+    assert logged(found) == pytest.approx(logged(stock), **CLOSE)
+
+
+def test_the_recipe_goes_on_where_it_stopped(tmp_path):
+    """From a step inside the second epoch, with two batches to a step."""
+    seen: list[list[int]] = []
+
+    class Watched(PlannedDPO):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append(inputs["input_ids"].sum(dim=1).tolist())
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    options = {"gradient_accumulation_steps": 2, "num_train_epochs": 3, "learning_rate": 1e-3, "save_steps": 1}
+    losses, batches = [], []
+    for resumed in (None, str(tmp_path / "checkpoint-4")):
+        seen.clear()
+        data = pairs(18)
+        trainer = dpo(tmp_path, "llama", Watched, train_dataset=data, save_strategy="steps", **options)
+        autopack.enable(trainer)
+        autopack.weigh_pairs(trainer)
+        trainer.train(resume_from_checkpoint=resumed)
+        losses.append(logged(trainer))
+        batches.append(list(seen))
+    steps_per_epoch = len(losses[0]) // 3
+    assert steps_per_epoch < 4 < len(losses[0])
+    assert 0 < len(batches[1]) < len(batches[0])
+    assert batches[1] == batches[0][-len(batches[1]) :]
+    assert losses[1] == pytest.approx(losses[0], **CLOSE)
