@@ -193,9 +193,8 @@ def _transforms(dataset: Any) -> bool:
 
 def _collated(dataset: Any, index: int, collator: Callable[[list[Any]], Any]) -> list[int] | None:
     """Tokens of the sequences that a collator makes of this pair alone; None where that cannot be told."""
-    example = dict(dataset[index])
     try:
-        batch = collator([example])
+        batch = collator([dict(dataset[index])])
     except Exception as error:
         raise InvalidPacking(
             f"pair {index}: {_name(collator)} makes no batch of it ({type(error).__name__}: {error}). Pass that of a "

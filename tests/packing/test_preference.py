@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -328,13 +329,29 @@ def test_the_recipe_trains_on_every_pair_alone(model_type, tmp_path):
     assert np.std(wanted) > 1e-3
 
 
-def test_the_recipe_trains_as_stock(tmp_path):
-    found = _run(_recipe(), "llama", tmp_path)
-    stock = _run(_recipe().replace("autopack.enable(trainer)\n", ""), "llama", tmp_path)
-    assert autopack.is_enabled(found.model)
-    assert autopack.is_enabled(found.ref_model)
+@pytest.fixture
+def _precision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Trainers leave theirs to all that come after them in a process."""
+    from accelerate.state import AcceleratorState
+
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("_precision")
+@pytest.mark.parametrize(("bf16", "close"), [(False, CLOSE), (None, {"rel": 2e-2})], ids=["float32", "bfloat16"])
+def test_the_recipe_trains_as_stock(bf16, close, tmp_path):
+    """TRL trains in bfloat16 unless told otherwise, which has three digits."""
+    found = _run(_recipe(), "llama", tmp_path, bf16=bf16)
+    stock = _run(_recipe().replace("autopack.enable(trainer)\n", ""), "llama", tmp_path, bf16=bf16)
     assert not autopack.is_enabled(stock.model)
-    assert logged(found) == pytest.approx(logged(stock), **CLOSE)
+    assert logged(found) == pytest.approx(logged(stock), **close)
+    handle = autopack.enable(found)
+    assert list(handle.handles) == ["model", "ref_model"]
+    for of_model in handle.handles.values():
+        assert of_model.tally.batches == len(logged(found))
+        assert not of_model.tally.left
 
 
 def test_the_recipe_goes_on_where_it_stopped(tmp_path):
