@@ -72,6 +72,20 @@ def test_what_cuts_documents_is_refused_for_pairs():
         autopack.plan([[60, 60], [1, 1]], 100)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([[[1, 2]]], r"found shape \(1, 1, 2\)"),
+        ([[1, 2], [3, 0]], r"lengths\[1\]\[1\] is 0: wanted at least 1"),
+        ([[1, 2], [2.5, 1]], r"lengths\[0\]\[0\] is 1.0: wanted an int"),
+        ([[2**31, 1], [1, 1]], r"lengths\[0\] sum to over"),
+    ],
+)
+def test_bad_lengths_of_sequences_are_named(lengths, message):
+    with pytest.raises(InvalidPacking, match=message):
+        autopack.plan(lengths, 8)
+
+
 def test_a_sampler_of_pairs_does_not_go_on_from_one_of_documents():
     state = PackedBatchSampler(LENGTHS[:8].ravel()[:8], 4096).state_dict()
     with pytest.raises(InvalidPacking, match="lengths was"):
