@@ -34,10 +34,12 @@ _PUBLIC = {
     "is_enabled": "autopack.enabling.enable",
     "pack": "autopack.packing.dataset",
     "pack_shards": "autopack.packing.shards",
+    "pair_lengths": "autopack.packing.pairs",
     "plan": "autopack.packing.plan",
     "register": "autopack.registry",
     "shard_files": "autopack.packing.shards",
     "weigh_documents": "autopack.packing.loss",
+    "weigh_pairs": "autopack.packing.pairs",
     "weighted_loss": "autopack.packing.loss",
 }
 
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from autopack.packing.dataset import pack
     from autopack.packing.estimate import estimate
     from autopack.packing.loss import weigh_documents, weighted_loss
+    from autopack.packing.pairs import pair_lengths, weigh_pairs
     from autopack.packing.plan import Plan, plan
     from autopack.packing.sampler import PackedBatchSampler
     from autopack.packing.shards import pack_shards, shard_files

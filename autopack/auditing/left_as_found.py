@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from autopack.integrations.accelerate import in_their_own_precision
+
 _DATA = (torch.Tensor, int, float, str, type(None))
 _ABSENT = object()
 
@@ -35,6 +37,7 @@ def left_as_found(model: PreTrainedModel) -> Iterator[None]:
         torch.enable_grad(),
         # Under autocast rounding would be that of a lower precision than the one by which errors are judged.
         torch.autocast(next(model.parameters()).device.type, enabled=False),
+        in_their_own_precision(modules),
     ):
         try:
             for module, name, _ in rates:

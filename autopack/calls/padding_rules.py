@@ -25,6 +25,8 @@ from autopack.layout.padding import Padding
 PASSED_ON = {"labels", "num_items_in_batch", "return_dict", "use_cache", "output_attentions", "output_hidden_states"}
 PASSED_ON |= {"output_router_logits", "ignore_index"}
 """Arguments that forwards take by `**kwargs` and that mean what they mean everywhere."""
+UNREAD = {"margin"}
+"""Arguments that trainers hand over with a batch and models do not read: a margin per pair, by TRL's reward trainer."""
 _OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention")
 """Names of fields that say how far attention looks; a feed-forward layer in chunks sees every token by itself."""
 _OF_ROWS = {"position_ids", "shift_labels", *DROPPED, *LAYOUT_KWARGS}
@@ -93,6 +95,8 @@ def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
         yield f"{entry.foreign}, and takes the padded form"
     known = {*entry.names, *PASSED_ON, *_OF_ROWS}
     for name, value in given.items():
+        if name in UNREAD and name not in entry.names:
+            continue
         if name not in known and value is not None and value is not False:
             yield f"{name} is no argument of the model's own forward"
         if not has_a_place(name, value, padding):

@@ -52,6 +52,20 @@ def refuse_lost_documents(model: EnabledModel) -> None:
     model.fed_by = weakref.ref(trainer)
 
 
+def refuse_documents_as_one(call: Call, layout: PackedLayout) -> None:
+    """Raise `InvalidPacking` in the step of a trainer that would take a row of several documents for one sequence."""
+    padding = 0 if layout.is_padding is None else int(layout.is_padding.sum())
+    if call.outer is not None or call.model.is_settling or len(layout.lengths) - padding <= layout.rows:
+        return
+    trainer = boundaries.trainer_of_this_step()
+    if trainer is not None and boundaries.adds_up_rows(trainer):
+        name, collator = type(trainer).__name__, type(trainer.data_collator).__name__
+        raise InvalidPacking(
+            f"{collator} made rows of several documents, and {name} adds up the log-probabilities of a row as those of "
+            f"one sequence. Leave data_collator to {name}: {call.name} runs its padded batches without the padding."
+        )
+
+
 def check_sites(model: EnabledModel) -> None:
     """Raise `SiteDrift` where somebody has covered one of this model's sites, `UnsupportedModel` where a mixer."""
     model.lease.check()
@@ -65,6 +79,7 @@ def check_sites(model: EnabledModel) -> None:
 
 def check_packed(call: Call, layout: PackedLayout) -> None:
     """Raise `AutopackError` where packed rows came with something that they cannot come with."""
+    refuse_documents_as_one(call, layout)
     check_sites(call.model)
     refuse_unproven(call)
     if call.unnamed:

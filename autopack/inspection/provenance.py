@@ -66,9 +66,17 @@ def _is_standard(name: str) -> bool:
 
 def original(value: Any) -> Any:
     """What stood where autopack has put a function of its own; anything else is itself."""
-    while (inner := _held(value, "autopack_original")) is not None:
+    while _is_ours(value) and (inner := _held(value, "autopack_original")) is not None:
         value = inner
     return value
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether a function is one of autopack, and not another that `functools.wraps` gave the attributes of one."""
+    value = value.__func__ if isinstance(value, MethodType) else value
+    if isinstance(value, FunctionType):
+        return value.__code__.co_filename.startswith(_HERE)
+    return type(value).__module__.partition(".")[0] == "autopack"
 
 
 def _held(value: Any, name: str) -> Any:

@@ -1,14 +1,21 @@
-"""Mixers whose instances have a forward of their own, as accelerate's hooks for several devices and offloading give.
+"""Modules whose instances have a forward of their own from accelerate.
 
-The hook keeps the forward that it found in `_old_forward` and calls that, past the class, where autopack stands.
+Hooks for several devices and offloading keep the forward that they found in `_old_forward` and call that, past the
+class, where autopack stands at mixers. Mixed precision keeps that of a model in `_original_forward`, and wraps it.
 """
 
 from __future__ import annotations
 
-from types import MethodType
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import nn
+
+from autopack.inspection.provenance import layers, original
 
 
 class _ByClass:
@@ -41,6 +48,35 @@ def put_back(modules: list[nn.Module]) -> None:
 def covered_mixer(mixers: list[nn.Module]) -> str | None:
     """The class of a mixer whose instance has a forward of its own, past the one that keeps documents apart."""
     return next((type(mixer).__name__ for mixer in mixers if _goes_past_its_class(mixer)), None)
+
+
+@contextmanager
+def in_their_own_precision(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Take accelerate's mixed precision off the forwards of these modules for a while; they run what it wraps."""
+    found = [(module, forward) for module in modules if (forward := _in_mixed_precision(module)) is not None]
+    try:
+        for module, _ in found:
+            kept: Any = module.__dict__["_original_forward"]
+            if getattr(kept, "__func__", None) is type(module).forward:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = kept
+        yield
+    finally:
+        for module, forward in found:
+            module.__dict__["forward"] = forward
+
+
+def _in_mixed_precision(module: nn.Module) -> Any:
+    """The forward of a module if accelerate has wrapped it in autocast, and nobody else that since; else None."""
+    kept, forward = module.__dict__.get("_original_forward"), module.__dict__.get("forward")
+    accelerate = getattr(sys.modules.get("accelerate"), "__file__", None)
+    outer = getattr(forward, "__func__", forward)
+    if accelerate is None or kept is None or not isinstance(outer, FunctionType):
+        return None
+    inner = original(getattr(kept, "__func__", kept))
+    by_accelerate = outer.__code__.co_filename.startswith(os.path.dirname(accelerate) + os.sep)
+    return forward if by_accelerate and any(layer is inner for layer in layers(forward)) else None
 
 
 def _goes_past_its_class(module: nn.Module) -> bool:

@@ -30,6 +30,8 @@ _LABELS = ("labels", "label", "label_ids")
 _ROWS = 8
 """Rows of a data set that are looked at for one of several documents."""
 _STEPS = ("training_step", "prediction_step")
+_PER_ROW = ("DPOTrainer", "KTOTrainer", "ORPOTrainer", "CPOTrainer")
+"""Trainers of TRL that add up what a row of a batch gives, as that of one sequence."""
 
 
 class KeptColumns(list[str]):
@@ -89,6 +91,11 @@ def trainer_of_this_step() -> Any:
             return found
         frame = frame.f_back
     return None
+
+
+def adds_up_rows(trainer: Any) -> bool:
+    """Whether a trainer takes every row of a batch for one sequence, whatever the row declares."""
+    return any(cls.__name__ in _PER_ROW and cls.__module__.startswith("trl.") for cls in type(trainer).__mro__)
 
 
 @contextmanager

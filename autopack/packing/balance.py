@@ -40,13 +40,15 @@ class CostModel:
         lengths = np.asarray(lengths, np.float64)
         return lengths * (self.linear + self.quadratic * lengths)
 
-    def of_rows(self, lengths: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    def of_rows(self, lengths: np.ndarray, bounds: np.ndarray, squares: np.ndarray | None = None) -> np.ndarray:
         """The cost of each row, (rows,) float64, which holds the documents `bounds[r]` to `bounds[r + 1]`.
 
-        Sums are of ints, and so the same on every machine: the order of rows of almost equal cost depends on it.
+        `squares` are the sums of the squared lengths of each document's sequences, where it has several. Sums are of
+        ints, and so the same on every machine: the order of rows of almost equal cost depends on it.
         """
-        tokens, squares = (np.add.reduceat(of, bounds[:-1]) for of in (lengths, lengths * lengths))
-        return self.linear * tokens + self.quadratic * squares
+        squares = lengths * lengths if squares is None else squares
+        tokens, of_pairs = (np.add.reduceat(of, bounds[:-1]) for of in (lengths, squares))
+        return self.linear * tokens + self.quadratic * of_pairs
 
     @classmethod
     def for_model(cls, model: Any) -> CostModel:
@@ -118,14 +120,15 @@ def complete(
     divided = _divide(bounds, missing, ranks)
     if cost is None:
         return pieces, divided
-    costs = cost.of_rows(pieces.lengths, bounds)
+    costs = cost.of_rows(pieces.lengths, bounds, pieces.squares)
     cheap = np.argsort(costs, kind="stable")
-    best, pooled, chosen = _worst(cost.of_rows(pieces.lengths, divided), ranks), 0, None
+    best, pooled, chosen = _worst(cost.of_rows(pieces.lengths, divided, pieces.squares), ranks), 0, None
     for taken in range(-missing % ranks or ranks, min(rows, POOLS * ranks) + 1, ranks):
         pool = members(bounds, np.sort(cheap[:taken]))
-        dealt = _deal(pieces.lengths, pool, cost, taken + missing, capacity, limit)
+        dealt = _deal(pieces, pool, cost, taken + missing, capacity, limit)
         if dealt is not None:
-            of_dealt = cost.of_rows(pieces.lengths[np.concatenate(dealt)], bounds_of([len(row) for row in dealt]))
+            again = pieces.take(np.concatenate(dealt))
+            of_dealt = cost.of_rows(again.lengths, bounds_of([len(row) for row in dealt]), again.squares)
             worst = _worst(np.concatenate([costs[cheap[taken:]], of_dealt]), ranks)
             if worst < best:
                 best, pooled, chosen = worst, taken, dealt
@@ -170,17 +173,20 @@ def _divide(bounds: np.ndarray, missing: int, ranks: int) -> np.ndarray:
 
 
 def _deal(
-    lengths: np.ndarray, members: np.ndarray, cost: CostModel, rows: int, capacity: int, limit: int
+    pieces: Pieces, members: np.ndarray, cost: CostModel, rows: int, capacity: int, limit: int
 ) -> list[np.ndarray] | None:
     """Deals documents out to so many rows: the costliest first, each into the cheapest row that has room.
 
     Returns `None` where no row has room, or a row stays empty.
     """
-    members = members[np.argsort(-lengths[members], kind="stable")]
-    sizes, prices = lengths[members].tolist(), cost(lengths[members]).tolist()
+    members = members[np.argsort(-pieces.lengths[members], kind="stable")]
+    given = pieces.take(members)
+    sizes, prices = given.lengths.tolist(), cost(given.lengths)
+    if given.squares is not None:
+        prices = cost.linear * given.lengths + cost.quadratic * given.squares
     dealt: list[list[int]] = [[] for _ in range(rows)]
     heap = [(0.0, 0, row) for row in range(rows)]
-    for document, size, price in zip(members.tolist(), sizes, prices, strict=True):
+    for document, size, price in zip(members.tolist(), sizes, prices.tolist(), strict=True):
         passed = []
         while heap and (heap[0][1] + size > capacity or len(dealt[heap[0][2]]) >= limit):
             passed.append(heapq.heappop(heap))

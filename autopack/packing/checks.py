@@ -17,11 +17,25 @@ LENGTHS = "seq_lengths"
 LABEL_KEYS = ("labels", "label", "label_ids")
 COMPLETION_KEYS = ("completion_mask", "assistant_masks")
 """1 at tokens that are targets where an example has no labels."""
+PAIRS = (("chosen", "rejected"), ("chosen_ids", "rejected_ids"), ("chosen_input_ids", "rejected_input_ids"))
+"""Two columns that together make an example a pair: text, and tokens by the names that TRL has given them."""
 
 
 def invalid(index: int, key: str, found: str, kind: str = "") -> InvalidPacking:
     """The error about a value of one example."""
     return InvalidPacking(f"example {index}, {kind}{key!r}: {found}")
+
+
+def refuse_pairs(names: Collection[Any], where: str, option: str) -> None:
+    """Raises `InvalidPacking` where these keys or columns are those of preference data."""
+    pair = next((pair for pair in PAIRS if {*pair} <= {*names}), None)
+    if pair is not None:
+        raise InvalidPacking(
+            f"{where}found {pair[0]!r} and {pair[1]!r}: pairs are no documents, for a loss compares both. Leave them "
+            f"to the collator of their trainer, whose batches an enabled model runs without padding, and plan these "
+            f"batches by autopack.PackedBatchSampler(autopack.pair_lengths(dataset, collator), ...). Or name both in "
+            f"{option} to pack the rest"
+        )
 
 
 def is_int(value: Any) -> bool:

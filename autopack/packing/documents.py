@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from autopack.errors import InvalidPacking
 from autopack.inspection.media import holds_media
-from autopack.packing.checks import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, check_names, invalid
+from autopack.packing.checks import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, check_names, invalid, refuse_pairs
 from autopack.packing.lengths import to_numpy
 
 ROW_KEYS = (LENGTHS, "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
@@ -220,6 +220,9 @@ class Taker:
 def carried(names: Sequence[str], columns: Collection[str] | None, drop_columns: Collection[str]) -> list[str]:
     """Of the columns of a table, those that packing reads, in the order of the table; raises `InvalidPacking` where
     they are not those of documents."""
+    refuse_pairs(
+        [n for n in (names if columns is None else columns) if n in names and n not in drop_columns], "", "drop_columns"
+    )
     if IDS not in names:
         raise InvalidPacking(f"wanted a column 'input_ids', found {list(names)}; tokenize first")
     for option, given in (("columns", columns or ()), ("drop_columns", drop_columns)):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.checks import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, invalid
+from autopack.packing.checks import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, invalid, refuse_pairs
 from autopack.packing.lengths import is_text, numbers
 from autopack.packing.media import is_media, take_pictures
 from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, are_weights
@@ -64,6 +64,7 @@ def read_example(
     if not isinstance(example, Mapping):
         raise InvalidPacking(f"example {index}: wanted a mapping with 'input_ids', found {type(example).__name__}")
     given = {k: v for k, v in example.items() if v is not None and k not in ignored}
+    refuse_pairs(given, f"example {index}: ", "drop_keys")
     if IDS not in given:
         found = f"found the keys {sorted(map(str, given))}; tokenize first (inputs_embeds are not packed)"
         raise InvalidPacking(f"example {index}: wanted 'input_ids', {found}")

@@ -36,15 +36,20 @@ class Counts:
 
 
 class Pieces(NamedTuple):
-    """Documents, or parts of them: whose they are, where they begin in it, and how long they are, (pieces,) int64."""
+    """Documents, or parts of them: whose they are, where they begin in it, and how long they are, (pieces,) int64.
+
+    `squares`, (pieces,) int64, is the sum of the squared lengths of a piece's sequences, None where it is one sequence.
+    """
 
     documents: np.ndarray
     offsets: np.ndarray
     lengths: np.ndarray
+    squares: np.ndarray | None = None
 
     def take(self, order: np.ndarray) -> Pieces:
         """These pieces in this order. Offsets that `zeros` made stay one number in memory."""
-        return Pieces(*(np.broadcast_to(c[:1], order.shape) if c.strides == (0,) else c[order] for c in self))
+        given = (column for column in self if column is not None)
+        return Pieces(*(np.broadcast_to(c[:1], order.shape) if c.strides == (0,) else c[order] for c in given))
 
 
 def to_numpy(value: Any) -> Any:
@@ -98,8 +103,11 @@ def zeros(count: int) -> np.ndarray:
     return np.broadcast_to(np.int64(0), (count,))
 
 
-def read(lengths: Any) -> np.ndarray:
-    """The lengths as (documents,) int64; raises `InvalidPacking` for anything but ints of at least 1."""
+def read(lengths: Any, sequences: bool = False) -> np.ndarray:
+    """The lengths as (documents,) int64; raises `InvalidPacking` for anything but ints of at least 1.
+
+    With `sequences` they may be (documents, sequences): those of documents that are several sequences, as pairs are.
+    """
     if isinstance(lengths, (str, bytes, dict)) or not (hasattr(lengths, "__iter__") or hasattr(lengths, "__array__")):
         raise InvalidPacking(f"lengths: wanted one int per document, found {type(lengths).__name__}")
     if not hasattr(lengths, "__len__") and not hasattr(lengths, "__array__"):
@@ -110,23 +118,32 @@ def read(lengths: Any) -> np.ndarray:
         found = np.asarray(lengths)
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidPacking(f"lengths: wanted one int per document, found what is no array: {error}") from error
-    if found.ndim != 1:
+    if found.ndim != 1 and not (sequences and found.ndim == 2 and 0 < found.shape[1] <= max(2, len(found))):
         raise InvalidPacking(f"lengths: wanted one int per document, found shape {found.shape}; pass len() of each")
     if not len(found):
         raise InvalidPacking("lengths: wanted at least one document, found none")
     if found.dtype.kind not in "iu":
-        given = lengths if isinstance(lengths, (list, tuple)) else found.tolist()
+        given = lengths if isinstance(lengths, (list, tuple)) and found.ndim == 1 else found.ravel().tolist()
         index = next((index for index, value in enumerate(given) if not is_int(value)), None)
         if index is None:
             raise InvalidPacking(f"lengths: wanted ints of at most 63 bits, found {max(given)}")
         wanted = f"wanted an int, its number of tokens; convert from {found.dtype}"
-        raise InvalidPacking(f"lengths[{index}] is {given[index]!r}: {wanted}")
+        raise InvalidPacking(f"lengths{_place(index, found)} is {given[index]!r}: {wanted}")
     for wrong, why in ((found < 1, "leave empty documents out"), (found > LONGEST, "no document is that long")):
         if wrong.any():
             index = int(wrong.argmax())
             more = f" (and {wrong.sum() - 1:,} more)" if wrong.sum() > 1 else ""
-            raise InvalidPacking(f"lengths[{index}] is {found[index]}{more}: wanted at least 1 token; {why}")
-    return found.astype(np.int64)
+            at, number = _place(index, found), found.ravel()[index]
+            raise InvalidPacking(f"lengths{at} is {number}{more}: wanted at least 1 token; {why}")
+    found = found.astype(np.int64)
+    if found.ndim == 2 and (wrong := found.sum(axis=1) > LONGEST).any():
+        raise InvalidPacking(f"lengths[{int(wrong.argmax())}] sum to over {LONGEST}: no document is that long")
+    return found
+
+
+def _place(index: int, found: np.ndarray) -> str:
+    """Where this entry of an array stands, as one would write it."""
+    return "".join(f"[{int(number)}]" for number in np.unravel_index(index, found.shape))
 
 
 def fit(lengths: np.ndarray, capacity: int, overflow: Overflow) -> tuple[Pieces, Counts]:

@@ -37,6 +37,7 @@ from autopack.packing.strategies import ORDERED, STRATEGIES
 Strategy = Literal["best_fit", "first_fit", "sequential", "multipack", "sorted", "fixed_length", "random"]
 FORMAT = 1
 ARRAYS = ("documents", "offsets", "lengths", "bounds")
+SQUARES = "squares"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,6 +56,8 @@ class Plan:
         strategy, seed: how documents were chosen, and the seed of whatever was random.
         counts: what was given, and what `overflow` did to documents longer than a row.
         align: every piece takes a multiple of so many columns of its row; the last of them are padding.
+        squares: (pieces,) int64, the sum of the squared lengths of each document's sequences, where documents are
+            several sequences; else None.
     """
 
     documents: np.ndarray
@@ -66,11 +69,16 @@ class Plan:
     seed: int
     counts: Counts
     align: int = 1
+    squares: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for name in ARRAYS:
+        for name in self._arrays:
             object.__setattr__(self, name, getattr(self, name).view())
             getattr(self, name).flags.writeable = False
+
+    @property
+    def _arrays(self) -> tuple[str, ...]:
+        return ARRAYS if self.squares is None else (*ARRAYS, SQUARES)
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -111,7 +119,7 @@ class Plan:
     def select(self, rows: Any) -> Plan:
         """The plan of these rows alone, in this order: (rows,) ints, each at most once. `counts` stays as it is."""
         rows = np.asarray(rows, np.int64)
-        pieces = Pieces(self.documents, self.offsets, self.lengths).take(members(self.bounds, rows))
+        pieces = Pieces(self.documents, self.offsets, self.lengths, self.squares).take(members(self.bounds, rows))
         return replace(self, **pieces._asdict(), bounds=bounds_of(np.diff(self.bounds)[rows]))
 
     @property
@@ -136,7 +144,7 @@ class Plan:
 
     def costs(self, cost: CostModel) -> np.ndarray:
         """The cost of each row, (rows,) float64, in the units of the model."""
-        return cost.of_rows(self.lengths, self.bounds) if len(self) else np.zeros(0)
+        return cost.of_rows(self.lengths, self.bounds, self.squares) if len(self) else np.zeros(0)
 
     def position_ids(self, row: int, *, restart: bool = True) -> np.ndarray:
         """Positions of a row's columns, (columns,) int64: those of its tokens, and of what `align` pads them with.
@@ -171,7 +179,7 @@ class Plan:
         """Writes the plan to a file of numpy's `.npz` format, under exactly this name."""
         meta = {name: getattr(self, name) for name in ("capacity", "strategy", "seed", "align")}
         meta |= {"counts": asdict(self.counts)}
-        arrays = {name: getattr(self, name) for name in ARRAYS if name != "offsets" or self.offsets.any()}
+        arrays = {name: getattr(self, name) for name in self._arrays if name != "offsets" or self.offsets.any()}
         with open(path, "wb") as file:
             np.savez(file, allow_pickle=False, meta=np.array(json.dumps({"format": FORMAT, **meta})), **arrays)
 
@@ -181,14 +189,14 @@ class Plan:
         try:
             with np.load(path, allow_pickle=False) as file:
                 meta = json.loads(str(file["meta"]))
-                arrays = {name: file[name] for name in ARRAYS if name in file}
+                arrays = {name: file[name] for name in (*ARRAYS, SQUARES) if name in file}
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise InvalidPacking(f"{Path(path)}: wanted a plan that Plan.save wrote, found {error}") from error
         if not isinstance(meta, dict) or meta.pop("format", None) != FORMAT:
             raise InvalidPacking(f"{Path(path)}: wanted a plan of format {FORMAT}; make the plan again")
         arrays.setdefault("offsets", zeros(len(arrays["documents"])))
         found = cls(**arrays, **{**meta, "counts": Counts(**meta["counts"])})
-        bounds, sizes = found.bounds, {len(getattr(found, name)) for name in ARRAYS[:3]}
+        bounds, sizes = found.bounds, {len(getattr(found, name)) for name in found._arrays if name != "bounds"}
         ordered = bounds[0] == 0 and sizes == {bounds[-1]} and (np.diff(bounds) > 0).all()
         if not (ordered and (found.columns_per_row <= found.capacity).all()):
             raise InvalidPacking(f"{Path(path)}: the arrays of this plan contradict each other; make the plan again")
@@ -211,7 +219,9 @@ def plan(
     """Chooses which documents share a row of at most `capacity` tokens.
 
     Args:
-        lengths: tokens of each document: ints of at least 1, as a list, array, tensor or column.
+        lengths: tokens of each document: ints of at least 1, as a list, array, tensor or column. Or (documents,
+            sequences) of them, for documents that are several sequences and stay together, such as pairs (see
+            `autopack.pair_lengths`): a row has room for their sum, and the squares of a cost are those of sequences.
         capacity: the most tokens of a row.
         strategy: `"best_fit"`: best-fit decreasing, the fullest rows. `"first_fit"`: first-fit decreasing.
             `"sequential"`: in order, a new row where the next document does not fit. `"sorted"`: the same from long to
@@ -262,7 +272,21 @@ def plan(
         raise ValueError(f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave one out")
     if max_documents is not None and strategy == "fixed_length":
         raise ValueError("max_documents= cannot be kept by strategy='fixed_length', which fills all rows: leave it out")
-    found, capacity, ranks, seed = read(lengths), int(capacity), int(ranks), int(seed)
+    found, capacity, ranks, seed = read(lengths, sequences=True), int(capacity), int(ranks), int(seed)
+    squares: np.ndarray | None = None
+    if found.ndim == 2:
+        if align > 1:
+            raise ValueError(
+                f"align={align}: pads documents of packed rows, and lengths {found.shape} are of several each"
+            )
+        if strategy == "fixed_length" or overflow in ("truncate", "split"):
+            option = f"strategy={strategy!r}" if strategy == "fixed_length" else f"overflow={overflow!r}"
+            raise ValueError(f"{option} cuts documents, and lengths {found.shape} are of several sequences each")
+        squares, found = (found * found).sum(axis=1), found.sum(axis=1)
+        if overflow == "error" and (over := found > capacity).any():
+            index, ways = int(over.argmax()), f"raise the capacity to {found.max()}, or pass overflow='drop'"
+            more = f" (and {over.sum() - 1:,} more are over)" if over.sum() > 1 else ""
+            raise InvalidPacking(f"lengths[{index}] sum to {found[index]}, over the {capacity} of a row{more}; {ways}")
     limit = capacity if max_documents is None else int(max_documents)
     if strategy == "fixed_length":
         pieces, bounds, counts = cut(found, capacity)
@@ -272,7 +296,7 @@ def plan(
         order, bounds = np.zeros(0, np.int64), np.zeros(1, np.int64)
         if len(pieces.lengths):
             order, bounds = STRATEGIES[strategy](pieces.lengths, capacity, limit, ranks, seed)
-        pieces = pieces.take(order)
+        pieces = (pieces if squares is None else pieces._replace(squares=squares[pieces.documents])).take(order)
     if rows is not None and not len(bounds) - 1 <= rows <= len(pieces.lengths):
         found_rows = f"{len(pieces.lengths):,} documents need {len(bounds) - 1:,} rows of {capacity:,} tokens"
         raise InvalidPacking(f"rows={rows:,}: {found_rows}; ask for more rows, and no more than documents")
@@ -280,5 +304,5 @@ def plan(
         pieces, bounds = complete(pieces, bounds, capacity, limit, ranks, cost, rows)
     if align > 1:
         pieces = pieces._replace(lengths=np.minimum(found[pieces.documents] - pieces.offsets, capacity))
-    made = Plan(*pieces, bounds, capacity, strategy, seed, counts, int(align))
+    made = Plan(*pieces[:3], bounds, capacity, strategy, seed, counts, int(align), pieces.squares)
     return made if cost is None else made.select(arrange(made.costs(cost), ranks, seed))

@@ -45,7 +45,8 @@ class PackedBatchSampler:
     refused; Lightning needs `use_distributed_sampler=False`.
 
     Args:
-        lengths: tokens of each document, as in `autopack.plan`.
+        lengths: tokens of each document, as in `autopack.plan`, or of each of its sequences: of pairs, what
+            `autopack.pair_lengths` gives. A batch of pairs is for the collator of their trainer.
         max_tokens: the most tokens of a row.
         rows_per_batch: rows of a batch; the last of an epoch may have fewer.
         strategy: as in `autopack.plan`, but not `"fixed_length"`. `"sequential"` and `"sorted"` keep their order in
@@ -97,7 +98,7 @@ class PackedBatchSampler:
             cost = None if strategy in (*ORDERED, "multipack") else CostModel()
         self.max_tokens, self.rows_per_batch, self.drop_last = max_tokens, rows_per_batch, drop_last
         self.num_replicas, self.rank = _ranks(num_replicas, rank)
-        self._lengths, self._seed = read(lengths), seed
+        self._lengths, self._seed = read(lengths, sequences=True), seed
         self._options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "max_documents": max_documents}
         self._options |= {"cost": cost, "align": align}
         self._wanted: int | None = None
@@ -225,7 +226,9 @@ class PackedBatchSampler:
 
     @cached_property
     def _digest(self) -> str:
-        return hashlib.blake2b(self._lengths.tobytes(), digest_size=8).hexdigest()
+        made = hashlib.blake2b(self._lengths.tobytes(), digest_size=8)
+        made.update(str(self._lengths.shape[1:]).encode() if self._lengths.ndim > 1 else b"")
+        return made.hexdigest()
 
     def _made_of(self) -> dict[str, Any]:
         found: dict[str, Any] = {"lengths": self._digest, "max_tokens": int(self.max_tokens)}

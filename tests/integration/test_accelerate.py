@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -141,3 +142,45 @@ def test_disable_through_a_prepared_model_takes_everything_back(prepare):
     assert not autopack.is_enabled(model)
     texts = documents(model.config)
     assert run_packed(model, texts).error(run_alone(model, texts)) > LEAK
+
+
+def _own_forward(model: Any, mixes: bool) -> Any:
+    """A forward on the instance, as trainers of TRL put one on, that goes on to the class or also mixes tokens."""
+
+    def forward(self: Any, input_ids: Any = None, **kwargs: Any) -> Any:
+        output = type(self).forward(self, input_ids=input_ids, **kwargs)
+        output.logits = output.logits + output.logits.mean(dim=1, keepdim=True) * mixes
+        return output
+
+    model.forward = MethodType(forward, model)
+    return model
+
+
+def test_a_forward_in_mixed_precision_is_audited_in_that_of_the_model():
+    """Rounding to bfloat16 is not taken for a leak, nor a leak for rounding."""
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    for mixes in (False, True):
+        model = accelerator.prepare(_own_forward(_llama(), mixes))
+        forward = model.__dict__["forward"]
+        if mixes:
+            with pytest.raises(autopack.UnsupportedModel, match="it is not exact"):
+                autopack.enable(model)
+        else:
+            with autopack.enable(model) as handle:
+                assert "by an audit of this very model" in handle.verified
+                texts = documents(model.config)
+                assert run_packed(model, texts).error(run_alone(model, texts)) < BFLOAT16
+                assert handle.enabled.proof.padded is None
+        assert model.__dict__["forward"] is forward
+        assert model(input_ids=documents(model.config)[0]).logits.dtype == torch.float32
+
+
+def test_a_model_that_is_put_into_mixed_precision_later_is_audited_again():
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    model = _own_forward(_llama(), mixes=False)
+    with autopack.enable(model) as handle:
+        prepared = accelerator.prepare(model)
+        ids = torch.randint(3, 50, (2, 9))
+        mask = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
+        prepared(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100), use_cache=False)
+        assert (handle.tally.batches, handle.tally.padding) == (1, 4)

@@ -347,7 +347,7 @@ def test_plot(small, tmp_path, monkeypatch):
         ([1, None], r"lengths\[1\] is None"),
         ([1, "2"], r"lengths\[1\] is '2': wanted an int"),
         ([True, False], r"lengths\[0\] is True"),
-        ([[1, 2], [3, 4]], r"found shape \(2, 2\)"),
+        ([[1, 2, 3]], r"found shape \(1, 3\)"),
         ([[1, 2], [3]], "no array"),
         ([1, 2**32], r"lengths\[1\] is 4294967296: wanted at least 1 token; no document is that long"),
         ([1, 2**63], r"wanted ints of at most 63 bits, found 9223372036854775808"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from torch import nn
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
-from autopack import tiny
+import autopack
+from autopack import UnsupportedModel, tiny
 from tests.unfamiliar.common import (
     ATTENDING,
     DECODERS,
@@ -317,3 +319,20 @@ def test_patches_are_gone():
     """The control of this file: nothing that a test patched is left."""
     for model_type in ATTENDING:
         assert verdict(model_type, WAY.both) == "exact"
+
+
+def test_a_forward_with_the_attributes_of_autopacks_is_not_one():
+    """`functools.wraps` copies them from the class, where autopack stands while another of its models is enabled."""
+    model, other = build("llama"), build("llama")
+    with autopack.enable(other):
+
+        @functools.wraps(type(model).forward)
+        def forward(self: Any, input_ids: Any = None, **kwargs: Any) -> Any:
+            output = type(self).forward(self, input_ids=input_ids, **kwargs)
+            output.logits = output.logits + output.logits.mean(dim=1, keepdim=True)
+            return output
+
+        assert hasattr(forward, "autopack_original"), "control"
+        model.forward = MethodType(forward, model)
+        with pytest.raises(UnsupportedModel, match="it is not exact"):
+            autopack.enable(model)

@@ -1,0 +1,106 @@
+"""Pairs for tests of preference data: a tokenizer, trainers of TRL, and every pair alone as the reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+import trl
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.nn.functional import logsigmoid
+from transformers import PreTrainedTokenizerFast
+
+from autopack import tiny
+
+WORDS = 78
+BETA = 0.1
+"""That of DPOConfig."""
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    names = ["<pad>", "<eos>", *(f"w{number}" for number in range(WORDS))]
+    made = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="<pad>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
+
+
+def pairs(count: int = 12, seed: int = 0) -> datasets.Dataset:
+    """Text of 2 to 7 words, and two answers of 2 to 19."""
+    draw = np.random.default_rng(seed)
+
+    def text(least: int, most: int) -> str:
+        return " ".join(f"w{number}" for number in draw.integers(0, WORDS, size=int(draw.integers(least, most))))
+
+    return datasets.Dataset.from_list([
+        {"prompt": f"{text(2, 8)} ", "chosen": f"{text(2, 20)} <eos>", "rejected": f"{text(2, 20)} <eos>"}
+        for _ in range(count)
+    ])  # fmt: skip
+
+
+def arguments(folder: Path, kind: Any = trl.DPOConfig, **options: Any) -> Any:
+    """Defaults, but on the CPU, in float32 and quiet."""
+    quiet: dict[str, Any] = {"output_dir": str(folder), "report_to": [], "disable_tqdm": True, "logging_steps": 1}
+    quiet |= {"use_cpu": True, "bf16": False, "save_strategy": "no", "dataloader_pin_memory": False}
+    return kind(**quiet | options)
+
+
+def moved(model: Any, by: float = 0.02) -> Any:
+    """The model with other parameters: a policy that its reference is not."""
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+            parameter.add_(by * noise.to(parameter.dtype))
+    return model
+
+
+def dpo(folder: Path, model_type: str = "llama", kind: Any = trl.DPOTrainer, **options: Any) -> Any:
+    """A trainer with a reference of its own."""
+    given = {name: options.pop(name) for name in ("train_dataset", "eval_dataset", "data_collator") if name in options}
+    given = {"train_dataset": pairs(), **given}
+    policy, reference = moved(tiny.build(model_type)), tiny.build(model_type)
+    options = {"per_device_train_batch_size": 4, **options}
+    return kind(policy, reference, args=arguments(folder, **options), processing_class=tokenizer(), **given)
+
+
+def steps(trainer: Any) -> list[tuple[float, dict[str, float], list[torch.Tensor]]]:
+    """Loss, metrics and gradients of every batch of an epoch; parameters stay as they are."""
+    found = []
+    trainer.model.train()
+    for batch in trainer.get_train_dataloader():
+        trainer.model.zero_grad()
+        loss = trainer.compute_loss(trainer.model, batch)
+        loss.backward()
+        metrics = {name: values[-1] for name, values in getattr(trainer, "_metrics", {"train": {}})["train"].items()}
+        gradients = [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None]
+        found.append((loss.item(), metrics, gradients))
+    trainer._metrics["train"].clear() if hasattr(trainer, "_metrics") else None
+    return found
+
+
+def alone(model: Any, example: dict[str, Any], answer: str, most: int | None = None) -> tuple[float, int]:
+    """Sum of the log-probabilities of an answer's tokens, its sequence alone, and how many they are."""
+    prompt, ids = len(example["prompt_ids"]), torch.tensor([example["prompt_ids"] + example[answer]])[:, :most]
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits[0, prompt - 1 : -1]
+    chosen = logits.log_softmax(-1).gather(1, ids[0, prompt:, None])
+    return float(chosen.sum()), len(chosen)
+
+
+def losses_alone(policy: Any, reference: Any, data: Any, most: int | None = None) -> dict[str, np.ndarray]:
+    """By the name of a loss, that of each pair, of its four sequences each run alone by stock models."""
+    found: dict[str, list[float]] = {"sigmoid": [], "ipo": [], "hinge": [], "robust": []}
+    for example in data:
+        scores, means = [], []
+        for answer in ("chosen_ids", "rejected_ids"):
+            (of_policy, count), (of_reference, _) = (alone(m, example, answer, most) for m in (policy, reference))
+            scores.append(of_policy - of_reference)
+            means.append(scores[-1] / count)
+        delta = torch.tensor(BETA * (scores[0] - scores[1]), dtype=torch.float64)
+        found["sigmoid"].append(float(-logsigmoid(delta)))
+        found["hinge"].append(float(torch.relu(1 - delta)))
+        found["ipo"].append((means[0] - means[1] - 1 / (2 * BETA)) ** 2)
+        found["robust"].append(float((0.1 * logsigmoid(-delta) - 0.9 * logsigmoid(delta)) / 0.8))
+    return {name: np.array(values) for name, values in found.items()}

@@ -1,0 +1,190 @@
+"""Pairs before they are trained: planned by the cost of both sequences, measured as their collator cuts them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import autopack
+from autopack import CostModel, InvalidPacking, PackedBatchSampler, pair_lengths
+from autopack.packing.balance import imbalance
+
+datasets = pytest.importorskip("datasets")
+trl = pytest.importorskip("trl")
+from tests.packing.preference import dpo, pairs  # noqa: E402
+
+datasets.disable_progress_bars()
+LENGTHS = np.clip(np.random.default_rng(0).lognormal(5.3, 0.8, (20_000, 2)), 4, 1024).astype(int)
+
+
+# Plans of several sequences per document
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 10), st.integers(1, 10)), min_size=2, max_size=40),
+    st.sampled_from(["best_fit", "first_fit", "random", "multipack"]),
+    st.integers(1, 4),
+)
+def test_pairs_stay_together_and_cost_what_their_sequences_do(lengths, strategy, ranks):
+    made = autopack.plan(lengths, 20, strategy, ranks=ranks, cost=CostModel(1, 1))
+    given_ = np.array(lengths)
+    assert sorted(made.documents.tolist()) == list(range(len(lengths)))
+    wanted = [(given_[row] + given_[row] ** 2).sum() for row in made]
+    assert made.costs(CostModel(1, 1)).tolist() == wanted
+    assert made.tokens_per_row.tolist() == [given_[row].sum() for row in made]
+    assert max(made.tokens_per_row) <= 20
+    part = made[1:]
+    assert part.costs(CostModel(1, 1)).tolist() == wanted[1:]
+
+
+def test_ranks_have_like_work_by_the_squares_of_sequences():
+    cost = CostModel(0, 1)
+    squares = (LENGTHS**2).sum(axis=1)
+
+    def slowest(lengths: np.ndarray) -> float:
+        rows = autopack.plan(lengths, 8192, cost=cost, ranks=8)
+        return float(imbalance(np.array([squares[row].sum() for row in rows]), 8).mean())
+
+    assert slowest(LENGTHS) < 1.02
+    assert slowest(LENGTHS.sum(axis=1)) > 1.05, "control: a pair taken for one document"
+
+
+def test_a_plan_of_pairs_is_kept_whole(tmp_path):
+    made = autopack.plan(LENGTHS[:50], 4096)
+    made.save(tmp_path / "pairs.plan")
+    again = autopack.Plan.load(tmp_path / "pairs.plan")
+    assert again == made
+    assert again.costs(CostModel()).tolist() == made.costs(CostModel()).tolist()
+    assert made != autopack.plan(LENGTHS[:50].sum(axis=1), 4096)
+
+
+def test_what_cuts_documents_is_refused_for_pairs():
+    for options in ({"strategy": "fixed_length"}, {"overflow": "truncate"}, {"overflow": "split"}):
+        with pytest.raises(ValueError, match="cuts documents, and lengths"):
+            autopack.plan(LENGTHS, 4096, **options)
+    with pytest.raises(ValueError, match="cuts documents, and lengths"):
+        PackedBatchSampler(LENGTHS, 4096, overflow="truncate")
+    with pytest.raises(
+        InvalidPacking, match=r"lengths\[0\] sum to 120, over the 100 of a row; raise the capacity to 120"
+    ):
+        autopack.plan([[60, 60], [1, 1]], 100)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([[[1, 2]]], r"found shape \(1, 1, 2\)"),
+        ([[1, 2], [3, 0]], r"lengths\[1\]\[1\] is 0: wanted at least 1"),
+        ([[1, 2], [2.5, 1]], r"lengths\[0\]\[0\] is 1.0: wanted an int"),
+        ([[2**31, 1], [1, 1]], r"lengths\[0\] sum to over"),
+    ],
+)
+def test_bad_lengths_of_sequences_are_named(lengths, message):
+    with pytest.raises(InvalidPacking, match=message):
+        autopack.plan(lengths, 8)
+
+
+def test_a_sampler_of_pairs_does_not_go_on_from_one_of_documents():
+    state = PackedBatchSampler(LENGTHS[:8].ravel()[:8], 4096).state_dict()
+    with pytest.raises(InvalidPacking, match="lengths was"):
+        PackedBatchSampler(LENGTHS[:8].ravel()[:8].reshape(4, 2), 4096).load_state_dict(state)
+
+
+# Lengths
+
+
+@pytest.mark.parametrize("most", [None, 12, 1])
+def test_lengths_are_those_of_batches(most, tmp_path):
+    trainer = dpo(tmp_path, max_length=10_000)
+    trainer.data_collator.max_length = most
+    data = trainer.train_dataset
+    found = pair_lengths(data, trainer.data_collator)
+    batch = trainer.data_collator([*data])
+    assert found.dtype == np.int64
+    assert found.T.ravel().tolist() == batch["attention_mask"].sum(dim=1).tolist()
+    order = [*range(len(data))][::-2]
+    assert (pair_lengths(data.select(order), trainer.data_collator) == found[order]).all()
+    assert (pair_lengths([*data], trainer.data_collator) == found).all()
+    transformed = data.with_transform(lambda rows: {name: rows[name] for name in rows if name.endswith("_ids")})
+    assert (pair_lengths(transformed, trainer.data_collator) == found).all()
+
+
+class TestRefusedLengths:
+    def test_text(self, tmp_path):
+        with pytest.raises(InvalidPacking, match="make the trainer first and pass its train_dataset"):
+            pair_lengths(pairs(), dpo(tmp_path).data_collator)
+
+    def test_images(self):
+        with pytest.raises(InvalidPacking, match="have no lengths before"):
+            pair_lengths([{"images": [], "prompt": "a", "chosen": "b", "rejected": "c"}], len)
+
+    def test_no_pairs(self):
+        with pytest.raises(InvalidPacking, match="these are no pairs"):
+            pair_lengths([{"prompt_ids": [1], "completion_ids": [2], "label": True}], len)
+
+    def test_a_stream(self, tmp_path):
+        with pytest.raises(InvalidPacking, match="found IterableDataset"):
+            pair_lengths(dpo(tmp_path).train_dataset.to_iterable_dataset(), len)
+
+    def test_a_collator_that_cuts_elsewhere(self, tmp_path):
+        """It may hide where it cuts; said, it is right."""
+        trainer = dpo(tmp_path)
+        data, inner = trainer.train_dataset, trainer.data_collator
+        inner.max_length = 15
+        hidden = lambda examples: inner(examples)  # noqa: E731
+        with pytest.raises(InvalidPacking, match=r"<lambda> makes sequences of \[\d+, 15\]"):
+            pair_lengths(data, hidden)
+        assert (pair_lengths(data, hidden, max_length=15) == pair_lengths(data, inner)).all()
+        with pytest.raises(InvalidPacking, match="max_length=9 say"):
+            pair_lengths(data, inner, max_length=9)
+
+    def test_a_collator_of_something_else(self, tmp_path):
+        data = dpo(tmp_path).train_dataset
+        with pytest.raises(InvalidPacking, match="PackingCollator makes no batch of it"):
+            pair_lengths(data, autopack.PackingCollator())
+        with pytest.raises(InvalidPacking, match="makes sequences of None"):
+            pair_lengths(data, lambda examples: {"input_ids": examples})
+        # A reward model would be trained on answers without their prompts.
+        with pytest.raises(InvalidPacking, match="makes sequences of"):
+            pair_lengths(data, trl.trainer.reward_trainer.DataCollatorForPreference(pad_token_id=0))
+
+    def test_sequences_without_tokens(self):
+        collator = trl.trainer.reward_trainer.DataCollatorForPreference(pad_token_id=0)
+        with pytest.raises(InvalidPacking, match="pair 1: found no tokens in 'rejected_ids'"):
+            pair_lengths([{"chosen_ids": [1], "rejected_ids": [2]}, {"chosen_ids": [1], "rejected_ids": []}], collator)
+
+
+# Pairs are no documents
+
+
+TOKENS = [{"chosen_ids": [1, 2], "rejected_ids": [3, 4]}] * 2
+MIXED = [{"input_ids": [5, 6], "chosen": "good", "rejected": "bad"}] * 2
+LEGACY = [{"prompt_input_ids": [1], "chosen_input_ids": [1, 2], "rejected_input_ids": [1, 3]}] * 2
+
+
+@pytest.mark.parametrize("examples", [TOKENS, MIXED, LEGACY, [dict(pair) for pair in pairs(2)]])
+class TestRefused:
+    def test_by_the_collator(self, examples):
+        with pytest.raises(InvalidPacking, match=r"example 0: found 'chosen.*pair_lengths.*both in drop_keys"):
+            autopack.PackingCollator()(examples)
+
+    @pytest.mark.parametrize("kind", ["list", "dataset", "stream"])
+    def test_by_pack(self, examples, kind):
+        data = examples if kind == "list" else datasets.Dataset.from_list(examples)
+        data = data.to_iterable_dataset() if kind == "stream" else data
+        with pytest.raises(InvalidPacking, match=r"found 'chosen.*pair_lengths.*both in drop_columns"):
+            list(autopack.pack(data, 8))
+
+    def test_but_not_what_is_left_when_they_are_named(self, examples):
+        names = [name for name in examples[0] if name.startswith(("chosen", "rejected"))]
+        if examples is not MIXED:
+            with pytest.raises(InvalidPacking, match="tokenize first"):
+                autopack.PackingCollator(drop_keys=names)(examples)
+            with pytest.raises(InvalidPacking, match="tokenize first"):
+                autopack.pack(examples, 8, drop_columns=names)
+            return
+        assert autopack.PackingCollator(drop_keys=names)(examples)["input_ids"].tolist() == [[5, 6, 5, 6]]
+        for chosen in ({"drop_columns": names}, {"columns": ()}):
+            assert autopack.pack(examples, 8, **chosen)[0]["input_ids"] == [5, 6, 5, 6]

@@ -1,0 +1,381 @@
+"""Pairs in trainers of TRL: every step is that of stock, and of every pair alone; and what is refused in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import autopack
+from autopack import InvalidPacking, PackedBatchSampler, pair_lengths, tiny
+
+datasets = pytest.importorskip("datasets")
+trl = pytest.importorskip("trl")
+peft = pytest.importorskip("peft")
+from torch.utils.data import DataLoader  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    Trainer,
+    TrainingArguments,
+)
+
+from tests.packing.preference import (  # noqa: E402
+    arguments,
+    dpo,
+    losses_alone,
+    moved,
+    pairs,
+    steps,
+    tokenizer,
+)
+
+datasets.disable_progress_bars()
+CLOSE = {"rel": 1e-5, "abs": 1e-5}
+"""Rounding of float32: log-probabilities summed over a sequence are of order 100, with seven digits each."""
+DOCS = Path(autopack.__file__).parents[1] / "docs" / "packing.md"
+
+
+class Planned:
+    """What the recipe adds to a trainer, with rows small enough for a few pairs."""
+
+    def get_train_dataloader(self: Any) -> Any:
+        lengths = pair_lengths(self.train_dataset, self.data_collator)
+        sampler = PackedBatchSampler(lengths, max_tokens=150, seed=self.args.seed)
+        return self.accelerator.prepare(
+            DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
+        )
+
+
+class PlannedDPO(Planned, trl.DPOTrainer):
+    pass
+
+
+def logged(trainer: Any) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def expected(trainer: Any, losses: np.ndarray, max_tokens: int, epochs: int, accumulated: int) -> list[float]:
+    """The means over the pairs of each step, by the plan."""
+    lengths = pair_lengths(trainer.train_dataset, trainer.data_collator)
+    sampler = PackedBatchSampler(lengths, max_tokens, seed=trainer.args.seed)
+    found = []
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        batches = list(sampler)
+        for first in range(0, len(batches), accumulated):
+            found.append(losses[np.concatenate(batches[first : first + accumulated])].mean())
+    return found
+
+
+# Steps are those of stock, and of every pair alone
+
+
+def compare(make: Any) -> Any:
+    """Stock and enabled, batch by batch over an epoch; returns the handle of the latter."""
+    torch.manual_seed(0)
+    stock = make()
+    torch.manual_seed(0)
+    enabled = make()
+    handle = autopack.enable(enabled)
+    wanted, found = steps(stock), steps(enabled)
+    assert len(wanted) == len(found)
+    for (loss, metrics, gradients), (loss_, metrics_, gradients_) in zip(wanted, found, strict=True):
+        assert loss_ == pytest.approx(loss, **CLOSE)
+        assert metrics_ == pytest.approx(metrics, **CLOSE)
+        for a, b in zip(gradients, gradients_, strict=True):
+            # Of a whole gradient, whose rounding is that of its largest entries.
+            assert float((a - b).abs().max()) <= 2e-5 * max(float(a.abs().max()), 1e-3)
+    assert handle.handles["model"].tally.padding > 0
+    assert not any(of_model.tally.left for of_model in handle.handles.values())
+    return handle
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bloom", "mamba", "gpt_neox", "mixtral"])
+def test_dpo_is_stocks(model_type, tmp_path):
+    """Of mixtures with the loss of their router."""
+    handle = compare(lambda: dpo(tmp_path, model_type, PlannedDPO))
+    assert list(handle.handles) == ["model", "ref_model"]
+    assert handle.handles["ref_model"].tally.padding > 0
+
+
+LOSSES = {
+    "ipo": {"loss_type": ["ipo"]},
+    "hinge, normalised": {"loss_type": ["hinge", "sigmoid_norm"], "loss_weights": [1.0, 0.5]},
+    "robust": {"loss_type": ["robust"], "label_smoothing": 0.1},
+    "exo, aot": {"loss_type": ["exo_pair", "aot", "aot_unpaired"], "label_smoothing": 0.1},
+    "more": {"loss_type": ["nca_pair", "apo_zero", "apo_down", "discopop", "bco_pair", "sppo_hard", "sft"]},
+    "ld": {"ld_alpha": 0.5},
+    "wpo": {"use_weighting": True},
+    "alpha": {"f_divergence_type": "alpha_divergence"},
+    "cut": {"max_length": 12},
+    "cut at the beginning": {"max_length": 12, "truncation_mode": "keep_end"},
+    "no checkpointing": {"gradient_checkpointing": False},
+    "reference first": {"precompute_ref_log_probs": True},
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_options_of_dpo(name, tmp_path):
+    compare(lambda: dpo(tmp_path, "llama", PlannedDPO, **LOSSES[name]))
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "ipo", "hinge", "robust"])
+@pytest.mark.parametrize("most", [1024, 15])
+def test_every_pair_alone(name, most, tmp_path):
+    """Stock models on each sequence by itself, and the loss of each pair by its formula."""
+    trainer = dpo(tmp_path, "llama", PlannedDPO, loss_type=[name], label_smoothing=0.1, max_length=most)
+    cut = None if most > 100 else most
+    wanted = losses_alone(moved(tiny.build("llama")), tiny.build("llama"), trainer.train_dataset, cut)[name]
+    autopack.enable(trainer)
+    of_steps = expected(trainer, wanted, 150, 1, 1)
+    assert [loss for loss, *_ in steps(trainer)] == pytest.approx(of_steps, **CLOSE)
+    assert np.std(of_steps) > 1e-3, "losses must differ"
+
+
+def _lora() -> Any:
+    return peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+
+
+@pytest.mark.parametrize("given_by", ["trainer", "user"])
+def test_peft_whose_reference_is_the_policy(given_by, tmp_path):
+    def make() -> Any:
+        model, extra = tiny.build("llama"), {"peft_config": _lora()}
+        if given_by == "user":
+            model, extra = peft.get_peft_model(model, _lora()), {}
+        args = arguments(tmp_path)
+        return PlannedDPO(model, args=args, train_dataset=pairs(), processing_class=tokenizer(), **extra)
+
+    handle = compare(make)
+    assert list(handle.handles) == ["model"]
+    batches = len(make().get_train_dataloader())
+    assert handle.handles["model"].tally.batches == 2 * batches, "the policy and its base"
+
+
+def _reward(folder: Path, model_type: str, kind: Any = trl.RewardTrainer, **options: Any) -> Any:
+    config = tiny.build(model_type).config
+    config.num_labels = 1
+    torch.manual_seed(0)
+    model = moved(AutoModelForSequenceClassification.from_config(config), 0.1)
+    data = pairs().map(lambda pair: {"margin": float(len(pair["prompt"])) / 50})
+    args = arguments(folder, trl.RewardConfig, **options)
+    return kind(model, args=args, train_dataset=data, processing_class=tokenizer())
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bloom", "gpt_neox"])
+def test_reward_is_stocks_and_that_of_every_pair_alone(model_type, tmp_path):
+    class Kind(Planned, trl.RewardTrainer):
+        pass
+
+    compare(lambda: _reward(tmp_path, model_type, Kind, center_rewards_coefficient=0.1))
+    trainer, stock = _reward(tmp_path, model_type, Kind), _reward(tmp_path, model_type).model.eval()
+    losses = []
+    for pair in trainer.train_dataset:
+        with torch.no_grad():
+            both = [stock(input_ids=torch.tensor([pair[f"{name}_ids"]])).logits for name in ("chosen", "rejected")]
+        losses.append(float(-torch.nn.functional.logsigmoid(both[0] - both[1] - pair["margin"])))
+    autopack.enable(trainer)
+    wanted = expected(trainer, np.array(losses), 150, 1, 1)
+    assert [loss for loss, *_ in steps(trainer)] == pytest.approx(wanted, **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["orpo", "cpo"])
+def test_trainers_that_make_pairs_of_two_tensors(name, tmp_path):
+    module = pytest.importorskip(f"trl.experimental.{name}")
+    trainer, config = (getattr(module, f"{name.upper()}{part}") for part in ("Trainer", "Config"))
+    kind = type(name, (Planned, trainer), {})
+
+    def make() -> Any:
+        args = arguments(tmp_path, config)
+        return kind(tiny.build("llama"), args=args, train_dataset=pairs(), processing_class=tokenizer())
+
+    compare(make)
+
+
+def test_evaluation(tmp_path):
+    stock, enabled = (dpo(tmp_path, eval_dataset=pairs(7, seed=1), per_device_eval_batch_size=3) for _ in range(2))
+    autopack.enable(enabled)
+    autopack.weigh_pairs(enabled)
+    wanted, found = stock.evaluate(), enabled.evaluate()
+    names = [name for name in wanted if not re.search("runtime|per_second", name)]
+    assert {name: found[name] for name in names} == pytest.approx({name: wanted[name] for name in names}, **CLOSE)
+
+
+# Every pair of a step alike
+
+
+def _same_gradients(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+    return all(
+        float((a - b).abs().max()) <= 2e-5 * max(float(b.abs().max()), 1e-3) for a, b in zip(found, wanted, strict=True)
+    )
+
+
+class TestEqualPairs:
+    def _trained(self, folder: Path, weigh: bool, **options: Any) -> Any:
+        options = {"gradient_accumulation_steps": 3, "num_train_epochs": 2, "learning_rate": 0.0, **options}
+        trainer = dpo(folder, "llama", PlannedDPO, train_dataset=pairs(18), **options)
+        autopack.enable(trainer)
+        if weigh:
+            autopack.weigh_pairs(trainer)
+        trainer.train()
+        return trainer
+
+    def test_a_step_is_the_mean_over_its_pairs(self, tmp_path):
+        """Three batches of 2 to 5 pairs, and what is left of an epoch."""
+        trainer = self._trained(tmp_path, weigh=True)
+        alone = losses_alone(moved(tiny.build("llama")), tiny.build("llama"), trainer.train_dataset)["sigmoid"]
+        wanted = expected(trainer, alone, 150, 2, 3)
+        assert logged(trainer) == pytest.approx(wanted, **CLOSE)
+        means_of_means = np.array(logged(self._trained(tmp_path, weigh=False)))
+        assert np.abs(means_of_means - wanted).max() > 3e-4, "control: thirty times the tolerance"
+
+    def test_so_are_its_gradients(self, tmp_path):
+        """One step of plain descent, against the gradient of a batch of all its pairs."""
+        plain = {"max_steps": 1, "optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant"}
+        stock = dpo(tmp_path, train_dataset=pairs(18))
+        batches = list(PackedBatchSampler(pair_lengths(stock.train_dataset, stock.data_collator), 150, seed=42))[:3]
+        assert len({*map(len, batches)}) > 1
+        batch = stock.data_collator([stock.train_dataset[int(index)] for index in np.concatenate(batches)])
+        stock.model.train()
+        stock.compute_loss(stock.model, batch).backward()
+        wanted = [parameter.grad for parameter in stock.model.parameters()]
+        for weigh in (True, False):
+            trainer = self._trained(tmp_path, weigh=weigh, max_grad_norm=0.0, **plain)
+            both = zip(stock.model.parameters(), trainer.model.parameters(), strict=True)
+            assert _same_gradients([(before - after).detach() for before, after in both], wanted) == weigh
+
+    def test_taken_back(self, tmp_path):
+        trainer = dpo(tmp_path)
+        with autopack.weigh_pairs(trainer) as weighed:
+            assert repr(weighed) == "WeighedPairs(of DPOTrainer)"
+            with pytest.raises(ValueError, match="weighed already"):
+                autopack.weigh_pairs(trainer)
+        assert not {"compute_loss", "get_batch_samples"} & {*vars(trainer)}
+        autopack.weigh_pairs(trainer)
+
+    def test_other_trainers(self, tmp_path):
+        trainer = Trainer(tiny.build("llama"), TrainingArguments(str(tmp_path), use_cpu=True, report_to=[]))
+        with pytest.raises(ValueError, match="wanted a trainer of pairs .*, found Trainer"):
+            autopack.weigh_pairs(trainer)
+
+
+# Rows of several documents in a trainer of pairs
+
+
+def _rows(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """All chosen sequences as one packed row, and all rejected ones as another."""
+    made: dict[str, list[torch.Tensor]] = {"input_ids": [], "position_ids": [], "completion_mask": []}
+    for answer in ("chosen_ids", "rejected_ids"):
+        parts = [(pair["prompt_ids"], pair[answer]) for pair in examples]
+        made["input_ids"].append(torch.tensor([token for part in parts for token in (*part[0], *part[1])]))
+        made["position_ids"].append(torch.cat([torch.arange(len(a) + len(b)) for a, b in parts]))
+        made["completion_mask"].append(torch.tensor([bit for a, b in parts for bit in [0] * len(a) + [1] * len(b)]))
+    batch = {name: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True) for name, rows in made.items()}
+    return {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
+
+
+def test_rows_of_several_sequences_are_refused(tmp_path):
+    trainer = dpo(tmp_path, data_collator=_rows, max_steps=1)
+    with (
+        autopack.enable(trainer),
+        pytest.raises(InvalidPacking, match="function made rows of several documents, and DPO"),
+    ):
+        trainer.train()
+    stock = dpo(tmp_path, data_collator=_rows, max_steps=1)
+    stock.train()
+    assert np.isfinite(logged(stock)).all(), "control: it is trained on, as if each row were one sequence"
+
+
+def test_a_packing_collator_in_a_trainer_of_pairs(tmp_path):
+    trainer = dpo(tmp_path, data_collator=autopack.PackingCollator(), max_steps=1)
+    with autopack.enable(trainer), pytest.raises(InvalidPacking, match="example 0: found 'chosen_ids' and"):
+        trainer.train()
+
+
+# The recipe
+
+
+def _recipe() -> str:
+    text = DOCS.read_text()
+    section = text[text.index("\n## Pairs\n") : text.index("\n## Streams\n")]
+    (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    assert code.count("max_tokens=8192") == 1
+    return code.replace("max_tokens=8192", "max_tokens=150")
+
+
+def _run(code: str, model_type: str, folder: Path, **options: Any) -> Any:
+    """The trainer of the recipe, whose reference is the model as it was saved."""
+    tiny.build(model_type).save_pretrained(folder / "model")
+    model = moved(AutoModelForCausalLM.from_pretrained(folder / "model"))
+    given: dict[str, Any] = {"autopack": autopack, "DataLoader": DataLoader, "DPOTrainer": trl.DPOTrainer}
+    given |= {"DPOConfig": lambda: arguments(folder, **options), "model": model, "dataset": pairs()}
+    exec(code, given | {"tokenizer": tokenizer()}, found := {**given, "tokenizer": tokenizer()})
+    return found["trainer"]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "bloom", "mamba"])
+def test_the_recipe_trains_on_every_pair_alone(model_type, tmp_path):
+    trainer = _run(_recipe(), model_type, tmp_path, learning_rate=0.0)
+    policy, reference = moved(tiny.build(model_type)), tiny.build(model_type)
+    alone = losses_alone(policy.eval(), reference.eval(), trainer.train_dataset)["sigmoid"]
+    wanted = expected(trainer, alone, 150, 3, 1)
+    assert logged(trainer) == pytest.approx(wanted, **CLOSE)
+    assert np.std(wanted) > 1e-3
+
+
+@pytest.fixture
+def _precision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Trainers leave theirs to all that come after them in a process."""
+    from accelerate.state import AcceleratorState
+
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("_precision")
+@pytest.mark.parametrize(("bf16", "close"), [(False, CLOSE), (None, {"rel": 2e-2})], ids=["float32", "bfloat16"])
+def test_the_recipe_trains_as_stock(bf16, close, tmp_path):
+    """TRL trains in bfloat16 unless told otherwise, which has three digits."""
+    found = _run(_recipe(), "llama", tmp_path, bf16=bf16)
+    stock = _run(_recipe().replace("autopack.enable(trainer)\n", ""), "llama", tmp_path, bf16=bf16)
+    assert not autopack.is_enabled(stock.model)
+    assert logged(found) == pytest.approx(logged(stock), **close)
+    handle = autopack.enable(found)
+    assert list(handle.handles) == ["model", "ref_model"]
+    for of_model in handle.handles.values():
+        assert of_model.tally.batches == len(logged(found))
+        assert not of_model.tally.left
+
+
+def test_the_recipe_goes_on_where_it_stopped(tmp_path):
+    """From a step inside the second epoch, with two batches to a step."""
+    seen: list[list[int]] = []
+
+    class Watched(PlannedDPO):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append(inputs["input_ids"].sum(dim=1).tolist())
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    options = {"gradient_accumulation_steps": 2, "num_train_epochs": 3, "learning_rate": 1e-3, "save_steps": 1}
+    losses, batches = [], []
+    for resumed in (None, str(tmp_path / "checkpoint-4")):
+        seen.clear()
+        data = pairs(18)
+        trainer = dpo(tmp_path, "llama", Watched, train_dataset=data, save_strategy="steps", **options)
+        autopack.enable(trainer)
+        autopack.weigh_pairs(trainer)
+        trainer.train(resume_from_checkpoint=resumed)
+        losses.append(logged(trainer))
+        batches.append(list(seen))
+    steps_per_epoch = len(losses[0]) // 3
+    assert steps_per_epoch < 4 < len(losses[0])
+    assert 0 < len(batches[1]) < len(batches[0])
+    assert batches[1] == batches[0][-len(batches[1]) :]
+    assert losses[1] == pytest.approx(losses[0], **CLOSE)
