@@ -18,7 +18,7 @@ from autopack.packing.plan import Strategy
 from autopack.packing.weights import WEIGHINGS, Weighing
 from autopack.version import __version__
 
-BLOCK = 1 << 20
+BLOCK = 1 << 19
 """Tokens that are gathered and written at a time: what a process holds of a dataset on disk."""
 
 
