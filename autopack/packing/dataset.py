@@ -90,6 +90,7 @@ def pack(
     except ImportError as error:
         raise ImportError('autopack.pack needs pyarrow: pip install "autopack[data]"') from error
 
+    check_int("max_length", max_length, 1, most=(1 << 31) - 1)  # of which lists of arrow have one less than plans
     check_names("columns", columns, "columns")
     check_names("drop_columns", drop_columns, "columns")
     columns, drop_columns = None if columns is None else tuple(columns), tuple(drop_columns)

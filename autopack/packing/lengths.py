@@ -93,8 +93,11 @@ def zeros(count: int) -> np.ndarray:
     return np.broadcast_to(np.int64(0), (count,))
 
 
-def read(lengths: Any) -> np.ndarray:
-    """The lengths as (documents,) int64; raises `InvalidPacking` for anything but ints of at least 1."""
+def read(lengths: Any, copy: bool = True) -> np.ndarray:
+    """The lengths as (documents,) int64; raises `InvalidPacking` for anything but ints from 1 to `LONGEST`.
+
+    Without `copy` they are what was given, where that is such an array.
+    """
     if isinstance(lengths, (str, bytes, dict)) or not (hasattr(lengths, "__iter__") or hasattr(lengths, "__array__")):
         raise InvalidPacking(f"lengths: wanted one int per document, found {type(lengths).__name__}")
     if not hasattr(lengths, "__len__") and not hasattr(lengths, "__array__"):
@@ -112,16 +115,22 @@ def read(lengths: Any) -> np.ndarray:
     if found.dtype.kind not in "iu":
         given = lengths if isinstance(lengths, (list, tuple)) else found.tolist()
         index = next((index for index, value in enumerate(given) if not is_int(value)), None)
-        if index is None:
-            raise InvalidPacking(f"lengths: wanted ints of at most 63 bits, found {max(given)}")
-        wanted = f"wanted an int, its number of tokens; convert from {found.dtype}"
-        raise InvalidPacking(f"lengths[{index}] is {given[index]!r}: {wanted}")
-    for wrong, why in ((found < 1, "leave empty documents out"), (found > LONGEST, "no document is that long")):
-        if wrong.any():
-            index = int(wrong.argmax())
-            more = f" (and {wrong.sum() - 1:,} more)" if wrong.sum() > 1 else ""
-            raise InvalidPacking(f"lengths[{index}] is {found[index]}{more}: wanted at least 1 token; {why}")
-    return found.astype(np.int64)
+        if index is not None:
+            wanted = f"wanted an int, its number of tokens; convert from {found.dtype}"
+            raise InvalidPacking(f"lengths[{index}] is {given[index]!r}: {wanted}")
+        found = np.array(given, object)  # ints of more than 64 bits
+    if found.min() < 1:
+        raise _wrong(found, found < 1, "wanted at least 1 token; leave empty documents out")
+    if found.max() > LONGEST:
+        way = "cut such documents into several, or leave them out"
+        raise _wrong(found, found > LONGEST, f"wanted at most {LONGEST:,} tokens; {way}")
+    return found.astype(np.int64, copy=copy)
+
+
+def _wrong(lengths: np.ndarray, wrong: np.ndarray, wanted: str) -> InvalidPacking:
+    index, count = int(wrong.argmax()), int(wrong.sum())
+    more = f" (and {count - 1:,} more)" if count > 1 else ""
+    return InvalidPacking(f"lengths[{index}] is {lengths[index]}{more}: {wanted}")
 
 
 def fit(lengths: np.ndarray, capacity: int, overflow: Overflow) -> tuple[Pieces, Counts]:

@@ -216,7 +216,7 @@ def plan(
     """
     check_in("strategy", strategy, get_args(Strategy))
     check_in("overflow", overflow, get_args(Overflow))
-    check_int("capacity", capacity, 1)
+    check_int("capacity", capacity, 1, most=LONGEST)
     check_int("seed", seed, 0)
     check_int("max_documents", max_documents, 1, optional=True)
     check_int("ranks", ranks, 1)
@@ -224,16 +224,14 @@ def plan(
     if rows is not None and (rows % ranks or strategy == "fixed_length"):
         reason = "cuts rows where they are full" if strategy == "fixed_length" else f"wanted a multiple of {ranks=}"
         raise ValueError(f"rows={rows}: {reason}")
-    if capacity > LONGEST:
-        raise ValueError(f"capacity={capacity}: wanted at most {LONGEST}")
     if cost is not None and not isinstance(cost, CostModel):
         raise ValueError(f"cost={cost!r}: wanted an autopack.CostModel, or None")
     if cost is not None and strategy in ORDERED:
         raise ValueError(f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave one out")
     if max_documents is not None and strategy == "fixed_length":
         raise ValueError("max_documents= cannot be kept by strategy='fixed_length', which fills all rows: leave it out")
-    found, capacity, ranks, seed = read(lengths), int(capacity), int(ranks), int(seed)
-    limit = capacity if max_documents is None else int(max_documents)
+    found, capacity, ranks, seed = read(lengths, copy=False), int(capacity), int(ranks), int(seed)
+    limit = capacity if max_documents is None else min(capacity, int(max_documents))
     if strategy == "fixed_length":
         pieces, bounds, counts = cut(found, capacity)
     else:

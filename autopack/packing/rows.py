@@ -38,8 +38,6 @@ class Rows:
     loss_weights: Weighing | None = None
 
     def __post_init__(self) -> None:
-        if self.plan.capacity >= 1 << 31:
-            raise ValueError(f"max_length={self.plan.capacity}: wanted at most 2,147,483,647, as lists of arrow have")
         documents, counts, key = self.documents, self.plan.counts, self.documents.label_key
         if not len(self.plan):
             raise InvalidPacking(f"no document is left of {counts.documents:,}: all are longer than max_length")

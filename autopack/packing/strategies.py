@@ -310,6 +310,7 @@ def multipack(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: 
     """
     if ranks == 1:
         return in_order(shuffled, lengths, capacity, limit, ranks, seed)
+    ranks = min(ranks, len(lengths))
     order = shuffled(lengths, seed)
     sizes = lengths[order]
     ends = np.cumsum(sizes)
