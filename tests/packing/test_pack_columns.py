@@ -112,3 +112,13 @@ def test_documents_in_order_are_the_same_whether_or_not_they_are_taken_together(
         assert row["labels"] == labels
         assert row["position_ids"] == [at for length in row["seq_lengths"] for at in range(length)]
     assert dataset["labels"][:] == ids, "what was packed has not been written to"
+
+
+def test_rows_made_ahead_raise_where_they_are_asked_for(monkeypatch):
+    monkeypatch.setattr("autopack.packing.dataset.BLOCK", 10)
+    ids = [[number] * 5 for number in range(40)]
+    rows = autopack.pack(datasets.Dataset.from_dict({"input_ids": ids}), 10, "fixed_length")
+    assert [token for row in rows["input_ids"] for token in row] == [token for document in ids for token in document]
+    ids[33][2] = -1
+    with pytest.raises(InvalidPacking, match="example 33, column 'input_ids': found a token id below 0"):
+        autopack.pack(datasets.Dataset.from_dict({"input_ids": ids}), 10, "fixed_length")
