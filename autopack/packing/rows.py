@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,34 +22,9 @@ from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing, to
 logger = logging.getLogger(__name__)
 
 
-MOST_AHEAD = 1 << 22
-"""The most tokens of a batch of rows and the one after it for which both are held at a time."""
-
-
-class Ahead:
-    """A function of a range, which is called for the range that follows in a thread."""
-
-    def __init__(self, function: Callable[[int, int], Any]):
-        self._function = function
-        self._thread = ThreadPoolExecutor(1)
-        self._next: tuple[tuple[int, int], Future[Any]] | None = None
-
-    def __call__(self, first: int, end: int, following: int) -> Any:
-        """What the function gives for `first` to `end`; `following` is the end of the range that is asked for next."""
-        found, self._next = self._next, None
-        made = found[1].result() if found is not None and found[0] == (first, end) else self._function(first, end)
-        if end < following:
-            self._next = (end, following), self._thread.submit(self._function, end, following)
-        else:
-            self._thread.shutdown(wait=False)
-            self._thread = ThreadPoolExecutor(1)  # which has no thread before it is needed
-        return made
-
-
 @dataclass
 class Rows:
-    """The rows of a plan, any of them at any time; called with a batch of row numbers, as `Dataset.map` does, it also
-    makes the batch that follows, while this one is written.
+    """The rows of a plan, any of them at any time; called with a batch of row numbers, as `Dataset.map` does.
 
     What they hold beside the columns of the documents is said by the options of `autopack.pack` of the same names.
     Raises `InvalidPacking` where the columns of the documents cannot be columns of such rows.
@@ -80,18 +53,8 @@ class Rows:
         if key is None and not self.mask_first_label:
             raise InvalidPacking("loss_weights= with mask_first_label=False needs a column of labels")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_ahead"}
-
     def __call__(self, batch: Mapping[str, Any]) -> pa.Table:
-        first, end = int(batch["row"][0]), int(batch["row"][-1]) + 1
-        following = min(2 * end - first, len(self.plan))
-        is_small = (following - first) * self.plan.capacity <= MOST_AHEAD
-        return self._ahead(first, end, following if is_small else end)
-
-    @cached_property
-    def _ahead(self) -> Ahead:
-        return Ahead(self.table)
+        return self.table(int(batch["row"][0]), int(batch["row"][-1]) + 1)
 
     def table(self, first: int = 0, end: int | None = None) -> pa.Table:
         """The rows from `first` to `end`."""

@@ -114,7 +114,7 @@ def test_documents_in_order_are_the_same_whether_or_not_they_are_taken_together(
     assert dataset["labels"][:] == ids, "what was packed has not been written to"
 
 
-def test_rows_made_ahead_raise_where_they_are_asked_for(monkeypatch):
+def test_rows_that_are_written_a_few_at_a_time(monkeypatch):
     monkeypatch.setattr("autopack.packing.dataset.BLOCK", 10)
     ids = [[number] * 5 for number in range(40)]
     rows = autopack.pack(datasets.Dataset.from_dict({"input_ids": ids}), 10, "fixed_length")
