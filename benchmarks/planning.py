@@ -1,20 +1,26 @@
 """What it costs to choose which documents share a row, and how good the rows are.
 
     python -m benchmarks.planning                                  about ten minutes on two cores
-    python -m benchmarks.planning --lengths 100000 --many 0 --trl 50000 --trl-whole 10000 --rounds 1    a first look
-    python -m benchmarks.planning --json benchmarks/results/planning.json
+    python -m benchmarks.planning --lengths 100000 --many 0 --huge 0 --trl 50000 --trl-whole 10000 --rounds 1
+    python -m benchmarks.planning --llamafactory llamafactory-….whl --json benchmarks/results/planning.json
+
+The second is a first look. The third has arms of LLaMA-Factory, as `pip download llamafactory --no-deps` gets it.
 
 Lengths like those of FLAN_20k: lognormal, of mean 471 before they are clipped at 4096, which is the capacity. One
 thread.
 
 * **Strategies**: `autopack.plan` with each strategy; fill is the share of columns that hold tokens.
-* **Memory**: best fit of as many lengths and of ten times as many, and the largest resident memory of a process that
-  does nothing else. `before` is that of Python, numpy and the lengths, 8 bytes each.
+* **Many lengths**: lengths that hardly repeat: 200,000, lognormal of mean 25,000 and uniform, up to 2**20, in rows of
+  2**20; and multipack for 64 and 512 ranks.
+* **Memory**: best fit of as many lengths, of ten and of a hundred times as many, and the largest resident memory of a
+  process that does nothing else. `before` is that of Python, numpy, and of drawing the lengths.
 * **Balance**: eight ranks, cost `CostModel(0, 1)` (squares of lengths alone): the slowest rank of a step over the mean.
 * **TRL**: `trl.pack_dataset(strategy="bfd")` packs tokens and not only lengths. It gets tokens of one byte, in memory,
   so that little of its time is theirs; `plan, tokens moved` also puts the tokens in the order of the plan, by numpy.
   By default TRL packs every 1000 documents by themselves. In one batch it makes the rows of best-fit decreasing, and
   then their number must be ours; that takes it long, so it gets fewer lengths. Arms are compared on the same lengths.
+* **LLaMA-Factory**: its `greedy_knapsack` of lists of lengths, 1000 at a time, as it packs by default, and in one batch
+  for fewer lengths, of which it takes one after the other out of a list.
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import interleave
+from benchmarks import interleave, peers
 
 MEAN, SIGMA, CAPACITY, RANKS = 471, 1.0, 4096, 8
 ARMS = {
@@ -76,6 +82,30 @@ def measure_strategies(lengths: np.ndarray, rounds: int) -> dict[str, dict[str, 
     return {arm: {**found[arm], **times[arm]} for arm in ARMS}
 
 
+def measure_many_lengths(rounds: int, seed: int) -> dict[str, dict[str, Any]]:
+    """Lengths of which each is hardly there twice, and many ranks."""
+    import autopack
+
+    generator, most = np.random.default_rng(seed), 1 << 20
+    spread = {
+        "lognormal to 2**20": np.clip(generator.lognormal(9, 1.5, 200_000).astype(np.int64), 1, most),
+        "uniform to 2**20": generator.integers(1, most + 1, 200_000),
+    }
+    lengths = flan_like(100_000, seed)
+    arms: dict[str, Any] = {
+        f"{name}, {what}": lambda name=name, what=what: autopack.plan(spread[what], most, name)
+        for what in spread
+        for name in ("best_fit", "first_fit")
+    }
+    arms |= {
+        f"multipack, {ranks} ranks, 100,000": lambda ranks=ranks: autopack.plan(
+            lengths, CAPACITY, "multipack", ranks=ranks
+        )
+        for ranks in (64, 512)
+    }
+    return interleave.interleave(arms, rounds)
+
+
 def measure_peak(count: int, arm: str, seed: int) -> dict[str, Any]:
     """Time and memory of one plan, in this process, which should be a fresh one."""
     import autopack.packing.plan  # noqa: F401
@@ -89,6 +119,7 @@ def measure_peak(count: int, arm: str, seed: int) -> dict[str, Any]:
         "count": count,
         "arm": arm,
         "seconds": times.wall[0],
+        "cpu": times.cpu[0],
         "before": before,
         "peak": _peak(),
         "fill": made[0].fill,
@@ -106,7 +137,7 @@ def measure_peaks(counts: list[int], seed: int) -> list[dict[str, Any]]:
     environment = {k: v for k, v in os.environ.items() if k not in interleave.MALLOC}
     found = []
     for count in counts:
-        for arm in ("best_fit", "best_fit, 8 ranks"):
+        for arm in ("best_fit", "best_fit, 8 ranks") if count < 10**8 else ("best_fit",):
             command = [sys.executable, "-m", "benchmarks.planning", "--peak-of", arm, "--lengths", str(count)]
             command += ["--seed", str(seed)]
             output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -187,10 +218,28 @@ def measure_trl(count: int, whole: bool, rounds: int, seed: int) -> dict[str, An
     }
 
 
+def measure_llamafactory(knapsack: peers.Knapsack, count: int, size: int, rounds: int, seed: int) -> dict[str, Any]:
+    """LLaMA-Factory's packing, `size` at a time, and ours of the same lengths, each as it takes them."""
+    lengths = flan_like(count, seed)
+    batches = [lengths[at : at + size].tolist() for at in range(0, count, size)]
+    made: dict[str, int] = {}
+    arms = {
+        "llamafactory": lambda: made.update(llamafactory=peers.packed(knapsack, batches, CAPACITY)),
+        "plan": lambda: made.update(plan=len(planned(lengths, "best_fit"))),
+    }
+    times = interleave.interleave(arms, rounds)
+    fill = {name: float(lengths.sum() / CAPACITY / rows) for name, rows in made.items()}
+    assert fill["plan"] >= fill["llamafactory"]
+    ratios = {s: times["llamafactory"][s] / times["plan"][s] for s in ("median", "min", "cpu median")}
+    return {"lengths": count, "batch": size, "fill": fill, "times": times, "ratios": {"plan": ratios}}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, default=1_000_000)
     parser.add_argument("--many", type=int, default=10_000_000, help="lengths for time and memory; 0: leave out")
+    parser.add_argument("--huge", type=int, default=100_000_000, help="the same, once, by best fit; 0: leave out")
+    parser.add_argument("--llamafactory", type=Path, help="its wheel, or the folder it is in, unless it is installed")
     parser.add_argument("--trl", type=int, default=1_000_000, help="lengths for TRL as it is; 0: leave out")
     parser.add_argument("--trl-whole", type=int, default=100_000, help="lengths for TRL in one batch; 0: leave out")
     parser.add_argument("--rounds", type=int, default=3)
@@ -207,19 +256,28 @@ def main() -> None:
 
     torch.set_num_threads(1)
     where = interleave.origin()
+    greedy = peers.llamafactory(options.llamafactory)
     lengths = flan_like(options.lengths, options.seed)
-    settings = {k: v for k, v in vars(options).items() if k not in ("json", "peak_of")}
+    settings = {k: v for k, v in vars(options).items() if k not in ("json", "peak_of", "llamafactory")}
+    counts = [n for n in (options.lengths, options.many) if n]
+    of_greedy = [(n, peers.BATCH) for n in counts] + [(n, n) for n in (options.trl_whole,) if n]
     result = {
         "benchmark": "planning",
         "origin": where,
         "settings": {**settings, "mean": MEAN, "sigma": SIGMA, "capacity": CAPACITY},
         "strategies": measure_strategies(lengths, options.rounds),
-        "memory": measure_peaks([n for n in (options.lengths, options.many) if n], options.seed),
+        "many lengths": measure_many_lengths(options.rounds, options.seed),
+        "memory": measure_peaks([n for n in (*counts, options.huge) if n], options.seed),
         "balance": measure_balance(lengths),
         "trl": [
             measure_trl(count, whole, options.rounds, options.seed)
             for count, whole in ((options.trl, False), (options.trl_whole, True))
             if count
+        ],
+        "llamafactory": [
+            {"peer": f"LLaMA-Factory {greedy[1]}, greedy_knapsack,"}
+            | measure_llamafactory(greedy[0], count, size, options.rounds, options.seed)
+            for count, size in (of_greedy if greedy else ())
         ],
     }
     interleave.write(options.json, result, describe(result))
@@ -237,21 +295,27 @@ def describe(result: dict[str, Any]) -> str:
     for arm, found in result["strategies"].items():
         times = "".join(f"{found[s]:>9.3f}" for s in ("median", "min", "cpu median"))
         lines.append(f"{arm:<26}{times}{found['rows']:>10,}{found['fill']:>10.6f}")
-    lines += ["", f"{'In a process of its own':<44}{'seconds':>9}{'peak MiB':>10}{'of which before':>17}"]
+    lines += ["", f"{'Many lengths, and many ranks; seconds':<44}{'median':>9}{'min':>9}{'cpu':>9}"]
+    for arm, found in result["many lengths"].items():
+        lines.append(f"{arm:<44}" + "".join(f"{found[s]:>9.3f}" for s in ("median", "min", "cpu median")))
+    own = "In a process of its own"
+    lines += ["", f"{own:<44}{'seconds':>9}{'cpu':>9}{'peak MiB':>10}{'of which before':>17}"]
     for found in result["memory"]:
         name = f"{found['arm']}, {found['count']:,} lengths"
-        lines.append(f"{name:<44}{found['seconds']:>9.2f}{found['peak']:>10.0f}{found['before']:>17.0f}")
+        times = f"{found['seconds']:>9.2f}{found['cpu']:>9.2f}"
+        lines.append(f"{name:<44}{times}{found['peak']:>10.0f}{found['before']:>17.0f}")
     lines += [
         "",
         f"{f'{RANKS} ranks, cost = sum of squares: slowest rank over mean':<60}{'all steps':>10}{'worst step':>12}",
     ]
     for arm, found in result["balance"].items():
         lines.append(f"{arm:<60}{found['slowest over mean, all steps']:>10.4f}{found['worst step']:>12.4f}")
-    for found in result["trl"]:
+    for found in (*result["trl"], *result["llamafactory"]):
+        peer = found.get("peer", "trl.pack_dataset(strategy='bfd')")
         batch = "one batch" if found["batch"] == found["lengths"] else f"batches of {found['batch']}"
         lines += [
             "",
-            f"trl.pack_dataset(strategy='bfd') on {found['lengths']:,} documents in {batch}; ratios are to TRL",
+            f"{peer} on {found['lengths']:,} documents in {batch}; ratios are to it",
             f"{'arm':<26}{'median':>9}{'min':>9}{'cpu':>9}{'fill':>10}{'ratio':>9}{'min':>9}{'cpu':>9}",
         ]
         for arm, times in found["times"].items():
@@ -259,10 +323,12 @@ def describe(result: dict[str, Any]) -> str:
             line += f"{found['fill'][arm]:>10.6f}"
             ratios = found["ratios"].get(arm, {})
             lines.append(line + "".join(f"{ratios[s]:>9.1f}" for s in ratios))
+    if not result["llamafactory"]:
+        lines += ["", "LLaMA-Factory is not installed, and --llamafactory names none: its arms are absent."]
     goals = (
-        "at most 1.5 s and a fill of at least 0.999 for a million by best fit; at most 20 s and 2 GiB for ten million; "
+        "at most 1.5 s and a fill of at least 0.999 for a million by best fit; at most 10 s and 1 GiB for ten million; "
     )
-    goals += "at most 1.05 over the mean; at least 30 x TRL."
+    goals += "at most 1.05 over the mean; at least 30 x TRL; faster than LLaMA-Factory, with no less fill."
     return "\n".join([*lines, "", f"Goals: {goals}"])
 
 

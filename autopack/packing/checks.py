@@ -43,10 +43,12 @@ def is_int(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def check_int(name: str, value: Any, least: int, optional: bool = False) -> None:
-    """Raises `ValueError` for an option that is no int of at least so much, nor None where it is optional."""
+def check_int(name: str, value: Any, least: int, optional: bool = False, most: int | None = None) -> None:
+    """Raises `ValueError` for an option that is no int of such a size, nor None where it is optional."""
     if not (is_int(value) and value >= least) and not (optional and value is None):
         raise ValueError(f"{name}={value!r}: wanted an int of at least {least}{' or None' * optional}")
+    if most is not None and value is not None and value > most:
+        raise ValueError(f"{name}={value!r}: wanted at most {most:,}")
 
 
 def check_in(name: str, value: Any, choices: Collection[Any]) -> None:

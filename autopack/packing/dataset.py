@@ -18,7 +18,7 @@ from autopack.packing.plan import Strategy
 from autopack.packing.weights import WEIGHINGS, Weighing
 from autopack.version import __version__
 
-BLOCK = 1 << 20
+BLOCK = 1 << 19
 """Tokens that are gathered and written at a time: what a process holds of a dataset on disk."""
 
 
@@ -119,6 +119,7 @@ def prepare(
     except ImportError as error:
         raise ImportError(f'{name} needs pyarrow: pip install "autopack[data]"') from error
 
+    check_int("max_length", max_length, 1, most=(1 << 31) - 1)  # of which lists of arrow have one less than plans
     check_names("columns", columns, "columns")
     check_names("drop_columns", drop_columns, "columns")
     carried = {"columns": None if columns is None else tuple(columns), "drop_columns": tuple(drop_columns)}

@@ -16,6 +16,9 @@ from autopack.packing.lengths import to_numpy
 
 ROW_KEYS = (LENGTHS, "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
 """Columns that only packed rows have."""
+Values = Any
+"""An array: of numpy where the type allows it, else of arrow."""
+Spans = list[tuple[int, int, int]]
 
 
 class Documents:
@@ -42,7 +45,7 @@ class Documents:
         if not _is_list(ids) or not pa.types.is_integer(_value_type(ids)):
             raise InvalidPacking(f"column 'input_ids': wanted a list of ints per example, found {ids}")
         self._sizes = self._lengths(IDS)
-        self._values: dict[str, list[pa.Array]] = {}
+        self._values: dict[str, list[Values]] = {}
         self.per_token: list[str] = [IDS]
         self.per_document: list[str] = []
         for name in names:
@@ -86,22 +89,37 @@ class Documents:
         """The column of labels, by whichever name."""
         return next((k for k in (*self.per_token, *self.per_document) if k in LABEL_KEYS), None)
 
-    def values(self, name: str, documents: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> pa.Array:
-        """The values of parts of documents, one part after the other, in a new array."""
+    def values(self, documents: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> dict[str, Values]:
+        """What all columns per token hold of parts of documents, one part after the other.
+
+        Ints and floats come as arrays of numpy, which cannot be written to where the parts lie so in the source.
+        """
         rows = self.chosen[documents]
         number = np.searchsorted(self.first_rows, rows, "right") - 1
-        begins = self._starts[name][rows] + self._begins[rows] + starts
-        if name not in self._values:
-            self._values[name] = [_as_list(batch.column(name)).values for batch in self.batches]
-        children = self._values[name]
-        spans = zip(number.tolist(), begins.tolist(), lengths.tolist(), strict=True)
-        found = pa.concat_arrays([children[n].slice(begin, length) for n, begin, length in spans])
-        if found.null_count:
-            token = int(np.argmax(found.is_null().to_numpy(zero_copy_only=False)))
-            index = int(documents[np.searchsorted(np.cumsum(lengths), token, "right")])
-            found = "found a token without a value; fill it, or name the column in drop_columns"
-            raise invalid(index, name, found, "column ")
-        return found
+        spans: dict[int, Spans] = {}  # by where values start, which is the same in most columns
+        made: dict[str, Values] = {}
+        total = int(lengths.sum())
+        for name in self.per_token:
+            where = self._starts[name]
+            if id(where) not in spans:
+                spans[id(where)] = _joined(number, where[rows] + self._begins[rows] + starts, lengths)
+            if name not in self._values:
+                children = [_as_list(batch.column(name)).values for batch in self.batches]
+                plain = all(_is_number(child.type) and not child.null_count for child in children)
+                self._values[name] = [child.to_numpy() for child in children] if plain else children
+            children = self._values[name]
+            parts = [children[n][begin:end] for n, begin, end in spans[id(where)]]
+            if isinstance(parts[0], np.ndarray):
+                made[name] = parts[0] if len(parts) == 1 else np.concatenate(parts, out=empty(total, parts[0].dtype))
+                continue
+            found = pa.concat_arrays(parts)
+            if found.null_count:
+                token = int(np.argmax(found.is_null().to_numpy(zero_copy_only=False)))
+                index = int(documents[np.searchsorted(np.cumsum(lengths), token, "right")])
+                reason = "found a token without a value; fill it, or name the column in drop_columns"
+                raise invalid(index, name, reason, "column ")
+            made[name] = found.to_numpy() if _is_number(found.type) else found
+        return made
 
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
         """The values of a column per document."""
@@ -115,8 +133,9 @@ class Documents:
     def _lengths(self, name: str) -> np.ndarray:
         """How many values each row of the table has in a column of lists; notes where they start."""
         offsets = [_as_list(batch.column(name)).offsets.to_numpy().astype(np.int64) for batch in self.batches]
-        absent = [batch.column(name).is_null().to_numpy(zero_copy_only=False) for batch in self.batches]
-        self._refuse(np.concatenate(absent), name, "found no value; fill it, or leave the example or column out")
+        if any(batch.column(name).null_count for batch in self.batches):
+            absent = [batch.column(name).is_null().to_numpy(zero_copy_only=False) for batch in self.batches]
+            self._refuse(np.concatenate(absent), name, "found no value; fill it, or leave the example or column out")
         starts = np.concatenate([o[:-1] for o in offsets])
         shared = self._starts.get(IDS)
         self._starts[name] = shared if shared is not None and np.array_equal(shared, starts) else starts
@@ -131,8 +150,7 @@ class Documents:
             return False  # the targets of a document, as the collator reads them
         while _is_list(value):
             value = _value_type(value)
-        is_number = pa.types.is_integer(value) or pa.types.is_floating(value) or pa.types.is_boolean(value)
-        if not (is_number or pa.types.is_null(value)):
+        if not (_is_number(value) or pa.types.is_boolean(value) or pa.types.is_null(value)):
             return False  # text, whether or not there happen to be as many words as tokens
         lengths = self._lengths(name)
         wrong = lengths[self.chosen] != self.lengths
@@ -246,8 +264,25 @@ def _is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+
+
 def _value_type(kind: pa.DataType) -> pa.DataType:
     return getattr(kind, "storage_type", kind).value_type
+
+
+def empty(count: int, dtype: np.dtype) -> np.ndarray:
+    """Numbers in memory of arrow, which keeps for the next what is freed; malloc gives it back to the system."""
+    return np.frombuffer(pa.allocate_buffer(count * dtype.itemsize), dtype)
+
+
+def _joined(number: np.ndarray, begins: np.ndarray, lengths: np.ndarray) -> Spans:
+    """The batch, first value and end of each part; parts of a batch that lie one behind the other are one."""
+    ends = begins + lengths
+    first = np.flatnonzero(np.append(True, (begins[1:] != ends[:-1]) | (number[1:] != number[:-1])))
+    last = np.append(first[1:], len(ends)) - 1
+    return list(zip(number[first].tolist(), begins[first].tolist(), ends[last].tolist(), strict=True))
 
 
 def _as_list(array: pa.Array) -> pa.Array:

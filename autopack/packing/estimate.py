@@ -16,7 +16,7 @@ from autopack.errors import AutopackError, InvalidPacking
 from autopack.packing.arms import Arm, packed_arm, padded_arms
 from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_int
-from autopack.packing.lengths import Counts, Overflow, fit
+from autopack.packing.lengths import LONGEST, Counts, Overflow, fit
 from autopack.packing.plan import Strategy, plan
 from autopack.packing.sources import lengths_of
 
@@ -201,6 +201,7 @@ def estimate(
     """
     for size in (batch_size, *batch_sizes):
         check_int("batch_size", size, 1)
+    check_int("max_length", max_length, 1, most=LONGEST)
     cost = cost or CostModel()
     given = lengths_of(data, column, tokenizer)
     plan([1], max_length, overflow=overflow, seed=seed, ranks=ranks)  # checks the options

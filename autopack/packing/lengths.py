@@ -17,6 +17,8 @@ Overflow = Literal["error", "truncate", "split", "drop"]
 LONGEST = 1 << 31
 """The most tokens of a document or row: the sum of the squared lengths of a row then fits into 63 bits."""
 
+_SHORTER = "cut such documents into several, or leave them out"
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -103,10 +105,11 @@ def zeros(count: int) -> np.ndarray:
     return np.broadcast_to(np.int64(0), (count,))
 
 
-def read(lengths: Any, sequences: bool = False) -> np.ndarray:
-    """The lengths as (documents,) int64; raises `InvalidPacking` for anything but ints of at least 1.
+def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray:
+    """The lengths as (documents,) int64; raises `InvalidPacking` for anything but ints from 1 to `LONGEST`.
 
     With `sequences` they may be (documents, sequences): those of documents that are several sequences, as pairs are.
+    Without `copy` they are what was given, where that is such an array.
     """
     if isinstance(lengths, (str, bytes, dict)) or not (hasattr(lengths, "__iter__") or hasattr(lengths, "__array__")):
         raise InvalidPacking(f"lengths: wanted one int per document, found {type(lengths).__name__}")
@@ -125,20 +128,24 @@ def read(lengths: Any, sequences: bool = False) -> np.ndarray:
     if found.dtype.kind not in "iu":
         given = lengths if isinstance(lengths, (list, tuple)) and found.ndim == 1 else found.ravel().tolist()
         index = next((index for index, value in enumerate(given) if not is_int(value)), None)
-        if index is None:
-            raise InvalidPacking(f"lengths: wanted ints of at most 63 bits, found {max(given)}")
-        wanted = f"wanted an int, its number of tokens; convert from {found.dtype}"
-        raise InvalidPacking(f"lengths{_place(index, found)} is {given[index]!r}: {wanted}")
-    for wrong, why in ((found < 1, "leave empty documents out"), (found > LONGEST, "no document is that long")):
-        if wrong.any():
-            index = int(wrong.argmax())
-            more = f" (and {wrong.sum() - 1:,} more)" if wrong.sum() > 1 else ""
-            at, number = _place(index, found), found.ravel()[index]
-            raise InvalidPacking(f"lengths{at} is {number}{more}: wanted at least 1 token; {why}")
-    found = found.astype(np.int64)
+        if index is not None:
+            wanted = f"wanted an int, its number of tokens; convert from {found.dtype}"
+            raise InvalidPacking(f"lengths{_place(index, found)} is {given[index]!r}: {wanted}")
+        found = np.array(given, object).reshape(found.shape)  # ints of more than 64 bits
+    if found.min() < 1:
+        raise _wrong(found, found < 1, "wanted at least 1 token; leave empty documents out")
+    if found.max() > LONGEST:
+        raise _wrong(found, found > LONGEST, f"wanted at most {LONGEST:,} tokens; {_SHORTER}")
+    found = found.astype(np.int64, copy=copy)
     if found.ndim == 2 and (wrong := found.sum(axis=1) > LONGEST).any():
-        raise InvalidPacking(f"lengths[{int(wrong.argmax())}] sum to over {LONGEST}: no document is that long")
+        raise InvalidPacking(f"lengths[{int(wrong.argmax())}] sum to over {LONGEST:,} tokens; {_SHORTER}")
     return found
+
+
+def _wrong(lengths: np.ndarray, wrong: np.ndarray, wanted: str) -> InvalidPacking:
+    index, count = int(wrong.argmax()), int(wrong.sum())
+    more = f" (and {count - 1:,} more)" if count > 1 else ""
+    return InvalidPacking(f"lengths{_place(index, lengths)} is {lengths.ravel()[index]}{more}: {wanted}")
 
 
 def _place(index: int, found: np.ndarray) -> str:

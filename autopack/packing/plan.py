@@ -252,7 +252,7 @@ def plan(
     """
     check_in("strategy", strategy, get_args(Strategy))
     check_in("overflow", overflow, get_args(Overflow))
-    check_int("capacity", capacity, 1)
+    check_int("capacity", capacity, 1, most=LONGEST)
     check_int("seed", seed, 0)
     check_int("max_documents", max_documents, 1, optional=True)
     check_int("ranks", ranks, 1)
@@ -264,30 +264,17 @@ def plan(
     if rows is not None and (rows % ranks or strategy == "fixed_length"):
         reason = "cuts rows where they are full" if strategy == "fixed_length" else f"wanted a multiple of {ranks=}"
         raise ValueError(f"rows={rows}: {reason}")
-    if capacity > LONGEST:
-        raise ValueError(f"capacity={capacity}: wanted at most {LONGEST}")
     if cost is not None and not isinstance(cost, CostModel):
         raise ValueError(f"cost={cost!r}: wanted an autopack.CostModel, or None")
     if cost is not None and strategy in ORDERED:
         raise ValueError(f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave one out")
     if max_documents is not None and strategy == "fixed_length":
         raise ValueError("max_documents= cannot be kept by strategy='fixed_length', which fills all rows: leave it out")
-    found, capacity, ranks, seed = read(lengths, sequences=True), int(capacity), int(ranks), int(seed)
+    found, capacity, ranks, seed = read(lengths, sequences=True, copy=False), int(capacity), int(ranks), int(seed)
     squares: np.ndarray | None = None
     if found.ndim == 2:
-        if align > 1:
-            raise ValueError(
-                f"align={align}: pads documents of packed rows, and lengths {found.shape} are of several each"
-            )
-        if strategy == "fixed_length" or overflow in ("truncate", "split"):
-            option = f"strategy={strategy!r}" if strategy == "fixed_length" else f"overflow={overflow!r}"
-            raise ValueError(f"{option} cuts documents, and lengths {found.shape} are of several sequences each")
-        squares, found = (found * found).sum(axis=1), found.sum(axis=1)
-        if overflow == "error" and (over := found > capacity).any():
-            index, ways = int(over.argmax()), f"raise the capacity to {found.max()}, or pass overflow='drop'"
-            more = f" (and {over.sum() - 1:,} more are over)" if over.sum() > 1 else ""
-            raise InvalidPacking(f"lengths[{index}] sum to {found[index]}, over the {capacity} of a row{more}; {ways}")
-    limit = capacity if max_documents is None else int(max_documents)
+        squares, found = _together(found, capacity, strategy, overflow, align)
+    limit = capacity if max_documents is None else min(capacity, int(max_documents))
     if strategy == "fixed_length":
         pieces, bounds, counts = cut(found, capacity)
     else:
@@ -306,3 +293,21 @@ def plan(
         pieces = pieces._replace(lengths=np.minimum(found[pieces.documents] - pieces.offsets, capacity))
     made = Plan(*pieces[:3], bounds, capacity, strategy, seed, counts, int(align), pieces.squares)
     return made if cost is None else made.select(arrange(made.costs(cost), ranks, seed))
+
+
+def _together(
+    lengths: np.ndarray, capacity: int, strategy: str, overflow: str, align: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of documents that are several sequences, (documents, sequences), the sums of squares and of lengths; raises where
+    they cannot be kept whole."""
+    if strategy == "fixed_length" or overflow in ("truncate", "split"):
+        option = f"strategy={strategy!r}" if strategy == "fixed_length" else f"overflow={overflow!r}"
+        raise ValueError(f"{option} cuts documents, and lengths {lengths.shape} are of several sequences each")
+    if align > 1:
+        raise ValueError(f"align={align}: wanted lengths of one sequence per document, found {lengths.shape}")
+    squares, found = (lengths * lengths).sum(axis=1), lengths.sum(axis=1)
+    if overflow == "error" and (over := found > capacity).any():
+        index, ways = int(over.argmax()), f"raise the capacity to {found.max()}, or pass overflow='drop'"
+        more = f" (and {over.sum() - 1:,} more are over)" if over.sum() > 1 else ""
+        raise InvalidPacking(f"lengths[{index}] sum to {found[index]}, over the {capacity} of a row{more}; {ways}")
+    return squares, found

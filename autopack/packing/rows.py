@@ -15,8 +15,7 @@ from autopack.errors import InvalidPacking
 from autopack.inspection.media import PICTURES
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import COMPLETION_KEYS, IDS, LENGTHS, POSITIONS, invalid
-from autopack.packing.documents import Documents, from_columns
-from autopack.packing.lengths import numbered
+from autopack.packing.documents import Documents, Values, empty, from_columns
 from autopack.packing.media import put_back, set_aside
 from autopack.packing.plan import Plan, plan
 from autopack.packing.strategies import ORDERED
@@ -41,8 +40,6 @@ class Rows:
     loss_weights: Weighing | None = None
 
     def __post_init__(self) -> None:
-        if self.plan.capacity >= 1 << 31:
-            raise ValueError(f"max_length={self.plan.capacity}: wanted at most 2,147,483,647, as lists of arrow have")
         documents, counts, key = self.documents, self.plan.counts, self.documents.label_key
         if not len(self.plan):
             raise InvalidPacking(f"no document is left of {counts.documents:,}: all are longer than max_length")
@@ -66,7 +63,7 @@ class Rows:
         return self.table(int(batch["row"][0]), int(batch["row"][-1]) + 1)
 
     def table(self, first: int = 0, end: int | None = None) -> pa.Table:
-        """The rows from `first` to `end`, in new memory."""
+        """The rows from `first` to `end`."""
         plan, documents = self.plan, self.documents
         bounds = plan.bounds[first : None if end is None else end + 1]
         pieces = slice(int(bounds[0]), int(bounds[-1]))
@@ -74,31 +71,33 @@ class Rows:
         bounds = bounds - bounds[0]
         starts = np.cumsum(lengths) - lengths
         tokens = np.append(starts, lengths.sum())[bounds]  # where the rows begin, and where the last ends
-        values = {n: documents.values(n, chosen, plan.offsets[pieces], lengths) for n in documents.per_token}
-        if (negative := values[IDS].to_numpy() < 0).any():
-            index = int(chosen[np.searchsorted(np.cumsum(lengths), negative.argmax(), "right")])
+        values = documents.values(chosen, plan.offsets[pieces], lengths)
+        if values[IDS].min() < 0:
+            index = int(chosen[np.searchsorted(np.cumsum(lengths), (values[IDS] < 0).argmax(), "right")])
             raise invalid(index, IDS, "found a token id below 0", "column ")
         if self.mask_first_label:
             _masks_as_labels(values, documents.label_key)
         labels = self._mask_first_labels(values, starts)
         if self.position_ids and POSITIONS not in values:
-            values[POSITIONS] = pa.array((numbered(lengths) + self.first_position).astype(np.int32))
+            values[POSITIONS] = positions = empty(int(lengths.sum()), np.dtype(np.int32))
+            positions[:] = np.repeat((self.first_position - starts).astype(np.int32), lengths)
+            positions += np.arange(len(positions), dtype=np.int32)
         of_documents = {name: documents.of_documents(name, chosen) for name in documents.per_document}
         if self.loss_weights is not None:
             if labels is None:  # those of the labels that the collator makes
                 targets = np.ones(len(values[IDS]), np.bool_)
                 targets[starts] = False
             else:
-                targets = labels.to_numpy() != IGNORED_LABEL
+                targets = labels != IGNORED_LABEL
             given = of_documents.get(DOCUMENT_WEIGHT)
             weights = None if given is None else given.to_numpy(zero_copy_only=False)
-            values[LOSS_WEIGHTS] = pa.array(token_weights(targets, lengths, self.loss_weights, weights))
+            values[LOSS_WEIGHTS] = token_weights(targets, lengths, self.loss_weights, weights)
         columns = {name: _lists(tokens, array) for name, array in values.items()}
         columns |= {name: _lists(bounds, array) for name, array in of_documents.items()}
-        columns[LENGTHS] = _lists(bounds, pa.array(lengths.astype(np.int32)))
+        columns[LENGTHS] = _lists(bounds, lengths.astype(np.int32))
         return pa.table(columns)
 
-    def _mask_first_labels(self, values: dict[str, pa.Array], starts: np.ndarray) -> pa.Array | None:
+    def _mask_first_labels(self, values: dict[str, Values], starts: np.ndarray) -> np.ndarray | None:
         """The labels per token, if there are any, of which first ones are masked: no token of its document predicts it.
 
         Changes them in `values`.
@@ -107,29 +106,40 @@ class Rows:
         if key not in values:
             return None
         if self.mask_first_label:
-            if not pa.types.is_signed_integer(values[key].type):
-                found = f"found {values[key].type}, wanted signed ints, of which {IGNORED_LABEL} is no target"
+            labels = values[key]
+            if not (isinstance(labels, np.ndarray) and labels.dtype.kind == "i"):
+                kind = labels.dtype if isinstance(labels, np.ndarray) else labels.type
+                found = f"found {kind}, wanted signed ints, of which {IGNORED_LABEL} is no target"
                 raise InvalidPacking(f"column {key!r}: {found}; cast it, or pass mask_first_label=False")
-            labels = values[key].to_numpy().copy()
+            if not labels.flags.writeable:
+                values[key] = empty(len(labels), labels.dtype)
+                values[key][:] = labels
+            labels = values[key]
             labels[starts] = IGNORED_LABEL
-            values[key] = pa.array(labels)
         return values[key]
 
 
-def _masks_as_labels(values: dict[str, pa.Array], label_key: str | None) -> None:
+def _masks_as_labels(values: dict[str, Values], label_key: str | None) -> None:
     """Make labels of what says which tokens are targets, where there are none: trainers drop what they do not know."""
     masks = [name for name in COMPLETION_KEYS if name in values]
     if label_key is not None or not masks:
         return
-    ids = values[IDS].to_numpy()
-    kept = np.logical_and.reduce([values.pop(name).to_numpy(zero_copy_only=False) for name in masks])
+    ids = values[IDS]
+    kept = np.logical_and.reduce([np.asarray(values.pop(name)) for name in masks])
     labels = np.where(kept, ids.astype(np.int64), IGNORED_LABEL)
-    values["labels"] = pa.array(labels.astype(ids.dtype if ids.dtype.kind == "i" and ids.itemsize > 2 else np.int64))
+    values["labels"] = labels.astype(ids.dtype if ids.dtype.kind == "i" and ids.itemsize > 2 else np.int64)
 
 
-def _lists(offsets: np.ndarray, values: pa.Array) -> pa.Array:
+def _lists(offsets: np.ndarray, values: Values) -> pa.Array:
     """Values cut at these offsets, as one list each."""
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values)
+    return pa.ListArray.from_arrays(_array(offsets.astype(np.int32)), _array(values))
+
+
+def _array(values: Values) -> pa.Array:
+    """An array of arrow. `pa.array` reads all ints and floats; this takes them as they are."""
+    if not isinstance(values, np.ndarray):
+        return values
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
 
 
 @dataclass

@@ -15,7 +15,7 @@ import numpy as np
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, share
 from autopack.packing.checks import check_int
-from autopack.packing.lengths import read
+from autopack.packing.lengths import LONGEST, read
 from autopack.packing.plan import Plan, Strategy, plan
 from autopack.packing.strategies import ORDERED, permutation
 
@@ -90,6 +90,7 @@ class PackedBatchSampler:
         for name, value, way in (("strategy", strategy, "fixed_length"), ("overflow", overflow, "split")):
             if value == way:
                 raise ValueError(f"{name}={value!r} cuts documents, which indices cannot say: use autopack.pack")
+        check_int("max_tokens", max_tokens, 1, most=LONGEST)
         check_int("rows_per_batch", rows_per_batch, 1)
         check_int("seed", seed, 0)
         if isinstance(cost, str):

@@ -5,14 +5,16 @@ They work on numbers of documents per length, or on sums over all documents, and
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain, repeat
 
 import numpy as np
 
-from autopack.packing.lengths import bounds_of, numbered
+from autopack.packing.lengths import LONGEST, bounds_of, numbered
 
 Rows = tuple[np.ndarray, np.ndarray]
 """Indices in the order of rows, and the bounds of the rows in it."""
@@ -22,13 +24,17 @@ ORDERED = ("sequential", "sorted", "fixed_length")
 """Strategies whose rows have an order that means something."""
 
 
+PART = 1 << 20
+"""Numbers that are worked on at a time where a whole array more would be too much memory."""
+
+
 def permutation(count: int, seed: int) -> np.ndarray:
     """A random order of `count` things.
 
     It comes from the raw bits of PCG64, which are the same in every release of numpy; `Generator.permutation` may
     change, and then a run that is resumed would go on with other rows.
     """
-    return np.argsort(np.random.PCG64(seed).random_raw(count), kind="stable")
+    return _drawn_order(None, count, seed)
 
 
 def shuffled(lengths: np.ndarray, seed: int) -> np.ndarray:
@@ -37,21 +43,74 @@ def shuffled(lengths: np.ndarray, seed: int) -> np.ndarray:
 
 def descending(lengths: np.ndarray, seed: int) -> np.ndarray:
     """Indices from long to short; documents of one length in random order."""
-    order = permutation(len(lengths), seed)
-    keys = lengths.max() - lengths[order]
-    narrow = np.uint16 if keys.max() < 1 << 16 else np.int64  # numpy sorts 16 bits in linear time
-    return order[np.argsort(keys.astype(narrow), kind="stable")]
+    return _drawn_order(lengths, len(lengths), seed)
 
 
-def per_length(lengths: np.ndarray) -> list[tuple[int, int]]:
-    """Every length that occurs, from long to short, and how often."""
-    values, counts = np.unique(lengths, return_counts=True)
-    return list(zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True))
+def _drawn_order(lengths: np.ndarray | None, count: int, seed: int) -> np.ndarray:
+    """Indices by length, if there are any, the longest first, and then by 64 bits drawn for each, the smallest first.
+
+    Sorts one array in place: of each index, how much shorter it is than the longest, as many of the drawn bits as
+    there is room for, and the index itself. Where those bits are the same, all bits are drawn again, and decide.
+    """
+    longest = 0 if lengths is None else int(lengths.max())
+    of_length = 0 if lengths is None else (longest - int(lengths.min())).bit_length()
+    of_index = max(0, count - 1).bit_length()
+    index_bits = np.uint64((1 << of_index) - 1)
+    packed = np.random.PCG64(seed).random_raw(count)
+    for at in range(0, count, PART):
+        part = packed[at : at + PART]
+        part >>= np.uint64(of_length)
+        part &= ~index_bits
+        part |= np.arange(at, at + len(part), dtype=np.uint64)
+        if lengths is not None and of_length:
+            part |= (longest - lengths[at : at + PART]).astype(np.uint64) << np.uint64(64 - of_length)
+    packed.sort()
+    ties = []
+    for at in range(0, count - 1, PART):
+        part = packed[at : at + PART + 1]
+        same = np.flatnonzero(part[1:] ^ part[:-1] <= index_bits)
+        ties.append(np.union1d(same, same + 1) + at)
+    tied = np.unique(np.concatenate(ties)) if ties else np.zeros(0, np.int64)
+    groups = packed[tied] & ~index_bits
+    packed &= index_bits
+    order = packed.view(np.int64)
+    if len(tied):
+        order[tied] = order[tied][np.lexsort((order[tied], _drawn(seed, order[tied], count), groups))]
+    return order
+
+
+def _drawn(seed: int, wanted: np.ndarray, count: int) -> np.ndarray:
+    """Those of the bits drawn for `count` things that are wanted."""
+    generator, found = np.random.PCG64(seed), np.empty(len(wanted), np.uint64)
+    for at in range(0, count, PART):
+        part = generator.random_raw(min(PART, count - at))
+        here = (wanted >= at) & (wanted < at + PART)
+        found[here] = part[wanted[here] - at]
+    return found
+
+
+def per_length(lengths: np.ndarray) -> tuple[list[int], list[int]]:
+    """The lengths that occur, from long to short, and how often each does."""
+    if lengths.max() < max(len(lengths), 1 << 16):
+        counts = np.bincount(lengths)
+        values = np.flatnonzero(counts)
+        counts = counts[values]
+    else:
+        values, counts = np.unique(lengths, return_counts=True)
+    return values[::-1].tolist(), counts[::-1].tolist()
 
 
 def gather(order: np.ndarray, rows: np.ndarray) -> Rows:
-    """Documents in `order` went to these rows, one number per document."""
-    return order[np.argsort(rows, kind="stable")], bounds_of(np.bincount(rows))
+    """Documents in `order` went to these rows, one number per document. Makes something else of `rows`."""
+    bounds = bounds_of(np.bincount(rows))
+    bits = (len(rows) - 1).bit_length()
+    for at in range(0, len(rows), PART):
+        part = rows[at : at + PART]
+        part <<= bits
+        part |= np.arange(at, at + len(part))
+    rows.sort()
+    rows &= (1 << bits) - 1
+    return order[rows], bounds
 
 
 class Rooms:
@@ -96,7 +155,7 @@ def best_fit(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: i
         if room >= least and held < limit:
             rooms.push(room, start, start + rows, held)
 
-    for size, count in per_length(lengths):
+    for size, count in zip(*per_length(lengths), strict=True):
         while count:
             found = rooms.pop(size)
             if found is None:
@@ -120,14 +179,79 @@ def best_fit(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: i
     return gather(descending(lengths, seed), np.repeat(numbers, np.repeat(taken, rows)))
 
 
+ROW_BY_ROW, AT_ONCE, ALL_ROWS = 3e-6, 3e-5, 1e-9
+"""About what `first_fit` takes, in seconds: for a document, for a length, and for a row, for every length."""
+
+
+FEW = 40
+"""Rows among which looking at one after the other is faster than a tree."""
+
+
+class RowTree:
+    """Rows with the room that is left in each, and above them the largest room of every two, four, eight, ... rows."""
+
+    def __init__(self, capacity: int, limit: int, rows: int):
+        self.limit, self.held, self._leaves = limit, [0] * rows, 1 << (rows - 1).bit_length()
+        levels = [[capacity] * rows + [0] * (self._leaves - rows)]
+        while len(levels[-1]) > 1:
+            levels.append(list(map(max, levels[-1][::2], levels[-1][1::2])))
+        self._largest = [0, *chain.from_iterable(levels[::-1])]  # of 2 * i and 2 * i + 1 at i; the rows are at the end
+
+    def rooms(self) -> list[int]:
+        """The room of each row, 0 where the row is at the limit."""
+        return self._largest[self._leaves : self._leaves + len(self.held)]
+
+    def place(self, sizes: Iterable[int], counts: Iterable[int]) -> tuple[list[int], list[int]] | None:
+        """Puts so many documents of each size into the first rows that have room.
+
+        Returns rows, and how many documents each of them took, in this order; `None` where no row has room for one.
+        """
+        largest, held, leaves, limit = self._largest, self.held, self._leaves, self.limit
+        rows, taken = [], []
+        for size, count in zip(sizes, counts, strict=False):
+            while count:
+                if largest[1] < size:
+                    return None
+                at = 1
+                while at < leaves:
+                    at *= 2
+                    if largest[at] < size:
+                        at += 1
+                room, row = largest[at], at - leaves
+                fit = 1 if count == 1 else min(room // size, limit - held[row], count)
+                rows.append(row)
+                taken.append(fit)
+                count -= fit
+                held[row] += fit
+                largest[at] = room - fit * size if held[row] < limit else 0
+                while at > 1:
+                    at //= 2
+                    left, right = largest[2 * at], largest[2 * at + 1]
+                    found = left if left > right else right
+                    if largest[at] == found:
+                        break
+                    largest[at] = found
+        return rows, taken
+
+
 def first_fit(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
     """First-fit decreasing: the longest document first, into the first row that has room.
 
-    Documents of equal length are placed together: the rows with room, in their order, take as many as fit.
+    Documents of equal length are placed together, in one of two ways, which have the same result: row by row, which
+    takes as long as there are documents, and over all rows at once, which takes as long as there are rows, for every
+    length. Long documents are many lengths and few documents of each, and short ones are the other way round.
     """
-    rooms, held = np.full(len(lengths), capacity), np.zeros(len(lengths), np.int64)
-    opened, placed = 0, []
-    for size, count in per_length(lengths):
+    sizes, counts = per_length(lengths)
+    # Of two rows that are not at the limit, the first document of the later one did not fit into the earlier one.
+    most = min(len(lengths), 2 * int(lengths.sum()) // capacity + len(lengths) // limit + 2)
+    row_by_row = ROW_BY_ROW * np.cumsum([0, *counts])
+    at_once = (AT_ONCE + ALL_ROWS * most) * np.arange(len(sizes), -1, -1)
+    turn = int(np.argmin(row_by_row + at_once))
+    tree = RowTree(capacity, limit, most)
+    placed = [np.repeat(*np.array(tree.place(sizes[:turn], counts[:turn]), np.int64))]
+    rooms, held = np.array(tree.rooms()), np.array(tree.held)
+    opened = int(np.count_nonzero(held))
+    for size, count in zip(sizes[turn:], counts[turn:], strict=True):
         enough = opened + -(-count // min(capacity // size, limit))
         rows = np.flatnonzero(rooms[:enough] >= size)
         fit = np.minimum(rooms[rows] // size, limit - held[rows])
@@ -164,19 +288,22 @@ def in_order(of: OrderOf, lengths: np.ndarray, capacity: int, limit: int, ranks:
     return order, next_fit(lengths[order], capacity, limit)
 
 
-def _first_fit_few(sizes: np.ndarray, capacity: int, limit: int, ranks: int) -> list[list[int]] | None:
-    """First-fit decreasing of some documents into at most `ranks` rows; `None` where they do not fit."""
-    rooms, rows = [capacity] * ranks, [list[int]() for _ in range(ranks)]
-    order = np.argsort(-sizes, kind="stable")
-    for index, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
-        for row, room in enumerate(rooms):
-            if size <= room and len(rows[row]) < limit:
-                rooms[row] = room - size
-                rows[row].append(index)
-                break
-        else:
+def _into_rows(sizes: Sequence[int], capacity: int, limit: int, rows: int) -> list[int] | None:
+    """First-fit decreasing of documents of descending sizes: the row of each, or `None` where they do not fit."""
+    if rows > FEW:
+        placed = RowTree(capacity, limit, rows).place(sizes, repeat(1))
+        return None if placed is None else placed[0]
+    rooms, held, found = [*repeat(capacity, rows), LONGEST], [0] * (rows + 1), list[int]()
+    for size in sizes:
+        row = 0
+        while rooms[row] < size:
+            row += 1
+        if row == rows:
             return None
-    return [row for row in rows if row]
+        found.append(row)
+        held[row] += 1
+        rooms[row] = rooms[row] - size if held[row] < limit else 0
+    return found
 
 
 def multipack(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
@@ -186,24 +313,29 @@ def multipack(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: 
     """
     if ranks == 1:
         return in_order(shuffled, lengths, capacity, limit, ranks, seed)
+    ranks = min(ranks, len(lengths))
     order = shuffled(lengths, seed)
     sizes = lengths[order]
     ends = np.cumsum(sizes)
-    at, chosen = 0, []
+    at, opened, rows, steps = 0, 0, array("q"), []
     while at < len(sizes):
         most = int(np.searchsorted(ends, ends[at] - sizes[at] + ranks * capacity, side="right")) - at
         most = min(most, limit * ranks)
-        least, rows, back = 0, list[list[int]](), 0  # `least` documents fit, in `rows`; `most + 1` are too many
+        stretch = sizes[at : at + most].tolist()
+        least, found, back = 0, list[int](), 0  # `least` documents fit, as in `found`; `most + 1` are too many
         while least < most:
             tried = max(most - back, (least + most + 1) // 2)
-            found = _first_fit_few(sizes[at : at + tried], capacity, limit, ranks)
-            if found is None:
+            placed = _into_rows(sorted(stretch[:tried], reverse=True), capacity, limit, min(ranks, tried))
+            if placed is None:
                 most, back = tried - 1, 2 * back + 1
             else:
-                least, rows = tried, found
-        chosen += [order[at + np.array(row)] for row in rows]
+                least, found = tried, placed
+        rows.extend(map(opened.__add__, found))
+        steps.append(least)
+        opened += max(found) + 1
         at += least
-    return np.concatenate(chosen), bounds_of([len(row) for row in chosen])
+    longest_first = np.lexsort((-sizes, np.repeat(np.arange(len(steps)), steps)))
+    return gather(order[longest_first], np.array(rows))
 
 
 STRATEGIES: dict[str, Callable[[np.ndarray, int, int, int, int], Rows]] = {

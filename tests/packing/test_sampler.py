@@ -361,7 +361,7 @@ def test_with_trainer(tmp_path):
     [
         ({"lengths": [3, 0]}, InvalidPacking, r"lengths\[1\] is 0"),
         ({"lengths": [3, 31]}, InvalidPacking, r"lengths\[1\] is 31, over the 30"),
-        ({"max_tokens": 0}, ValueError, "capacity=0"),
+        ({"max_tokens": 0}, ValueError, "max_tokens=0"),
         ({"strategy": "fixed_length"}, ValueError, r"strategy='fixed_length' cuts documents.*autopack\.pack"),
         ({"overflow": "split"}, ValueError, "overflow='split' cuts documents"),
         ({"strategy": "bfd"}, ValueError, "strategy='bfd': wanted one of"),
