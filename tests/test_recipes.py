@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 import textwrap
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -28,7 +30,7 @@ TYPES = ["llama", "bloom", "mamba", "gpt_neo"]
 CAPACITY = 64
 ROUNDING = 1e-5
 """float32; a loss of documents that see each other is off by 1e-2 or more."""
-ELSEWHERE: dict[str, str] = {}
+ELSEWHERE = {"class PackedDPOTrainer": "tests/packing/test_preference.py", "ray.data": "tests/packing/test_ray.py"}
 """Recipes that other tests run: what is in them, and where."""
 
 
@@ -56,6 +58,8 @@ RECIPES = {
     "endless stream": ("dataset.repeat(None)",),
     "weights": ("autopack.weigh_documents(trainer)",),
     "weights in a loop": ("autopack.weighted_loss(",),
+    "shards": ("SLURM_ARRAY_TASK_ID",),
+    "files of shards": ("autopack.shard_files(",),
 }
 
 
@@ -272,3 +276,16 @@ def test_weights_in_a_loop(there):
         run(there, "weights in a loop")
     found = sum(loss.item() for loss in losses)
     assert close(found, alone(there, there["documents"], by_document=True))
+
+
+@pytest.mark.parametrize("there", ["llama"], indirect=True)
+def test_an_array_of_jobs(there, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    there["dataset"].save_to_disk("corpus")
+    there |= {"datasets": datasets, "os": os}
+    documents = there["dataset"]
+    for job in range(3):
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(job))
+        exec(recipe(*RECIPES["shards"]).replace("num_shards=64", "num_shards=3"), there)
+    rows = run(there, "files of shards")["rows"]
+    assert list(rows) == list(autopack.pack(documents, CAPACITY))
