@@ -156,6 +156,8 @@ class Documents:
         wrong = lengths[self.chosen] != self.lengths
         if not wrong.any():
             return True
+        if pa.types.is_null(value):
+            return False  # empty lists throughout, of whatever they are in other data
         index = int(wrong.argmax())
         reason = f"found {lengths[self.chosen[index]]} values for {self.lengths[index]} tokens, wanted one per token"
         way = "name the column in drop_columns"
