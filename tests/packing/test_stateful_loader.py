@@ -1,0 +1,41 @@
+"""torchdata's StatefulDataLoader over the sampler: it saves and loads the sampler's state by itself."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from autopack import PackedBatchSampler, PackingCollator
+from tests.packing.batches import Documents
+
+stateful = pytest.importorskip("torchdata.stateful_dataloader")
+LENGTHS = [1 + 7 * n % 19 for n in range(60)]
+
+
+def loader(workers, strategy, epoch, rank):
+    sampler = PackedBatchSampler(LENGTHS, 24, strategy=strategy, num_replicas=2, rank=rank)
+    sampler.set_epoch(epoch)
+    documents = Documents(LENGTHS)
+    return stateful.StatefulDataLoader(
+        documents, batch_sampler=sampler, collate_fn=PackingCollator(return_tensors="np"), num_workers=workers
+    )
+
+
+def tokens(batches):
+    return [batch["input_ids"].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("strategy", ["best_fit", "multipack", "sequential"])
+@pytest.mark.parametrize(("workers", "stops"), [(0, range(13)), (2, (0, 1, 5, 12))])
+def test_it_goes_on_after_every_step_of_a_later_epoch(workers, stops, strategy):
+    for rank in range(2):
+        whole = tokens(loader(workers, strategy, 1, rank))
+        assert len(whole) > max(stops)
+        for stop in stops:
+            first = loader(workers, strategy, 1, rank)
+            seen = tokens(islice(first, stop)) if stop else []
+            state = first.state_dict()
+            again = loader(workers, strategy, 0, rank)
+            again.load_state_dict(state)
+            assert seen + tokens(again) == whole, stop
