@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -33,18 +34,21 @@ class Shape(Protocol):
 class Places:
     """Where the tokens of a batch lie.
 
-    `real` (rows, columns) is true at tokens; `tokens` (tokens,) are their places in the flattened rows. Documents, and
-    the padding after the last of each row as documents of its own, begin at `starts` and take `lengths` columns each,
-    with what they are padded by; `is_filler` tells which are nothing but padding. `ends` (examples,) are the tokens up
-    to the end of each example.
+    `real` (rows, columns) is true at tokens. Documents, and the padding after the last of each row as documents of its
+    own, begin at `starts` and take `lengths` columns each, with what they are padded by; `is_filler` tells which are
+    nothing but padding. `ends` (examples,) are the tokens up to the end of each example.
     """
 
     real: np.ndarray
-    tokens: np.ndarray
     starts: np.ndarray
     lengths: np.ndarray
     is_filler: np.ndarray
     ends: np.ndarray
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        """The places of the tokens in the flattened rows, in the order of the documents, (tokens,) ints."""
+        return np.flatnonzero(self.real)
 
     def flash_bounds(self, shape: Shape) -> tuple[np.ndarray, int]:
         """Where documents begin and end over the flattened rows, int32, and the longest of them; of fixed size where
@@ -80,18 +84,20 @@ def place(examples: list[Example], shape: Shape) -> Places:
     before = np.cumsum(taken) - taken  # columns of all documents before
     of_row_before = np.repeat(before[documents[rows[:-1]]], of_row)
     firsts = np.repeat(np.arange(len(of_row)) * width, of_row) + before - of_row_before
-    tokens = np.repeat(firsts, lengths) + numbered(lengths)
-    real = np.zeros((len(used), width), np.bool_)
-    real.flat[tokens] = True
+    past_end = np.arange(width) - used[:, None]  # columns after the last document of the row; negative in them
+    real = past_end < 0
+    if shape.align > 1:
+        real = np.zeros_like(real)
+        real.flat[np.repeat(firsts, lengths) + numbered(lengths)] = True
 
     # Padding is cut into documents as well, none of them longer than the longest real one.
-    past_end = np.arange(width) - used[:, None]  # columns after the last document of the row; negative in them
-    fillers = np.flatnonzero((past_end >= 0) & (past_end % taken.max() == 0))
+    padded = (used < width).any()
+    fillers = np.flatnonzero((past_end >= 0) & (past_end % taken.max() == 0)) if padded else np.zeros(0, np.int64)
     starts = np.concatenate([firsts, fillers])
     order = np.argsort(starts, kind="stable")
     starts = starts[order]
     ends = np.cumsum([len(e) for e in examples])
-    return Places(real, tokens, starts, np.diff(starts, append=real.size), order >= len(firsts), ends)
+    return Places(real, starts, np.diff(starts, append=real.size), order >= len(firsts), ends)
 
 
 def _examples_per_row(documents: np.ndarray, limit: int | None) -> int | np.ndarray:
