@@ -142,7 +142,7 @@ def test_a_trainer_with_its_defaults_gets_the_pictures(twins, tmp_path):
     collate = PackingCollator.for_model(model, image_processor=PROCESSOR)
     trainer = Trainer(model, arguments, train_dataset=rows, data_collator=collate)
     autopack.enable(trainer)
-    assert abs(_loss_of_trainer(trainer) - float(alone_loss(stock, examples))) <= TOLERANCE
+    assert abs(_loss_of_trainer(trainer) - alone_loss(stock, examples).item()) <= TOLERANCE
 
 
 def test_a_trainer_that_drops_pictures_is_refused_at_its_first_step(twins, tmp_path):
