@@ -49,7 +49,7 @@ def keep_columns(trainer: Any) -> None:
         return
     trainer._set_signature_columns_if_needed()
     there = {name for dataset in _datasets(trainer) for name in _columns(dataset)}
-    read = (*_KEPT, *(PICTURES if trainer.data_collator.image_processor is not None else ()))
+    read = (*_KEPT, *(PICTURES if _reads_pictures(trainer.data_collator) else ()))
     added = [name for name in read if name in there and name not in trainer._signature_columns]
     trainer._signature_columns = KeptColumns(before, trainer._signature_columns, added) if added else before
 
@@ -73,8 +73,9 @@ def what_is_lost(trainer: Any) -> str | None:
     makes of it has to declare as many.
     """
     with _as_it_was():
+        read = {*BOUNDARIES, *TARGETS, *(PICTURES if _reads_pictures(trainer.data_collator) else ())}
         for dataset in _datasets(trainer):
-            for row in _rows(dataset):
+            for row in _rows(dataset, read):
                 kept = _kept(trainer, row)
                 reason = _lost(trainer, row, kept, _collated(trainer, kept))
                 if reason is not None:
@@ -115,6 +116,10 @@ def _packs(collator: Any) -> bool:
     return made is not None and isinstance(collator, made.PackingCollator)
 
 
+def _reads_pictures(collator: Any) -> bool:
+    return _packs(collator) and collator.image_processor is not None
+
+
 def _drops(trainer: Any) -> bool:
     return bool(trainer.args.remove_unused_columns) and hasattr(trainer, "_signature_columns")
 
@@ -144,14 +149,14 @@ def _is_packed_stream(dataset: Any) -> bool:
     return False
 
 
-def _rows(dataset: Any) -> list[Mapping[str, Any]]:
+def _rows(dataset: Any, read: set[str]) -> list[Mapping[str, Any]]:
     """A row of several documents, one that says which tokens are targets, and one with pictures: of a data set, or made
-    up of its columns.
+    up of its columns, where it has any that are `read`.
 
     Of a stream nothing is drawn. Rows are looked at all over a data set: those of a plan begin with long documents.
     """
     names = _columns(dataset)
-    if names and not {*BOUNDARIES, *TARGETS, *PICTURES}.intersection(names):
+    if names and not read.intersection(names):
         return []
     found: list[Mapping[str, Any]] = []
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
@@ -166,7 +171,7 @@ def _rows(dataset: Any) -> list[Mapping[str, Any]]:
     found.append({name: made[name] for name in names if name in made})
     several = next((row for row in found if _documents(row) > 1), None)
     aimed = next((row for row in found if _targets(row) is not None), None)
-    pictured = next((row for row in found if {*PICTURES}.intersection(row)), None)
+    pictured = next((row for row in found if {*PICTURES} & read & {*row}), None)
     return [row for row in (several, aimed, pictured) if row is not None]
 
 
@@ -225,7 +230,7 @@ def _lost(trainer: Any, row: Mapping[str, Any], kept: Mapping[str, Any], batch: 
         lost = ", ".join(column for column in dropped if column in TARGETS)
         return f"{name} drops {lost} of its data, so tokens that are no targets would be trained on. {ways}."
     pictures = [column for column in dropped if column in PICTURES]
-    if pictures and _packs(trainer.data_collator) and trainer.data_collator.image_processor is not None:
+    if pictures and _reads_pictures(trainer.data_collator):
         return f"{name} drops {', '.join(pictures)} of its data, of which its collator makes pixels. {ways}."
     declared = None if batch is None else _declared(batch)
     if declared is not None and declared < documents:

@@ -155,6 +155,25 @@ def test_a_trainer_that_drops_pictures_is_refused_at_its_first_step(twins, tmp_p
         trainer.train()
 
 
+def test_a_collator_that_reads_no_pictures_is_not_asked_about_them(twins, tmp_path):
+    """Pictures of data sets that are not packed are the business of whoever collates them."""
+    _, model = twins
+    data = datasets.Dataset.from_list([example(model, n) for n in range(4)])
+    asked = []
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        asked.append(len(rows))
+        ids = [torch.tensor(row["input_ids"]) for row in rows]
+        batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
+        return {"input_ids": batch, "attention_mask": (batch != 0).long(), "labels": batch}
+
+    arguments = _arguments(tmp_path, per_device_train_batch_size=2, remove_unused_columns=False)
+    trainer = Trainer(model, arguments, train_dataset=data, data_collator=collate)
+    with autopack.enable(trainer):
+        trainer.train()
+    assert 1 not in asked
+
+
 def test_a_sampler_and_the_documents_themselves(twins):
     stock, model = twins
     examples = [example(stock, n) for n in range(len(PICTURED))]
