@@ -102,7 +102,7 @@ def _write_all(data: Any, packing: Any, folder: Folder, plan: Any, num_shards: i
     edges = edges_of(len(plan), count)
     check_sizes(plan, edges)
     placed, task = zip(blocks, _placed(plan, lengths, sizes), strict=True), ray.remote(spread)
-    moved = [task.remote(block, table, schema, edges) for block, table in placed if table.num_rows]
+    moved: list[Any] = [task.remote(block, table, schema, edges) for block, table in placed if table.num_rows]
     del blocks  # so that Ray may forget those that have been spread
     writing = {"frame": plan[:0], "edges": edges, "places": plan.bounds[edges], "added": packing.added}
     writing |= {"folder": folder, "marked": mark_of(packing, count, plan)}
