@@ -12,7 +12,7 @@ class UnsupportedModel(AutopackError):
 
 
 class UnsupportedVersion(AutopackError, ImportError):
-    """A package that autopack needs is installed in a version that is too old."""
+    """A package that autopack needs is installed in a version that is too old, for autopack or for transformers."""
 
 
 class InvalidPacking(AutopackError, ValueError):

@@ -161,6 +161,10 @@ class Way:
         """Run one module on packed rows."""
         raise NotImplementedError
 
+    def here(self, module: str) -> Way:
+        """The way that the installed release allows for the mixers of a Python module: this one, or a slower one."""
+        return self
+
     def sites(self, module: str) -> list[Site]:
         """Functions to stand at, besides the module's forward, in the Python module that defines it."""
         return []

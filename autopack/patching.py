@@ -55,6 +55,22 @@ class Site:
                 f"autopack expects a function at {self}; the installed transformers has none ({error!r}). {_SUPPORTED}"
             ) from error
 
+    def check_takes(self, function: Callable[..., Any], parameters: tuple[str, ...]) -> None:
+        """Raise `SiteDrift` where the function at the site has not all of these parameters."""
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError) as error:
+            raise SiteDrift(
+                f"autopack expects {self} to take {', '.join(parameters) or 'arguments'}; the installed one does not "
+                f"say what it takes ({error}). {_SUPPORTED}"
+            ) from error
+        missing = [name for name in parameters if name not in signature.parameters]
+        if missing:
+            raise SiteDrift(
+                f"autopack expects {self} to take {', '.join(parameters)}; the installed one lacks "
+                f"{', '.join(missing)}: {signature}. {_SUPPORTED}"
+            )
+
     def _set(self, function: Callable[..., Any] | None) -> None:
         """Put a function at the site; None takes away what stands there, so that an inherited one shows again."""
         parent, attribute, value = wrapt.resolve_path(import_module(self.module), self.path)
@@ -70,13 +86,7 @@ class Site:
         original = self.present()
         if not callable(original):
             raise SiteDrift(f"autopack expects a function at {self}; found {type(original).__name__}")
-        signature = inspect.signature(original)
-        missing = [name for name in self.parameters if name not in signature.parameters]
-        if missing:
-            raise SiteDrift(
-                f"autopack expects {self} to take {', '.join(self.parameters)}; the installed one lacks "
-                f"{', '.join(missing)}: {signature}. {_SUPPORTED}"
-            )
+        self.check_takes(original, self.parameters)
         parent, attribute, _ = wrapt.resolve_path(import_module(self.module), self.path)
         inherited = self.key is None and attribute not in vars(parent)
         replacement: Any = self.adapter(original, self)

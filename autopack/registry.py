@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -15,8 +16,11 @@ from autopack import architectures
 from autopack.architectures import attention
 from autopack.errors import AutopackError, UnsupportedModel
 from autopack.family import Family
-from autopack.inspection import modules
-from autopack.inspection.positions import Numbering, text_config
+from autopack.inspection import modules, source
+from autopack.inspection.configs import text_config
+from autopack.inspection.parameters import parameters_of
+from autopack.inspection.positions import Numbering
+from autopack.mixers import RESTARTING, Alone, CountingRows
 
 _registered: list[Family] = []
 
@@ -63,7 +67,7 @@ def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
     """The family of a model, and why it cannot serve it, or None where it can."""
     config = model.config
     # A composite that none lists is what its text part is, and is audited.
-    known = [config.model_type, getattr(config.get_text_config(decoder=True), "model_type", None)]
+    known = [config.model_type, getattr(text_config(config, decoder=True), "model_type", None)]
     family = next((f for name in known for f in families() if name in f.model_types), None)
     reason = next(filter(None, (f.refused_types.get(config.model_type) for f in families())), None)
     if reason is None and not modules.entries(model):
@@ -73,19 +77,57 @@ def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
         )
     if reason is None and family is not None and family.refusal is not None:
         reason = family.refusal(config)
-    mixing = [*modules.attention_modules(model), *(modules.mixers(model, family.mixers) if family else ())]
+    family = family if family is not None else attention.FAMILY
+    mixers = modules.mixers(model, family.mixers)
+    attending = modules.attending_by_themselves(model, mixers)
+    mixing = [*modules.attention_modules(model), *mixers, *attending]
     if reason is None and modules.is_pair(model):
         reason = _without_cross_attention(model, mixing)
     if reason is None and not mixing:
         reason = (
-            "none of its modules calls an attention function of transformers' AttentionInterface, so autopack has no "
-            "place to keep documents apart"
+            "none of its modules calls an attention function of transformers' AttentionInterface or attends in code of "
+            "its own, so autopack has no place to keep documents apart"
         )
-    return family if family is not None else attention.FAMILY, reason
+    if reason is None:
+        family = _with_positions(_with_own_attention(_here(family, mixers), attending), model, mixing)
+    return family, reason
+
+
+def _here(family: Family, mixers: list[nn.Module]) -> Family:
+    """A family whose ways are those that the installed release allows."""
+    ways = {type(mixer): family.way_of(mixer) for mixer in mixers}
+    others = {
+        kind.__name__: other
+        for kind, way in ways.items()
+        if way is not None and (other := way.here(modules.defining_class(kind).__module__)) is not way
+    }
+    return replace(family, mixers={**family.mixers, **others}) if others else family
+
+
+def _with_own_attention(family: Family, attending: list[nn.Module]) -> Family:
+    """A family that runs these modules on documents alone: attention of older releases, or somebody else's."""
+    found = {type(module).__name__: Alone(from_zero=source.cuts_rotations(type(module))) for module in attending}
+    if not found:
+        return family
+    how = f"{family.how}; the model's own attention ({', '.join(sorted(found))}), documents alone"
+    return replace(family, mixers={**family.mixers, **found}, how=how)
+
+
+def _with_positions(family: Family, model: PreTrainedModel, mixing: list[nn.Module]) -> Family:
+    """A family that restarts what counts columns in a model that takes no positions, as those of older releases."""
+    if not family.positions or not modules.takes_tokens(model) or source.knows_of(type(model), "position_ids"):
+        return family
+    tables, whole = modules.counting_columns(model, mixing)
+    if not (tables or whole) and parameters_of(type(model)).takes_others:
+        return family  # what it takes and drops, the backbone is given where it needs it
+    restarted = {type(module).__name__: RESTARTING for module in tables}
+    by_rows = {type(module).__name__: CountingRows() for module in whole}
+    return replace(family, mixers={**family.mixers, **restarted, **by_rows}, positions=False)
 
 
 def family_for(model: PreTrainedModel) -> Family:
-    """The family that serves a model. Raises `UnsupportedModel` where none can."""
+    """The family that serves a model. Raises `UnsupportedModel` where none can, `SiteDrift` where its code is none."""
+    modules.check_forwards(model)
     family, reason = look_up(model)
     if reason is not None:
         raise UnsupportedModel(

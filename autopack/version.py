@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
+from typing import Any
 
 __version__ = "0.1.0"
 
-MINIMUM = {"torch": "2.4", "transformers": "4.48", "wrapt": "1.16", "packaging": "23", "numpy": "1.26"}
+MINIMUM = {"torch": "2.4", "transformers": "4.44", "wrapt": "1.16", "packaging": "23", "numpy": "1.26"}
 """Packages that autopack needs, with the oldest version that it works with."""
 
 
@@ -27,17 +30,44 @@ def problem(name: str, installed: str | None) -> str | None:
     return f"{name} {installed} is too old; autopack needs {MINIMUM[name]} or later: {remedy}" if too_old else None
 
 
+def mismatch(torch: str, transformers: str, requirements: Iterable[str]) -> str | None:
+    """Why an installed transformers, with these requirements, will not use an installed torch, or None.
+
+    It then turns its models off and says no more than a line of its log.
+    """
+    try:
+        from packaging.requirements import Requirement
+        from packaging.version import Version
+
+        found = Version(Version(torch).base_version)
+        wanted = [need for need in map(Requirement, requirements) if need.name == "torch" and _is_of_torch(need)]
+    except (ImportError, ValueError):  # is a problem of its own
+        return None
+    unmet = next((need.specifier for need in wanted if not need.specifier.contains(found, prereleases=True)), None)
+    if unmet is None:
+        return None
+    return (
+        f"transformers {transformers} needs torch{unmet} and leaves its models out with torch {torch}: "
+        f"pip install 'torch{unmet}', or install an older transformers"
+    )
+
+
+def _is_of_torch(need: Any) -> bool:
+    return need.marker is None or need.marker.evaluate({"extra": "torch"})
+
+
 @cache
 def refuse_old() -> None:
-    """Raise `UnsupportedVersion` where a package is installed in a version too old; asked once for a process."""
-    from importlib.metadata import PackageNotFoundError, version
+    """Raise `UnsupportedVersion` where a package is installed in a version that does not serve; asked once."""
+    from importlib.metadata import PackageNotFoundError, requires, version
 
     from autopack.errors import UnsupportedVersion
 
+    problems = []
     for name in MINIMUM:
-        try:
-            found = problem(name, version(name))
-        except PackageNotFoundError:  # its import says so, or it is there without its metadata
-            continue
-        if found is not None:
-            raise UnsupportedVersion(f"{found} (`autopack doctor` looks at the others too)")
+        with suppress(PackageNotFoundError):  # its import says so, or it is there without its metadata
+            problems.append(problem(name, version(name)))
+    with suppress(PackageNotFoundError):
+        problems.append(mismatch(version("torch"), version("transformers"), requires("transformers") or ()))
+    for found in filter(None, problems):
+        raise UnsupportedVersion(f"{found} (`autopack doctor` looks at the others too)")

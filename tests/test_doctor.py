@@ -17,7 +17,7 @@ import transformers
 from autopack.attention.choose import availability
 from autopack.cli import main
 from autopack.enabling.options import CHOICES
-from autopack.version import MINIMUM, problem
+from autopack.version import MINIMUM, mismatch, problem
 
 TREE = Path(__file__).parents[1]
 
@@ -94,8 +94,8 @@ def test_builds_of_vendors_are_not_too_old(version):
 
 
 def test_a_release_that_is_too_old_is_refused_in_the_words_of_the_doctor(tmp_path):
-    install(tmp_path, "transformers", "4.47.1")
-    said = "transformers 4.47.1 is too old; autopack needs 4.48 or later: pip install 'transformers>=4.48'"
+    install(tmp_path, "transformers", "4.43.4")
+    said = "transformers 4.43.4 is too old; autopack needs 4.44 or later: pip install 'transformers>=4.44'"
     assert said in doctor_with(tmp_path).stdout
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(TREE)])}
     run = functools.partial(subprocess.run, env=environment, capture_output=True, text=True)
@@ -113,3 +113,54 @@ def test_minimum_versions_are_those_of_the_package():
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((TREE / "pyproject.toml").read_text())["project"]
     assert [f"{name}>={version}" for name, version in MINIMUM.items()] == project["dependencies"]
+
+
+def test_a_torch_that_transformers_does_not_take_is_said(tmp_path):
+    install(tmp_path, "torch", "2.5.1")
+    install(tmp_path, "transformers", "5.23.0")
+    metadata = next(tmp_path.glob("transformers-*")) / "METADATA"
+    metadata.write_text(metadata.read_text() + "Requires-Dist: torch>=2.6; extra == 'torch'\n")
+    said = "transformers 5.23.0 needs torch>=2.6 and leaves its models out with torch 2.5.1: pip install 'torch>=2.6'"
+    finished = doctor_with(tmp_path)
+    assert finished.returncode == 1, finished.stderr
+    assert said in finished.stdout
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(TREE)])}
+    asked = [sys.executable, "-c", "import autopack; autopack.enable"]
+    finished = subprocess.run(asked, env=environment, capture_output=True, text=True)
+    assert f"autopack.errors.UnsupportedVersion: {said}" in finished.stderr
+
+
+@pytest.mark.parametrize("torch", ["2.6.0", "2.6.0a0+ecf3bae40a.nv25.01", "2.15.0+cu132", "3.0.0.dev20300101"])
+def test_a_torch_that_transformers_takes_is_no_problem(torch):
+    needs = ["numpy>=1.17", "torch>=2.6; extra == 'torch'", "torch>=9; extra == 'of-the-future'"]
+    assert mismatch(torch, "5.23.0", needs) is None
+    assert mismatch("2.5.1", "5.23.0", needs) is not None, "negative control"
+
+
+_BROKEN = {
+    "the operator cannot be registered": (
+        "def refuse(*args, **kwargs): raise ValueError('infer_schema: unsupported type Tensor')\n"
+        "torch.library.custom_op = refuse",
+        "importing autopack's parts fails with ValueError: infer_schema: unsupported type Tensor",
+    ),
+    "padded batches have no place in the graph": (
+        "del torch._C._will_engine_execute_node",
+        "a tiny Llama with sdpa attention fails with AttributeError: module 'torch._C' has no attribute "
+        "'_will_engine_execute_node'",
+    ),
+    "attention is not exact": (
+        "plain = torch.nn.functional.scaled_dot_product_attention\n"
+        "def noisy(query, *args, **kwargs): return plain(query, *args, **kwargs) + 1e-2 * torch.randn(())\n"
+        "torch.nn.functional.scaled_dot_product_attention = noisy",
+        "a tiny Llama with sdpa attention fails with ArithmeticError: ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "said"), _BROKEN.values(), ids=_BROKEN)
+def test_a_torch_with_which_autopack_does_not_work_is_broken(tmp_path, change, said):
+    (tmp_path / "sitecustomize.py").write_text(f"import torch\n{change}\n")
+    finished = doctor_with(tmp_path)
+    assert finished.returncode == 1, finished.stdout
+    assert f"autopack was tried, and {said}" in finished.stdout
+    assert "Traceback" not in finished.stderr

@@ -95,8 +95,8 @@ def test_named_types(capsys):
     ("funnel", False, "refused: its FunnelEncoder pools every two columns"),
     ("no_such_type", False, "has no such type; remote code of this type is served where its structure allows"),
     ("vit", False, "refused: transformers has no language model of this type"),
-    ("canine", False, "none of its modules calls an attention function of transformers' AttentionInterface"),
-    ("lilt", False, "none of its modules calls"),
+    ("canine", False, "refused: its CharactersToMolecules takes columns of the row together"),
+    ("lilt", True, "own attention (LiltSelfAttention), documents alone, by its structure and after an audit"),
     ("mistral4", True, "attention site, document by document, by its structure and after an audit on enable"),
 ])  # fmt: skip
 def test_what_no_family_lists_is_asked_of_a_tiny_model(capsys, name, served, what):

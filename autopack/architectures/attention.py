@@ -91,6 +91,8 @@ _TINY: dict[str, dict[str, Any]] = {
     },
     "got_ocr2_vision": {"output_channels": 16},
     "laguna": _FULL_AND_SLIDING | _DENSE_AND_SPARSE | {"num_attention_heads_per_layer": [4, 8]},
+    "layoutlmv3": {"coordinate_size": 8, "shape_size": 16},
+    "lilt": {"hidden_size": 96},
     "longcat_flash": {"zero_expert_num": 2},
     "mellum": _FULL_AND_SLIDING | _DENSE_AND_SPARSE,
     "minicpm3": {"dim_model_base": 64},

@@ -7,6 +7,7 @@ keeps them from leaking.
 from autopack.family import Family, Numbering, Tiny
 
 _REASONS = {
+    "its CharactersToMolecules takes columns of the row together, and its attention goes by blocks of it": "canine",
     "its FunnelEncoder pools every two columns of the row into one between its blocks, so a token of two documents "
     "comes out, and its FunnelAttentionStructure numbers the columns of the pooled row": "funnel",
     "its MraSelfAttention averages keys over blocks of 32 columns and attends closely to the best blocks of the row, "

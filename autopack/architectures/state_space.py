@@ -7,14 +7,17 @@ only in CUDA kernels that take `seq_idx`.
 from typing import Any
 
 from autopack.family import DERIVED, Family, Tiny
-from autopack.mixers import AtOperations
+from autopack.mixers import AtOperations, EqualRows
 
 _TYPES = "bamba falcon_h1 falcon_mamba granitemoehybrid jamba mamba mamba2 nemotron_h zamba zamba2"
 _MAMBA = "FalconMambaMixer JambaMambaMixer MambaMixer ZambaMambaMixer"
 _MAMBA_2 = "BambaMixer FalconH1Mixer GraniteMoeHybridMambaLayer Mamba2Mixer NemotronHMamba2Mixer Zamba2MambaMixer"
 
 _SELECTIVE_SCAN = AtOperations(("causal_conv1d_fn", "mamba_selective_scan"), fused="mamba_inner_fn")
-_DUALITY = AtOperations(("causal_conv1d_fn", "mamba2_chunk_scan"), fused="mamba2_split_conv1d_scan_combined")
+# Up to 4.57 the state that chunks hand on in torch counts what follows it in the row.
+_DUALITY = AtOperations(
+    ("causal_conv1d_fn", "mamba2_chunk_scan"), fused="mamba2_split_conv1d_scan_combined", before=EqualRows()
+)
 
 _TINY: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from transformers import PreTrainedModel
 
 from autopack.attention.backends import flash, flex, per_document, sdpa, varlen
 from autopack.attention.call import AttentionCall, Output
 from autopack.errors import UnsupportedModel
-from autopack.inspection import releases
+from autopack.inspection import masks, releases
 
 
 class Backend(NamedTuple):
@@ -71,6 +72,8 @@ def choose(requested: str, call: AttentionCall) -> str:
     own = _own_backend(call.implementation)
     if own == "sdpa" and not call.replaces_sdpa and varlen.refusal(call) is None and varlen.availability()[0]:
         return "varlen"
+    if own == "flex" and (isinstance(call.mask, torch.Tensor) or not masks.has_mask_interface()):
+        return "eager"  # a mask of the model's own is cut by documents, and no BlockMask is made of it
     return own
 
 

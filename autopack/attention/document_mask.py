@@ -89,6 +89,14 @@ class DocumentMask:
         """The dense mask over whole rows, converted: what model code wants that computes with its mask."""
         return self.over_rows.to(*args, **kwargs)
 
+    def masked_fill(self, *args: Any, **kwargs: Any) -> Any:
+        """The dense mask over whole rows with more hidden: what model code does that hides tokens of its own."""
+        return self.over_rows.masked_fill(*args, **kwargs)
+
+    def dim(self) -> int:
+        """The number of axes that the dense mask has, which model code tells masks of pairs by."""
+        return 4
+
     def made_by(self, function: Callable[..., Any]) -> DocumentMask:
         """The same rule for another backend's mask function."""
         if function is self.function:

@@ -10,13 +10,16 @@ import torch
 
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import SiteDrift, UnsupportedModel
-from autopack.inspection import masks
+from autopack.inspection import masks, releases, torches
 from autopack.patching import Site
 from autopack.runtime.scope import Scope, running_scope
 
 
 def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     """A mask function that, for packed rows of enabled models, describes the mask instead of making it."""
+
+    if releases.is_own(original):
+        site.check_takes(original, masks.READ)
 
     def autopack_mask(*args: Any, **kwargs: Any) -> Any:
         scope = _packed_scope(kwargs.get("config"))
@@ -58,7 +61,7 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
     names = list(inspect.signature(original).parameters)
 
     def autopack_preprocess_mask_arguments(*args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = {**torches.by_name(names, args), **kwargs}
         if _packed_scope(given.get("config")) is None:
             return original(*args, **kwargs)
         mask = given.get("attention_mask")

@@ -11,11 +11,15 @@ from autopack.attention.backends import cross
 from autopack.attention.call import AttentionCall
 from autopack.attention.choose import BACKENDS, choose
 from autopack.errors import SiteDrift, UnsupportedModel
+from autopack.inspection import releases
 from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.packed import PackedLayout
 from autopack.patching import Site
 from autopack.runtime.marks import mark_of
 from autopack.runtime.scope import refuse_stranger, site_scope
+
+PARAMETERS = ("module", "query", "key", "value", "attention_mask")
+"""What an attention function of transformers takes first."""
 
 
 def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
@@ -23,6 +27,8 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
 
     Outside a packed forward of an enabled model it hands the call on as it came.
     """
+    if releases.is_own(original):  # somebody else's may name its arguments as it likes
+        site.check_takes(original, PARAMETERS)
     # A registered function goes by its key; one in a modeling module is what that model calls eager attention.
     name = site.key or "eager"
 

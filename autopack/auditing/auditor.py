@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.asking import argument_names
 from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase
+from autopack.auditing.fields import errors_between, fields_of, scales_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.losses import Labels
 from autopack.auditing.packed import GRADIENTS, INFLUENCE, PackedRuns
@@ -102,6 +103,7 @@ class _Audit:
         self.case = kind(model, lengths, seed)
         longer = threshold_lengths(model, lengths)
         self.long = None if longer is None else kind(model, longer, seed)
+        self._packed: dict[bool, PackedRuns] = {}
         enabled = self.runner.enabled
         self.pads = enabled is not None and enabled.options.unpad != "never"
         there = {
@@ -137,7 +139,6 @@ class _Audit:
             with torch.set_grad_enabled(self._find_reference()):
                 labels = self._labels(training)
                 for train in training:
-                    self.model.train(train)
                     for result in self._results(train, training, gradients and torch.is_grad_enabled(), labels):
                         results[result.mode, train] = result
         finally:
@@ -145,7 +146,29 @@ class _Audit:
                 vars(enabled.tally).update(tally)  # what is counted are the user's batches
         for name in self.modes:
             self.report.results.extend(results[name, train] for train in training if (name, train) in results)
+        if self.report.packed is not None and not self.case.options:
+            change = max(self._change_by_cache(train) for train in training)
+            if change > self.report.tolerance:
+                self.report.notes["cache"] = (
+                    f"stock's cache alone changes what a document gets by {change:.1e}, and packed rows have none; set "
+                    f"model.config.use_cache = False, and stock runs without it too"
+                )
         return self.report
+
+    @torch.no_grad()
+    def _change_by_cache(self, train: bool) -> float:
+        """How far stock with `use_cache=False` is from stock's default call, for the documents alone; 0 if unknown."""
+        self.model.train(train)
+        found = [0.0]
+        for case in filter(None, (self.case, self.long)):
+            alone = [case.by_itself(number) for number in range(len(case.documents))]
+            try:
+                cached = [fields_of(self.runner.stock(call)) for call in alone]
+                without = [fields_of(self.runner.stock({**call, "use_cache": False})) for call in alone]
+            except Exception:  # most forwards take no `use_cache` where there is no cache
+                continue
+            found += [worst for worst, _ in errors_between(without, cached, scales_of(cached))]
+        return max(found)
 
     def _find_reference(self) -> bool:
         """How stock runs a document alone: with no argument but its tokens, or, where that raises, without a cache.
@@ -176,13 +199,19 @@ class _Audit:
             return f"{type(error).__name__}: {error}"
         return None
 
+    def _packed_runs(self, train: bool) -> PackedRuns:
+        """The runs of packed rows in a training mode, which the model is put in."""
+        self.model.train(train)
+        if train not in self._packed:
+            self._packed[train] = PackedRuns(self.runner, self.case, self.long)
+        return self._packed[train]
+
     def _labels(self, training: tuple[bool, ...]) -> Labels | None:
         """Labels that the loss takes, in one of the training modes: they are asked for before anything is measured."""
         why: str | None = None
         for train in training:
-            self.model.train(train)
             try:
-                labels, said = PackedRuns(self.runner, self.case, self.long).find_labels()
+                labels, said = self._packed_runs(train).find_labels()
             except Exception as error:  # documents alone cannot be run: every mode will say so
                 labels, said = None, f"{type(error).__name__}: {error}"
             if labels is not None:
@@ -195,7 +224,7 @@ class _Audit:
     def _results(
         self, train: bool, training: tuple[bool, ...], differentiate: bool, labels: Labels | None
     ) -> list[ModeResult]:
-        packed, found = PackedRuns(self.runner, self.case, self.long), []
+        packed, found = self._packed_runs(train), []
         for name in self.modes:
             if self.all and train and False in training and name not in TRAINED:
                 continue

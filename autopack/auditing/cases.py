@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -13,6 +14,7 @@ from transformers import PreTrainedModel
 
 from autopack.errors import UnsupportedModel
 from autopack.inspection import modules
+from autopack.inspection.configs import text_config
 from autopack.registry import first_position
 
 
@@ -63,7 +65,7 @@ class Case:
         self.options: dict[str, Any] = {}
         """What a document by itself is run with; nothing, unless stock cannot run it so."""
         self.outputs: dict[str, Any] = {"output_hidden_states": True}
-        configs = model.config, model.config.get_text_config()
+        configs = model.config, text_config(model.config)
         flags = [config.output_router_logits for config in configs if hasattr(config, "output_router_logits")]
         self.has_router = bool(flags)
         self.outputs |= {"output_router_logits": True} if flags else {}
@@ -77,7 +79,7 @@ class Case:
             return list(tokens.to(self.device).split(self.lengths))
 
         self.documents, self.others = draw(), draw()
-        pad = getattr(model.config.get_text_config(), "pad_token_id", None)
+        pad = getattr(text_config(model.config), "pad_token_id", None)
         usable = pad if isinstance(pad, int) and 0 <= pad < _vocabulary(model) else self.documents[0][0]
         self.filler = int(usable)
         """The token of padding."""
@@ -110,7 +112,7 @@ class Case:
 
     def given(self, call: Call, replaced: int | None = None) -> dict[str, Any]:
         """All arguments of a packed call, with one document's tokens replaced where asked."""
-        return {"input_ids": self.inputs(call, replaced), **call.arguments}
+        return {"input_ids": self.inputs(call, replaced), **_copied(call.arguments)}
 
     def alone(self, call: Call, number: int) -> dict[str, Any]:
         """All arguments of a call with one of its documents by itself: positions only where it begins midway."""
@@ -171,7 +173,8 @@ class PairCase(Case):
     def given(self, call: Call, replaced: int | None = None) -> dict[str, Any]:
         assert call.source is not None
         source = self.source.inputs(call.source, replaced)
-        return {"input_ids": source, "decoder_input_ids": self.inputs(call, replaced), **call.arguments}
+        arguments = _copied(call.arguments)
+        return {"input_ids": source, "decoder_input_ids": self.inputs(call, replaced), **arguments}
 
     def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> dict[str, torch.Tensor]:
         target = super().padded(side, filler, wider)
@@ -190,6 +193,11 @@ class NoReference(Exception):
     """A document alone cannot be run as a call mode would have it, so there is nothing to compare with."""
 
 
+def _copied(arguments: dict[str, Any]) -> dict[str, Any]:
+    # Some models count on positions in place (XGLM up to 4.47).
+    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
+
+
 def tokens_to_draw(model: PreTrainedModel) -> torch.Tensor:
     """Tokens that mean nothing special to a model, and that it can both read and predict."""
     special = {t for t in _special_tokens(model.config) if isinstance(t, int)}
@@ -199,7 +207,10 @@ def tokens_to_draw(model: PreTrainedModel) -> torch.Tensor:
 def _vocabulary(model: PreTrainedModel) -> int:
     """Tokens that can both be read and be predicted."""
     sizes: list[int] = []
-    for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
+    embeddings: tuple[Any, ...] = ()
+    with suppress(NotImplementedError):
+        embeddings = model.get_input_embeddings(), model.get_output_embeddings()
+    for embedding in embeddings:
         each = list(embedding) if isinstance(embedding, nn.ModuleList) else [embedding]  # one per codebook
         sizes += [len(e.weight) for e in each if isinstance(getattr(e, "weight", None), torch.Tensor)]  # type: ignore[arg-type]
     if not sizes:
@@ -208,7 +219,7 @@ def _vocabulary(model: PreTrainedModel) -> int:
 
 
 def _special_tokens(config: Any) -> Iterator[Any]:
-    for name, value in {**vars(config), **getattr(config.get_text_config(), "__dict__", {})}.items():
+    for name, value in {**vars(config), **getattr(text_config(config), "__dict__", {})}.items():
         if name.endswith(("token_id", "token_index")):
             yield from value if isinstance(value, list) else [value]
     codes = getattr(config, "vocabulary_map", None) or {}  # Chameleon forbids the codes of images as predictions

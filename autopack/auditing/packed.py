@@ -18,7 +18,9 @@ from autopack.errors import AutopackError, UnsupportedModel
 from autopack.inspection.parameters import parameters_of
 
 INFLUENCE = {"default", "two rows", "thresholds"}
-"""Modes in which documents are replaced one at a time; in the others, every document is compared with itself alone."""
+"""Modes in which documents are replaced one at a time; in the others, every document is compared with itself alone.
+
+Of several rows, one document of each is replaced; of rows that cross thresholds, the longest alone."""
 WITHOUT_LABELS = {"default", "two rows"}
 """Modes that are called without labels as well as with them; in the others one call tells of results and loss."""
 GRADIENTS = {(False, "default"), (True, "default"), (True, "padding mask"), (True, "two rows")}
@@ -63,7 +65,7 @@ class PackedRuns:
         options = {n: v for n, v in call.arguments.items() if n in case.outputs} if name == "every output" else {}
         unusual = bool(options) or case is not self.case or any(first != case.base for first in call.first)
         try:
-            alone = [fields_of(output) for output in self._alone(case, call, options)]
+            alone = [fields_of(output) for output in self._alone(case, call, options, apart=differentiate)]
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
             if unusual:
@@ -75,8 +77,9 @@ class PackedRuns:
             )
         except Exception as failure:
             said = f"{type(failure).__name__}: {failure}"
-            if options and isinstance(failure, AutopackError):
-                raise NoReference(said) from failure  # refused where more is asked for than anybody has to
+            refused = options and isinstance(failure, AutopackError)  # where more is asked for than anybody has to
+            if refused or "unexpected keyword argument 'attention_mask'" in said:  # some take none (FNet up to 4.57)
+                raise NoReference(said) from failure
             return ModeResult(name, self.training, failure=said)
 
     def _measured(
@@ -110,14 +113,16 @@ class PackedRuns:
     def _tells_as_much(outputs: Fields, alone: list[Fields]) -> bool:
         return bool(outputs) and alone[0].keys() <= outputs.keys()
 
-    def _alone(self, case: Case, call: Call, options: dict[str, Any] | None = None) -> list[Any]:
-        """The outputs of stock for each document of a call, in its default call, with their graph."""
-        kept = options or {}
-        keys = [(id(case), number, first, bool(kept)) for number, first in enumerate(call.first)]
+    def _alone(self, case: Case, call: Call, options: dict[str, Any] | None = None, apart: bool = False) -> list[Any]:
+        """The outputs of stock for each document of a call, in its default call, with their graph.
+
+        With `apart` a document that stands in two rows has a graph for each: where upstream goes through float32,
+        gradients of two uses round otherwise than the sum of each.
+        """
+        kept, number_of = options or {}, len(call.first) if apart else len(case.documents)
+        keys = [(id(case), number % number_of, first, bool(kept)) for number, first in enumerate(call.first)]
         for key in keys:
             if key not in self._outputs:
-                # A document that stands in two rows has a graph for each: where upstream goes through float32,
-                # gradients of two uses round otherwise than the sum of each.
                 self._outputs[key] = self.runner.stock({**case.alone(call, key[1]), **kept})
         return [self._outputs[key] for key in keys]
 
@@ -125,14 +130,15 @@ class PackedRuns:
     def _influence(
         self, case: Case, call: Call, alone: list[Fields], found: list[Fields], scales: dict[str, float]
     ) -> np.ndarray:
-        """influence[i, j]: change of document i's results when document j is replaced, relative; NaN on the diagonal.
+        """influence[i, j]: change of document i's results when document j is replaced, relative.
 
-        Of rows that cross thresholds, only the longest document is replaced.
+        NaN on the diagonal, and where a document is not replaced.
         """
         matrix = np.full((len(found), len(found)), np.nan)
         lengths = [end - first for _, first, end in call.spans]
-        some = range(len(found)) if case is self.case else [int(np.argmax(lengths))]
-        for j in some:
+        rows = call.shape[0]
+        some = range(len(found)) if rows == 1 else range(1, len(found), len(found) // rows)
+        for j in some if case is self.case else [int(np.argmax(lengths))]:
             outputs = fields_of(self.runner.model(**case.given(call, j)))
             changed, _, _ = Sides.of(call).split(outputs, alone)
             matrix[:, j] = [worst for worst, _ in errors_between(changed, found, scales)]
@@ -150,10 +156,10 @@ class PackedRuns:
         if key not in self._gradients:
             try:
                 self._gradients[key] = gradients(other, parameters)
-            except Exception:
-                if self.training:
-                    raise
-                return None  # some models have gradients in train mode alone
+            except Exception as error:
+                if self.training:  # some models have gradients in train mode alone
+                    self.notes["gradients"] = f"not measured, because stock has none: {type(error).__name__}: {error}"
+                return None
         return gradient_error(gradients(one, parameters), self._gradients[key])
 
     def _with_labels(self, name: str, call: Call, labels: Labels) -> tuple[Fields, float | None, str | None]:
@@ -224,7 +230,7 @@ class PackedRuns:
         given = self.case.alone(call, number) | labels.alone[number % len(labels.alone)] | self.case.without_router
         try:
             told = loss_of(self.runner.stock({**given, _ITEMS: items}))
-        except TypeError as error:  # what its forward takes by any name, something further in may not
+        except (TypeError, ValueError) as error:  # what its forward takes by any name, something further in may not
             self.notes[_ITEMS] = f"not measured: {error}"
             return 0.0
         shares = {1.0: alone[number], sum(counts) / items: alone[number] * counts[number] / items}

@@ -97,7 +97,10 @@ class LeakReport:
     def packed(self) -> str | None:
         """Why packed calls without labels are not exact, in words; None where they are."""
         wrong = [r for r in self._of("packed") if not self._is_exact_without_loss(r)]
-        return self._words(max(wrong, key=lambda r: r.worst)) if wrong else None
+        if not wrong:
+            return None
+        said = self._words(max(wrong, key=lambda r: r.worst))
+        return f"{said} ({self.notes['cache']})" if "cache" in self.notes else said
 
     @property
     def labels(self) -> str | None:

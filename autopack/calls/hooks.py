@@ -26,6 +26,7 @@ from autopack.calls.pairs import PairAsRows, PairCall
 from autopack.calls.plan import Plan, Untouched
 from autopack.calls.unpadded import Unpadded
 from autopack.errors import AutopackError
+from autopack.inspection import torches
 from autopack.inspection.poolers import pool_documents, pools_single_tokens
 from autopack.integrations import accelerate
 from autopack.layout.batches import DocumentBatch
@@ -33,7 +34,6 @@ from autopack.runtime import scope as scopes
 from autopack.runtime.checkpointing import bind_checkpointing
 from autopack.runtime.model import Brings, EnabledModel, Link
 from autopack.runtime.scope import Activation
-from autopack.runtime.untraced import untraced
 
 logger = logging.getLogger(__name__)
 
@@ -128,14 +128,15 @@ def _is_traced_alone() -> bool:
 
 def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a call brings one token per row, which can hold no two documents."""
-    given = {**dict(zip(entry.names, args, strict=False)), **kwargs}
+    given = {**torches.by_name(entry.names, args), **kwargs}
     if entry.kind is Kind.PAIR and given.get("encoder_outputs") is None:
         return False
     names = (
         ("decoder_input_ids", "decoder_inputs_embeds") if entry.kind is Kind.PAIR else ("input_ids", "inputs_embeds")
     )
     brought = [given[name] for name in names if given.get(name) is not None]
-    return bool(brought) and all(tokens.ndim > 1 and tokens.shape[1] == 1 for tokens in brought)
+    # By its length: Dynamo of torch 2.4 cannot tell whether a list is true.
+    return len(brought) > 0 and all(tokens.ndim > 1 and tokens.shape[1] == 1 for tokens in brought)
 
 
 def _defers(activation: Activation) -> bool:
@@ -148,7 +149,7 @@ def _passes(activation: Activation) -> bool:
 
 
 # Traced, it would break the graph wherever a value is read on the host.
-@untraced("autopack reads on the host where documents begin, once per call: compile without fullgraph=True")
+@torches.untraced("autopack reads on the host where documents begin, once per call: compile without fullgraph=True")
 def _enter(
     hook: EntryHook, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

@@ -16,6 +16,7 @@ import torch
 from autopack.calls import of_rows
 from autopack.calls.call import DROPPED, LAST_LOGITS, Call
 from autopack.calls.unpadded import has_a_place
+from autopack.inspection.configs import text_config
 from autopack.inspection.poolers import activation_of, pools_single_tokens
 from autopack.integrations.accelerate import covered_mixer
 from autopack.layout.declarations import LAYOUT_KWARGS
@@ -138,7 +139,7 @@ def _reads_padding(call: Call, padding: Padding) -> bool:
     """Whether a head or pooler would read padding: the first column of an encoder, the last token of a decoder."""
     if not call.model.anatomy.causal:
         return not padding.real[:, 0].all()
-    pad_token_id, ids = call.module.config.get_text_config().pad_token_id, call.arguments.get("input_ids")
+    pad_token_id, ids = text_config(call.module.config).pad_token_id, call.arguments.get("input_ids")
     if ids is None or pad_token_id is None:
         return not padding.real[:, -1].all()
     columns = torch.arange(padding.columns, device=ids.device)

@@ -1,4 +1,4 @@
-"""``autopack doctor``: what is installed, what autopack would compute attention with here, and what is broken."""
+"""``autopack doctor``: what is installed, what autopack computes attention with here, and what is broken, by trying."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import json
 import platform
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import product
 from typing import Any
 
-from autopack.version import MINIMUM, __version__, problem
+from autopack.commands.trial import failures
+from autopack.version import MINIMUM, __version__, mismatch, problem
 
 OPTIONAL = ("tokenizers", "accelerate", "peft", "trl", "datasets", "matplotlib")
 
@@ -22,6 +23,8 @@ FLASH_ATTENTION = {
     "flash-attn-4": ("FA4", "flash_attn.cute"),
 }
 """Distributions of FlashAttention, with the module that transformers imports from each."""
+
+_REPORT = "Please report this with the output of `autopack doctor --json`."
 
 
 @dataclass
@@ -46,7 +49,7 @@ class Diagnosis:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Print what is installed, which attention backends work here and why the others do not, and what "
-        "autopack.enable would choose. Exit status 1 if something is broken."
+        "autopack.enable would choose; enable a tiny model and audit it. Exit status 1 if something is broken."
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
@@ -66,6 +69,9 @@ def examine() -> Diagnosis:
         with suppress(PackageNotFoundError):
             found.packages[name] = version(name)
     found.problems += filter(None, (problem(name, found.packages[name]) for name in MINIMUM))
+    torch, transformers = found.packages["torch"], found.packages["transformers"]
+    if torch is not None and transformers is not None:
+        found.problems += filter(None, [mismatch(torch, transformers, requires("transformers") or ())])
     versions_fit = not found.problems
     working = [name for name in ("torch", "transformers") if _imports(name, name, found)]
     for distribution, (_, module) in FLASH_ATTENTION.items():
@@ -77,9 +83,9 @@ def examine() -> Diagnosis:
             _examine_backends(found)
         except Exception as error:
             found.problems.append(
-                f"autopack cannot find its backends with these versions: {type(error).__name__}: {error}. "
-                "Please report this with the output of `autopack doctor --json`."
+                f"autopack cannot find its backends with these versions: {type(error).__name__}: {error}. {_REPORT}"
             )
+        found.problems += (f"autopack was tried, and {failure}. {_REPORT}" for failure in failures())
     return found
 
 
@@ -91,7 +97,9 @@ def _imports(name: str, module: str, found: Diagnosis) -> bool:
         importlib.import_module(module)
     except Exception as error:  # a broken binary package fails in any way it likes
         said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-        said += ". Reinstall it to match the installed torch, or uninstall it."
+        optional = name not in MINIMUM
+        said = said.rstrip(".") + (". Reinstall it to match the installed torch" if optional else ". Reinstall it")
+        said += ", or uninstall it." if optional else ", with what it needs."
         found.problems.append(f"{name} {found.packages[name]} is installed, but `import {module}` fails: {said}")
         return False
     return True

@@ -133,8 +133,8 @@ def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
     if enabled.proof.packed is not None:
         raise UnsupportedModel(
             f"autopack enabled {type(model).__name__} ({enabled.anatomy.model_type!r}) and audited it, and it is "
-            f"not exact: {enabled.proof.packed}. Something other than attention through transformers' interface mixes "
-            f"tokens of different documents. The model is left as it was."
+            f"not exact: {enabled.proof.packed}. The model is left as it was; train it on padded batches, one document "
+            f"per row."
         )
 
 

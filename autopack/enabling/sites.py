@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from torch import nn
 
 from autopack.attention.mask_site import adapt_mask, adapt_preprocessing
-from autopack.attention.site import adapt_attention
+from autopack.attention.site import PARAMETERS, adapt_attention
 from autopack.calls.forward_site import adapt_forward
 from autopack.calls.loss_site import adapt_loss
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, modules, releases, source
 from autopack.inspection.anatomy import Anatomy
-from autopack.inspection.provenance import located
+from autopack.inspection.provenance import is_own, located
 from autopack.mixers.site import adapt_mixer
 from autopack.patching import Site
 from autopack.runtime.marks import mark_of
@@ -26,13 +26,13 @@ def needed_sites(anatomy: Anatomy, of_family: tuple[Site, ...], implementations:
     sites += [site for site in forward_sites(map(type, anatomy.entries)) if (site.module, site.path) not in taken]
     # The eager functions stand in for sdpa where attention weights are asked for, so they are always needed.
     sites += [
-        Site(module, name, adapt_attention, parameters=("module", "query", "key", "value", "attention_mask"))
+        Site(module, name, adapt_attention, parameters=PARAMETERS)
         for module, name in source.eager_functions(anatomy.attention)
     ]
     if releases.losses():
         sites.append(Site(releases.LOSS_UTILS, "fixed_cross_entropy", adapt_loss, parameters=("source", "target")))
     for implementation in implementations:
-        if implementation != "eager":
+        if implementation != "eager" and anatomy.attention:
             sites += _attention_sites(anatomy.attention, implementation)
         if masks.has_mask_interface() and masks.mask_function(implementation) is not None:
             sites.append(Site(*masks.mask_mapping(), adapt_mask, key=implementation))
@@ -45,10 +45,10 @@ def needed_sites(anatomy: Anatomy, of_family: tuple[Site, ...], implementations:
 
 
 def _mixer_sites(mixers: list[nn.Module]) -> Iterable[Site]:
-    yield from (
-        Site(module, path, adapt_mixer)
-        for module, path in modules.forwards_of(map(modules.defining_class, map(type, mixers)))
-    )
+    for kind in {modules.defining_class(type(mixer)): None for mixer in mixers}:
+        # A forward of the user's may be taken back at any time; a module that then runs past its site raises.
+        soft = not is_own(vars(kind)["forward"])
+        yield from (Site(module, path, adapt_mixer, soft=soft) for module, path in modules.forwards_of([kind]))
     found: dict[Site, None] = {}
     for mixer in mixers:
         mark = mark_of(mixer)

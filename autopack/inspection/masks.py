@@ -16,6 +16,9 @@ except ImportError:  # up to 4.52
 
 MASKING_UTILS = "transformers.masking_utils"
 
+READ = ("batch_size", "kv_length", "mask_function", "attention_mask")
+"""What is read of a call of a mask function of transformers'."""
+
 
 def has_mask_interface() -> bool:
     """Whether masks are made by registered functions (4.53 and later)."""

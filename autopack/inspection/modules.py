@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from autopack.errors import SiteDrift
 from autopack.inspection.parameters import parameters_of
-from autopack.inspection.source import class_of, dispatching_functions
+from autopack.inspection.provenance import found_by_name, located
+from autopack.inspection.source import attends_by_itself, class_of, dispatching_functions
 
+_OF_TORCH = (nn.Module, nn.Embedding, nn.Linear, nn.LayerNorm, nn.Dropout)
 _ACROSS = re.compile(r"cross|encdec|(^|\.)(encoder_attn|encoder_decoder_attention)(\.|$)")
 
 
@@ -62,6 +67,40 @@ def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:
     return [module for module in walked if type(module) in kinds]
 
 
+def attending_by_themselves(root: nn.Module, mixers: Iterable[nn.Module]) -> list[nn.Module]:
+    """The modules under `root` that attend in code of their own and are in none of `mixers` or of one another."""
+    known: dict[Any, bool] = {}  # for one walk only: the functions of a class may be replaced
+    inside = {id(part) for mixer in mixers for part in mixer.modules()}
+    found = []
+    for module in _text_modules(root):  # outer ones first
+        cls = class_of(module)
+        if cls not in known:
+            # A class inside a function cannot be found again by its name, so nothing can stand at its forward.
+            known[cls] = attends_by_itself(cls) and found_by_name(defining_class(cls))
+        if known[cls] and id(module) not in inside:
+            found.append(module)
+            inside.update(id(part) for part in module.modules())
+    return found
+
+
+def counting_columns(root: nn.Module, mixers: Iterable[nn.Module]) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The modules under `root`, in none of `mixers`, that number tokens by their columns: embeddings of positions, and
+    embeddings of tokens that hold such a table. By what they are called: what comes of it is audited.
+    """
+    inside = {id(part) for mixer in mixers for part in mixer.modules()}
+    tables, whole = [], []
+    for module in _text_modules(root):
+        if id(module) in inside or isinstance(module, PreTrainedModel) or defining_class(type(module)) in _OF_TORCH:
+            continue
+        parts = dict(module.named_children())
+        holds_table = any("position" in name and isinstance(part, nn.Embedding) for name, part in parts.items())
+        if "Position" in type(module).__name__:
+            tables.append(module)
+        elif holds_table and all(defining_class(type(part)) in _OF_TORCH for part in parts.values()):
+            whole.append(module)
+    return tables, whole
+
+
 def checkpointed(model: nn.Module) -> list[nn.Module]:
     """The modules that may hold a gradient checkpointing function: transformers' own, and torch's wrappers."""
     # Its module is imported where there is such a wrapper.
@@ -82,6 +121,18 @@ def defining_class(kind: type[nn.Module]) -> Any:
     return next(cls for cls in kind.__mro__ if "forward" in vars(cls))
 
 
+def check_forwards(model: nn.Module) -> None:
+    """Raise `SiteDrift` where a class of transformers has no function as its forward: its code could not be read."""
+    kinds = {kind for kind in map(defining_class, map(type, model.modules())) if located(kind)}
+    for kind in sorted(kinds, key=lambda kind: kind.__qualname__):
+        forward = vars(kind)["forward"]
+        if not isinstance(inspect.unwrap(forward), FunctionType):
+            raise SiteDrift(
+                f"autopack expects a function at {kind.__module__}.{kind.__qualname__}.forward; found "
+                f"{type(forward).__name__}. Run `autopack doctor` to see which versions are supported."
+            )
+
+
 def entries(model: PreTrainedModel) -> list[PreTrainedModel]:
     """The models inside a model that can be called with tokens on their own, the outermost first, after the model.
 
@@ -100,7 +151,11 @@ def halves(model: PreTrainedModel) -> tuple[nn.Module, nn.Module] | None:
     """The encoder and the decoder of a model that has both, or None."""
     if not is_pair(model):
         return None
-    encoder, decoder = model.get_encoder(), model.get_decoder()
+    # Up to 4.57 models with a head of a pair do not have it themselves.
+    whole: Any = next((module for module in model.modules() if hasattr(module, "get_encoder")), None)
+    if whole is None:
+        return None
+    encoder, decoder = whole.get_encoder(), whole.get_decoder()
     return (encoder, decoder) if isinstance(encoder, nn.Module) and isinstance(decoder, nn.Module) else None
 
 
@@ -139,4 +194,8 @@ def configs_of(modules: list[nn.Module]) -> list[PretrainedConfig]:
 
 def device_of(model: PreTrainedModel) -> torch.device:
     """The device that inputs of the model belong on."""
-    return next(model.get_input_embeddings().parameters()).device
+    try:
+        holder: nn.Module = model.get_input_embeddings()
+    except NotImplementedError:  # several tables, of hashes (CANINE)
+        holder = model
+    return next(holder.parameters()).device

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from autopack.inspection.configs import text_config
+
 
 @dataclass(frozen=True)
 class Numbering:
@@ -74,8 +76,3 @@ class Numbering:
 
 
 AFTER_PAD_TOKEN = Numbering(after_pad_token=True)
-
-
-def text_config(config: Any) -> Any:
-    """The part of a config that text models read: the whole, where it has no parts."""
-    return config.get_text_config() if hasattr(config, "get_text_config") else config

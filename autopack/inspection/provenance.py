@@ -45,6 +45,7 @@ _TOKEN_WISE = (*_TOKEN_WISE, nn.Sequential, nn.ParameterList, nn.ParameterDict)
 _WRAPPERS = ("torch.distributed.", "torch._dynamo.", "torch.nn.parallel.")
 _PLAIN = {"__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__annotations__", "__orig_bases__"}
 _PLAIN |= {"__parameters__", "__abstractmethods__", "_abc_impl", "__static_attributes__", "__firstlineno__"}
+_PLAIN |= {"__type_params__", "__annotate_func__", "__annotations_cache__"}  # annotations, as Python 3.14 keeps them
 
 Place = tuple[Mapping[str, Any], str, Any]
 """A mapping, a key, and the code that stands there."""
@@ -120,11 +121,13 @@ def is_own(value: Any) -> bool:
 
 def located(cls: type) -> bool:
     """Whether a class is the one that its module holds under its name, from a file that is not somebody else's."""
-    module = sys.modules.get(cls.__module__)
-    path = getattr(module, "__file__", None)
-    if module is None or path is None or not _is_own_file(path):
-        return False
-    found: Any = module
+    path = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return path is not None and _is_own_file(path) and found_by_name(cls)
+
+
+def found_by_name(cls: type) -> bool:
+    """Whether a class is the one that its module holds under its name, whosever it is."""
+    found: Any = sys.modules.get(cls.__module__)
     for part in cls.__qualname__.split("."):
         found = getattr(found, part, None)
     return found is cls
@@ -179,11 +182,8 @@ class Provenance:
                 parents.setdefault(id(child), below)
 
     def _registered(self, implementations: tuple[str, ...]) -> None:
-        from transformers import modeling_utils
-
-        mapping = modeling_utils.ALL_ATTENTION_FUNCTIONS
         for implementation in implementations:
-            function = mapping.get(implementation)
+            function = releases.attention_function(implementation)
             if function is not None and not self._check(function):
                 self.foreign.append(f"the attention function {implementation!r}: {_whose(function)}")
 

@@ -15,7 +15,6 @@ import transformers
 from packaging.version import Version
 from torch import nn
 from transformers import modeling_utils
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 VERSION = Version(Version(transformers.__version__).base_version)
 _FLAGS = {"sdpa": "sdpa", "flex_attn": "flex_attention", "flash_attn": "flash_attention"}
@@ -25,6 +24,11 @@ _FLAGS["flash_attn_2"] = "flash_attention"  # as 4.x spelled it
 def is_flash(implementation: str | None) -> bool:
     """Whether an attention implementation is FlashAttention 2, 3 or 4, from the package or from a kernel hub."""
     return bool(implementation) and ("flash_attention" in str(implementation) or "flash-attn" in str(implementation))
+
+
+def is_own(function: Any) -> bool:
+    """Whether a function is of transformers' code."""
+    return str(getattr(function, "__module__", "")).startswith("transformers.")
 
 
 def causal_lm_class_names() -> frozenset[str]:
@@ -58,6 +62,14 @@ def supported_implementations(model: Any) -> set[str]:
     return {"eager", *(name for flag, name in _FLAGS.items() if getattr(model, f"_supports_{flag}", False))}
 
 
+# --- up to 4.47: attention is a class for each implementation, and there is no interface
+
+
+def has_attention_interface() -> bool:
+    """Whether attention functions are registered by the name of their implementation (4.48 and later)."""
+    return hasattr(modeling_utils, "ALL_ATTENTION_FUNCTIONS")
+
+
 # --- 4.48: ALL_ATTENTION_FUNCTIONS is a dict; models build their own masks
 
 
@@ -69,11 +81,19 @@ def attention_mapping() -> tuple[str, str]:
 
 def attention_function(implementation: str) -> Callable[..., Any] | None:
     """The attention function registered under a name, whoever registered it; None where there is none."""
-    return modeling_utils.ALL_ATTENTION_FUNCTIONS.get(implementation)
+    return modeling_utils.ALL_ATTENTION_FUNCTIONS.get(implementation) if has_attention_interface() else None
 
 
-SDPA_FUNCTION = sdpa_attention_forward
+SDPA_FUNCTION: Callable[..., Any] | None = None
 """Transformers' own function for SDPA, whatever is registered under that name."""
+if has_attention_interface():
+    SDPA_FUNCTION = importlib.import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
+
+
+def flash_wants_positions() -> bool:
+    """Whether flash attention takes cumulative lengths only where positions come along (4.48 to 4.52)."""
+    return Version("4.53") > VERSION
+
 
 LOSS_UTILS = "transformers.loss.loss_utils"
 """The Python module of the losses."""

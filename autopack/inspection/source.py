@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 from functools import cache
 from types import CodeType, FunctionType
@@ -11,8 +12,11 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from autopack.inspection import releases
+from autopack.inspection.parameters import forward_codes, parameters_of
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+_PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
+_KERNELS = {"scaled_dot_product_attention", "_flash_attention_forward", "flash_attn_func", "flash_attn_varlen_func"}
 _CROSS_ENTROPY = {"CrossEntropyLoss", "cross_entropy", "nll_loss"}
 
 
@@ -71,7 +75,7 @@ def eager_functions(modules: list[nn.Module]) -> list[tuple[str, str]]:
         for cls in {class_of(module) for module in modules}
         for function in dispatching_functions(cls)
         for name in names_in(function.__code__)
-        if "eager" in name and callable(function.__globals__.get(name))
+        if "eager" in name and name in function.__globals__
     }
     return sorted(found)
 
@@ -80,13 +84,74 @@ def dispatching_functions(cls: Any) -> tuple[FunctionType, ...]:
     """The functions of a class that read the interface of attention functions."""
     found = []
     for base in cls.__mro__:
-        if base in (nn.Module, PreTrainedModel):
-            break
+        if base in (nn.Module, PreTrainedModel) or not releases.has_attention_interface():
+            break  # up to 4.47 some modules have a dictionary of their own by that name
         for value in vars(base).values():
             function = inspect.unwrap(value) if callable(value) else value
             if isinstance(function, FunctionType) and _INTERFACE in names_in(function.__code__):
                 found.append(function)
     return tuple(found)
+
+
+def attends_by_itself(cls: Any) -> bool:
+    """Whether modules of a class attend in code of their own: they take a mask, and weigh by softmax or in a kernel.
+
+    Methods and functions of the same Python module are followed. A class that reads transformers' interface does not.
+    """
+    taken = parameters_of(cls)
+    if any(name.endswith("kv_states") or name == "latents" for name in taken.names):
+        return False  # to states of something that is no text
+    if issubclass(cls, PreTrainedModel) or not (taken.takes_others or any("mask" in name for name in taken.names)):
+        return False
+    codes = [function.__code__ for function in _functions_followed(cls)]
+    names = frozenset().union(*map(names_in, codes))
+    multiplies = bool(names & _PRODUCTS) or any(map(_has_matrix_product, codes))
+    weighs = any(name.lower().endswith("softmax") for name in names) and multiplies
+    return (weighs or bool(names & _KERNELS)) and not dispatching_functions(cls)
+
+
+def knows_of(cls: Any, name: str) -> bool:
+    """Whether the forward of a class takes an argument, makes one of that name, or hands on what it takes by any."""
+    codes = forward_codes(cls)
+    if any(name in code.co_varnames or name in names_in(code) or _has_keyword(code, name) for code in codes):
+        return True
+    if not parameters_of(cls).takes_others:
+        return False
+    code = codes[-1]
+    others = code.co_varnames[code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)]
+    return any(step.argval == others and step.opname.startswith("LOAD") for step in dis.get_instructions(code))
+
+
+def cuts_rotations(cls: Any) -> bool:
+    """Whether the forward of a class asks for a table of rotations of as many positions as there are tokens."""
+    codes = [function.__code__ for function in _functions_followed(cls)]
+    return any("rotary_emb" in names_in(code) and _has_keyword(code, "seq_len") for code in codes)
+
+
+def _functions_followed(cls: Any) -> list[FunctionType]:
+    """The forward of a class, that of the class above it, and what they call in their own class and Python module."""
+    waiting = [inspect.unwrap(base.forward) for base in cls.__mro__ if "forward" in vars(base)][:2]
+    found: list[FunctionType] = []
+    while waiting:
+        function = waiting.pop()
+        if not isinstance(function, FunctionType) or function in found or function.__module__ == nn.Module.__module__:
+            continue
+        found.append(function)
+        for name in names_in(function.__code__):
+            part = function.__globals__.get(name)
+            parts = part.values() if isinstance(part, dict) else [part]  # of functions by implementation (Gemma 2)
+            waiting.append(inspect.getattr_static(cls, name, None))
+            waiting += [each for each in parts if getattr(each, "__module__", None) == function.__module__]
+    return found
+
+
+def _has_matrix_product(code: CodeType) -> bool:
+    steps = dis.get_instructions(code)
+    return any(step.argrepr == "@" or step.opname == "BINARY_MATRIX_MULTIPLY" for step in steps)
+
+
+def _has_keyword(code: CodeType, name: str) -> bool:
+    return any(isinstance(constant, tuple) and name in constant for constant in code.co_consts)
 
 
 @cache

@@ -21,6 +21,8 @@ GROWTH = 1.5
 
 Spread = Callable[[torch.Tensor], torch.Tensor]
 """Brings a tensor (rows, columns, ...) into the form (documents, tokens, ...) that a module is run in."""
+Grouping = Callable[[PackedLayout], list[np.ndarray]]
+"""Puts documents together that share a batch: their numbers."""
 Run = Callable[[Spread], Any]
 """Runs a module in that form."""
 
@@ -157,8 +159,9 @@ class Batches:
         return cls(layout, batches, layout.upload(back))
 
     @classmethod
-    def grouped(cls, layout: PackedLayout, grouping: Callable[[PackedLayout], list[np.ndarray]] = buckets) -> Batches:
-        """The documents as `grouping` puts them together; made once for each layout and grouping."""
+    def grouped(cls, layout: PackedLayout, grouping: Grouping | None = None) -> Batches:
+        """The documents as `grouping` puts them together, or in buckets of like lengths; made once for each layout."""
+        grouping = grouping or buckets
         return layout.derived(("batches", grouping), lambda: cls.of(layout, grouping(layout)))
 
     def together(self, outputs: list[Any], otherwise: Callable[[list[Any]], Any] = lambda parts: parts[-1]) -> Any:

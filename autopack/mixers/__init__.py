@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall, Way
 from autopack.inspection import modules
+from autopack.layout.batches import equally_long
 from autopack.mixers.operations import OPERATIONS, adapt_operation, keeping_documents_apart
 from autopack.mixers.own_attention import attend_alone
 from autopack.mixers.rows import run_and_redo_first_tokens, run_per_document_row
@@ -29,6 +30,25 @@ class Rows(Way):
     def run(self, call: MixerCall) -> Any:
         call.check()
         return run_per_document_row(call.by_documents, call.layout)
+
+
+class EqualRows(Rows):
+    """Documents of one length as rows, without padding: where what follows a token changes its result."""
+
+    reads_padding = True
+    words = "documents of one length as rows"
+    work = "the mixer itself, on documents of one length as rows"
+
+    def run(self, call: MixerCall) -> Any:
+        call.check()
+        return run_per_document_row(call.by_documents, call.layout, equally_long)
+
+
+class CountingRows(Rows):
+    """The same for embeddings of tokens that number them by their columns."""
+
+    recurs = False
+    counts = True
 
 
 @dataclass(frozen=True)
@@ -49,14 +69,16 @@ class LookingBack(Way):
 
 @dataclass(frozen=True)
 class AtOperations(Way):
-    """For mixers that look back in `operations` alone; where `fused` answers, it has done the work of all of them."""
+    """For mixers that look back in `operations` alone; where `fused` answers, it has done the work of all of them.
+
+    Releases before 5.23 have their kernels in other places, and run in the way `before`.
+    """
 
     operations: tuple[str, ...]
     fused: str | None = None
+    before: Way = field(default_factory=Rows)
 
     def run(self, call: MixerCall) -> Any:
-        if not self.sites(modules.defining_class(type(call.mixer)).__module__):
-            return ROWS.run(call)
         call.check()
         with keeping_documents_apart(call.layout) as arrived:
             output = call.by_documents(lambda tensor: tensor)
@@ -68,10 +90,13 @@ class AtOperations(Way):
             )
         return output
 
+    def here(self, module: str) -> Way:
+        return self if self.sites(module) else self.before
+
     def sites(self, module: str) -> list[Site]:
         found = importlib.import_module(module)
         if not all(callable(getattr(found, name, None)) for name in self.operations):
-            return []  # releases before 5.23 have their kernels in other places
+            return []
         names = [*self.operations, *([self.fused] if self.fused and hasattr(found, self.fused) else [])]
         return [Site(module, name, adapt_operation) for name in names]
 
@@ -93,7 +118,7 @@ class Alone(Way):
 
     `beginnings` and `per_head` are those of `attend_alone`; `by_columns` says that padding changes its positions,
     `reads_padding` that what stands in padding changes what it gives to tokens, `channels_first` that it takes and
-    gives (rows, channels, columns).
+    gives (rows, channels, columns), `from_zero` that it cuts its table of rotations to as many as there are tokens.
     """
 
     beginnings: tuple[tuple[str, int], ...] = ()
@@ -101,6 +126,7 @@ class Alone(Way):
     by_columns: bool = False
     reads_padding: bool = False
     channels_first: bool = False
+    from_zero: bool = False
     attends = True
     recurs = False
     words = "documents alone"
@@ -111,7 +137,7 @@ class Alone(Way):
         return self.by_columns
 
     def run(self, call: MixerCall) -> Any:
-        return attend_alone(call, self.beginnings, self.per_head, self.channels_first)
+        return attend_alone(call, self.beginnings, self.per_head, self.channels_first, from_zero=self.from_zero)
 
 
 class Restarting(Way):
@@ -136,7 +162,8 @@ class Restarting(Way):
                 return value
             if isinstance(value, torch.Tensor):
                 return value[:1, : layout.max_seqlen]
-            return torch.Size((1, layout.max_seqlen, *value[2:]))
+            # Some releases hand over what they do not read: BART's of 5.4 to 5.8 the builtin `input`.
+            return torch.Size((1, layout.max_seqlen, *value[2:])) if isinstance(value, (tuple, list)) else value
 
         table = call.changed(change)
         table = table[0] if table.dim() == 3 else table
@@ -144,7 +171,7 @@ class Restarting(Way):
 
 
 class RelativeBias(Way):
-    """For attention through transformers' interface that makes a bias of distances and hands it on (T5).
+    """For attention that makes a bias of distances and hands it on (T5), through transformers' interface or alone.
 
     Distances are the same in every document, so that each one's bias is the beginning of that of the longest, (1,
     heads, tokens, tokens). Upstream would make one for the whole row, and a dense one of zeros for cross-attention;
@@ -156,16 +183,29 @@ class RelativeBias(Way):
     work = "the model's own attention, with the bias of the longest document"
 
     def run(self, call: MixerCall) -> Any:
-        if not modules.attention_modules(call.mixer):
-            raise UnsupportedModel(
-                f"{type(call.mixer).__name__} of this release of transformers does not attend through its attention "
-                f"interface, so autopack has no place to keep documents apart. Use transformers 5.23 or later, or "
-                f"train on padded batches, one document per row."
-            )
         arguments, mixer, longest = dict(call.arguments), call.mixer, call.layout.max_seqlen
         if arguments.get("position_bias") is None:
             arguments["position_bias"] = _bias(mixer, arguments, longest)
+        if not modules.attention_modules(mixer):
+            return _alone_with_bias(replace(call, arguments=arguments), arguments["position_bias"])
         return call.original(mixer, arguments.pop(call.first), **arguments)
+
+
+def _alone_with_bias(call: MixerCall, bias: torch.Tensor) -> Any:
+    """Attend on documents alone with what is theirs of a bias, and hand on the whole, as the next layers need it."""
+    place: set[int] = set()
+
+    def original(mixer: nn.Module, states: torch.Tensor, **given: Any) -> tuple[Any, ...]:
+        output = call.original(mixer, states, **given)
+        place.update(number for number, part in enumerate(output) if part is given["position_bias"])
+        return tuple(None if number in place else part for number, part in enumerate(output))
+
+    output = attend_alone(replace(call, original=original), bias=bias)
+    if len(place) != 1:
+        raise UnsupportedModel(
+            f"{type(call.mixer).__name__} does not hand on the bias that it was given, which its next layers need"
+        )
+    return tuple(bias if number in place else part for number, part in enumerate(output))
 
 
 def _bias(mixer: Any, arguments: dict[str, Any], longest: int) -> torch.Tensor:

@@ -29,18 +29,23 @@ def attend_alone(
     beginnings: tuple[tuple[str, int], ...] = (),
     per_head: tuple[str, ...] = (),
     channels_first: bool = False,
+    bias: torch.Tensor | None = None,
+    from_zero: bool = False,
 ) -> Any:
     """Run an attention module on the documents of packed rows, as if each were alone.
 
     Masks and biases of pairs are cut out of those of the rows. `beginnings` names arguments with an axis of columns
     whose beginning is what a document alone has there (tables of positions). `per_head` names biases (rows x heads, 1,
-    columns) of this kind. With `channels_first` the module takes and gives (rows, channels, columns).
+    columns) of this kind. With `channels_first` the module takes and gives (rows, channels, columns). `bias` is that of
+    the longest document, (1, heads, tokens or 1, tokens or 1), for a module that takes a `position_bias` in which its
+    mask is counted already: documents get what is theirs of both. With `from_zero` positions are counted from the first
+    token of each document.
     """
     if channels_first:
         call = _with_tokens_first(call)
     call.check()
     if call.memory is not None:
-        return _attend_across(call, call.memory)
+        return _attend_across(call, call.memory, bias)
     layout = call.layout
     found = Batches.grouped(layout, each_by_itself if _reads_bias_by_row(call) else equally_long)
 
@@ -49,10 +54,21 @@ def attend_alone(
         axis = dict(beginnings).get(name)
         if name in _CACHES:
             return None
+        if bias is not None and name == "mask":
+            return None
+        if bias is not None and name == "position_bias":
+            mask = call.arguments.get("mask")
+            own = bias[..., :length, :length]
+            return own + _square(batch, mask) if isinstance(mask, torch.Tensor) else own
         if isinstance(value, DocumentMask):
             return _described(value, batch)
         if not isinstance(value, torch.Tensor):
             return spread_tokens(value, layout, batch.spread)
+        if name == "cache_position":
+            return value[:length]
+        if name == "position_ids" and from_zero:
+            positions = spread_tokens(value, layout, batch.spread)
+            return positions - positions[:, :1]
         if name in per_head:
             heads = value.shape[0] // layout.rows
             return value[:heads, :, :length].repeat(documents, 1, 1)
@@ -60,8 +76,9 @@ def attend_alone(
             return value.narrow(axis, 0, min(length, value.shape[axis]))
         if name == "relative_pos":  # distances, the same for all rows
             return value[..., :length, :length]
-        if name in _MASKS or (name == "position_bias" and value.dim() == 4):
-            return batch.square(value) if value.dim() > 2 else batch.spread(value)
+        of_pairs = name == "position_bias" or name.endswith("_mask") or value.shape[-2:] == (layout.columns,) * 2
+        if name in _MASKS or (value.dim() == 4 and of_pairs):
+            return _square(batch, value)
         return spread_tokens(value, layout, batch.spread)
 
     with without_layout():  # such code may go on to transformers' interface
@@ -106,7 +123,19 @@ def _with_weights(call: MixerCall, found: list[DocumentBatch], whole: Any, outpu
     return whole if weights is None else weights
 
 
-def _attend_across(call: MixerCall, memory: PackedLayout) -> Any:
+def _square(batch: DocumentBatch, mask: torch.Tensor) -> torch.Tensor:
+    """What belongs to each document of a mask or bias of pairs, whichever axes those are; of a padding mask too."""
+    columns = batch.layout.columns
+    if mask.dim() == 2 and len(mask) == columns > batch.layout.rows:  # one for all rows (CTRL)
+        return mask[: batch.shape[1], : batch.shape[1]]
+    if mask.dim() == 2:
+        return batch.spread(mask)
+    if mask.dim() == 4 and mask.shape[1] == columns and mask.shape[2] == 1:  # queries before heads (GPT-BigCode)
+        return batch.square(mask.transpose(1, 2)).transpose(1, 2)
+    return batch.square(mask)
+
+
+def _attend_across(call: MixerCall, memory: PackedLayout, bias: torch.Tensor | None) -> Any:
     """Run cross-attention on pairs of documents; those that are alike in both lengths share a batch."""
     layout = call.layout
 
@@ -119,6 +148,8 @@ def _attend_across(call: MixerCall, memory: PackedLayout) -> Any:
     def change(name: str, value: Any, ours: DocumentBatch, theirs: DocumentBatch) -> Any:
         if name in _CACHES or isinstance(value, DocumentMask):
             return None  # all that a document's encoder has made is seen
+        if bias is not None and name in ("mask", "position_bias"):
+            return bias if name == "position_bias" else None
         if name in _STATES:
             return theirs.spread(value)
         if name in _MASKS and isinstance(value, torch.Tensor) and value.shape[-1] == memory.columns:

@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from autopack.layout.batches import Batches, DocumentBatch, Run
+from autopack.layout.batches import Batches, DocumentBatch, Grouping, Run
 from autopack.layout.packed import PackedLayout
 
 
-def run_per_document_row(run: Run, layout: PackedLayout) -> Any:
-    """Run a causal mixer on the documents of packed rows.
+def run_per_document_row(run: Run, layout: PackedLayout, group: Grouping | None = None) -> Any:
+    """Run a causal mixer on the documents of packed rows, bucketed by length or by another grouping.
 
     What `run` returns in the form (documents, tokens, ...), alone or in a tuple, comes back as (rows, columns, ...);
     anything else in a tuple is that of the last bucket.
     """
-    found = Batches.grouped(layout)
+    found = Batches.grouped(layout, group)
     return found.together([run(batch.spread) for batch in found.batches])
 
 

@@ -12,6 +12,7 @@ import wrapt
 
 from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall
+from autopack.inspection import torches
 from autopack.inspection.parameters import parameters_of
 from autopack.patching import Site
 from autopack.runtime.marks import mark_of
@@ -35,7 +36,7 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         scope = site_scope(self, one_token)
         if scope is None or scope.layout is None:
             return original(self, *args, **kwargs)
-        return mix(self, scope, {**dict(zip(names, args, strict=False)), **kwargs})
+        return mix(self, scope, {**torches.by_name(names, args), **kwargs})
 
     @torch._dynamo.disable
     def mix(mixer: torch.nn.Module, scope: Scope, arguments: dict[str, Any]) -> Any:

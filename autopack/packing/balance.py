@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from autopack.inspection.configs import text_config
 from autopack.packing.lengths import Pieces, bounds_of, numbered
 from autopack.packing.strategies import permutation
 
@@ -54,7 +55,7 @@ class CostModel:
     def for_model(cls, model: Any) -> CostModel:
         """The ratio for the `hidden_size` of a model or config of transformers."""
         config = getattr(model, "config", model)
-        config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        config = text_config(config)
         hidden = getattr(config, "hidden_size", None)
         if not isinstance(hidden, int) or hidden < 1:
             raise ValueError(f"wanted a model or config with a hidden_size, found {type(model).__name__}")

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from autopack.errors import InvalidPacking
+from autopack.inspection.configs import text_config
 from autopack.inspection.heads import row_head
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import (
@@ -169,7 +170,7 @@ class PackingCollator:
                 f"transformers.DataCollatorForSeq2Seq: enabled, the model runs its padded batches without the padding"
             )
         config = whole = getattr(model, "config", model)
-        config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        config = text_config(config)
         if getattr(config, "model_type", None) is None:
             raise ValueError(f"wanted a transformers model or config, found {type(model).__name__}")
         found: dict[str, Any] = {}

@@ -103,6 +103,8 @@ class Ambient(threading.local):
 
     # A thread-local and not a ContextVar: torch.compile cannot trace ContextVar.get. Set for every thread, so that no
     # graph depends on whether it has been.
+    __slots__ = ()  # for Dynamo of torch 2.4, which takes what it reads of another kind of thread-local for a class
+
     def __init__(self) -> None:
         self.activation: Activation | None = None
 

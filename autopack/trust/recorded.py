@@ -13,6 +13,7 @@ from typing import Any
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
+from autopack.inspection.configs import text_config
 from autopack.inspection.releases import is_flash
 from autopack.trust import configuration
 from autopack.trust.data import SURVEYED, load
@@ -97,7 +98,7 @@ def _backend(implementation: str) -> str:
 
 def _attending(config: PretrainedConfig) -> list[Any]:
     """The configurations by which text attends: the whole, and what it has for its encoder and decoder."""
-    parts = [config, config.get_text_config(decoder=True), config.get_text_config(encoder=True)]
+    parts = [config, text_config(config, decoder=True), text_config(config, encoder=True)]
     return list({id(part): part for part in parts}.values())
 
 

@@ -7,6 +7,7 @@ import torch
 
 from autopack.attention.backends import varlen
 from autopack.attention.call import AttentionCall
+from autopack.inspection import torches
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 from compat.standins import attend_densely
@@ -73,14 +74,14 @@ PATTERNS = {
 @pytest.mark.parametrize("sizes", [(16, 16), (16, 12), (10, 6)], ids=str)
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS.keys())
 def test_equals_each_document_alone(monkeypatch, pattern, sizes):
-    monkeypatch.setattr(varlen, "varlen_attn", _kernel)
+    monkeypatch.setattr(torches, "varlen_attn", _kernel)
     states = _states(*sizes)
     found = varlen.attend_varlen(LAYOUT, *states, pattern, 0.3)
     torch.testing.assert_close(found, _alone(states, pattern, 0.3), atol=1e-12, rtol=1e-10)
 
 
 def test_the_first_signature_of_the_kernel_serves_too(monkeypatch):
-    monkeypatch.setattr(varlen, "varlen_attn", _old_kernel)
+    monkeypatch.setattr(torches, "varlen_attn", _old_kernel)
     states = _states()
     found = varlen.attend_varlen(LAYOUT, *states, Pattern(causal=True), 0.3)
     torch.testing.assert_close(found, _alone(states, Pattern(causal=True), 0.3), atol=1e-12, rtol=1e-10)

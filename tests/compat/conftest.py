@@ -1,8 +1,52 @@
-"""Makes the package compat/ importable, which is not installed with autopack."""
+"""The model types and attention implementations of scenarios, and what these record for compat/scenarios.py."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+# compat/ is not installed with autopack.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from autopack import tiny
+from autopack.inspection import releases
+from compat.matrix import load_matrix
+from compat.scenarios import FILES, TYPES_VARIABLE
+
+_NAMES = {Path(name).name for name in FILES}
+
+
+def cells() -> list[tuple[str, str]]:
+    """The chosen types that the installed release has, each with eager and sdpa as far as its class declares them."""
+    chosen = os.environ.get(TYPES_VARIABLE)
+    types = load_matrix().deep if chosen is None else chosen.split(",")
+    there = [name for name in types if name in tiny.types_for("causal-lm")]
+    return [
+        (name, mode)
+        for name in there
+        for mode in ("eager", "sdpa")
+        if mode in releases.supported_implementations(tiny.build(name))
+    ]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every scenario that takes a model type and a mode is run for each cell."""
+    if metafunc.definition.path.name in _NAMES and {"model_type", "mode"} <= set(metafunc.fixturenames):
+        found = cells()
+        metafunc.parametrize(("model_type", "mode"), found, ids=["/".join(cell) for cell in found])
+
+
+@pytest.fixture(autouse=True)
+def labelled(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
+    """Records which check of which model type and mode this is."""
+    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    check = request.node.originalname.removeprefix("test_").replace("_", " ")
+    if "reentrant" in parameters:
+        check += ", reentrant" if parameters["reentrant"] else ", not reentrant"
+    record_property("check", check)
+    record_property("model", parameters.get("model_type", ""))
+    record_property("mode", parameters.get("mode", ""))

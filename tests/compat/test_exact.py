@@ -1,54 +1,23 @@
-"""The derived tests: what has to hold for every model type, mode and transformers version of compat/matrix.toml.
+"""What has to hold in every release for the model types that compat/matrix.toml names for scenarios.
 
-`compat/run.py` runs this file once per version and chooses the model types and modes through environment variables.
-Without them (an ordinary pytest run) those of the nearest listed version are taken.
+`python -m compat.run --scenarios` runs this file in every release; an ordinary pytest run does with the installed one.
 """
 
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 
 import autopack
 import autopack.tiny
-from compat.matrix import load_matrix
-from compat.run import ABSENT_VARIABLE, CELLS_VARIABLE
 
 TOLERANCE = 1e-3  # of gradients, relative, in fp32; a leak is of the order of 1
 LEAK = 1e-3
 LAYOUTS = ((7, 12, 5, 9), (20, 13))  # two layouts of one length
-
-
-def selected(variable: str, default: Sequence[str]) -> list[str]:
-    """The names in an environment variable, or the default where it is not set."""
-    chosen = os.environ.get(variable)
-    return list(default) if chosen is None else [name for name in chosen.split(",") if name]
-
-
-MATRIX = load_matrix()
-NEAREST = MATRIX.nearest(transformers.__version__)
-CELLS = selected(CELLS_VARIABLE, MATRIX.cells_of(NEAREST))
-ABSENT = selected(ABSENT_VARIABLE, NEAREST.absent if NEAREST.transformers == transformers.__version__ else ())
-
-every_cell = pytest.mark.parametrize(("model_type", "mode"), [cell.split("/") for cell in CELLS], ids=CELLS)
-
-
-@pytest.fixture(autouse=True)
-def labelled(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
-    """Records which check of which model type and mode this is, for compat/run.py."""
-    parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    check = request.node.originalname.removeprefix("test_").replace("_", " ")
-    if "reentrant" in parameters:
-        check += ", reentrant" if parameters["reentrant"] else ", not reentrant"
-    record_property("check", check)
-    record_property("model", parameters.get("model_type", ""))
-    record_property("mode", parameters.get("mode", ""))
 
 
 @pytest.fixture
@@ -102,7 +71,6 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
-@every_cell
 def test_audit(enabled: torch.nn.Module, record_property: Callable[[str, object], None]) -> None:
     """No document sees another one, whatever else the call carries."""
     report = autopack.audit(enabled)
@@ -110,7 +78,6 @@ def test_audit(enabled: torch.nn.Module, record_property: Callable[[str, object]
     assert report.exact, str(report)
 
 
-@every_cell
 @pytest.mark.parametrize("reentrant", [False, True], ids=["not-reentrant", "reentrant"])
 def test_gradients(
     stock: torch.nn.Module,
@@ -144,7 +111,6 @@ def test_gradients(
     assert errors[worst] <= TOLERANCE, f"{worst}: the gradient is off by {errors[worst]:.1e} of its norm"
 
 
-@every_cell
 def test_padded(
     stock: torch.nn.Module, enabled: torch.nn.Module, record_property: Callable[[str, object], None]
 ) -> None:
@@ -173,7 +139,6 @@ def test_padded(
     assert (tally.batches, tally.left) == (2, {}), str(tally)
 
 
-@every_cell
 def test_disable(stock: torch.nn.Module) -> None:
     """After `disable` the model gives, bit for bit, what it gave before `enable`."""
     row = packed(documents(stock, LAYOUTS[0], seed=2))
@@ -188,7 +153,6 @@ def test_disable(stock: torch.nn.Module) -> None:
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
-@every_cell
 def test_control(stock: torch.nn.Module, record_property: Callable[[str, object], None]) -> None:
     """The stock model leaks in a plain call and the auditor sees it: `test_audit` does not pass by chance."""
     parts = documents(stock, LAYOUTS[0], seed=3)
@@ -201,10 +165,3 @@ def test_control(stock: torch.nn.Module, record_property: Callable[[str, object]
         pytest.skip(f"this transformers has become exact for a plain packed call ({leak:.0e})")
     assert leak > LEAK
     assert not autopack.audit(stock).exact
-
-
-@pytest.mark.parametrize(("model_type", "mode"), [name.partition("/")[::2] for name in ABSENT], ids=ABSENT)
-def test_absent(model_type: str, mode: str) -> None:
-    """What the matrix calls absent is absent; otherwise it has to be tested."""
-    with pytest.raises(autopack.tiny.CannotBuild):
-        autopack.tiny.build(model_type, attn_implementation=mode or "eager")

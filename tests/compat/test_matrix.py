@@ -1,4 +1,4 @@
-"""The runner itself: the matrix is sound, pins decide the environment, results and tables say what happened."""
+"""The runner itself: the matrix is sound, pins decide the environment, a run goes on, results say what happened."""
 
 from __future__ import annotations
 
@@ -11,113 +11,115 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.version import Version as Number
 
-from compat import environments, run, tables
-from compat.environments import Environment, Interpreter, environment_name
-from compat.matrix import ROOT, CompatError, Matrix, Version, load_matrix, python_in_range, tomllib
+from compat import environments, finished, newest, run, scenarios, tables, workers
+from compat.environments import Environment
+from compat.finished import Finished
+from compat.matrix import ROOT, CompatError, Matrix, Release, Selection, load_matrix, number, python_in_range, tomllib
+from compat.workers import Unit
 
-HERE = Interpreter(sys.executable, sys.version_info[:2])
-OLD = Version("4.0.0", ("tokenizers==0.1",), ">=3.10,<3.99", absent=("qwen3",))
-NEW = Version("5.0.0", ("tokenizers==0.2",), ">=3.10,<3.99", absent=("qwen3/sdpa",), ci=True)
-MATRIX = Matrix("2.13.0", ("numpy<3",), ("pytest>=8",), ("llama", "qwen3"), ("eager", "sdpa"), (OLD, NEW))
+OLD = Release("4.9.0", "0.1", "0.3", ">=3.10,<3.99")
+NEW = Release("5.0.0", "0.2", "1.3", ">=3.10,<3.99", ci=True)
+MODES = ("eager", "sdpa")
+MATRIX = Matrix("2.13.0", ("causal-lm",), MODES, ("llama",), Selection(("causal-lm",), MODES, ("llama",)), (OLD, NEW))
+ABOUT: dict[str, Any] = {
+    "types": {},
+    "torch": "2.13.0+cpu",
+    "tokenizers": "0.2",
+    "huggingface-hub": "1.3",
+    "python": "3.11.7",
+}
 
-REPORT = """<testsuites><testsuite name="pytest">
-<testcase name="test_audit[eager-llama]"><properties><property name="check" value="audit"/>
-  <property name="model" value="llama"/><property name="mode" value="eager"/>
-  <property name="worst" value="3.14159e-07"/></properties></testcase>
-<testcase name="test_control[eager-llama]"><properties><property name="check" value="control"/>
-  <property name="model" value="llama"/><property name="mode" value="eager"/></properties>
-  <skipped message="exact upstream"/></testcase>
-<testcase name="test_audit[sdpa-llama]"><properties><property name="check" value="audit"/>
-  <property name="model" value="llama"/><property name="mode" value="sdpa"/>
-  <property name="worst" value="0.85"/></properties><failure message="AssertionError: leak&#10;more"/></testcase>
-</testsuite></testsuites>"""
+WORKER = """
+import json, os, sys, time
+print(json.dumps({**%s, "types": {"causal-lm": ["gpt2", "llama", "mamba", "t5"]}}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    for mode in asked["modes"]:
+        cell = {"task": asked["task"], "type": asked["type"], "mode": mode, "status": "exact", "worst": 2e-6}
+        if (asked["type"], mode) == ("mamba", "eager"):
+            os._exit(3)
+        if (asked["type"], mode) == ("t5", "eager"):
+            time.sleep(60)
+        if (asked["type"], mode) == ("gpt2", "sdpa"):
+            cell = {**cell, "status": "refused", "reason": "for a reason"}
+        print(json.dumps(cell), flush=True)
+"""
+"""A worker that answers at once; mamba in eager mode kills it, and t5 takes too long."""
 
 
-def result_of(version: Version, matrix: Matrix = MATRIX, worst: float = 3e-7) -> dict[str, Any]:
-    """A result in which everything that the matrix lists passed."""
-    checks = {
-        "audit": {"outcome": "passed", "worst": worst},
-        "gradients, reentrant": {"outcome": "passed", "worst": 1e-6},
-        "gradients, not reentrant": {"outcome": "passed", "worst": 2e-6},
-        "control": {"outcome": "passed", "worst": 0.85},
-    }
-    names = [cell.split("/") for cell in matrix.cells_of(version)]
-    cells = [{"model": model, "mode": mode, "checks": checks} for model, mode in names]
-    return {"transformers": version.transformers, "requirements": matrix.requirements(version), "cells": cells}
+def cell(model_type: str, mode: str, status: str = "exact", **more: Any) -> dict[str, Any]:
+    return {"task": "causal-lm", "type": model_type, "mode": mode, "status": status, **more}
+
+
+def result_of(release: Release, *cells: dict[str, Any]) -> dict[str, Any]:
+    packages = {**ABOUT, "tokenizers": release.tokenizers, "huggingface-hub": release.hub}
+    return tables.compact(release, packages, cells or (cell("llama", "eager", worst=1e-6), cell("llama", "sdpa")))
 
 
 @pytest.fixture
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty directory in the place of compat/results."""
     monkeypatch.setattr(tables, "ROOT", tmp_path)
-    monkeypatch.setattr(tables, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(tables, "RESULTS", tmp_path / "results" / "releases")
     monkeypatch.setattr(tables, "TABLE", tmp_path / "results" / "README.md")
-    monkeypatch.setattr(run, "TABLE", tmp_path / "results" / "README.md")
+    (tmp_path / "results" / "releases").mkdir(parents=True)
     return tmp_path / "results"
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    """An environment whose workers are the script above."""
+    plain = workers.Worker.__init__
+
+    def start(self: workers.Worker, environ: dict[str, str], log: Path, command: Sequence[str] = ()) -> None:
+        plain(self, environ, log, [sys.executable, "-c", WORKER % ABOUT])
+
+    monkeypatch.setattr(workers.Worker, "__init__", start)
+    found = Environment(MATRIX, NEW, tmp_path / "cache")
+    found.path.mkdir(parents=True)
+    return found
 
 
 class TestMatrix:
     """matrix.toml as it is, and what the parser refuses."""
 
-    def test_versions_ascend_and_ci_covers_the_newest(self) -> None:
-        """The table reads from old to new, and the newest release is always in CI."""
-        versions = load_matrix().versions
-        numbers = [Number(version.transformers) for version in versions]
-        assert numbers == sorted(numbers)
-        assert versions[-1].ci
+    def test_the_newest_release_is_in_ci(self) -> None:
+        assert load_matrix().releases[-1].ci
 
-    def test_versions_lie_within_the_declared_dependencies(self) -> None:
-        """What is tested can be installed beside autopack, and the lower bound of transformers is tested."""
+    def test_releases_lie_within_the_declared_dependencies(self) -> None:
+        """What CI tests can be installed beside autopack, and the README pins the same torch."""
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         bounds = {(found := Requirement(line)).name: found.specifier for line in project["dependencies"]}
         matrix = load_matrix()
         assert bounds["torch"].contains(matrix.torch)
-        assert all(bounds["transformers"].contains(version.transformers) for version in matrix.versions)
-        lowest = next(bound.version for bound in bounds["transformers"] if bound.operator == ">=")
-        assert matrix.versions[0].transformers.startswith(lowest)
-
-    def test_requirements_name_torch_first_and_are_readable(self) -> None:
-        """pip gets valid requirements; torch comes first because it is installed alone first."""
-        matrix = load_matrix()
-        for version in matrix.versions:
-            names = [Requirement(line).name for line in matrix.requirements(version)]
-            assert names[:2] == ["torch", "transformers"]
-            assert len(set(names)) == len(names)
-
-    def test_readme_pins_the_same_torch(self) -> None:
-        """The commands of the README and the matrix test with one torch."""
+        assert all(bounds["transformers"].contains(release.transformers) for release in matrix.releases if release.ci)
         readme = (ROOT / "README.md").read_text(encoding="utf-8")
-        assert set(re.findall(r"torch==([\d.]+)", readme)) == {load_matrix().torch}
+        assert set(re.findall(r"torch==([\d.]+)", readme)) == {matrix.torch}
 
-    def test_absent_cells_are_left_out(self) -> None:
-        """A version tests all model types in all modes, less its absent ones."""
-        assert MATRIX.cells_of(OLD) == ["llama/eager", "llama/sdpa"]
-        assert MATRIX.cells_of(NEW) == ["llama/eager", "llama/sdpa", "qwen3/eager"]
+    def test_no_minor_release_is_left_out(self) -> None:
+        """From 4.44 to 4.57 and from 5.0 on, every line."""
+        lines = [number(release.minor) for release in load_matrix().releases]
+        newest_line = max(lines)
+        wanted = [(4, minor) for minor in range(44, 58)] + [(5, minor) for minor in range(newest_line[1] + 1)]
+        assert lines == wanted
 
-    @pytest.mark.parametrize(
-        ("installed", "nearest"), [("3.9.1", OLD), ("4.99.0", OLD), ("5.0.0", NEW), ("5.10.0.dev0", NEW)]
-    )
-    def test_nearest(self, installed: str, nearest: Version) -> None:
-        """An unlisted transformers is tested as the listed one before it."""
-        assert MATRIX.nearest(installed) is nearest
-
-    def test_selecting_an_unlisted_version_names_the_listed_ones(self) -> None:
-        """A typing error does not run nothing."""
-        assert MATRIX.select(["5.0.0"]) == [NEW]
-        with pytest.raises(CompatError, match=r"9\.9\.9 .*lists 4\.0\.0, 5\.0\.0"):
+    def test_selecting(self) -> None:
+        """A release goes by its name or its line; a typing error does not run nothing."""
+        assert MATRIX.select(["5.0.0"]) == MATRIX.select(["5.0"]) == [NEW]
+        with pytest.raises(CompatError, match=r"9\.9\.9 .*lists 4\.9\.0, 5\.0\.0"):
             MATRIX.select(["5.0.0", "9.9.9"])
 
     @pytest.mark.parametrize(
         ("old", "new", "message"),
         [
             ('torch = "2.13.0"\n', "", "lacks torch"),
-            ("ci = true", "ci = 1", "ci has to be a bool, found 1"),
-            ("ci = true", "nightly = true", "unknown key 'nightly'"),
-            ('absent = ["qwen3"]', 'absent = ["qwen9"]', "absent names qwen9"),
-            ('python = ">=3.10,<3.14"', 'python = "~=3.10"', "Python bound '~=3.10'"),
-            ('transformers = "4.48.3"', 'transformers = "4.53.3"', "twice"),
+            (", ci = true", ", ci = 1", "ci has to be a bool, found 1"),
+            (", ci = true", ", nightly = true", "unknown key 'nightly'"),
+            ('modes = ["eager"', 'modes = ["fast"', "modes names fast"),
+            ('python = ">=3.10,<3.13"', 'python = "~=3.10"', "Python bound '~=3.10'"),
+            ('"4.45.2" =', '"4.44.1" =', "two releases of 4.44"),
+            ('"4.44.2" =', '"4.99.2" =', "have to ascend"),
         ],
     )
     def test_mistakes_are_named(self, tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -131,217 +133,291 @@ class TestMatrix:
 
     @pytest.mark.parametrize(("found", "fits"), [((3, 9), False), ((3, 10), True), ((3, 13), True), ((3, 14), False)])
     def test_python_bounds(self, found: tuple[int, int], fits: bool) -> None:
-        """The lower bound is inclusive, the upper one is not."""
         assert python_in_range(">=3.10, <3.14", found) is fits
 
 
 class TestEnvironment:
-    """Environments are keyed by their pins and complete or absent."""
-
-    def test_name_changes_with_pins_only(self) -> None:
-        """Another pin is another environment; what is tested in it does not matter."""
-        name = environment_name(MATRIX, OLD, (3, 11))
-        repinned = Version(OLD.transformers, ("tokenizers==0.2",), OLD.python)
-        assert name.startswith("4.0.0-py311-")
-        assert environment_name(MATRIX, repinned, (3, 11)) != name
-        assert environment_name(MATRIX, OLD, (3, 12)) != name
-        assert environment_name(MATRIX, Version(OLD.transformers, OLD.pins, OLD.python, ci=True), (3, 11)) == name
+    """Directories are keyed by their pins and complete or absent."""
 
     @pytest.fixture
-    def commands(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """Records the commands of a build in the place of running them."""
-        ran: list[str] = []
+    def installs(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """Records what pip would install, and makes the metadata of it."""
+        asked: list[str] = []
 
-        def note(self: Environment, command: Sequence[str]) -> None:
-            self.path.mkdir(parents=True, exist_ok=True)
-            ran.append(" ".join(command))
+        def install(self: Environment, target: Path, requirements: Sequence[str]) -> None:
+            asked.extend(requirements)
+            for requirement in requirements:
+                name, _, version = requirement.partition("==")
+                about = target / f"{name.replace('-', '_')}-{version}.dist-info"
+                about.mkdir(parents=True)
+                needs = "Requires-Dist: autopack-needs>=3\n" if name == "transformers" else ""
+                (about / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n{needs}", encoding="utf-8")
 
-        monkeypatch.setattr(Environment, "_logged", note)
-        return ran
+        monkeypatch.setattr(Environment, "_install", install)
+        return asked
 
-    def test_build_installs_torch_first_and_once(self, tmp_path: Path, commands: list[str]) -> None:
-        """A second build does nothing; the cache hides itself from git; environments of older pins go."""
-        (tmp_path / "4.0.0-py{}{}-stale".format(*HERE.version)).mkdir()
-        Environment(MATRIX, OLD, HERE, tmp_path).build()
-        installs = [command.partition(" install --disable-pip-version-check ")[2] for command in commands]
-        assert next(text for text in installs if text) == "torch==2.13.0"
-        assert installs[-1].endswith(f"--editable {ROOT}")
-        assert (tmp_path / ".gitignore").read_text(encoding="utf-8") == "*\n"
-        assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [
-            environment_name(MATRIX, OLD, HERE.version)
-        ]
-        count = len(commands)
-        Environment(MATRIX, OLD, HERE, tmp_path).build()
-        assert len(commands) == count
-        Environment(MATRIX, OLD, HERE, tmp_path).build(rebuild=True)
-        assert len(commands) == 2 * count
+    def supported(self, version: str) -> Matrix:
+        return Matrix(**{**vars(MATRIX), "support": {"autopack-needs": version}})
 
-    def test_interrupted_build_is_redone(
-        self, tmp_path: Path, commands: list[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """An environment whose installation failed is not taken for ready."""
-        environment = Environment(MATRIX, OLD, HERE, tmp_path)
-
-        def fail(self: Environment, *arguments: str) -> None:
-            raise CompatError("no network")
-
-        with monkeypatch.context() as broken:
-            broken.setattr(Environment, "_pip", fail)
-            with pytest.raises(CompatError, match="no network"):
-                environment.build()
-        assert environment.path.is_dir()
-        assert not environment.ready
+    def test_what_is_missing_is_installed_too_and_once(self, tmp_path: Path, installs: list[str]) -> None:
+        """The pins, and what they need and the interpreter lacks; a second build does nothing, another pin does all."""
+        environment = Environment(self.supported("3.1"), NEW, tmp_path)
         environment.build()
+        assert installs == [*NEW.pins, "autopack-needs==3.1"]
         assert environment.ready
+        assert (tmp_path / ".gitignore").read_text(encoding="utf-8") == "*\n"
+        Environment(self.supported("3.1"), NEW, tmp_path).build()
+        assert len(installs) == 4
+        again = Environment(self.supported("3.2"), NEW, tmp_path)
+        again.build()
+        assert len(installs) == 8
+        assert [path for path in tmp_path.iterdir() if path.is_dir()] == [again.path]
+
+    def test_what_nothing_pins_is_an_error_and_leaves_nothing(self, tmp_path: Path, installs: list[str]) -> None:
+        """An interrupted build is not taken for ready."""
+        environment = Environment(MATRIX, NEW, tmp_path)
+        with pytest.raises(CompatError, match=r"needs autopack-needs, .* Pin it in \[support\]"):
+            environment.build()
+        assert not environment.ready
+        assert not any(path.is_dir() for path in tmp_path.iterdir())
 
     def test_failing_command_shows_the_end_of_its_log(self, tmp_path: Path) -> None:
         """The error names the command, its status and the log."""
-        environment = Environment(MATRIX, OLD, HERE, tmp_path)
         with pytest.raises(CompatError, match=r"status 3[\s\S]*no such wheel"):
-            environment._logged([sys.executable, "-c", "print('no such wheel'); raise SystemExit(3)"])
+            Environment(MATRIX, OLD, tmp_path)._logged(
+                [sys.executable, "-c", "print('no such wheel'); raise SystemExit(3)"]
+            )
 
-    def test_python_out_of_range_is_refused(self, tmp_path: Path, commands: list[str]) -> None:
-        """Nothing is installed for a Python that the version is not listed for."""
-        with pytest.raises(CompatError, match="--python"):
-            Environment(MATRIX, OLD, Interpreter("python3.9", (3, 9)), tmp_path).build()
-        assert commands == []
+    def test_python_and_torch_out_of_range_are_refused(self, tmp_path: Path, installs: list[str]) -> None:
+        unfit = Release("4.0.0", "0.1", "0.3", ">=2.7,<3.3")
+        with pytest.raises(CompatError, match=r"is listed for Python >=2\.7,<3\.3"):
+            Environment(MATRIX, unfit, tmp_path).build()
+        with pytest.raises(CompatError, match=r"pip install torch==0\.1"):
+            environments.check_interpreter(Matrix(**{**vars(MATRIX), "torch": "0.1"}))
+        assert installs == []
 
-    def test_cache_directory_follows_the_environment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """$AUTOPACK_COMPAT_CACHE moves the cache; otherwise it lies beside the runner."""
-        monkeypatch.delenv("AUTOPACK_COMPAT_CACHE", raising=False)
-        assert environments.cache_directory() == ROOT / "compat" / ".envs"
+    def test_environ(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The release comes first, and nothing of the caller's shadows it; $AUTOPACK_COMPAT_CACHE moves the cache."""
+        monkeypatch.setenv("PYTHONPATH", "elsewhere")
+        environment = Environment(MATRIX, NEW, tmp_path)
+        assert environment.environ()["PYTHONPATH"].split(":") == [str(environment.path), str(ROOT)]
         monkeypatch.setenv("AUTOPACK_COMPAT_CACHE", str(tmp_path))
         assert environments.cache_directory() == tmp_path.resolve()
 
 
-class TestTables:
-    """From pytest's report to the generated table."""
+class TestWorkers:
+    """Processes that measure, and what becomes of a run when they do not."""
 
-    def test_report_is_read_by_cell(self) -> None:
-        """Outcomes and rounded numbers are sorted by model type and mode."""
-        cells = tables.parse_report(REPORT)
-        assert cells == [
-            {
-                "model": "llama",
-                "mode": "eager",
-                "checks": {
-                    "audit": {"outcome": "passed", "worst": 3.1e-7},
-                    "control": {"outcome": "skipped", "message": "exact upstream"},
-                },
-            },
-            {
-                "model": "llama",
-                "mode": "sdpa",
-                "checks": {"audit": {"outcome": "failed", "worst": 0.85, "message": "AssertionError: leak"}},
-            },
+    def test_a_worker_that_dies_or_hangs_is_a_crash_and_the_run_goes_on(self, environment: Environment) -> None:
+        units = [Unit("causal-lm", name, MODES) for name in ("gpt2", "mamba", "t5")]
+        found = [(c["type"], c["mode"], c["status"], c.get("reason")) for c in workers.measure(environment, units, 2)]
+        assert found == [
+            ("gpt2", "eager", "exact", None),
+            ("gpt2", "sdpa", "refused", "for a reason"),
+            ("mamba", "eager", "crash", "the worker ended with status 3"),
+            ("mamba", "sdpa", "exact", None),
+            ("t5", "eager", "crash", "the worker took longer than 2 s"),
+            ("t5", "sdpa", "exact", None),
         ]
-        assert tables.failures({"cells": cells}) == ["llama/sdpa audit: AssertionError: leak"]
 
-    def test_collection_errors_are_not_lost(self) -> None:
-        """An error that belongs to no test is a failure too."""
-        case = '<testcase name="test_absent"><skipped message="got empty parameter set"/></testcase>'
-        case += '<testcase name="tests.compat.test_exact"><error message="collection failure"/></testcase>'
-        result = {"cells": tables.parse_report(f"<testsuite>{case}</testsuite>")}
-        assert tables.failures(result) == ["tests.compat.test_exact: collection failure"]
-        assert tables.missing_cells(MATRIX, OLD, result) == ["llama/eager", "llama/sdpa"]
+    def test_a_worker_that_does_not_start_shows_its_log(self, tmp_path: Path) -> None:
+        log = tmp_path / "log"
+        with pytest.raises(CompatError, match=r"it ended with status 1[\s\S]*no such module"):
+            workers.Worker({}, log, [sys.executable, "-c", "raise SystemExit('no such module')"])
 
-    def test_cells_say_what_happened(self) -> None:
-        """Exact only where the audit passed; a failed check is named; an absent type is not there."""
-        result = {"cells": tables.parse_report(REPORT)}
-        assert tables.cell_text(OLD, result, "llama", "eager") == "exact, 3e-07"
-        assert tables.cell_text(OLD, result, "llama", "sdpa") == "failed: audit"
-        assert tables.cell_text(OLD, result, "qwen3", "eager") == "not there"
-        assert tables.cell_text(NEW, result, "qwen3", "eager") == "not run"
-        assert tables.cell_text(NEW, result, "qwen3", "sdpa") == "not there"
-        assert tables.cell_text(NEW, None, "llama", "eager") == "not run"
+    def test_types_are_asked_for_once(self, environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+        about = workers.introduction(environment)
+        assert about["types"]["causal-lm"][0] == "gpt2"
+        monkeypatch.setattr(workers, "Worker", lambda *args: pytest.fail("a worker was started"))
+        assert workers.introduction(environment) == about
+
+    def test_finished_cells(self, tmp_path: Path) -> None:
+        """The last line of a cell counts, of this code alone unless asked; a line cut short is no cell."""
+        old, new = Finished(tmp_path, "5.0.0", "before"), Finished(tmp_path, "5.0.0", "now")
+        old.add([cell("llama", "eager"), cell("gpt2", "eager")])
+        new.add([cell("llama", "eager", "refused", reason="why")])
+        with new.path.open("a") as file:
+            file.write('{"task": "causal')
+        new.add([cell("llama", "sdpa")])
+        assert {key[1:]: found["status"] for key, found in new.load().items()} == {
+            ("llama", "eager"): "refused",
+            ("llama", "sdpa"): "exact",
+        }
+        assert len(new.load(of_older_code=True)) == 3
+
+    def test_the_digest_follows_the_code(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = finished.code_digest()
+        assert before == finished.code_digest()
+        monkeypatch.setattr(finished, "_MEASURING", ("cells.py",))
+        assert finished.code_digest() != before
+
+
+class TestTables:
+    """From cells to what is recorded and shown."""
+
+    def test_a_result_has_a_line_per_type_and_reasons_once(self, recorded: Path) -> None:
+        refusals = [cell(name, "sdpa", "refused", reason="for a reason") for name in ("gpt2", "bert")]
+        audited = cell("gpt2", "eager", reason="without the audit LEAK", worst=3e-6)
+        result = result_of(NEW, audited, *refusals, cell("bert", "eager", "absent", reason="not declared"))
+        (number_of_refusal,) = {n for n, said in result["reasons"].items() if said == "for a reason"}
+        assert result["cells"]["causal-lm"]["bert"] == ["-", f"refused {number_of_refusal}"]
+        assert tables.counts(result) == {"exact": 1, "refused": 2, "absent": 1}
+        assert result["worst error"] == 3e-6
+        tables.record(NEW, result)
+        text = tables.path_of(NEW).read_text(encoding="utf-8")
+        assert f'"bert": ["-", "refused {number_of_refusal}"]' in text
+        assert tables.load_results(MATRIX) == {"5.0.0": result}
+
+    def test_some_cells_are_merged(self, recorded: Path) -> None:
+        """Types that were measured replace theirs; reasons that nobody names any more go; scenarios stay."""
+        first = result_of(NEW, cell("gpt2", "eager", "LEAK", reason="off by 2"), cell("llama", "eager"))
+        tables.record(NEW, {**first, "scenarios": {"passed": 3, "skipped": {}, "failed": {}}})
+        found = tables.merged(NEW, result_of(NEW, cell("gpt2", "eager")))
+        assert found["cells"]["causal-lm"] == {"gpt2": ["exact"], "llama": ["exact"]}
+        assert found["reasons"] == {}
+        found = tables.merged(NEW, result_of(NEW, cell("llama", "sdpa", "refused", reason="why")))
+        assert [words[0] for words in found["cells"]["causal-lm"].values()][1] == "exact"
+        assert [tables.status_of(word) for word in found["cells"]["causal-lm"]["llama"]] == ["exact", "refused"]
+        tables.record(NEW, result_of(NEW))
+        assert tables.load_results(MATRIX)["5.0.0"]["scenarios"]["passed"] == 3
+
+    def test_what_is_wrong_is_named(self) -> None:
+        leaks = [cell(name, "eager", "LEAK", reason="off by 2") for name in ("gpt2", "t5")]
+        result = result_of(NEW, *leaks, cell("t5", "sdpa", "crash", reason="KeyError: 1"))
+        result["scenarios"] = {"passed": 0, "skipped": {}, "failed": {"demo": "AssertionError"}}
+        assert tables.bad(result) == [
+            "LEAK: gpt2/causal-lm/eager, t5/causal-lm/eager: off by 2",
+            "crash: t5/causal-lm/sdpa: KeyError: 1",
+            "scenario demo: AssertionError",
+        ]
 
     def test_markdown(self) -> None:
-        """One row per version and model type, and the versions that are only planned."""
-        planned = Matrix(**{**vars(MATRIX), "planned": (("3.0.0", "too old"),)})
-        text = tables.markdown(planned, {"4.0.0": result_of(OLD)})
-        assert "| 4.0.0 | llama | exact, 3e-07 | exact, 3e-07 | 2e-06 / 2e-06 | 8e-01 / 8e-01 |\n" in text
-        assert "| 4.0.0 | qwen3 | not there | not there | - | - |\n" in text
-        assert "| 5.0.0 | llama | not run | not run | - | - |\n" in text
-        assert text.endswith("* transformers 3.0.0: too old\n")
+        text = tables.markdown(MATRIX, {"5.0.0": result_of(NEW)})
+        assert "| 4.9.0 | not run yet | not run yet |  |  |" in text
+        assert "| 5.0.0 | 2 / 0 / 0 / 0 | 2 / 0 / 0 / 0 | 0 |  |" in text
+        refused = {"5.0.0": tables.header(NEW, {**ABOUT, "refused": "too old"})}
+        assert "| 5.0.0 | refused | refused |  |" in tables.markdown(MATRIX, refused)
 
-    def test_stale_records_are_found(self, recorded: Path) -> None:
-        """Missing, failed, differently pinned and left-over records, and a table that does not follow from them."""
-        recorded.mkdir()
-        assert len(tables.stale(MATRIX)) == 3
-        for version in MATRIX.versions:
-            tables.record(version, result_of(version))
-        (recorded / "README.md").write_text(tables.markdown(MATRIX, tables.load_results(MATRIX)), encoding="utf-8")
-        assert tables.stale(MATRIX) == []
+    def test_stale_is_what_contradicts(self, recorded: Path) -> None:
+        """What is not recorded yet is said; other pins, wrong cells, foreign files and an old page are failures."""
+        tables.write_table(MATRIX)
+        assert tables.stale(MATRIX) == ([], ["4.9.0", "5.0.0"])
+        tables.record(NEW, result_of(NEW))
+        assert any("README.md is not what" in line for line in tables.stale(MATRIX)[0])
+        tables.write_table(MATRIX)
+        assert tables.stale(MATRIX) == ([], ["4.9.0"])
+        tables.record(OLD, {**result_of(NEW), "transformers": "4.9.0"})
+        (recorded / "releases" / "1.0.0.json").write_text("{}", encoding="utf-8")
+        tables.record(NEW, result_of(NEW, cell("gpt2", "eager", "LEAK", reason="off by 2"), cell("gpt2", "sdpa")))
+        tables.write_table(MATRIX)
+        wrong, missing = tables.stale(MATRIX)
+        assert missing == []
+        assert [next(w for w in ("other packages", "LEAK", "no listed") if w in line) for line in wrong] == [
+            "other packages",
+            "LEAK",
+            "no listed",
+        ]
 
-        (recorded / "1.0.0.json").write_text("{}", encoding="utf-8")
-        repinned = Matrix(**{**vars(MATRIX), "pins": ("numpy<4",)})
-        assert [line.partition(" ")[0] for line in tables.stale(MATRIX)] == ["1.0.0.json"]
-        assert len(tables.stale(repinned)) == 3
-        tables.record(NEW, result_of(NEW, worst=4e-7))
-        assert any("README.md is not what" in line for line in tables.stale(MATRIX))
-        tables.record(NEW, {**result_of(NEW), "cells": tables.parse_report(REPORT)})
-        assert any("no recorded result for qwen3/eager." in line for line in tables.stale(MATRIX))
+    def test_scenarios_are_read_from_the_report(self) -> None:
+        def case(check: str, inside: str = "") -> str:
+            properties = f'<property name="check" value="{check}"/><property name="model" value="llama"/>'
+            return f'<testcase name="t"><properties>{properties}</properties>{inside}</testcase>'
+
+        cases = case("audit") + case("control", '<skipped message="exact upstream"/>')
+        cases += case("generate", '<failure message="AssertionError: 1&#10;more"/>')
+        cases += '<testcase name="test_exact"><error message="collection failure"/></testcase>'
+        assert scenarios.parse_report(f"<testsuite>{cases}</testsuite>") == {
+            "passed": 1,
+            "skipped": {"control llama": "exact upstream"},
+            "failed": {"generate llama": "AssertionError: 1", "test_exact": "collection failure"},
+        }
 
 
 class TestRun:
-    """The command line, with the tests of each version replaced by a ready result."""
+    """The command line, with environments and workers that need no network."""
 
     @pytest.fixture
-    def answers(self, recorded: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-        """What goes wrong per version; nothing to begin with."""
-        wrong: dict[str, list[str]] = {}
+    def offline(self, environment: Environment, recorded: Path, monkeypatch: pytest.MonkeyPatch) -> list[Unit]:
+        """What the workers are asked for; the release is one of three quick types."""
+        asked: list[Unit] = []
+        ask = workers.Worker.ask
 
-        def answer(matrix: Matrix, version: Version, *rest: Any) -> tuple[dict[str, Any], list[str]]:
-            return result_of(version, matrix), wrong.get(version.transformers, [])
+        def note(self: workers.Worker, unit: Unit) -> None:
+            asked.append(unit)
+            ask(self, unit)
 
+        quick = {**ABOUT, "types": {"causal-lm": ["gpt2", "llama"]}}
+        monkeypatch.setattr(workers.Worker, "ask", note)
+        monkeypatch.setattr(workers, "introduction", lambda environment: quick)
         monkeypatch.setattr(run, "load_matrix", lambda path: MATRIX)
-        monkeypatch.setattr(run, "run_derived_tests", answer)
-        monkeypatch.setattr(Environment, "build", lambda self, rebuild: None)
-        return wrong
+        monkeypatch.setattr(run, "cache_directory", lambda: environment.cache)
+        monkeypatch.setattr(run, "check_interpreter", lambda matrix: None)
+        monkeypatch.setattr(Environment, "build", lambda self, rebuild=False: None)
+        passed = {"passed": 5, "skipped": {}, "failed": {}}
+        monkeypatch.setattr(scenarios, "run", lambda *args: passed)
+        return asked
 
-    def test_all_versions_are_recorded(
-        self, answers: dict[str, list[str]], recorded: Path, capsys: pytest.CaptureFixture[str]
+    def test_a_whole_run_is_recorded_and_goes_on(
+        self, offline: list[Unit], recorded: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """A plain run records every version, writes the table, prints it, and --check is content."""
-        assert run.main(["--jobs", "2"]) == 0
-        assert "5.0.0         qwen3       exact, 3e-07" in capsys.readouterr().out
-        assert json.loads((recorded / "4.0.0.json").read_text(encoding="utf-8"))["transformers"] == "4.0.0"
+        """All cells and scenarios; what is finished is not measured again."""
+        assert run.main(["--only", "5.0.0", "--jobs", "2"]) == 0
+        assert "5.0.0         3 / 1 / 0 / 0" in capsys.readouterr().out
+        result = json.loads((recorded / "releases" / "5.0.0.json").read_text(encoding="utf-8"))
+        assert result["cells"]["causal-lm"]["llama"] == ["exact", "exact"]
+        assert result["scenarios"]["passed"] == 5
+        assert len(offline) == 2
+        assert run.main(["--only", "5.0.0"]) == 0
+        assert len(offline) == 2
+        assert run.main(["--only", "5.0.0", "--fresh"]) == 0
+        assert len(offline) == 4
         assert run.main(["--check"]) == 0
-        (recorded / "README.md").write_text("edited", encoding="utf-8")
+        assert "Not recorded yet (1 of 2): 4.9.0" in capsys.readouterr().out
+
+    def test_a_stopped_run_goes_on_with_what_is_left(self, offline: list[Unit], environment: Environment) -> None:
+        Finished(environment.cache, "5.0.0", finished.code_digest()).add([cell("gpt2", "eager"), cell("gpt2", "sdpa")])
+        Finished(environment.cache, "5.0.0", "other code").add([cell("llama", "eager")])
+        assert run.main(["--only", "5.0.0"]) == 0
+        assert offline == [Unit("causal-lm", "llama", MODES)]
+        assert run.main(["--only", "5.0.0", "--keep", "--types", "llama"]) == 0
+        assert len(offline) == 1
+
+    def test_a_leak_fails_the_command_and_is_named(
+        self, offline: list[Unit], environment: Environment, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        digest = finished.code_digest()
+        Finished(environment.cache, "5.0.0", digest).add([cell("llama", "sdpa", "LEAK", reason="off by 2")])
+        assert run.main(["--only", "5.0.0"]) == 1
+        assert "FAILED transformers 5.0.0: LEAK: llama/causal-lm/sdpa: off by 2" in capsys.readouterr().out
         assert run.main(["--check"]) == 1
-        assert run.main(["--table"]) == 0
-        assert run.main(["--check"]) == 0
-
-    def test_ci_runs_its_versions_and_records_nothing(
-        self, answers: dict[str, list[str]], recorded: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """CI leaves the working tree as it found it."""
-        assert run.main(["--ci"]) == 0
-        out = capsys.readouterr().out
-        assert "5.0.0: passed" in out
-        assert "4.0.0" not in out
-        assert not recorded.exists()
-
-    def test_any_failure_is_the_exit_status(
-        self, answers: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """One failing version fails the run and is named; an unknown version runs nothing."""
-        answers["5.0.0"] = ["llama/sdpa audit: leak"]
-        assert run.main(["--only", "4.0.0"]) == 0
-        assert run.main([]) == 1
-        assert "FAILED transformers 5.0.0: llama/sdpa audit: leak" in capsys.readouterr().out
         assert run.main(["--only", "9.9.9"]) == 2
 
-    def test_list(self, answers: dict[str, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
-        """The listing shows versions, and what is made and recorded."""
-        assert run.main(["--list"]) == 0
-        assert "4.0.0         2 cells  no   not made     no" in capsys.readouterr().out
+    def test_some_cells_are_printed_and_ci_records_nothing(
+        self, offline: list[Unit], recorded: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run.main(["--only", "5.0.0", "--types", "gpt2"]) == 0
+        assert re.search(r"5\.0\.0 +causal-lm +gpt2 +exact +refused", capsys.readouterr().out)
+        assert run.main(["--ci"]) == 0
+        assert list((recorded / "releases").iterdir()) == []
+        assert run.main(["--only", "5.0.0", "--types", "llama", "--record"]) == 0
+        assert [path.name for path in (recorded / "releases").iterdir()] == ["5.0.0.json"]
 
-    def test_environ_selects_what_the_matrix_lists(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The derived tests get their selection, and nothing that would change what they import."""
-        monkeypatch.setenv("PYTHONPATH", "elsewhere")
-        environ = run.derived_environ(MATRIX, OLD)
-        assert environ[run.CELLS_VARIABLE] == "llama/eager,llama/sdpa"
-        assert environ[run.ABSENT_VARIABLE] == "qwen3"
-        assert environ["OMP_NUM_THREADS"] == "1"
-        assert "PYTHONPATH" not in environ
+    def test_list(self, offline: list[Unit], capsys: pytest.CaptureFixture[str]) -> None:
+        assert run.main(["--list"]) == 0
+        assert re.search(r"4\.9\.0 +0\.1 +0\.3 +no +not made +no", capsys.readouterr().out)
+
+    def test_newest_says_what_has_changed(
+        self, offline: list[Unit], recorded: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """New types in all modes, the others with their control; what was exact and is no more is a failure."""
+        tables.record(OLD, result_of(OLD, cell("llama", "eager"), cell("t5", "eager")))
+        monkeypatch.setattr(newest, "find", lambda name, pre: NEW)
+        monkeypatch.setattr(newest, "cache_directory", run.cache_directory)
+        monkeypatch.setattr(newest, "_doctor", lambda environment: [])
+        monkeypatch.setattr(newest, "_mended", lambda *args: [])
+        assert run.main(["--newest"]) == 0
+        assert [unit.modes for unit in offline] == [("eager", "sdpa"), ("eager", "control")]
+        out = capsys.readouterr().out
+        assert "New model types: 1\n  exact\n    gpt2/causal-lm/eager\n  refused: for a reason\n" in out
+        assert "Model types that are gone\n  t5 (causal-lm)" in out
+        assert "Exact in 4.9.0 and no more: none" in out

@@ -9,8 +9,6 @@ import transformers
 import autopack
 from autopack import tiny
 from autopack.errors import InvalidPacking, UnsupportedModel
-from autopack.layout.packed import PackedLayout
-from autopack.mixers import RELATIVE, MixerCall
 from autopack.runtime.marks import holds_marks
 from tests.encoder_decoder.pairs import Pairs, covered
 
@@ -22,15 +20,6 @@ REFUSED = ["bigbird_pegasus", "fsmt", "led", "longt5", "nllb-moe", "pegasus_x", 
 def test_the_packing_collator_says_what_to_use():
     with pytest.raises(ValueError, match="Keep transformers.DataCollatorForSeq2Seq"):
         autopack.PackingCollator.for_model(tiny.build("t5", task="seq2seq"))
-
-
-def test_a_bias_that_reaches_no_attention_of_ours_is_refused():
-    """Of releases whose T5 computes attention by itself: there a bias of one token would broadcast over the row."""
-    layout = PackedLayout.from_lengths([[1, 1, 1]])
-    linear, tokens = torch.nn.Linear(4, 4), {"input": torch.zeros(1, 3, 4)}
-    call = MixerCall(torch.nn.Linear.forward, linear, "input", tokens, layout, False)
-    with pytest.raises(UnsupportedModel, match="does not attend through its attention interface"):
-        RELATIVE.run(call)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 
-from autopack.attention.backends.varlen import call_kernel
+from autopack.inspection.torches import attend_varlen
 from compat.standins import loadable
 
 
@@ -27,7 +27,7 @@ def _attend(
     assert isinstance(longest, int), "flash-attn takes Python ints"
     assert bounds.dtype == torch.int32
     after = 0 if causal else window[1]
-    return call_kernel(q, k, v, bounds, longest, q.shape[-1] ** -0.5 if scale is None else scale, (window[0], after))
+    return attend_varlen(q, k, v, bounds, longest, q.shape[-1] ** -0.5 if scale is None else scale, (window[0], after))
 
 
 def _module() -> dict[str, ModuleType]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import autopack
 from autopack import registry, tiny
 from autopack.inspection import modules, releases
 from autopack.layout.packed import PackedLayout
-from autopack.mixers import AtOperations
+from autopack.mixers import AtOperations, EqualRows
 from autopack.mixers.convolution import causal_convolution
 from autopack.mixers.rows import run_and_redo_first_tokens
 from autopack.mixers.selective_scan import LinearRecurrence, selective_scan
@@ -187,3 +188,16 @@ def test_kernels_from_the_hub_are_told_or_get_one_document_per_row(monkeypatch, 
 
 def _documents(row, index):
     return row.split(torch.unique_consecutive(index, return_counts=True)[1].tolist(), dim=-1)
+
+
+def test_where_a_release_lacks_the_operations_another_way_is_taken(monkeypatch):
+    """In releases before 5.23 they are not in the modeling files."""
+    model = tiny.build("mamba2", dtype=torch.float64)
+    module = importlib.import_module(type(model).__module__)
+    family, _ = registry.look_up(model)
+    assert isinstance(family.mixers["Mamba2Mixer"], AtOperations)
+    monkeypatch.delattr(module, "mamba2_chunk_scan")
+    family, reason = registry.look_up(model)
+    assert reason is None
+    assert isinstance(family.mixers["Mamba2Mixer"], EqualRows)
+    assert family.mixers["Mamba2Mixer"].reads_padding

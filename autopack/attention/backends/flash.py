@@ -9,6 +9,7 @@ import torch
 
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.document_mask import DocumentMask
+from autopack.inspection import releases
 from autopack.layout.declarations import FLASH_KWARGS
 from autopack.layout.packed import PackedLayout
 
@@ -46,4 +47,6 @@ def attend_between(
     declared = (layout.cu_seqlens, memory.cu_seqlens, *longest)
     given = {**options, **dict(zip(FLASH_KWARGS, declared, strict=True))}
     given.pop("position_ids", None)
+    if releases.flash_wants_positions():
+        given["position_ids"] = layout.position_ids
     return call.original(call.module, call.query, call.key, call.value, None, **given)

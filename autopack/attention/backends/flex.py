@@ -9,12 +9,15 @@ import torch
 
 from autopack.attention.call import AttentionCall, Output, unpatched
 from autopack.attention.document_mask import DocumentMask
-from autopack.inspection import masks, releases
+from autopack.inspection import masks, releases, torches
 from autopack.layout.packed import PackedLayout
 
 
 def availability() -> tuple[bool, str]:
     """Whether the backend can be used here, and why not."""
+    missing = torches.without_flex_attention()
+    if missing is not None:
+        return False, missing
     if not masks.has_mask_interface():
         return False, f"transformers {releases.VERSION} has no mask interface; it came with 4.53"
     if releases.attention_function("flex_attention") is None:

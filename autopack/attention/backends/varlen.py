@@ -7,7 +7,6 @@ gradients exact (P = exp(S - lse) is what the kernel recomputes).
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
@@ -15,21 +14,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from autopack.attention.call import AttentionCall, Output
+from autopack.inspection import torches
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
-
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # up to torch 2.9
-    varlen_attn = None  # type: ignore[assignment]
 
 _MAX_HEAD_SIZE = 256
 
 
 def availability() -> tuple[bool, str]:
     """Whether the backend can be used here, and why not."""
-    if varlen_attn is None:
-        return False, f"torch {torch.__version__} has no torch.nn.attention.varlen; it came with 2.10"
+    missing = torches.without_varlen()
+    if missing is not None:
+        return False, missing
     if not torch.cuda.is_available():
         return False, "needs a CUDA device"
     if torch.cuda.get_device_capability()[0] < 8:
@@ -87,36 +83,15 @@ def attend_varlen(
     before, after = (-1 if each is None else each for each in (pattern.before, 0 if pattern.causal else pattern.after))
     longest = columns if torch.compiler.is_compiling() else layout.max_seqlen
     settings = (layout.cu_seqlens, longest, size**-0.5 if scale is None else scale, (before, after))
-    output = call_kernel(q, k, v, *settings) if sinks is None else _SinkAttention.apply(q, k, v, sinks, *settings)
+    if sinks is None:
+        output = torches.attend_varlen(q, k, v, *settings)
+    else:
+        output = _SinkAttention.apply(q, k, v, sinks, *settings)
     return output[..., : value.shape[-1]].reshape(rows, columns, heads, value.shape[-1])
 
 
-def call_kernel(
-    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, longest: int, scale: float, window: tuple[int, int]
-) -> Tensor:
-    """Call `varlen_attn` on (tokens, heads, head size) states, whichever of its signatures torch has."""
-    parameters = inspect.signature(varlen_attn).parameters
-    arguments: dict[str, Any] = {}
-    if "scale" in parameters:
-        arguments["scale"] = scale
-    else:
-        query = query * (scale * query.shape[-1] ** 0.5)
-    if "window_size" in parameters:
-        arguments["window_size"] = window
-    elif window in ((-1, 0), (-1, -1)):
-        arguments["is_causal"] = window == (-1, 0)
-    else:
-        raise NotImplementedError(f"torch {torch.__version__}'s varlen_attn has no window_size")
-    if "enable_gqa" in parameters:
-        arguments["enable_gqa"] = query.shape[1] != key.shape[1]
-    elif query.shape[1] != key.shape[1]:
-        key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (key, value))
-    states = query, key, value
-    return varlen_attn(*states, cu_seqlens, cu_seqlens, longest, longest, **arguments)  # type: ignore[return-value]
-
-
 class _SinkAttention(torch.autograd.Function):
-    """Attention of (tokens, heads, head size) states with a sink per head; the settings are those of `call_kernel`.
+    """Attention of (tokens, heads, head size) states with a sink per head; settings as for `torches.attend_varlen`.
 
     The forward kernel gives its log-sum-exp, which `varlen_attn` gives without gradients; the backward kernel
     recomputes the softmax from whatever log-sum-exp it is given.

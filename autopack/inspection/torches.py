@@ -1,0 +1,84 @@
+"""What the installed torch offers: every question about its release is answered here.
+
+Sections are ordered by the release that brought the thing, oldest first, so that dropping a release is deleting a
+section, or what it says of releases before. Nothing compares versions: torch itself is asked.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# --- 2.5: Dynamo reads `strict` of zip; before, it takes it for true whatever it says. `by_name` can go with torch 2.4.
+
+
+def by_name(names: Sequence[str], args: Sequence[Any]) -> dict[str, Any]:
+    """Positional arguments by name, as far as there are names; for code that Dynamo may trace."""
+    return dict(zip(names[: len(args)], args[: len(names)], strict=True))
+
+
+# --- 2.5: torch.nn.attention.flex_attention. All of it can go with torch 2.4.
+
+
+def without_flex_attention() -> str | None:
+    """Why there is no FlexAttention, or None: transformers registers a function for it without torch's, too."""
+    if importlib.util.find_spec("torch.nn.attention.flex_attention") is not None:
+        return None
+    return f"torch {torch.__version__} has no torch.nn.attention.flex_attention; it came with 2.5"
+
+
+# --- 2.7: torch._dynamo.disable takes a reason. The question can go with torch 2.6.
+
+
+def untraced(reason: str) -> Callable[[Callable[..., Any]], Any]:
+    """Break the graph at a function; Dynamo tells the reason where the graph must not break."""
+    takes_reason = "reason" in inspect.signature(torch._dynamo.disable).parameters
+    return partial(torch._dynamo.disable, reason=reason) if takes_reason else torch._dynamo.disable
+
+
+# --- 2.10: torch.nn.attention.varlen. The question can go with torch 2.9.
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:
+    varlen_attn = None  # type: ignore[assignment]
+
+
+def without_varlen() -> str | None:
+    """Why torch has no attention kernels of its own for documents in one row, or None."""
+    if varlen_attn is not None:
+        return None
+    return f"torch {torch.__version__} has no torch.nn.attention.varlen; it came with 2.10"
+
+
+# --- 2.11: varlen_attn takes a scale, a window and grouped heads. All but the last line can go with torch 2.10.
+
+
+def attend_varlen(
+    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, longest: int, scale: float, window: tuple[int, int]
+) -> Tensor:
+    """Call `varlen_attn` on (tokens, heads, head size) states, whichever of its signatures torch has."""
+    parameters = inspect.signature(varlen_attn).parameters
+    arguments: dict[str, Any] = {}
+    if "scale" in parameters:
+        arguments["scale"] = scale
+    else:
+        query = query * (scale * query.shape[-1] ** 0.5)
+    if "window_size" in parameters:
+        arguments["window_size"] = window
+    elif window in ((-1, 0), (-1, -1)):
+        arguments["is_causal"] = window == (-1, 0)
+    else:
+        raise NotImplementedError(f"torch {torch.__version__}'s varlen_attn has no window_size")
+    if "enable_gqa" in parameters:
+        arguments["enable_gqa"] = query.shape[1] != key.shape[1]
+    elif query.shape[1] != key.shape[1]:
+        key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (key, value))
+    states = query, key, value
+    return varlen_attn(*states, cu_seqlens, cu_seqlens, longest, longest, **arguments)  # type: ignore[return-value]
