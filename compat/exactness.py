@@ -19,9 +19,9 @@ import argparse
 import contextlib
 import json
 import sys
-import textwrap
 import time
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,18 @@ from autopack.errors import AutopackError
 from autopack.inspection import releases
 from autopack.inspection.modules import is_pair
 from autopack.trust.data import MEASURED
+from compat.old_releases import bind_flash, chosen_when_built, without_hardware_checks
 from compat.standins import flash_standin, flex_standin, float64_throughout, set_implementation
+from compat.tables import json_by_lines
 
 RESULTS = Path(__file__).parent / "results"
 BACKENDS = ("eager", "sdpa", "flex", "flash")
 _IMPLEMENTATION = {"eager": "eager", "sdpa": "sdpa", "flex": "flex_attention", "flash": "flash_attention_2"}
 _WITH_MEDIA = ("image-text-to-text", "multimodal-lm")
-_STANDIN = {"flex": flex_standin, "flash": flash_standin}
+_STANDIN: dict[str, Callable[..., contextlib.AbstractContextManager[None]]] = {
+    "flex": flex_standin,
+    "flash": flash_standin,
+}
 
 
 def measure(
@@ -58,24 +63,13 @@ def measure(
 
     Returns `status` (exact, LEAK, refused, undeclared, unbuildable), and the worst errors or the reason.
     """
-    implementation = _IMPLEMENTATION[backend]
-    with _STANDIN.get(backend, contextlib.nullcontext)():
+    with stand_in(backend):
         try:
-            model: Any = tiny.build(model_type, task=task, dtype=dtype)
-            if backend != "eager":
-                declared = releases.supported_implementations(model)
-                if not declared & {implementation, implementation.removesuffix("_2")}:
-                    return {"status": "undeclared"}
-                if backend == "sdpa":
-                    model = tiny.build(model_type, task=task, attn_implementation="sdpa", dtype=dtype)
-                else:
-                    set_implementation(model, implementation)
-            _cast(model, dtype)
-            if dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
-                model.set_experts_implementation("eager")  # grouped matrix products take no float64
+            model = built(model_type, backend, dtype, task)
+        except Undeclared:
+            return {"status": "undeclared"}
         except tiny.CannotBuild as error:
-            undeclared = backend != "eager" and "does not support an attention" in str(error)
-            return {"status": "undeclared"} if undeclared else {"status": "unbuildable", "reason": error.reason}
+            return {"status": "unbuildable", "reason": error.reason}
         try:
             # Verification would refuse what this is here to measure.
             handle = autopack.enable(model, verify="never")
@@ -85,7 +79,7 @@ def measure(
         upstream_error = _upstream_error(model, handle) if not report.exact else None
     if upstream_error is not None:
         return {"status": "upstream error", "reason": upstream_error}
-    with _STANDIN.get(backend, contextlib.nullcontext)():
+    with stand_in(backend):
         with_images = _with_images(model, task, dtype) if task in _WITH_MEDIA else {}
     result = {
         "status": "exact" if report.exact else "LEAK",
@@ -99,6 +93,43 @@ def measure(
     if result["status"] == "exact" and with_images.get("images") == "LEAK":
         return {**result, "status": "LEAK", "reason": f"with images: {with_images['images worst']}"}
     return result if report.exact else {**result, "reason": report.worst_case}
+
+
+class Undeclared(ValueError):
+    """The class of a model declares no support of an attention implementation."""
+
+
+def stand_in(backend: str, **options: Any) -> contextlib.AbstractContextManager[None]:
+    """What stands in for the kernels of a backend, if it needs any."""
+    return _STANDIN[backend](**options) if backend in _STANDIN else contextlib.nullcontext()
+
+
+def built(model_type: str, backend: str, dtype: torch.dtype = torch.float32, task: str = "causal-lm") -> Any:
+    """A tiny model that computes its attention by a backend, inside its stand-in.
+
+    Raises `Undeclared` where its class says that it cannot, and `tiny.CannotBuild`.
+    """
+    implementation = _IMPLEMENTATION[backend]
+    model: Any = tiny.build(model_type, task=task, dtype=dtype)
+    if backend != "eager":
+        if not releases.supported_implementations(model) & {implementation, implementation.removesuffix("_2")}:
+            raise Undeclared(f"{type(model).__name__} declares no support of {implementation}")
+        try:
+            if backend == "sdpa" or chosen_when_built(model):
+                with without_hardware_checks():
+                    model = tiny.build(model_type, task=task, attn_implementation=implementation, dtype=dtype)
+                if backend == "flash":
+                    bind_flash(model)
+            else:
+                set_implementation(model, implementation)
+        except tiny.CannotBuild as error:
+            if "does not support an attention" in str(error):
+                raise Undeclared(str(error)) from error
+            raise
+    _cast(model, dtype)
+    if dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # grouped matrix products take no float64
+    return model
 
 
 def _cast(model: Any, dtype: torch.dtype) -> None:
@@ -353,14 +384,6 @@ def _ship() -> None:
     versions = {"transformers": transformers.__version__, "torch": torch.__version__, "device": "CPU"}
     shipped = {task: _shown(results) for task, results in recorded().items()}
     MEASURED.write_text(json_by_lines({"with": {**versions, "dtype": "float32"}, "tasks": shipped}) + "\n")
-
-
-def json_by_lines(data: Any, depth: int = 3) -> str:
-    """JSON in which every entry of a dictionary of dictionaries, down to a depth, has a line, which diffs can show."""
-    if not depth or not isinstance(data, dict):
-        return json.dumps(data)
-    entries = [f"{json.dumps(name)}: {json_by_lines(value, depth - 1)}" for name, value in data.items()]
-    return "{\n" + textwrap.indent(",\n".join(entries), " ") + "\n}"
 
 
 if __name__ == "__main__":

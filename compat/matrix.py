@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ else:
 COMPAT = Path(__file__).resolve().parent
 ROOT = COMPAT.parent
 MATRIX = COMPAT / "matrix.toml"
+MODES = ("eager", "sdpa", "flash", "flex")
+"""Attention implementations that compat/cells.py can measure, in the order in which results name them."""
 
 
 class CompatError(Exception):
@@ -24,14 +26,37 @@ class CompatError(Exception):
 
 
 @dataclass(frozen=True)
-class Version:
-    """One transformers version: what its environment holds, and which model types or modes it lacks."""
+class Release:
+    """One release of transformers: the packages that go with it, and whether `.ci/run` runs it."""
 
     transformers: str
-    pins: tuple[str, ...]
+    tokenizers: str
+    hub: str
     python: str
-    absent: tuple[str, ...] = ()
     ci: bool = False
+
+    @property
+    def pins(self) -> list[str]:
+        """What pip installs for it."""
+        return [
+            f"transformers=={self.transformers}",
+            f"tokenizers=={self.tokenizers}",
+            f"huggingface-hub=={self.hub}",
+        ]
+
+    @property
+    def minor(self) -> str:
+        """The line that it is the last patch of, such as 4.57."""
+        return ".".join(self.transformers.split(".")[:2])
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which cells are run: tasks, modes, and model types, of which None stands for all."""
+
+    tasks: tuple[str, ...]
+    modes: tuple[str, ...]
+    types: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -39,84 +64,63 @@ class Matrix:
     """The parsed matrix.toml."""
 
     torch: str
-    pins: tuple[str, ...]
-    tools: tuple[str, ...]
-    models: tuple[str, ...]
+    tasks: tuple[str, ...]
     modes: tuple[str, ...]
-    versions: tuple[Version, ...]
-    planned: tuple[tuple[str, str], ...] = ()
+    deep: tuple[str, ...]
+    ci: Selection
+    releases: tuple[Release, ...]
+    support: Mapping[str, str] = field(default_factory=dict)
 
-    def cells_of(self, version: Version) -> list[str]:
-        """What is tested with this version, each as ``model type/mode``."""
-        present = [model for model in self.models if model not in version.absent]
-        cells = [f"{model}/{mode}" for model in present for mode in self.modes]
-        return [cell for cell in cells if cell not in version.absent]
-
-    def nearest(self, transformers: str) -> Version:
-        """The newest listed version that is not newer than this one; the oldest one where all are newer."""
-        older = [version for version in self.versions if _number(version.transformers) <= _number(transformers)]
-        return older[-1] if older else self.versions[0]
-
-    def requirements(self, version: Version) -> list[str]:
-        """Everything that pip is asked for, torch first."""
-        exact = [f"torch=={self.torch}", f"transformers=={version.transformers}"]
-        return [*exact, *version.pins, *self.pins, *self.tools]
-
-    def select(self, names: Iterable[str]) -> list[Version]:
-        """The listed versions with these names, in the order of the matrix."""
-        wanted = set(names)
-        listed = [version.transformers for version in self.versions]
-        if unknown := sorted(wanted.difference(listed)):
+    def select(self, names: Iterable[str]) -> list[Release]:
+        """The listed releases with these names, full (4.57.6) or of a line (4.57), in the order of the matrix."""
+        wanted = list(names)
+        listed = {name for release in self.releases for name in (release.transformers, release.minor)}
+        if unknown := [name for name in wanted if name not in listed]:
             raise CompatError(
-                f"no transformers version {', '.join(unknown)} in {MATRIX.name}; it lists {', '.join(listed)}. "
-                "Choose one of those, or add a [[version]] section."
+                f"no transformers release {', '.join(unknown)} in {MATRIX.name}; it lists "
+                f"{', '.join(release.transformers for release in self.releases)}. Choose one of those, or add a line."
             )
-        return [version for version in self.versions if version.transformers in wanted]
+        return [release for release in self.releases if {release.transformers, release.minor} & set(wanted)]
 
 
-def _number(version: str) -> tuple[int, ...]:
+def number(version: str) -> tuple[int, ...]:
+    """A version as something that compares."""
     return tuple(int(digits) for digits in re.findall(r"\d+", version)[:3])
 
 
 def load_matrix(path: Path = MATRIX) -> Matrix:
-    """Parses and checks a matrix file; unknown or missing keys are errors that name the section."""
+    """Parse and check a matrix file; unknown or missing keys are errors that name the section."""
     data = tomllib.loads(path.read_text(encoding="utf-8"))
-    top = {"torch": str, "pins": list, "tools": list, "models": list, "modes": list, "version": list, "planned": list}
-    _check_keys(data, top, required=set(top) - {"planned"}, where=path.name)
-    sections = []
-    fields = {"transformers": str, "pins": list, "python": str, "absent": list, "ci": bool}
-    for number, section in enumerate(data["version"], start=1):
-        where = f"{path.name}, [[version]] number {number}"
-        _check_keys(section, fields, required={"transformers", "pins", "python"}, where=where)
-        known = {*data["models"], *(f"{model}/{mode}" for model in data["models"] for mode in data["modes"])}
-        if unknown := sorted(set(section.get("absent", ())) - known):
-            raise CompatError(f"{where}: absent names {', '.join(unknown)}, which `models` and `modes` do not list.")
-        python_in_range(section["python"], (3, 10))
-        sections.append(
-            Version(
-                transformers=section["transformers"],
-                pins=tuple(section["pins"]),
-                python=section["python"],
-                absent=tuple(section.get("absent", ())),
-                ci=section.get("ci", False),
-            )
-        )
-    names = [section.transformers for section in sections]
-    if len(set(names)) != len(names):
-        raise CompatError(f"{path.name} lists a transformers version twice: {', '.join(names)}.")
-    planned = []
-    for number, section in enumerate(data.get("planned", ()), start=1):
-        where = f"{path.name}, [[planned]] number {number}"
-        _check_keys(section, {"transformers": str, "reason": str}, required={"transformers", "reason"}, where=where)
-        planned.append((section["transformers"], section["reason"]))
+    top = {"torch": str, "tasks": list, "modes": list, "deep": list, "ci": dict, "support": dict, "releases": dict}
+    _check_keys(data, top, required=set(top), where=path.name)
+    _check_keys(data["ci"], {"tasks": list, "types": list}, required={"tasks", "types"}, where=f"{path.name}, [ci]")
+    if unknown := sorted(set(data["modes"]).difference(MODES)):
+        raise CompatError(f"{path.name}: modes names {', '.join(unknown)}; known are {', '.join(MODES)}.")
+    if unknown := sorted(set(data["ci"]["tasks"]).difference(data["tasks"])):
+        raise CompatError(f"{path.name}, [ci]: tasks names {', '.join(unknown)}, which is not among `tasks`.")
+    releases = []
+    fields = {"tokenizers": str, "hub": str, "python": str, "ci": bool}
+    for name, entry in data["releases"].items():
+        where = f"{path.name}, release {name}"
+        _check_keys(entry, fields, required=set(fields) - {"ci"}, where=where)
+        python_in_range(entry["python"], (3, 10))
+        releases.append(Release(name, **entry))
+    if not releases:
+        raise CompatError(f"{path.name} lists no release.")
+    lines = [release.minor for release in releases]
+    if twice := sorted({line for line in lines if lines.count(line) > 1}):
+        raise CompatError(f"{path.name} lists two releases of {', '.join(twice)}; the last patch is enough.")
+    if releases != sorted(releases, key=lambda release: number(release.transformers)):
+        raise CompatError(f"{path.name}: the releases have to ascend.")
+    modes = tuple(data["modes"])
     return Matrix(
         torch=data["torch"],
-        pins=tuple(data["pins"]),
-        tools=tuple(data["tools"]),
-        models=tuple(data["models"]),
-        modes=tuple(data["modes"]),
-        versions=tuple(sections),
-        planned=tuple(planned),
+        tasks=tuple(data["tasks"]),
+        modes=modes,
+        deep=tuple(data["deep"]),
+        ci=Selection(tuple(data["ci"]["tasks"]), modes, tuple(data["ci"]["types"])),
+        releases=tuple(releases),
+        support=data["support"],
     )
 
 
@@ -134,8 +138,8 @@ def python_in_range(spec: str, found: tuple[int, int]) -> bool:
     """Whether a Python `(major, minor)` satisfies a bound such as ``>=3.10,<3.14``."""
     for bound in spec.split(","):
         text = bound.strip()
-        operator, number = (text[:2], text[2:]) if text.startswith(">=") else (text[:1], text[1:])
-        parts = number.split(".")
+        operator, limit_text = (text[:2], text[2:]) if text.startswith(">=") else (text[:1], text[1:])
+        parts = limit_text.split(".")
         if operator not in (">=", "<") or len(parts) != 2 or not all(part.isdigit() for part in parts):
             raise CompatError(f"cannot read the Python bound {bound!r} in {spec!r}; write it as '>=3.10,<3.14'.")
         limit = (int(parts[0]), int(parts[1]))

@@ -19,6 +19,7 @@ from autopack.mixers import OneByOne
 from autopack.trust.data import load
 from compat.exactness import recorded, results_of
 from compat.matrix import ROOT, load_matrix
+from compat.tables import counts, load_results
 
 README = ROOT / "README.md"
 
@@ -112,11 +113,22 @@ def _listed(names: list[str]) -> str:
 
 
 def versions() -> str:
-    """The releases of transformers that the derived tests have run with."""
-    found = [_short(version.transformers) for version in load_matrix().versions]
-    return (
-        f"transformers {found[0]} to {found[-1]} are tested; see [compat/results/README.md](compat/results/README.md)."
+    """The releases of transformers that are recorded, and what came out; those that are listed where none is."""
+    results = {name: result for name, result in load_results(load_matrix()).items() if "cells" in result}
+    listed = [release.minor for release in load_matrix().releases]
+    page = "[compat/results/README.md](compat/results/README.md)"
+    if not results:
+        return f"The version matrix has every minor release of transformers {listed[0]} to {listed[-1]}: {page}."
+    found = [_short(name) for name in results]
+    whole = len(found) == listed.index(found[-1]) - listed.index(found[0]) + 1
+    which = "every minor release of" if whole else f"{len(found)} releases of"
+    cells = sum((counts(result) for result in results.values()), Counter())
+    numbers = (
+        f"{cells['exact']:,} cells are exact, {cells['refused']:,} refused, {cells['LEAK'] + cells['crash']} wrong"
     )
+    text = f"""Tested with {which} transformers {found[0]} to {found[-1]}, with all model types of each in eager, sdpa,
+    flash and flex: {numbers}; see {page}."""
+    return textwrap.fill(" ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False)
 
 
 def _short(version: str) -> str:

@@ -9,14 +9,18 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from compat.old_releases import bound_at_import
 
 
 def attend_densely(
@@ -234,6 +238,12 @@ def loadable(modules: dict[str, ModuleType]) -> Iterator[None]:
                 sys.modules[name] = earlier
 
 
+def integration_of(kernel: str) -> ModuleType | None:
+    """transformers' module for a kernel; None in releases in which every modeling file calls it by itself."""
+    name = f"transformers.integrations.{kernel}"
+    return import_module(name) if find_spec(name) is not None else None
+
+
 @contextlib.contextmanager
 def flash_standin(implementation: str = "flash_attention_2") -> Iterator[None]:
     """Make a flash implementation loadable on a CPU, by transformers' own loader."""
@@ -252,11 +262,23 @@ def flash_standin(implementation: str = "flash_attention_2") -> Iterator[None]:
         for name in loaded:
             if hasattr(flash, name):
                 stack.enter_context(mock.patch.object(flash, name, None))
+        for name, function in bound_at_import(flash, _FLASH["flash_attention_2"]()).items():
+            stack.enter_context(mock.patch.object(flash, name, function, create=True))
         # Half-precision tensors never get there; float32, which real kernels refuse, need not be cast for a stand-in.
-        integration = import_module("transformers.integrations.flash_attention")
-        if hasattr(integration, "get_target_dtype"):
+        integration = integration_of("flash_attention")
+        if integration is None:  # up to 4.47
+            pass
+        elif hasattr(integration, "get_target_dtype"):
             stack.enter_context(mock.patch.object(integration, "get_target_dtype", lambda *a, **k: None))  # noqa: PT008
+        else:
+            # It takes the dtype of the first linear layer, and GPT-2's attention has none.
+            first = partial(_first_or, torch.nn.Linear(1, 1))
+            stack.enter_context(mock.patch.object(integration, "next", first, create=True))
         yield
+
+
+def _first_or(default: Any, found: Iterator[Any]) -> Any:
+    return next(found, default)
 
 
 def set_implementation(model: Any, implementation: str) -> None:
@@ -268,19 +290,23 @@ def set_implementation(model: Any, implementation: str) -> None:
 
 
 @contextlib.contextmanager
-def flex_standin() -> Iterator[None]:
-    """Compute `flex_attention` densely, with backward, where transformers would call the compiled kernel."""
-    from torch.nn.attention.flex_attention import create_block_mask, create_mask
-    from transformers import masking_utils
+def flex_standin(broadcast: bool = False) -> Iterator[None]:
+    """Compute `flex_attention` densely, with backward, where transformers would call the compiled kernel.
+
+    With `broadcast`, rules of masks are asked for all their places at once and not through vmap, which takes most of
+    the time; they have to be made of functions that broadcast.
+    """
+    from torch.nn.attention import flex_attention as torch_flex
+    from torch.nn.attention.flex_attention import create_block_mask
     from transformers.integrations import flex_attention as flex
 
     def reference(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, training: bool = False, *,
         score_mod: Any = None, block_mask: Any = None, scale: float | None = None, enable_gqa: bool = False,
         kernel_options: Any = None, return_lse: bool = False, return_aux: Any = None,
-    ) -> torch.Tensor:  # fmt: skip
-        if return_lse or return_aux is not None:
-            raise NotImplementedError("transformers asks for no log-sum-exp on a CPU")
+    ) -> Any:  # fmt: skip
+        if return_aux is not None:
+            raise NotImplementedError("transformers asks for nothing else on a CPU")
         if query.shape[1] != key.shape[1]:
             if not enable_gqa:
                 raise ValueError("query and key heads differ, and enable_gqa is False")
@@ -288,22 +314,46 @@ def flex_standin() -> Iterator[None]:
         rows, heads, queries, keys = query.shape[0], query.shape[1], query.shape[2], key.shape[2]
         scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
         if score_mod is not None:
-            index = [torch.arange(n) for n in (rows, heads, queries, keys)]
-            shape = [(-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1)]
-            scores = score_mod(scores, *(i.view(s) for i, s in zip(index, shape, strict=True)))
+            places = _places_of((rows, heads, queries, keys))
+            try:
+                scores = score_mod(scores, *places)
+            except IndexError:  # it indexes step by step, as before 4.50, which does not broadcast
+                one_by_one = torch_flex._vmap_for_bhqkv(score_mod, prefix=(0,))
+                scores = one_by_one(scores, *(place.flatten() for place in places))
         if block_mask is not None:
-            visible = create_mask(block_mask.mask_mod, rows, heads, queries, keys, device="cpu")
+            visible = torch_flex.create_mask(block_mask.mask_mod, rows, heads, queries, keys, device="cpu")
             scores = scores.masked_fill(~visible, float("-inf"))
-        return scores.softmax(-1) @ value
+        attended = scores.softmax(-1) @ value
+        return (attended, scores.logsumexp(-1)) if return_lse else attended
 
     def uncompiled(*args: Any, **kwargs: Any) -> Any:
         return create_block_mask(*args, **{**kwargs, "_compile": False})
 
-    with (
-        mock.patch.object(flex, "compile_friendly_flex_attention", reference),
-        mock.patch.object(masking_utils, "create_block_mask", uncompiled),
-    ):
+    with contextlib.ExitStack() as stack:
+        # before 4.50 models called the function itself, and before 4.53 there was no module of masks
+        named = "compile_friendly_flex_attention"
+        stack.enter_context(mock.patch.object(flex, named if hasattr(flex, named) else "flex_attention", reference))
+        for module in ("transformers.masking_utils", flex.__name__):
+            found = import_module(module) if find_spec(module) is not None else None
+            for name in ("create_block_mask", "create_block_causal_mask_flex"):
+                if hasattr(found, name):
+                    stack.enter_context(mock.patch.object(found, name, uncompiled))
+        if broadcast:
+            stack.enter_context(mock.patch.object(torch_flex, "create_mask", _mask_by_broadcasting))
         yield
+
+
+def _mask_by_broadcasting(
+    rule: Any, rows: int | None, heads: int | None, queries: int, keys: int, device: Any = None
+) -> torch.Tensor:
+    """What `create_mask` of torch gives for a rule of a mask, without vmap."""
+    sizes = (rows or 1, heads or 1, queries, keys)
+    return rule(*_places_of(sizes, device)).expand(sizes).clone()
+
+
+def _places_of(sizes: tuple[int, ...], device: Any = None) -> list[torch.Tensor]:
+    """The places along each dimension, in shapes that broadcast."""
+    return [torch.arange(n, device=device).view([-1 if a == b else 1 for b in range(4)]) for a, n in enumerate(sizes)]
 
 
 class _Float64(TorchFunctionMode):

@@ -55,9 +55,10 @@ _LENGTHS = (13, 6)
 """On both sides of the thresholds that `compat.variants` sets; a row of them is past every one."""
 _OF_ALL = frozenset({*vars(transformers.PretrainedConfig()), "num_labels", "problem_type"})
 """Fields that every configuration has, whether or not its models read them."""
-_REFUSALS = tuple(
+REFUSALS = tuple(
     name for name, found in vars(errors).items() if isinstance(found, type) and issubclass(found, AutopackError)
 )
+"""Names of autopack's errors, with which the message of a refused call begins."""
 
 
 def survey(
@@ -206,7 +207,7 @@ def _audited(
         if upstream is not None:
             return {"status": "upstream error", "reason": upstream}
         failures = [result.failure for result in report.results if result.failure is not None]
-        if failures and all(failure.startswith(_REFUSALS) for failure in failures):
+        if failures and all(failure.startswith(REFUSALS) for failure in failures):
             return {"status": "refused", "reason": failures[0]}
         return {"status": "crash" if failures else "LEAK", "reason": report.worst_case}
     for part, fields in configuration.describe(model.config).items():

@@ -1,0 +1,235 @@
+"""Measure cells of the matrix (task, model type, mode) in the installed transformers: one JSON line for each.
+
+    python -m compat.cells --types llama gpt2      some types of all tasks, printed as they are measured
+    python -m compat.cells --serve                 what compat/run.py runs inside a release: asked on standard input
+
+A cell is one of
+    exact           packed rows and padded batches give what stock gives the documents, with gradients and loss
+    refused         autopack raises one of its errors and says why
+    LEAK            neither
+    crash           an error that autopack did not mean to raise
+    upstream error  stock itself raises for one unpacked document
+    absent          the release has no such type, or the type no such implementation
+    unbuildable     no tiny model of the type can be made
+
+It is measured as the structure of the model is served, without the audit of `enable` that stands before it for users.
+Where that finds a leak or a crash, a model is enabled as users do it, and that one counts: the audit of `enable` may
+refuse it, of which the reason says so, or leave padded batches as they come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import platform
+import re
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+STATUSES = ("exact", "refused", "LEAK", "crash", "upstream error", "absent", "unbuildable")
+BAD = ("LEAK", "crash")
+_CALLS = ("default", "padding mask", "two rows", "right-padded", "left-padded")
+"""Those that differ the most; in train mode, with gradients and losses. The others are compat/exactness.py's."""
+_LENGTHS = (6, 11, 5)
+"""One document is past the windows and chunks of tiny models."""
+_BY_AUDIT = "the audit of `enable`: "
+
+
+def measure(task: str, model_type: str, mode: str) -> dict[str, Any]:
+    """Measure one cell: `status`, with the `worst` error where it is exact and otherwise a `reason`.
+
+    What is exact only as `enable` with its audit serves it has a reason too.
+    """
+    from autopack import tiny
+    from compat.exactness import Undeclared, built, stand_in
+    from compat.standins import integration_of
+
+    if model_type not in tiny.types_for(task):
+        return {"status": "absent", "reason": "no such type for this task"}
+    if mode == "flex" and integration_of("flex_attention") is None:
+        return {"status": "absent", "reason": "not in this release"}
+    with stand_in(mode, **({"broadcast": True} if mode == "flex" else {})):
+        try:
+            model = built(model_type, mode, task=task)
+        except Undeclared:
+            return {"status": "absent", "reason": "not declared"}
+        except tiny.CannotBuild as error:
+            return {"status": "unbuildable", "reason": error.reason}
+        found = _audited(model, verify="never")
+        if found["status"] in BAD:
+            said = f"without the audit of `enable` {found['status']}: {found['reason']}"
+            found = _audited(built(model_type, mode, task=task), verify="auto")
+            if found["status"] == "exact":
+                found["reason"] = said
+    return found
+
+
+def _audited(model: Any, verify: str) -> dict[str, Any]:
+    import autopack
+    from autopack.errors import AutopackError
+    from compat.survey import REFUSALS, upstream_error
+
+    handle = None
+    try:
+        handle = autopack.enable(model, verify=verify)
+        report = autopack.audit(model, modes=_CALLS, training=(True,), lengths=_LENGTHS)
+    except AutopackError as error:
+        by_audit = "" if verify == "never" else _BY_AUDIT
+        return {"status": "refused", "reason": by_audit + _reason(error)}
+    except Exception as error:
+        found = {"status": "crash", "reason": _said(error)}
+    else:
+        if report.exact:
+            return {"status": "exact", "worst": float(f"{report.worst:.0e}")}
+        failures = [result.failure for result in report.results if result.failure is not None]
+        if failures and all(failure.startswith(REFUSALS) for failure in failures):
+            return {"status": "refused", "reason": failures[0]}
+        found = {"status": "crash" if failures else "LEAK", "reason": report.worst_case}
+    upstream = upstream_error(model, handle)
+    return found if upstream is None else {"status": "upstream error", "reason": upstream}
+
+
+def control(task: str, model_type: str) -> dict[str, Any]:
+    """Whether stock leaks in the plain packed call: `leaks` or `exact`, or what keeps it from being run."""
+    import autopack
+    from autopack import tiny
+
+    try:
+        model = tiny.build(model_type, task=task)
+        report = autopack.audit(model, modes=("default",), training=(False,), gradients=False, lengths=_LENGTHS)
+    except Exception as error:
+        return {"status": "upstream error", "reason": _said(error)}
+    if failures := [result.failure for result in report.results if result.failure is not None]:
+        return {"status": "upstream error", "reason": failures[0]}
+    return {"status": "exact" if report.exact else "leaks"}
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).split("cannot be packed exactly: ")[-1].split(". Nothing was changed")[0]
+    return text.split("and it is not exact: ")[-1].split(" (audited because")[0]
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def short(reason: str) -> str:
+    """A reason in one line that is the same in every run: no addresses, no directories, not too long."""
+    line = re.sub(r"0x[0-9a-f]{6,}", "0x", " ".join(reason.split()))
+    line = re.sub(r"(/[\w.+-]+)+/(?=[\w.-]+)", "", line)
+    return line if len(line) <= 240 else line[:239] + "…"
+
+
+def introduce() -> dict[str, Any]:
+    """What a process in a release says first: its packages and types by task, or why autopack refuses the release."""
+    from importlib.metadata import version
+
+    from autopack.version import problem
+
+    versions = {name: version(name) for name in ("transformers", "torch", "tokenizers", "huggingface-hub")}
+    about: dict[str, Any] = {"python": platform.python_version(), **versions}
+    if (refused := problem("transformers", versions["transformers"])) is not None:
+        return {**about, "refused": refused}
+    try:
+        from autopack import tiny
+
+        return {**about, "types": {task: tiny.types_for(task) for task in tiny.TASKS if _has_task(task)}}
+    except Exception as error:
+        return {**about, "crash": f"import of autopack: {_said(error)}"}
+
+
+def _has_task(task: str) -> bool:
+    from transformers.models.auto import modeling_auto
+
+    from autopack import tiny
+
+    return hasattr(modeling_auto, tiny.TASKS[task])
+
+
+def measured(task: str, model_type: str, mode: str) -> dict[str, Any]:
+    """`measure` as it is recorded: named and timed, the reason shortened; an error of the measurement is a crash."""
+    start = time.monotonic()
+    try:
+        found = control(task, model_type) if mode == "control" else measure(task, model_type, mode)
+    except Exception as error:
+        found = {"status": "crash", "reason": f"measuring: {_said(error)}"}
+    if "reason" in found:
+        found["reason"] = short(found["reason"])
+    seconds = round(time.monotonic() - start, 2)
+    return {"task": task, "type": model_type, "mode": mode, **found, "seconds": seconds}
+
+
+def _quiet() -> None:
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    logging.disable(logging.WARNING)
+
+
+def serve(requests: TextIO, answers: TextIO) -> None:
+    """Introduce this process, then answer requests (task, type and modes, a JSON line each) by a line per cell.
+
+    Among the modes may be `control`: whether stock leaks.
+    """
+
+    def answer(line: dict[str, Any]) -> None:
+        answers.write(json.dumps(line, ensure_ascii=False) + "\n")
+        answers.flush()
+
+    answer(introduce())
+    for line in requests:
+        asked = json.loads(line)
+        _quiet()
+        for mode in asked["modes"]:
+            answer(measured(asked["task"], asked["type"], mode))
+
+
+@contextlib.contextmanager
+def private_output() -> Iterator[TextIO]:
+    """Standard output for our own lines alone: whatever else is printed goes to standard error."""
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as own:
+        os.dup2(2, 1)
+        yield own
+
+
+def main() -> int:
+    """Measure cells of the running interpreter; 1 where one leaks or crashes."""
+    from compat.matrix import load_matrix
+
+    matrix = load_matrix()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--serve", action="store_true", help="take requests from standard input")
+    parser.add_argument("--tasks", nargs="+", default=matrix.tasks, choices=matrix.tasks)
+    parser.add_argument("--types", nargs="+", help="model types (default: all)")
+    parser.add_argument("--modes", nargs="+", default=matrix.modes, choices=matrix.modes)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        with private_output() as answers:
+            serve(sys.stdin, answers)
+        return 0
+    about = introduce()
+    if "types" not in about:
+        print(about.get("refused") or about["crash"])
+        return 1 if "crash" in about else 0
+    _quiet()
+    bad = False
+    for task in arguments.tasks:
+        for model_type in [t for t in about["types"].get(task, ()) if not arguments.types or t in arguments.types]:
+            for mode in arguments.modes:
+                cell = measured(task, model_type, mode)
+                bad |= cell["status"] in BAD
+                print(json.dumps(cell, ensure_ascii=False), flush=True)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Processes that measure cells inside a release, and what becomes of those that die or do not come back."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compat.environments import Environment
+from compat.matrix import ROOT, CompatError
+
+_START_LIMIT = 300.0
+"""Seconds that imports may take."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is asked for at once: one model type for one task, in some modes."""
+
+    task: str
+    type: str
+    modes: tuple[str, ...]
+
+    def line(self) -> str:
+        """The request."""
+        return json.dumps({"task": self.task, "type": self.type, "modes": self.modes}) + "\n"
+
+
+class Dead(Exception):
+    """A worker ended, or did not answer in time; the message says which."""
+
+
+class Worker:
+    """One process `python -m compat.cells --serve` in a release. `about` is how it introduced itself."""
+
+    def __init__(self, environ: dict[str, str], log: Path, command: Sequence[str] = ()) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log.open("a", encoding="utf-8")
+        self._process = subprocess.Popen(
+            command or [sys.executable, "-m", "compat.cells", "--serve"],
+            cwd=ROOT,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            encoding="utf-8",
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        try:
+            self.about = self.answer(_START_LIMIT)
+        except Dead as error:
+            self.stop()
+            tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
+            raise CompatError(f"a worker did not start: it {error}. The log {log} ends with\n{tail}") from error
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def ask(self, unit: Unit) -> None:
+        """Send a request; its cells are then answered one by one."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(unit.line())
+            self._process.stdin.flush()
+        except OSError as error:
+            raise Dead("ended before it was asked") from error
+
+    def answer(self, limit: float) -> dict[str, Any]:
+        """The next answer; raises `Dead` where there is none within `limit` seconds."""
+        try:
+            line = self._lines.get(timeout=limit)
+        except queue.Empty:
+            raise Dead(f"took longer than {limit:.0f} s") from None
+        if line is None:
+            raise Dead(f"ended with status {self._process.wait()}")
+        return json.loads(line)
+
+    def stop(self) -> None:
+        """End the process, whatever it is doing."""
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+
+
+def measure(environment: Environment, units: Sequence[Unit], limit: float) -> Iterator[dict[str, Any]]:
+    """Measure all units in a release, by one worker after the other.
+
+    A worker that dies or takes longer than `limit` seconds for a cell has crashed in it; the next one goes on behind.
+    """
+    worker: Worker | None = None
+    waiting = list(units)
+    try:
+        while waiting:
+            unit = waiting.pop(0)
+            left = list(unit.modes)
+            try:
+                if worker is None:
+                    worker = Worker(environment.environ(), environment.log.with_suffix(".cells.log"))
+                worker.ask(unit)
+                while left:
+                    cell = worker.answer(limit)
+                    left.remove(cell["mode"])
+                    yield cell
+            except Dead as error:
+                assert worker is not None
+                worker.stop()
+                worker = None
+                said = f"the worker {error}"
+                yield {"task": unit.task, "type": unit.type, "mode": left.pop(0), "status": "crash", "reason": said}
+                if left:
+                    waiting.insert(0, Unit(unit.task, unit.type, tuple(left)))
+    finally:
+        if worker is not None:
+            worker.stop()
+
+
+def introduction(environment: Environment) -> dict[str, Any]:
+    """What a release holds: its packages and model types by task, or why autopack refuses it.
+
+    The types of a release never change, so they are asked for once and kept beside its packages.
+    """
+    kept = environment.path / "autopack-types.json"
+    if kept.is_file():
+        return json.loads(kept.read_text(encoding="utf-8"))
+    worker = Worker(environment.environ(), environment.log.with_suffix(".cells.log"))
+    try:
+        about = worker.about
+    finally:
+        worker.stop()
+    if "types" in about:
+        kept.write_text(json.dumps(about), encoding="utf-8")
+    return about
