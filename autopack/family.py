@@ -94,8 +94,9 @@ class Family:
         return _by_class(self.adjustments, module)
 
 
-_PER_CALL = ("cache_params", "past_key_values", "layer_past", "cache", "attention_mask", "conv_mask", "state")
-"""Arguments that a document alone does not have: caches, states and padding masks."""
+CACHES = ("cache_params", "past_key_values", "past_key_value", "layer_past", "cache", "mems", "state")
+"""Arguments that a document alone has none of: caches and states; `past_key_value` up to 4.55."""
+_PER_CALL = (*CACHES, "attention_mask", "conv_mask")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
+from types import FunctionType
 from typing import Any
 
 import wrapt
@@ -83,6 +84,7 @@ class Site:
             wrapt.apply_patch(parent, attribute, function)
 
     def _install(self) -> _Installed:
+        self._take_away_abandoned()
         original = self.present()
         if not callable(original):
             raise SiteDrift(f"autopack expects a function at {self}; found {type(original).__name__}")
@@ -92,7 +94,19 @@ class Site:
         replacement: Any = self.adapter(original, self)
         replacement.autopack_original = original
         self._set(replacement)
-        return _Installed(None if inherited else original, replacement)
+        put_back = None if inherited else original
+        if replacement is not original:
+            _beneath[replacement] = put_back
+        return _Installed(put_back, replacement)
+
+    def _take_away_abandoned(self) -> None:
+        """Put back what one of our own replaced that no model holds: others covered it while models left, and undid it.
+
+        It still follows layouts, so that a replacement of it would have a module keep documents apart twice.
+        """
+        held = {id(entry.replacement) for entry in _installed.values()}
+        while id(standing := self.present()) not in held and _is_ours(standing):
+            self._set(_beneath[standing])
 
 
 @dataclass
@@ -104,6 +118,8 @@ class _Installed:
 
 
 _installed: dict[Site, _Installed] = {}
+_beneath: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any] | None] = weakref.WeakKeyDictionary()
+"""What each replacement ever made stood for; None where it was inherited."""
 _abandoned: deque[tuple[Site, ...]] = deque()
 _lock = threading.Lock()
 
@@ -175,6 +191,10 @@ def _leave(sites: Iterable[Site]) -> list[SiteDrift]:
         finally:
             del _installed[site]
     return stuck
+
+
+def _is_ours(function: Any) -> bool:
+    return isinstance(function, FunctionType) and function in _beneath
 
 
 def _stands(site: Site) -> bool:

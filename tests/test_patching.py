@@ -209,3 +209,28 @@ def test_nothing_is_put_back_in_the_middle_of_a_compilation(module):
         assert module.function is replacement
     uninstall(install([_site("mapping", key="sdpa")]))
     assert module.function is _function
+
+
+@pytest.mark.parametrize("path", ["function", "Heir.method"])
+def test_what_others_put_back_after_all_models_left_is_taken_away(module, path):
+    """Somebody wraps what autopack put there, and takes the wrapper back when no model is enabled any more."""
+    site = _site(path, parameters=()) if path == "function" else _site(path, adapter=_thrice)
+    original = site.present()
+    sites = install([site])
+    ours = site.present()
+    site._set(lambda *args: ours(*args))
+    abandon(sites)
+    site._set(ours)
+    assert site.present() is ours, "control: nobody holds it, and it stands"
+    sites = install([site])
+    assert site.present().autopack_original is original
+    uninstall(sites)
+    assert site.present() is original
+    assert "method" not in vars(module.Heir)
+
+
+def _thrice(original, site):
+    def replacement(self, value):
+        return 3 * original(self, value)
+
+    return replacement

@@ -14,12 +14,11 @@ import torch
 
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
-from autopack.family import MixerCall
+from autopack.family import CACHES, MixerCall
 from autopack.layout.batches import Batches, DocumentBatch, each_by_itself, equally_long, gather_pairs, spread_tokens
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.scope import without_layout
 
-_CACHES = ("past_key_values", "layer_past", "cache", "mems")
 _STATES = ("key_value_states", "encoder_hidden_states")
 _MASKS = ("attention_mask", "mask", "attn_mask")
 
@@ -52,7 +51,7 @@ def attend_alone(
     def change(name: str, value: Any, batch: DocumentBatch) -> Any:
         documents, length = batch.shape
         axis = dict(beginnings).get(name)
-        if name in _CACHES:
+        if name in CACHES:
             return None
         if bias is not None and name == "mask":
             return None
@@ -146,7 +145,7 @@ def _attend_across(call: MixerCall, memory: PackedLayout, bias: torch.Tensor | N
     found, read = layout.derived(("batches of pairs", memory), build)
 
     def change(name: str, value: Any, ours: DocumentBatch, theirs: DocumentBatch) -> Any:
-        if name in _CACHES or isinstance(value, DocumentMask):
+        if name in CACHES or isinstance(value, DocumentMask):
             return None  # all that a document's encoder has made is seen
         if bias is not None and name in ("mask", "position_bias"):
             return bias if name == "position_bias" else None

@@ -315,6 +315,22 @@ def test_the_class_of_an_encoders_layer_mixes_tokens(model_type, when):
     exact_or_refused(make, Way(shifts=False).both, None, when, patch=patch)
 
 
+@pytest.mark.parametrize("model_type", ["mamba", "bloom"])
+def test_a_patch_that_is_taken_back_after_all_models_left(model_type):
+    """What it puts back is autopack's own forward of a mixer, which keeps documents apart once more beneath the next."""
+    model = build(model_type)
+    handle = autopack.enable(model)
+    *_, cls = (type(module) for module in model.modules() if hasattr(type(module).forward, "autopack_original"))
+    ours = cls.forward
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(cls, "forward", wrapper(as_they_are, ours))
+        with pytest.raises(autopack.SiteDrift):
+            handle.remove()
+    assert cls.forward is ours, "control"
+    must_be_exact(model_type, WAY.both)
+    assert cls.forward is ours.autopack_original
+
+
 def test_patches_are_gone():
     """The control of this file: nothing that a test patched is left."""
     for model_type in ATTENDING:
