@@ -90,6 +90,8 @@ _TINY: dict[str, dict[str, Any]] = {
         "mlp_layer_types": ["dense", "sparse", "sparse"],
     },
     "got_ocr2_vision": {"output_channels": 16},
+    "granite_speech_encoder": {"hidden_dim": 64},
+    "granite_speech_plus_encoder": {"hidden_dim": 64},
     "laguna": _FULL_AND_SLIDING | _DENSE_AND_SPARSE | {"num_attention_heads_per_layer": [4, 8]},
     "layoutlmv3": {"coordinate_size": 8, "shape_size": 16},
     "lilt": {"hidden_size": 96},
@@ -110,6 +112,7 @@ _TINY: dict[str, dict[str, Any]] = {
     "roc_bert": {"pronunciation_vocab_size": 128, "pronunciation_embed_dim": 16}
     | {"shape_vocab_size": 128, "shape_embed_dim": 16},
     "smollm3": _FULL_AND_SLIDING | {"use_sliding_window": True, "sliding_window": 4, "no_rope_layers": [1, 0]},
+    "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 2, "depths": [1] * 7},
     "xmod": {"default_language": "en_XX"},
 }
 
