@@ -33,7 +33,8 @@ def problem(name: str, installed: str | None) -> str | None:
 def mismatch(torch: str, transformers: str, requirements: Iterable[str]) -> str | None:
     """Why an installed transformers, with these requirements, will not use an installed torch, or None.
 
-    It then turns its models off and says no more than a line of its log.
+    With one that is too old it turns its models off, and says no more than a line of its log. Of one that is newer than
+    it names (2.7 for 4.52) it takes no notice.
     """
     try:
         from packaging.requirements import Requirement
@@ -43,7 +44,8 @@ def mismatch(torch: str, transformers: str, requirements: Iterable[str]) -> str 
         wanted = [need for need in map(Requirement, requirements) if need.name == "torch" and _is_of_torch(need)]
     except (ImportError, ValueError):  # is a problem of its own
         return None
-    unmet = next((need.specifier for need in wanted if not need.specifier.contains(found, prereleases=True)), None)
+    least = [bound for need in wanted for bound in need.specifier if bound.operator in (">", ">=")]
+    unmet = next((bound for bound in least if not bound.contains(found, prereleases=True)), None)
     if unmet is None:
         return None
     return (

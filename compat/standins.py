@@ -251,7 +251,8 @@ def flash_standin(implementation: str = "flash_attention_2") -> Iterator[None]:
 
     version = implementation[-1]
     loaded = ("_loaded_implementation", "_flash_fn", "_flash_varlen_fn", "_flash_with_kvcache_fn", "_pad_fn",
-              "_unpad_fn", "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn")  # fmt: skip
+              "_unpad_fn", "_process_flash_kwargs_fn", "_process_with_kvcache_kwargs_fn", "_is_fa3",
+              "_flash_supports_window")  # fmt: skip
     with contextlib.ExitStack() as stack:
         stack.enter_context(loadable(_FLASH[implementation]()))
         for number in "234":
@@ -262,6 +263,8 @@ def flash_standin(implementation: str = "flash_attention_2") -> Iterator[None]:
         for name in loaded:
             if hasattr(flash, name):
                 stack.enter_context(mock.patch.object(flash, name, None))
+            else:  # 4.54 has none before it has loaded one
+                stack.callback(vars(flash).pop, name, None)
         for name, function in bound_at_import(flash, _FLASH["flash_attention_2"]()).items():
             stack.enter_context(mock.patch.object(flash, name, function, create=True))
         # Half-precision tensors never get there; float32, which real kernels refuse, need not be cast for a stand-in.

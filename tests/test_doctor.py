@@ -135,6 +135,9 @@ def test_a_torch_that_transformers_takes_is_no_problem(torch):
     needs = ["numpy>=1.17", "torch>=2.6; extra == 'torch'", "torch>=9; extra == 'of-the-future'"]
     assert mismatch(torch, "5.23.0", needs) is None
     assert mismatch("2.5.1", "5.23.0", needs) is not None, "negative control"
+    bounded = ["torch<2.7,>=2.1; extra == 'torch'"]  # transformers 4.52, which runs with any later one
+    assert mismatch(torch if torch != "2.6.0" else "2.13.0", "4.52.4", bounded) is None
+    assert mismatch("2.0.1", "4.52.4", bounded) is not None, "negative control"
 
 
 _BROKEN = {

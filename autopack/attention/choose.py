@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from autopack.attention.backends import flash, flex, per_document, sdpa, varlen
 from autopack.attention.call import AttentionCall, Output
 from autopack.errors import UnsupportedModel
-from autopack.inspection import masks, releases
+from autopack.inspection import masks, releases, torches
 
 
 class Backend(NamedTuple):
@@ -72,7 +72,8 @@ def choose(requested: str, call: AttentionCall) -> str:
     own = _own_backend(call.implementation)
     if own == "sdpa" and not call.replaces_sdpa and varlen.refusal(call) is None and varlen.availability()[0]:
         return "varlen"
-    if own == "flex" and (isinstance(call.mask, torch.Tensor) or not masks.has_mask_interface()):
+    dense = isinstance(call.mask, torch.Tensor) or not masks.has_mask_interface()
+    if own == "flex" and dense and not torches.is_block_mask(call.mask):
         return "eager"  # a mask of the model's own is cut by documents, and no BlockMask is made of it
     return own
 

@@ -34,8 +34,10 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             raise UnsupportedModel("the model makes a padding mask of its own inside a packed forward")
         kwargs["attention_mask"] = None
         pattern, layout, memory = masks.describe_mask(kwargs["mask_function"]), scope.layout, scope.memory
-        if memory is not None and kwargs["kv_length"] == memory.columns and pattern == masks.Pattern(causal=False):
-            layout = memory  # of cross-attention, which hides no state of the encoder
+        if memory is not None and kwargs["kv_length"] == memory.columns:
+            # Of cross-attention, which hides no state of the encoder, or whose rule is asked whether it does.
+            across = pattern == masks.Pattern(causal=False) or memory.columns != layout.columns
+            layout = memory if across else layout
         if kwargs["batch_size"] != layout.rows or kwargs["kv_length"] != layout.columns:
             raise UnsupportedModel(
                 f"the model asks for a mask over {kwargs['kv_length']} keys in {kwargs['batch_size']} rows, but the "

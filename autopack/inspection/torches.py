@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -31,6 +32,12 @@ def without_flex_attention() -> str | None:
     if importlib.util.find_spec("torch.nn.attention.flex_attention") is not None:
         return None
     return f"torch {torch.__version__} has no torch.nn.attention.flex_attention; it came with 2.5"
+
+
+def is_block_mask(mask: Any) -> bool:
+    """Whether a mask is one of FlexAttention's, of which there is none before torch's module is there."""
+    flex = sys.modules.get("torch.nn.attention.flex_attention")
+    return flex is not None and isinstance(mask, flex.BlockMask)
 
 
 # --- 2.7: torch._dynamo.disable takes a reason. The question can go with torch 2.6.

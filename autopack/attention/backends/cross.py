@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 
 from autopack.attention.backends import flash
+from autopack.attention.backends.flex import blocks_within_documents
 from autopack.attention.backends.per_document import slice_mask
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
-from autopack.inspection import masks, releases
+from autopack.inspection import masks, releases, torches
 from autopack.layout.packed import PackedLayout
 
 
@@ -26,7 +25,7 @@ def attend(call: AttentionCall) -> Output:
     layout, memory, mask = call.layout, call.memory, call.mask
     assert memory is not None
     if isinstance(mask, DocumentMask):
-        if mask.pattern != masks.Pattern(causal=False):
+        if mask.pattern != masks.Pattern(causal=False) and not _sees_all(mask, layout, memory):
             raise UnsupportedModel(
                 f"{type(call.module).__name__} attends to the encoder by a rule of its own, which autopack cannot "
                 f"apply to documents. Run such documents one per row."
@@ -41,9 +40,10 @@ def attend(call: AttentionCall) -> Output:
         call.refuse_dense_mask("flash attention")
         return flash.attend_between(call, layout, memory, {**options, "is_causal": False})[0], None
     if call.implementation == "flex_attention":
-        call.refuse_dense_mask("flex_attention")
-        states = call.query, call.key, call.value
-        return call.original(call.module, *states, _block_mask(layout, memory), **options)[0], None
+        if not torches.is_block_mask(mask):
+            call.refuse_dense_mask("flex_attention")
+        blocks = blocks_within_documents(layout, memory, mask)
+        return call.original(call.module, call.query, call.key, call.value, blocks, **options)[0], None
     outputs = []
     for ours, theirs in zip(pairwise(layout.bounds), pairwise(memory.bounds), strict=True):
         queries, keys = slice(*ours), slice(*theirs)
@@ -52,14 +52,14 @@ def attend(call: AttentionCall) -> Output:
     return torch.cat(outputs, dim=1), None
 
 
-def _block_mask(layout: PackedLayout, memory: PackedLayout) -> Any:
-    """A BlockMask (1, 1, tokens, states) that lets each document of the decoder see its own of the encoder."""
-    from torch.nn.attention.flex_attention import create_block_mask
+def _sees_all(mask: DocumentMask, layout: PackedLayout, memory: PackedLayout) -> bool:
+    """Whether a rule of the model's own lets all tokens of every document see all states of its encoder (T5Gemma)."""
 
-    ours, theirs, device = layout.seq_idx[0], memory.seq_idx[0], str(layout.device)
+    def ask() -> tuple[bool, DocumentMask]:
+        zero = torch.zeros((), dtype=torch.long, device=layout.device)
+        ours, theirs = (torch.arange(each.columns, device=layout.device) for each in (layout, memory))
+        pairs = zip(pairwise(layout.bounds), pairwise(memory.bounds), strict=True)
+        answers = [mask.rule(zero, zero, ours[slice(*own), None], theirs[None, slice(*read)]) for own, read in pairs]
+        return bool(torch.stack([answer.all() for answer in answers]).all()), mask  # kept: its id is the key
 
-    def same_document(b: Any, h: Any, q: Any, k: Any) -> Any:
-        return ours[q] == theirs[k]
-
-    make = partial(create_block_mask, same_document, None, None, layout.columns, memory.columns, device=device)
-    return layout.derived(("across", memory), make)
+    return layout.derived(("sees all", memory, id(mask)), ask)[0]

@@ -42,15 +42,39 @@ def refusal(call: AttentionCall) -> str | None:
 
 def attend(call: AttentionCall) -> Output:
     """Attend by transformers' flex function with a BlockMask of the packed rows."""
-    call.refuse_dense_mask("flex_attention")
     attention = unpatched(releases.attention_function("flex_attention"))
-    make_mask = unpatched(masks.mask_function("flex_attention"))
-    mask = call.mask.made_by(make_mask) if isinstance(call.mask, DocumentMask) else _plain_mask(call, make_mask)
+    if torches.is_block_mask(call.mask):
+        blocks = blocks_within_documents(call.layout, call.layout, call.mask)
+    else:
+        call.refuse_dense_mask("flex_attention")
+        make_mask = unpatched(masks.mask_function("flex_attention"))
+        mask = call.mask.made_by(make_mask) if isinstance(call.mask, DocumentMask) else _plain_mask(call, make_mask)
+        blocks = mask.over_rows
     options = dict(call.options)
     bias = options.get("position_bias")
     if isinstance(bias, torch.Tensor) and bias.shape[-1] == call.layout.max_seqlen != call.layout.columns:
         options["position_bias"] = _OfDocuments(bias, call.layout)
-    return attention(call.module, call.query, call.key, call.value, mask.over_rows, **options)
+    return attention(call.module, call.query, call.key, call.value, blocks, **options)
+
+
+def blocks_within_documents(layout: PackedLayout, memory: PackedLayout, own: Any = None) -> Any:
+    """A BlockMask (rows, 1, columns of `layout`, columns of `memory`) that lets documents see themselves alone.
+
+    `own` is a BlockMask that the model's code made over the rows, whose rule goes on to hold.
+    """
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    ours, theirs = layout.seq_idx, memory.seq_idx
+
+    def rule(b: Any, h: Any, q: Any, k: Any) -> Any:
+        same = ours[b, q] == theirs[b, k]
+        return same if own is None else same & own.mask_mod(b, h, q, k)
+
+    def make() -> tuple[Any, Any]:
+        rows, size = layout.rows, (layout.columns, memory.columns)
+        return create_block_mask(rule, rows, None, *size, device=str(layout.device)), own  # kept: its id is the key
+
+    return layout.derived(("blocks", memory, id(own)), make)[0]
 
 
 class _OfDocuments:
