@@ -45,3 +45,29 @@ def test_a_backend_that_has_no_backward_here_is_refused_at_the_call():
     positions = torch.cat([torch.arange(9), torch.arange(7)])[None]
     with pytest.raises(autopack.UnsupportedModel, match=r"backend='flex'.*off CUDA.*backend='auto'"):
         model(input_ids=tiny.tokens(model.config, 1, 16), position_ids=positions)
+
+
+def test_a_block_mask_of_the_models_own_is_cut_by_documents(monkeypatch):
+    """Such as OPT and BART make up to 4.57; here somebody has Llama make its own, one for all layers of a forward."""
+    from torch.nn.attention.flex_attention import create_block_mask
+    from transformers.models.llama import modeling_llama
+
+    made = []
+
+    def causal(batch, head, query, key):
+        return query >= key
+
+    def own_mask(*, inputs_embeds, **others):
+        made.append(create_block_mask(causal, *inputs_embeds.shape[:1], None, *[inputs_embeds.shape[1]] * 2, "cpu"))
+        return made[-1]
+
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", own_mask)
+    model = tiny.build("llama")
+    set_implementation(model, "flex_attention")
+    with flex_standin():
+        assert not autopack.audit(model, modes=("default",), gradients=False).exact, "negative control: stock leaks"
+        autopack.enable(model, verify="never")
+        made.clear()
+        report = autopack.audit(model, modes=("default", "two rows"), training=(True,))
+    assert report.exact, str(report)
+    assert made
