@@ -126,6 +126,8 @@ def built(model_type: str, backend: str, dtype: torch.dtype = torch.float32, tas
             if "does not support an attention" in str(error):
                 raise Undeclared(str(error)) from error
             raise
+        except ValueError as error:  # of its configuration (GPT-OSS, 5.0)
+            raise Undeclared(str(error)) from error
     _cast(model, dtype)
     if dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # grouped matrix products take no float64
