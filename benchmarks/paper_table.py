@@ -77,9 +77,9 @@ def describe(result: dict[str, Any]) -> str:
     lines += [
         "x: over padding's; +: less padding's. Paper: arXiv 2407.09105v6, smallest to largest of its models: FLAN of",
         "Table 2 (Mistral-7B, Llama-2-7B, Granite-8B-code), OrcaMath of section 4. Tokens are real ones, not padding.",
-        "Peak memory holds parameters and the optimizer's states too. Training losses are those of the last tenth of the",
-        "steps, over each arm's own targets; validation is document by document, by a stock model. At equal steps, arms",
-        "that fill their rows have seen several times the tokens of padding.",
+        "Peak memory holds parameters and the optimizer's states too. Training losses are those of the last tenth of",
+        "the steps, over each arm's own targets; validation is document by document, by a stock model. At equal steps,",
+        "arms that fill their rows have seen several times the tokens of padding.",
         "",
         *(f"{'PASS' if passed else 'FAIL'}  {text}" for passed, text in result["checks"]),
     ]
