@@ -32,8 +32,8 @@ class Lengths(NamedTuple):
 
 DISTRIBUTIONS = {"flan": Lengths(471, 1.0), "orcamath": Lengths(500, 0.4)}
 """FLAN_20k has 9.4 million tokens in 19,961 rows (arXiv 2407.09105, Table 2: 2,294 rows of 4096) and a large variance.
-OrcaMath is said to be somewhat longer and much less variable, and no mean or spread is published: this one has 1.45
-padded tokens per real one in mini-batches of 4, about what a gain of 1.36 to 1.4 needs."""
+OrcaMath is somewhat longer and varies much less, says huggingface.co/blog/packing-with-FA2, without figures: mean and
+sigma are assumed, so that mini-batches of 4 have 1.45 padded tokens per real one, about what a gain of 1.4 needs."""
 
 TOPICS, SYMBOLS = 6, 48
 SUCCESSORS = np.array([0.6, 0.25, 0.1, 0.05])

@@ -156,7 +156,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
             values = [read(arm) for arm in data["arms"].values()]
             colors = ["tab:gray" if not ARMS[arm].enabled else "tab:blue" for arm in data["arms"]]
             bars = axis.barh(list(data["arms"]), values, color=colors)
-            axis.bar_label(bars, [f"{value:.3g}" if value < 100 else f"{value:.0f}" for value in values], padding=2)
+            axis.bar_label(bars, [f"{value:.2f}" if value < 10 else f"{value:.0f}" for value in values], padding=2)
             axis.set(title=f"{name}: {title}", xlim=(0, 1.15 * max(values)))
             axis.invert_yaxis()
             if axis is not row[0]:

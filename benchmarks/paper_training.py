@@ -193,11 +193,9 @@ def peak_memory(step: Callable[[], Any], kept: Iterable[Any], device: str) -> in
     import torch
 
     if device.startswith("cuda"):
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_peak_memory_stats(device)
         step()
-        torch.cuda.synchronize()
-        return int(torch.cuda.max_memory_allocated())
+        return int(torch.cuda.max_memory_allocated(device))
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
@@ -241,7 +239,7 @@ def _run(model: Any, optimizer: Any, calls: list[dict[str, Any]]) -> Callable[..
     def run(most: int | None = None) -> None:
         for call in calls[:most]:
             update(model, optimizer, call)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
 
     return run
