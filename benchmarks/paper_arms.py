@@ -1,0 +1,166 @@
+"""The arms of `benchmarks.paper`: which documents make an optimizer step, and what the model is called with.
+
+A step is a list of pieces, in the order of the rows; only `FixedLength` cuts documents. Every arm has every token once
+in an epoch, and takes documents in the same random order, as far as it keeps an order at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import autopack
+from benchmarks.paper_data import END
+
+IGNORED = -100
+
+
+class Piece(NamedTuple):
+    """Tokens of a document: `length` of them from `offset` on."""
+
+    document: int
+    offset: int
+    length: int
+
+
+class Shape(NamedTuple):
+    """Documents of a mini-batch, the most tokens of a row, and the seed of orders."""
+
+    batch_size: int
+    max_length: int
+    seed: int = 0
+
+
+Steps = list[list[Piece]]
+Chooser = Callable[[np.ndarray, Shape, int], Steps]
+Collator = Callable[[Sequence[np.ndarray], list[Piece], Shape], dict[str, Any]]
+
+
+# Which documents make a step
+
+
+def order_of(documents: int, shape: Shape, epoch: int) -> np.ndarray:
+    """The order of documents in an epoch, the same for all arms."""
+    return np.random.default_rng([shape.seed, epoch]).permutation(documents)
+
+
+def whole(lengths: np.ndarray, documents: Sequence[int] | np.ndarray) -> list[Piece]:
+    """Documents as pieces that are not cut."""
+    return [Piece(int(i), 0, int(lengths[i])) for i in documents]
+
+
+def mini_batches(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
+    """`batch_size` documents each, in random order."""
+    return _batched(whole(lengths, order_of(len(lengths), shape, epoch)), shape.batch_size)
+
+
+def grouped(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
+    """`batch_size` documents of like length each, as `group_by_length` of transformers' Trainer chooses them."""
+    import torch
+    from transformers.trainer_pt_utils import get_length_grouped_indices
+
+    seed = int(np.random.default_rng([shape.seed, epoch]).integers(2**31))
+    generator = torch.Generator().manual_seed(seed)
+    order = get_length_grouped_indices(lengths.tolist(), shape.batch_size, generator=generator)
+    return _batched(whole(lengths, order), shape.batch_size)
+
+
+def fixed_length(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
+    """All documents end to end, cut every `max_length` tokens; `batch_size` such rows each."""
+    order = order_of(len(lengths), shape, epoch)
+    return _planned(autopack.plan(lengths[order], shape.max_length, "fixed_length"), order, shape.batch_size)
+
+
+def offline(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
+    """As many documents as `batch_size` x `max_length` tokens hold, in random order."""
+    order = order_of(len(lengths), shape, epoch)
+    return _planned(autopack.plan(lengths[order], shape.batch_size * shape.max_length, "sequential"), order, 1)
+
+
+def multipack(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
+    """`batch_size` bins of at most `max_length` tokens, filled by first-fit decreasing from a random order."""
+    order = order_of(len(lengths), shape, epoch)
+    seed = int(np.random.default_rng([shape.seed, epoch]).integers(2**31))
+    plan = autopack.plan(lengths[order], shape.max_length, "multipack", ranks=shape.batch_size, seed=seed)
+    return _planned(plan, order, shape.batch_size)
+
+
+def _batched(pieces: list[Piece], size: int) -> Steps:
+    return [pieces[i : i + size] for i in range(0, len(pieces), size)]
+
+
+def _planned(plan: autopack.Plan, order: np.ndarray, rows: int) -> Steps:
+    """The steps of a plan, of so many of its rows each; its documents are those of `order`."""
+    columns = zip(order[plan.documents].tolist(), plan.offsets.tolist(), plan.lengths.tolist(), strict=True)
+    pieces, bounds = [Piece(*column) for column in columns], plan.bounds.tolist()
+    return [pieces[bounds[row] : bounds[min(row + rows, len(plan))]] for row in range(0, len(plan), rows)]
+
+
+# What the model is called with
+
+
+def _ids(documents: Sequence[np.ndarray], pieces: list[Piece]) -> list[np.ndarray]:
+    return [documents[i][offset : offset + length] for i, offset, length in pieces]
+
+
+def _stacked(rows: list[np.ndarray]) -> dict[str, Any]:
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    labels = pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True, padding_value=IGNORED)
+    real = labels != IGNORED
+    call = {"input_ids": labels.where(real, END), "labels": labels, "use_cache": False}
+    return call if real.all() else {**call, "attention_mask": real.long()}
+
+
+def padded(documents: Sequence[np.ndarray], pieces: list[Piece], shape: Shape) -> dict[str, Any]:
+    """A document per row, padded on the right to the longest: a call of a stock model."""
+    return _stacked(_ids(documents, pieces))
+
+
+def wrapped(documents: Sequence[np.ndarray], pieces: list[Piece], shape: Shape) -> dict[str, Any]:
+    """Rows of `max_length` tokens of which nothing says where documents begin: a call of a stock model."""
+    tokens, size = np.concatenate(_ids(documents, pieces)), shape.max_length
+    return _stacked([tokens[i : i + size] for i in range(0, len(tokens), size)])
+
+
+def one_row(documents: Sequence[np.ndarray], pieces: list[Piece], shape: Shape) -> dict[str, Any]:
+    """One packed row, with positions that restart: a call of an enabled model."""
+    return autopack.PackingCollator()([{"input_ids": ids} for ids in _ids(documents, pieces)])
+
+
+def rows(documents: Sequence[np.ndarray], pieces: list[Piece], shape: Shape) -> dict[str, Any]:
+    """Packed rows of `max_length` tokens, with positions that restart: a call of an enabled model."""
+    collate = autopack.PackingCollator(max_tokens=shape.max_length)
+    return collate([{"input_ids": ids} for ids in _ids(documents, pieces)])
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way of batching: how steps are chosen, how they are called, and whether the model is enabled."""
+
+    choose: Chooser
+    collate: Collator
+    enabled: bool
+
+    def epochs(self, lengths: np.ndarray, shape: Shape) -> Iterator[list[Piece]]:
+        """Steps without end, epoch by epoch."""
+        for epoch in count():
+            yield from self.choose(lengths, shape, epoch)
+
+
+PADDING, FIXED, FIXED_POSID, MINI_BATCH = "padding", "FixedLength", "FixedLength + PosID", "MiniBatch + PosID"
+SORTED, OFFLINE, MULTIPACK = "padding, sorted", "offline rows + PosID", "multipack + PosID"
+ARMS = {
+    PADDING: Arm(mini_batches, padded, enabled=False),
+    SORTED: Arm(grouped, padded, enabled=False),
+    FIXED: Arm(fixed_length, wrapped, enabled=False),
+    FIXED_POSID: Arm(fixed_length, rows, enabled=True),
+    OFFLINE: Arm(offline, one_row, enabled=True),
+    MULTIPACK: Arm(multipack, one_row, enabled=True),
+    MINI_BATCH: Arm(mini_batches, one_row, enabled=True),
+}

@@ -1,0 +1,164 @@
+"""The figures of arXiv 2407.09105 ("Enhancing Training Efficiency Using Packing with Flash Attention"), tables of ours
+beside them, and what has to hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import interleave
+from benchmarks.paper_arms import ARMS, FIXED, FIXED_POSID, MINI_BATCH, OFFLINE, PADDING
+
+TOLERANCES = {"float32": 5e-4, "float64": 5e-4, "bfloat16": 5e-3}
+"""Largest difference of a loss that counts as the same: three digits, and in bfloat16 what the paper's own figures for
+padding and MiniBatchPacking differ by (Table 2: 0.000 to 0.004)."""
+
+
+class Figures(NamedTuple):
+    """A row of the paper: tokens per second and GPU, peak memory in MB, validation loss."""
+
+    speed: float
+    peak: float
+    loss: float
+
+
+TABLE_2 = {
+    "Mistral-7B": {
+        PADDING: Figures(742, 30625, 1.129),
+        FIXED: Figures(2986, 30783, 1.306),
+        OFFLINE: Figures(3010, 30783, 1.284),
+        MINI_BATCH: Figures(1408, 24549, 1.127),
+    },
+    "Llama-2-7B": {
+        PADDING: Figures(771, 29234, 1.266),
+        FIXED: Figures(3091, 29433, 1.579),
+        MINI_BATCH: Figures(1455, 23854, 1.262),
+    },
+    "Granite-8B-code": {PADDING: Figures(693, 36277, 1.169), MINI_BATCH: Figures(1358, 27538, 1.169)},
+}
+"""Table 2: FLAN_20k, 8 x A100-80GB with FSDP, one epoch, at most 4096 tokens, mini-batches of 4 per GPU."""
+TABLE_4 = ((35, 1.294, 1.221), (281, 1.252, 1.170))
+"""Table 4: Mistral-7B, FLAN_20k: steps, and the validation loss of FixedLengthPacking and FixedLengthPacking+PosID."""
+
+Range = tuple[float, float]
+Ratios = dict[str, tuple[Range, Range, Range | None]]
+ORCAMATH: Ratios = {MINI_BATCH: ((1.36, 1.40), (0.94, 0.95), None)}
+"""Section 4, OrcaMath_20k, over the models: tokens per second and peak memory of MiniBatchPacking over padding's."""
+
+
+def published(data: str) -> Ratios:
+    """By arm, the smallest and largest of the paper's models: speed and memory over padding's, loss less padding's."""
+    if data != "flan":
+        return ORCAMATH if data == "orcamath" else {}
+    found: Ratios = {}
+    for arm in ARMS:
+        pairs = [(rows[arm], rows[PADDING]) for rows in TABLE_2.values() if arm in rows]
+        if pairs:
+            speed = [row.speed / base.speed for row, base in pairs]
+            peak = [row.peak / base.peak for row, base in pairs]
+            loss = [row.loss - base.loss for row, base in pairs]
+            found[arm] = ((min(speed), max(speed)), (min(peak), max(peak)), (min(loss), max(loss)))
+    return found
+
+
+def _range(bounds: Range | None, form: str) -> str:
+    if bounds is None:
+        return "-"
+    low, high = (format(bound, form) for bound in bounds)
+    return low if low == high else f"{low}..{high}"
+
+
+def describe(result: dict[str, Any]) -> str:
+    """The whole result as text."""
+    lines = [interleave.heading(result["origin"]), ""]
+    for name, data in result["data"].items():
+        lines += [*table(name, data, result["settings"]), ""]
+    lines += [
+        "x: over padding's; +: less padding's. Paper: arXiv 2407.09105v6, smallest to largest of its models: FLAN of",
+        "Table 2 (Mistral-7B, Llama-2-7B, Granite-8B-code), OrcaMath of section 4. Tokens are real ones, not padding.",
+        "Peak memory holds parameters and the optimizer's states too. Training losses are those of the last tenth of",
+        "the steps, over each arm's own targets; validation is document by document, by a stock model. At equal steps,",
+        "arms that fill their rows have seen several times the tokens of padding.",
+        "",
+        *(f"{'PASS' if passed else 'FAIL'}  {text}" for passed, text in result["checks"]),
+    ]
+    return "\n".join(lines)
+
+
+def table(name: str, data: dict[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of one data set: speed and memory, then losses."""
+    arms, paper = data["arms"], published(name)
+    base, head = arms[PADDING], f"{'x':>6}{'paper':>12}"
+    yield (
+        f"{name}: {data['origin']}\n"
+        f"{data['documents']} documents, {data['tokens']} tokens, {data['held out']} held out; "
+        f"mini-batches of {settings['batch_size']}, rows of {settings['max_length']}; "
+        f"Llama {settings['model']}, {settings['dtype']}, {settings['device']}"
+    )
+    yield ""
+    yield f"{'':<22}{'steps':>6}{'padding':>9}{'tokens/s':>10}{head}{'peak MiB':>10}{head}"
+    for arm, found in arms.items():
+        speed, peak, _ = paper.get(arm, (None, None, None))
+        ratios = [found[key] / base[key] for key in ("tokens per second", "peak bytes")]
+        yield (
+            f"{arm:<22}{found['steps']:>6}{found['padding']:>9.1%}"
+            f"{found['tokens per second']:>10.0f}{ratios[0]:>6.2f}{_range(speed, '.2f'):>12}"
+            f"{found['peak bytes'] / 2**20:>10.1f}{ratios[1]:>6.2f}{_range(peak, '.2f'):>12}"
+        )
+    common = base["common"]["steps"]
+    yield ""
+    yield f"{'':<22}{'after one epoch':^48}{f'after {common} steps':^27}"
+    yield f"{'':<22}{'train':>9}{'validation':>12}{'+':>9}{'paper':>18}{'train':>9}{'validation':>12}{'+':>9}"
+    for arm, found in arms.items():
+        cells = {
+            when: f"{found[when]['train']:>9.4f}{found[when]['validation']:>12.4f}"
+            f"{found[when]['validation'] - base[when]['validation']:>+9.3f}"
+            for when in ("epoch", "common")
+        }
+        loss = paper.get(arm, (None, None, None))[2]
+        yield f"{arm:<22}{cells['epoch']}{_range(loss, '+.3f'):>18}{cells['common']}"
+
+
+def checks(result: dict[str, Any]) -> list[tuple[bool, str]]:
+    """What has to hold, and whether it does."""
+    tolerance = TOLERANCES[result["settings"]["dtype"]]
+    paper = " and ".join(f"{posid - fixed:+.3f} ({steps} steps)" for steps, fixed, posid in TABLE_4)
+    found: dict[str, bool] = {}  # an epoch of padding is often the common number of steps, and said once
+    for name, data in result["data"].items():
+        arms = data["arms"]
+        for when in ("epoch", "common"):
+            padding, mini_batch = arms[PADDING][when], arms[MINI_BATCH][when]
+            errors = {kind: abs(mini_batch[kind] - padding[kind]) for kind in ("train", "validation")}
+            said = ", ".join(f"{kind} {error:.1e}" for kind, error in errors.items())
+            what = f"{name}, {padding['steps']} steps: losses of {MINI_BATCH} are padding's within {tolerance:.0e}"
+            found[f"{what}: {said}"] = max(errors.values()) <= tolerance
+        for when in ("epoch", "common"):
+            less = arms[FIXED_POSID][when]["validation"] - arms[FIXED][when]["validation"]
+            what = f"{name}, {arms[FIXED][when]['steps']} steps: {FIXED_POSID} validates no worse than {FIXED}"
+            found[f"{what}: {less:+.3f} (paper, Table 4: {paper})"] = less <= 0
+    return [(passed, text) for text, passed in found.items()]
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Bars of speed, memory and validation loss after one epoch, a row of them for each data set; needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    readings: dict[str, Callable[[dict[str, Any]], float]] = {
+        "real tokens per second": lambda arm: arm["tokens per second"],
+        "peak memory, MiB": lambda arm: arm["peak bytes"] / 2**20,
+        "validation loss, one epoch": lambda arm: arm["epoch"]["validation"],
+    }
+    figure = Figure(figsize=(13, 3.6 * len(result["data"])), layout="constrained")
+    axes = figure.subplots(len(result["data"]), len(readings), squeeze=False)
+    for row, (name, data) in zip(axes, result["data"].items(), strict=True):
+        for axis, (title, read) in zip(row, readings.items(), strict=True):
+            values = [read(arm) for arm in data["arms"].values()]
+            colors = ["tab:gray" if not ARMS[arm].enabled else "tab:blue" for arm in data["arms"]]
+            bars = axis.barh(list(data["arms"]), values, color=colors)
+            axis.bar_label(bars, [f"{value:.2f}" if value < 10 else f"{value:.0f}" for value in values], padding=2)
+            axis.set(title=f"{name}: {title}", xlim=(0, 1.15 * max(values)))
+            axis.invert_yaxis()
+            if axis is not row[0]:
+                axis.set_yticks([])
+    figure.savefig(path)

@@ -1,0 +1,245 @@
+"""What `benchmarks.paper` measures: the losses of an arm, the memory of its largest step, and the speed of all."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+import autopack
+from benchmarks import interleave
+from benchmarks.paper_arms import ARMS, IGNORED, Arm, Shape, padded, whole
+from benchmarks.paper_data import Corpus
+
+MODELS: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "num_hidden_layers": 4,
+        "hidden_size": 128,
+        "intermediate_size": 344,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+    },
+    "1b": {
+        "vocab_size": 128256,
+        "num_hidden_layers": 16,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+    },
+}
+"""`1b` has the shape of Llama-3.2-1B, its vocabulary too, of which the documents use a few tokens."""
+WARM_UP = 10
+LAST = 10
+"""The training loss at a step is that of the last tenth of the steps until then."""
+EVALUATED = 16
+
+
+def build(options: argparse.Namespace, vocabulary: int) -> Any:
+    """A random Llama; the same options give the same weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = {"vocab_size": vocabulary, **MODELS[options.model]}
+    if vocabulary > shape["vocab_size"]:
+        raise ValueError(f"--model {options.model} has {shape['vocab_size']} tokens, and the documents {vocabulary}")
+    config = LlamaConfig(**shape, max_position_embeddings=options.batch_size * options.max_length)
+    torch.manual_seed(options.seed)
+    model = LlamaForCausalLM._from_config(config, attn_implementation=options.attn, dtype=getattr(torch, options.dtype))
+    return model.to(options.device).train()
+
+
+def prepare(enabled: bool, options: argparse.Namespace, vocabulary: int) -> Any:
+    """The model of an arm, enabled or stock."""
+    model = build(options, vocabulary)
+    if enabled:
+        autopack.enable(model)
+    return model
+
+
+def on(device: str, call: dict[str, Any]) -> dict[str, Any]:
+    """A call with its tensors on a device."""
+    return {name: value.to(device) if hasattr(value, "to") else value for name, value in call.items()}
+
+
+def targets(call: dict[str, Any]) -> int:
+    """How many labels the loss of a call is the mean of: the first of a row is no target."""
+    return int((call["labels"][:, 1:] != IGNORED).sum())
+
+
+@dataclass
+class Trained:
+    """What training of an arm gave: the loss and the targets of every step, and what was asked at some of them."""
+
+    steps: int
+    """Optimizer steps of one epoch."""
+    tokens: int = 0
+    columns: int = 0
+    losses: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    validation: dict[int, float] = field(default_factory=dict)
+    peak: int = 0
+
+    def train_loss(self, step: int) -> float:
+        """The mean over the targets of the last tenth of so many steps."""
+        first = step - max(1, step // LAST)
+        return float(np.average(self.losses[first:step], weights=self.counts[first:step]))
+
+    def summary(self, common: int) -> dict[str, Any]:
+        """What the tables show, at the end of an epoch and after `common` steps."""
+        return {
+            "steps": self.steps,
+            "padding": 1 - self.tokens / self.columns,
+            "peak bytes": self.peak,
+            **{
+                when: {"steps": step, "train": self.train_loss(step), "validation": self.validation[step]}
+                for when, step in (("epoch", self.steps), ("common", common))
+            },
+            "losses": self.losses,
+        }
+
+
+def train(
+    arm: Arm, corpus: Corpus, options: argparse.Namespace, common: int, report: Callable[[str], None] = print
+) -> Trained:
+    """Train a new model on an epoch, or on `common` steps where that is more; evaluate after both."""
+    import torch
+
+    lengths, shape = corpus.lengths, shape_of(options)
+    model = prepare(arm.enabled, options, corpus.vocabulary)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
+    found = Trained(len(arm.choose(lengths, shape, 0)))
+    largest: dict[str, Any] = {}
+    for step, pieces in enumerate(arm.epochs(lengths, shape), 1):
+        call = arm.collate(corpus.train, pieces, shape)
+        if step <= found.steps:
+            found.tokens += sum(piece.length for piece in pieces)
+            found.columns += call["input_ids"].numel()
+            largest = max(largest or call, call, key=lambda each: each["input_ids"].numel())
+        for group in optimizer.param_groups:
+            group["lr"] = options.learning_rate * min(1, step / WARM_UP)
+        found.counts.append(targets(call))
+        found.losses.append(update(model, optimizer, on(options.device, call)).item())
+        if step in (found.steps, common):
+            found.validation[step] = evaluate(model, corpus, options)
+            report(f"  step {step}: train {found.train_loss(step):.4f}, validation {found.validation[step]:.4f}")
+        if step >= max(found.steps, common):
+            break
+    assert found.tokens == lengths.sum(), f"an epoch has {found.tokens} tokens of {lengths.sum()}"
+    call = on(options.device, largest)
+    found.peak = peak_memory(lambda: update(model, optimizer, call), kept_by(model, optimizer, call), options.device)
+    return found
+
+
+def update(model: Any, optimizer: Any, call: dict[str, Any]) -> Any:
+    """One optimizer step; returns the loss, (), without a wait for the device."""
+    import torch
+
+    loss = model(**call).loss
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def shape_of(options: argparse.Namespace) -> Shape:
+    """The part of the options that arms choose by."""
+    return Shape(options.batch_size, options.max_length, options.seed)
+
+
+def evaluate(model: Any, corpus: Corpus, options: argparse.Namespace) -> float:
+    """The validation loss of these weights in a stock model, on padded batches: the mean over all targets."""
+    import torch
+
+    stock = build(options, corpus.vocabulary).eval()
+    stock.load_state_dict(model.state_dict())
+    lengths = np.array([len(document) for document in corpus.validation])
+    order = np.argsort(lengths, kind="stable")
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for i in range(0, len(order), EVALUATED):
+            pieces = whole(lengths, order[i : i + EVALUATED])
+            call = padded(corpus.validation, pieces, shape_of(options))
+            here = targets(call)
+            total += stock(**on(options.device, call)).loss.item() * here
+            count += here
+    return total / count
+
+
+# Memory
+
+
+def kept_by(model: Any, optimizer: Any, call: dict[str, Any]) -> Iterable[Any]:
+    """The tensors that stay from step to step."""
+    states = (value for state in optimizer.state.values() for value in state.values())
+    return [v for v in (*model.parameters(), *model.buffers(), *states, *call.values()) if hasattr(v, "element_size")]
+
+
+def peak_memory(step: Callable[[], Any], kept: Iterable[Any], device: str) -> int:
+    """The most bytes that torch's allocator has handed out at a time during a step, tensors that stay included.
+
+    CUDA counts them itself. On a CPU they are the bytes of `kept` and the highest sum of the allocations and releases
+    that the profiler records; resident memory is more, by what Python, torch and the heap hold.
+    """
+    import torch
+
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        return int(torch.cuda.max_memory_allocated(device))
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step()
+    recorded = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    changes = [e.nbytes() for e in sorted(recorded, key=lambda e: e.start_ns())]
+    return sum(each.numel() * each.element_size() for each in kept) + max(accumulate(changes, initial=0))
+
+
+# Speed
+
+
+def speeds(corpus: Corpus, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Times of an epoch of the first `--timed` documents, arm by arm in turn, and real tokens per second."""
+    lengths, shape = corpus.lengths[: options.timed], shape_of(options)
+    prepared = {enabled: _model_to_time(enabled, corpus, options) for enabled in (False, True)}
+    runs = {}
+    for name, arm in ARMS.items():
+        steps = arm.choose(lengths, shape, 0)
+        calls = [on(options.device, arm.collate(corpus.train, pieces, shape)) for pieces in steps]
+        runs[name] = _run(*prepared[arm.enabled], calls)
+    for run in runs.values():
+        run(1)
+    times = interleave.interleave(runs, options.rounds)
+    total = int(lengths.sum())
+    return {
+        name: {**found, "tokens": total, "tokens per second": total / found["median"]} for name, found in times.items()
+    }
+
+
+def _model_to_time(enabled: bool, corpus: Corpus, options: argparse.Namespace) -> tuple[Any, Any]:
+    import torch
+
+    model = prepare(enabled, options, corpus.vocabulary)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+
+def _run(model: Any, optimizer: Any, calls: list[dict[str, Any]]) -> Callable[..., None]:
+    import torch
+
+    def run(most: int | None = None) -> None:
+        for call in calls[:most]:
+            update(model, optimizer, call)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+
+    return run

@@ -1,0 +1,354 @@
+"""The paper's comparison (`benchmarks.paper`): its arms hold what they say, and MiniBatchPacking trains as padding."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import paper, paper_data, paper_table, paper_training
+from benchmarks.paper_arms import (
+    ARMS,
+    FIXED,
+    FIXED_POSID,
+    IGNORED,
+    MINI_BATCH,
+    MULTIPACK,
+    OFFLINE,
+    PADDING,
+    SORTED,
+    Arm,
+    Shape,
+)
+
+SHAPE = Shape(batch_size=3, max_length=40)
+STEPS = 6
+EQUAL = 1e-6
+"""Largest difference of losses in float64: transformers takes the loss of logits in float32, of about 4."""
+LEAK = 1e-3
+"""Least difference that the negative control must show."""
+
+
+def options(*arguments: str, **changes: Any) -> argparse.Namespace:
+    """Options of the command with few documents, in float64 unless changed."""
+    found = paper.parse(["--documents", "20", "--scale", "16", "--max-length", "40", "--batch-size", "3", *arguments])
+    vars(found).update({"dtype": "float64", **changes})
+    return found
+
+
+@pytest.fixture(scope="module")
+def corpus() -> paper_data.Corpus:
+    return paper_data.load("flan", options())
+
+
+def rows_of(call: dict[str, Any]) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Tokens, labels and positions of each row of a call, without its padding."""
+    ids = call["input_ids"]
+    positions = call.get("position_ids", torch.arange(ids.shape[1]).expand_as(ids))
+    real = call.get("attention_mask", torch.ones_like(ids)) != 0
+    for row in range(len(ids)):
+        yield tuple(values[row][real[row]] for values in (ids, call["labels"], positions))  # type: ignore[misc]
+
+
+def documents_of(call: dict[str, Any]) -> list[bytes]:
+    """The documents that positions tell apart, in a form that can be sorted."""
+    found = []
+    for ids, _, positions in rows_of(call):
+        bounds = [*(positions == 0).nonzero().flatten().tolist(), len(ids)]
+        found += [ids[a:b].numpy().tobytes() for a, b in pairwise(bounds)]
+    return found
+
+
+# Arms
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.parametrize("arm", ARMS)
+def test_an_epoch_has_every_token_once(corpus, arm, epoch):
+    times = [np.zeros(length, int) for length in corpus.lengths]
+    for document, offset, length in chain.from_iterable(ARMS[arm].choose(corpus.lengths, SHAPE, epoch)):
+        times[document][offset : offset + length] += 1
+    assert all((count == 1).all() for count in times)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_calls_hold_the_documents(corpus, arm):
+    steps = ARMS[arm].choose(corpus.lengths, SHAPE, 0)
+    calls = [ARMS[arm].collate(corpus.train, pieces, SHAPE) for pieces in steps]
+    found = sorted(document for call in calls for document in documents_of(call))
+    if arm in (FIXED, FIXED_POSID):  # cut, so only the text as a whole is the same
+        order = [piece.document for pieces in steps for piece in pieces if piece.offset == 0]
+        text = np.concatenate([corpus.train[i] for i in order])
+        assert np.array_equal(torch.cat([ids for call in calls for ids, _, _ in rows_of(call)]).numpy(), text)
+    else:
+        assert found == sorted(document.tobytes() for document in corpus.train)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_labels_are_the_tokens_but_for_padding_and_where_a_document_begins(corpus, arm):
+    for pieces in ARMS[arm].choose(corpus.lengths, SHAPE, 0):
+        call = ARMS[arm].collate(corpus.train, pieces, SHAPE)
+        assert sum(len(ids) for ids, _, _ in rows_of(call)) == sum(piece.length for piece in pieces)
+        if "attention_mask" in call:
+            assert (call["labels"][call["attention_mask"] == 0] == IGNORED).all()
+        for ids, labels, positions in rows_of(call):
+            assert torch.equal(labels == IGNORED, (positions == 0) & ARMS[arm].enabled)
+            assert torch.equal(labels[labels != IGNORED], ids[labels != IGNORED])
+
+
+@pytest.mark.parametrize("arm", [name for name in ARMS if name != FIXED])
+def test_targets_are_all_tokens_but_the_first_of_a_piece(corpus, arm):
+    for pieces in ARMS[arm].choose(corpus.lengths, SHAPE, 0):
+        call = ARMS[arm].collate(corpus.train, pieces, SHAPE)
+        assert paper_training.targets(call) == sum(piece.length - 1 for piece in pieces)
+
+
+def test_rows_are_as_long_as_the_arm_says(corpus):
+    most = SHAPE.batch_size * SHAPE.max_length
+    for arm in (FIXED, FIXED_POSID):
+        *full, last = (ARMS[arm].collate(corpus.train, p, SHAPE) for p in ARMS[arm].choose(corpus.lengths, SHAPE, 0))
+        assert {call["input_ids"].shape for call in full} == {(SHAPE.batch_size, SHAPE.max_length)}
+        assert last["input_ids"].shape[1] <= SHAPE.max_length
+    for arm in (OFFLINE, MULTIPACK):
+        sizes = [sum(piece.length for piece in pieces) for pieces in ARMS[arm].choose(corpus.lengths, SHAPE, 0)]
+        assert max(sizes) <= most
+        assert len(sizes) < len(ARMS[PADDING].choose(corpus.lengths, SHAPE, 0))
+
+
+def test_mini_batches_are_those_of_padding_and_change_with_the_epoch(corpus):
+    choose = ARMS[MINI_BATCH].choose
+    assert choose(corpus.lengths, SHAPE, 0) == ARMS[PADDING].choose(corpus.lengths, SHAPE, 0)
+    assert choose(corpus.lengths, SHAPE, 0) != choose(corpus.lengths, SHAPE, 1)
+    assert {len(pieces) for pieces in choose(corpus.lengths, SHAPE, 0)[:-1]} == {SHAPE.batch_size}
+
+
+def test_sorting_leaves_less_padding():
+    lengths = paper_data.draw_lengths("flan", 300, 16, 256, 0)
+
+    def columns(arm: str) -> int:
+        return sum(len(step) * max(piece.length for piece in step) for step in ARMS[arm].choose(lengths, SHAPE, 0))
+
+    assert lengths.sum() < columns(SORTED) < 0.8 * columns(PADDING)
+
+
+# Training
+
+
+def trained(arm: Arm, corpus: paper_data.Corpus, **changes: Any) -> paper_training.Trained:
+    return paper_training.train(arm, corpus, options(**changes), STEPS, report=lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def padding(corpus) -> paper_training.Trained:
+    return trained(ARMS[PADDING], corpus)
+
+
+def test_mini_batch_packing_trains_as_padding_does(corpus, padding):
+    found = trained(ARMS[MINI_BATCH], corpus)
+    assert found.losses == pytest.approx(padding.losses, abs=EQUAL)
+    assert found.validation == pytest.approx(padding.validation, abs=EQUAL)
+    assert found.counts == padding.counts
+    assert set(found.validation) == {STEPS, found.steps}
+    assert (found.tokens, found.columns) == (padding.tokens, padding.tokens)
+    assert padding.columns > padding.tokens
+    assert 0 < found.peak < padding.peak
+
+
+def test_packed_rows_of_a_model_that_is_not_enabled_do_not(corpus, padding):
+    found = trained(replace(ARMS[MINI_BATCH], enabled=False), corpus)
+    assert abs(found.losses[0] - padding.losses[0]) > LEAK
+    assert abs(found.validation[STEPS] - padding.validation[STEPS]) > LEAK
+
+
+def test_all_arms_begin_with_the_same_weights():
+    given = [paper_training.prepare(enabled, options(), 49).state_dict() for enabled in (False, True)]
+    assert all(torch.equal(given[0][name], given[1][name]) for name in given[0])
+
+
+def test_validation_is_the_mean_over_all_targets_of_documents_alone(corpus):
+    model = paper_training.prepare(True, options(), corpus.vocabulary)
+    stock = paper_training.build(options(), corpus.vocabulary).eval()
+    total, count = 0.0, 0
+    for document in corpus.validation:
+        ids = torch.from_numpy(document)[None]
+        total += stock(input_ids=ids, labels=ids, use_cache=False).loss.item() * (len(document) - 1)
+        count += len(document) - 1
+    assert paper_training.evaluate(model, corpus, options()) == pytest.approx(total / count, abs=EQUAL)
+
+
+def test_training_loss_is_that_of_the_last_tenth_over_targets():
+    found = paper_training.Trained(20, losses=[9.0] * 18 + [1.0, 2.0], counts=[1] * 18 + [1, 3])
+    assert found.train_loss(20) == 1.75
+    assert found.train_loss(5) == 9.0
+
+
+def test_peak_memory_is_of_what_stays_and_the_most_that_a_step_adds():
+    kept = torch.zeros(1000)
+
+    def step() -> None:
+        first = torch.ones(250_000)
+        del first
+        torch.ones(500_000).add_(1)
+
+    assert paper_training.peak_memory(step, [kept], "cpu") == pytest.approx(4000 + 2_000_000, rel=0.01)
+
+
+# Documents
+
+
+def test_the_grammar_is_of_its_seed_and_lengths_are_kept():
+    lengths = paper_data.draw_lengths("flan", 50, 16, 40, 0)
+    first, again, other = (paper_data.write_grammar(lengths, seed) for seed in (0, 0, 1))
+    assert all(map(np.array_equal, first, again))
+    assert not all(map(np.array_equal, first, other))
+    assert [len(document) for document in first] == lengths.tolist()
+    assert all(document[-1] == paper_data.END and document[:-1].all() for document in first)
+    assert max(document.max() for document in first) <= paper_data.SYMBOLS
+
+
+@pytest.mark.parametrize(("name", "ratio"), [("flan", 2.0), ("orcamath", 1.45)])
+def test_lengths_are_like_those_of_the_paper(name, ratio):
+    lengths = paper_data.draw_lengths(name, 20_000, 1, 4096, 0)
+    assert lengths.mean() == pytest.approx(paper_data.DISTRIBUTIONS[name].mean, rel=0.03)
+    batches = lengths.reshape(-1, 4)
+    assert 4 * batches.max(axis=1).sum() / lengths.sum() == pytest.approx(ratio, rel=0.1)
+
+
+def test_texts_of_a_folder(tmp_path):
+    lines = [{"text": "one"}, {"question": "two?", "id": 7, "answer": "2"}, "three"]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    (tmp_path / "b.txt").write_text("four\nlines\n\n \nfive\n")
+    (tmp_path / "c.md").write_text("no")
+    assert list(paper_data.read_texts(tmp_path)) == ["one", "two?\n2", "three", "four\nlines", "five"]
+    assert list(paper_data.read_texts(tmp_path / "b.txt")) == ["four\nlines", "five"]
+
+
+@pytest.mark.parametrize("record", [7, {"id": 7}, {"text": ""}, []])
+def test_a_record_without_text_is_named(tmp_path, record):
+    path = tmp_path / "a.jsonl"
+    path.write_text('"fine"\n' + json.dumps(record))
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: wanted a string"):
+        list(paper_data.read_texts(path))
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "words"])
+def test_files_become_documents(tmp_path, tokenizer):
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(f"Text {i} of 30, größer. " + "more " * i for i in range(30)))
+    chosen = options("--text", str(path), "--tokenizer", tokenizer, "--vocabulary", "12")
+    assert chosen.data == ["text"]
+    found = paper_data.load("text", chosen)
+    assert (len(found.train), len(found.validation)) == (20, 8)
+    every = [*found.train, *found.validation]
+    assert max(map(len, every)) == chosen.max_length
+    assert all(document[-1] == paper_data.END or len(document) == chosen.max_length for document in every)
+    assert max(document.max() for document in every) < found.vocabulary == (258 if tokenizer == "bytes" else 12)
+    assert any((document == paper_data.UNKNOWN).any() for document in every) == (tokenizer == "words")
+    if tokenizer == "bytes":
+        assert bytes((found.train[0][:5] - 2).tolist()) == b"Text "
+
+
+def test_too_few_documents_are_refused(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one\n\ntwo")
+    with pytest.raises(ValueError, match="wanted at least 16 documents, found 2"):
+        paper_data.load("text", options("--text", str(path)))
+
+
+# Options
+
+
+def test_defaults_depend_on_the_device_and_the_model():
+    cpu, cuda = paper.parse([]), paper.parse(["--device", "cuda", "--model", "1b"])
+    assert (cpu.scale, cpu.max_length, cpu.dtype, cpu.learning_rate) == (8, 512, "float32", 1e-3)
+    assert (cuda.scale, cuda.max_length, cuda.dtype, cuda.learning_rate) == (1, 4096, "bfloat16", 3e-4)
+    assert cpu.data == ["flan", "orcamath"]
+    assert paper.parse(["--scale", "4", "--max-length", "100", "--device", "cuda:1"]).max_length == 100
+
+
+@pytest.mark.parametrize("wrong", [["--rounds", "0"], ["--data", "stack"], ["--text", "nowhere"], ["--model", "7b"]])
+def test_wrong_options_are_refused(wrong, capsys):
+    with pytest.raises(SystemExit):
+        paper.parse(wrong)
+    assert wrong[0] in capsys.readouterr().err
+
+
+def test_the_model_of_1b():
+    chosen = paper.parse(["--device", "cuda", "--model", "1b"])
+    chosen.device = "meta"
+    with torch.device("meta"):
+        model = paper_training.build(chosen, 49)
+    assert model.num_parameters() == 1_235_814_400
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert model.config.max_position_embeddings == 4 * 4096
+    with pytest.raises(ValueError, match="128256 tokens, and the documents 200000"):
+        paper_training.build(chosen, 200_000)
+
+
+# The table
+
+
+@pytest.fixture(scope="module")
+def result() -> dict[str, Any]:
+    """A run of the whole command, without its main."""
+    chosen = options(
+        "--data", "flan", "--documents", "8", "--steps", "2", "--timed", "4", "--rounds", "1", dtype="float32"
+    )
+    where = {"date": "today", "device": "here", "cores": 1, "threads": 1, "load at start": 0.0}
+    where |= {"torch": "2", "transformers": "5", "python": "3", "command": "python -m benchmarks.paper"}
+    return paper.run(chosen, where)
+
+
+def test_a_run_prints_every_arm_and_every_check(result):
+    text = paper_table.describe(json.loads(json.dumps(result)))
+    assert all(text.count(f"\n{arm:<22}") == 2 for arm in ARMS)
+    assert len(max(text.split("\n"), key=len)) <= 160
+    equal = [passed for passed, line in result["checks"] if MINI_BATCH in line]
+    assert equal == [True, True]
+    assert text.count("PASS") + text.count("FAIL") == len(result["checks"])
+
+
+def test_what_does_not_hold_fails(result):
+    changed = json.loads(json.dumps(result))
+    arms = changed["data"]["flan"]["arms"]
+    arms[MINI_BATCH]["common"]["train"] += 6e-4
+    arms[FIXED_POSID]["epoch"]["validation"] = arms[FIXED]["epoch"]["validation"] + 0.1
+    arms[FIXED_POSID]["common"]["validation"] = arms[FIXED]["common"]["validation"]
+    changed["checks"] = paper_table.checks(changed)
+    failed = [line for passed, line in changed["checks"] if not passed and line.startswith("flan")]
+    assert len(failed) == 2
+    assert "losses of MiniBatch + PosID are padding's within 5e-04: train 6.0e-04" in failed[0]
+    assert "validates no worse than FixedLength: +0.100" in failed[1]
+    assert f"FAIL  {failed[0]}" in paper_table.describe(changed)
+
+
+def test_ratios_stand_beside_those_of_the_paper(result):
+    changed = json.loads(json.dumps(result))
+    arms = changed["data"]["flan"]["arms"]
+    arms[PADDING]["tokens per second"], arms[MINI_BATCH]["tokens per second"] = 1000.0, 1900.0
+    arms[PADDING]["peak bytes"], arms[MINI_BATCH]["peak bytes"] = 100 * 2**20, 80 * 2**20
+    lines = list(paper_table.table("flan", changed["data"]["flan"], changed["settings"]))
+    line = next(line for line in lines if line.startswith(MINI_BATCH))
+    assert line.split()[-6:] == ["1900", "1.90", "1.89..1.96", "80.0", "0.80", "0.76..0.82"]
+
+
+def test_figures_of_the_paper():
+    flan = paper_table.published("flan")
+    assert flan[FIXED][0] == pytest.approx((4.01, 4.02), abs=0.02)
+    assert flan[MINI_BATCH][2] == pytest.approx((-0.004, 0.0), abs=1e-6)
+    assert flan[PADDING] == ((1, 1), (1, 1), (0, 0))
+    assert set(paper_table.published("orcamath")) == {MINI_BATCH}
+    assert paper_table.published("text") == {}
+
+
+def test_a_picture(result, tmp_path):
+    pytest.importorskip("matplotlib")
+    paper_table.draw(result, tmp_path / "paper.png")
+    assert (tmp_path / "paper.png").stat().st_size > 10_000
