@@ -1,7 +1,7 @@
-"""Every causal-LM type that autopack says it serves: packed equals alone, on one backend, in turn eager, sdpa and flash.
+"""Every causal-LM type that autopack says it serves: packed equals alone, on eager, sdpa or flash in turn.
 
-The recorded table has all types in every call mode on every backend (`python -m compat.exactness`), and the matrix those
-of every release; flex takes seconds per type on a CPU, and tests/attention/test_flex.py runs some. The measurement is
+The recorded table has all types in every call mode on every backend (`python -m compat.exactness`), and the matrix
+those of every release; flex takes seconds per type on a CPU: tests/attention/test_flex.py runs some. The measurement is
 `compat.exactness.measure`, the same that prints the table. Tolerances are those of the auditor: 1e-4 of the logits'
 standard deviation, 1e-3 for gradients and losses in float32; 1e-9 and 1e-8 in float64.
 """
