@@ -11,7 +11,7 @@ import torch
 import autopack
 from autopack import tiny
 from compat.standins import set_implementation
-from tests.gpu.kernels import torch_kernels_as_flash_attn
+from compat.torch_flash import torch_kernels_as_flash_attn
 
 LONG = (7, 130, 1, 62)
 CASES = [
