@@ -1,6 +1,6 @@
 """A module of flash-attn's signature whose kernels are those that torch carries itself.
 
-`aten_on_cpu` computes those kernels on a CPU, below torch's dispatcher, so that everything above them runs there as it is.
+`aten_on_cpu` computes those kernels on a CPU, below torch's dispatcher: everything above them runs there as it is.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def _module() -> dict[str, ModuleType]:
         assert not softcap, "torch's kernels have no softcap"
         rows, length = q.shape[:2]
         bounds = torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=q.device)
-        flat = [t.reshape(-1, *t.shape[2:]) for t in (q, k, v)]
-        return _attend(*flat, bounds, length, softmax_scale, causal, window_size).view(rows, length, *q.shape[2:])
+        flat_q, flat_k, flat_v = (t.reshape(-1, *t.shape[2:]) for t in (q, k, v))
+        output = _attend(flat_q, flat_k, flat_v, bounds, length, softmax_scale, causal, window_size)
+        return output.reshape(q.shape)
 
     def flash_attn_varlen_func(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
@@ -94,7 +95,7 @@ def forward_on_cpu(
     *, scale: float | None = None, window_size_left: int | None = None, window_size_right: int | None = None,
     seqused_k: Any = None, alibi_slopes: Any = None, block_table: Any = None, num_splits: int | None = None,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """`aten::_flash_attention_forward` for documents in one row: the output, its log-sum-exp (heads, tokens), and rest."""
+    """`aten::_flash_attention_forward` of documents in a row: the output, its log-sum-exp (heads, tokens), and more."""
     assert seqused_k is alibi_slopes is block_table is None, "they are not for training"
     window = window_size_left, window_size_right
     scores, spread = _checked(
@@ -143,7 +144,7 @@ def _checked(
     scale: float | None,
     window: tuple[int | None, int | None],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (heads, queries, keys) and values of every query head, both in float32, of what the kernels do not refuse."""
+    """Logits (heads, queries, keys) and values of every query head, in float32, of what the kernels do not refuse."""
     size = query.shape[-1]
     for name, states in (("query", query), ("key", key), ("value", value)):
         if states.dtype not in (torch.float16, torch.bfloat16) or states.dtype != query.dtype:
