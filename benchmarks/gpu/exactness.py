@@ -159,9 +159,9 @@ def _influence(
     here = slice(row[0], row[0] + row[1])
     other = ids.clone()
     other[0, here] = tiny.tokens(model.config, row[1], seed=99).to(ids.device)
-    moved = (
-        model(input_ids=other, position_ids=positions).logits.float() - before.float()
-    ).abs() / before.float().std()
+    # With gradients, as the call before it: without, flex would be compiled once more.
+    after = model(input_ids=other, position_ids=positions).logits.detach()
+    moved = (after.float() - before.float()).abs() / before.float().std()
     assert float(moved[0, here].max()) > 0, "other tokens must change their own document"
     moved[0, here] = 0
     return float(moved.max())

@@ -53,7 +53,7 @@ class Job:
         """Write an outcome where the process that started this one reads it."""
         if self.path is not None:
             unfinished = self.path.with_suffix(".unfinished")
-            unfinished.write_text(json.dumps(outcome))
+            unfinished.write_text(json.dumps(outcome, default=str))
             unfinished.replace(self.path)
 
     def _so_far(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Size:
 
 SIZES = {
     "0.1B": Size(12, 768, 2048, 12, 4, 32000, documents=16, batches=4),
-    "1B": Size(16, 2048, 8192, 32, 8, 32000, documents=8, batches=4),
+    "1B": Size(16, 2048, 8192, 32, 8, 32000, documents=8, batches=4, rounds=6),
     "7B": Size(
         32, 4096, 11008, 32, 32, 32000, documents=8, batches=4, optimizer="SGD, one tensor at a time", state=0,
         checkpointing=True, reference=False, warm_up=1, rounds=5,
