@@ -26,6 +26,7 @@ from benchmarks.gpu.processes import run_bounded
 from benchmarks.gpu.run import Run
 from compat import torch_flash
 from compat.standins import set_implementation
+from tests.gpu import test_models, test_varlen
 
 pytestmark = pytest.mark.skipif(torches.varlen_attn is None, reason="this torch has no varlen_attn")
 LAYOUT = PackedLayout.from_lengths([[5, 1, 9], [8, 7]])
@@ -309,6 +310,30 @@ def test_torchs_kernels_serve_stock_flash_on_padded_batches():
         found = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     torch.testing.assert_close(found[0], expected[0], atol=2e-2, rtol=2e-2)
     torch.testing.assert_close(found[1, :7], expected[1, :7], atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize(
+    "case", [("varlen", "eager", "gpt_oss"), ("flash", "flash_attention_2", "mistral")], ids=lambda case: case[0]
+)
+def test_tests_of_models_pass_on_stand_ins(monkeypatch, case):
+    assert case in test_models.CASES
+    monkeypatch.setattr(test_models, "DEVICE", "cpu")
+    monkeypatch.setattr(test_models, "LONG", (5, 12, 1, 9))
+    with torch_flash.aten_on_cpu():
+        test_models.test_packed_equals_alone(*case, torch.float16)
+
+
+def test_tests_of_kernels_pass_on_stand_ins(monkeypatch):
+    monkeypatch.setattr(test_varlen, "DEVICE", "cpu")
+    patterns = test_varlen.PATTERNS
+    with torch_flash.aten_on_cpu():
+        for dtype in (torch.bfloat16, torch.float16):
+            for pattern in patterns.values():
+                test_varlen.test_equals_each_document_alone(pattern, dtype)
+            test_varlen.test_head_sizes_of_query_and_value_may_differ((16, 12), dtype)
+            test_varlen.test_sinks_take_part_in_output_and_gradients(patterns["window"], dtype)
+            test_varlen.test_without_the_sinks_the_same_test_fails(dtype)
+            test_varlen.test_one_document_does_not_move_another(dtype)
 
 
 class _Event:

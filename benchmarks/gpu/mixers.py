@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any
 
 import torch
@@ -63,7 +64,7 @@ def measure(model_type: str, dtype: torch.dtype, job: Job) -> dict[str, Any]:
     found: dict[str, Any] = {
         "packed": report.worst,
         "gradient packed": report.worst_gradient,
-        "influence": max(result.worst_influence or 0.0 for result in report.results),
+        "influence": max((r.worst_influence for r in report.results if r.influence is not None), default=math.nan),
         "kernels": {name: bool(releases.kernel_parameters(function)) for name, function in functions.items()},
     }
     failures = [result.failure for result in report.results if result.failure is not None]

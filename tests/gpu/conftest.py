@@ -1,4 +1,7 @@
-"""Tests of the CUDA backends; skipped, and said so, where there is no CUDA device."""
+"""Tests of the CUDA backends; skipped, and said so, where there is no CUDA device.
+
+tests/test_gpu_command.py runs some of them on CPU stand-ins, which is why modules name their device in `DEVICE`.
+"""
 
 from __future__ import annotations
 
