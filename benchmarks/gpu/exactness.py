@@ -64,6 +64,8 @@ def measure(model_type: str, backend: str, dtype: torch.dtype, job: Job) -> dict
     machine, rows = job.machine, SMALL_ROWS if job.small else ROWS
     half = built(model_type, dtype, machine)
     exact = copy.deepcopy(half).float()
+    if hasattr(exact, "set_experts_implementation"):
+        exact.set_experts_implementation("eager")  # grouped matrix products on a GPU are for bfloat16
     documents = [[tiny.tokens(half.config, 1, n, seed=job.seed + 10 * r + i) for i, n in enumerate(row)]
                  for r, row in enumerate(rows)]  # fmt: skip
     alone = [document.to(machine.device) for row in documents for document in row]

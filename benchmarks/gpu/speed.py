@@ -7,11 +7,13 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+import autopack
 from benchmarks import workload
 from benchmarks.gpu.arms import ARMS, GROUPED, Arm, Batch, backend_of, grouped, on
 from benchmarks.gpu.exactness import FACTOR, FLOOR, worst
@@ -59,6 +61,7 @@ SMALL = {
     ),
 }  # fmt: skip
 SMALL_LONGEST = 40
+_Found = TypeVar("_Found")
 OUT_OF_MEMORY = torch.cuda.OutOfMemoryError
 
 
@@ -84,7 +87,7 @@ def measure_size(job: Job, name: str) -> None:
                 continue
             # what forward leaves of the time is for the steps, which take three times as long
             until = time.monotonic() + job.left() * (0.3 if kind == "forward" else 1)
-            job.record(**{kind: race(job, size, model, lengths, kind, until)})
+            race(job, size, model, lengths, kind, until)
 
 
 def parameters(size: Size) -> int:
@@ -149,20 +152,15 @@ def check(job: Job, size: Size, model: Any, lengths: list[list[int]]) -> dict[st
     for arm in ARMS:
         if arm.form == GROUPED:
             continue  # as `padded`, on other batches
-        try:
-            with on(arm, model):
-                error = worst(batch.by_document(arm, model(**batch.call(arm)).logits), wanted)
-        except OUT_OF_MEMORY as raised:
-            found["arms"][arm.name] = {"out of memory": _first_line(raised)}
-        except Exception as raised:
-            found["arms"][arm.name] = {"error": f"{type(raised).__name__}: {_first_line(raised)}"}
-            job.problem(f"{arm.name} cannot be run: {found['arms'][arm.name]['error']}")
-        else:
-            found["arms"][arm.name] = error
-            if not error <= bound:
-                job.problem(f"{arm.name} is off by {error:.1e}, allowed {bound:.1e}")
-        job.machine.forget()
+        error, failed = tried(job, arm, model, partial(_off, arm, model, batch, wanted))
+        found["arms"][arm.name] = failed if error is None else error
+        if error is not None and not error <= bound:
+            job.problem(f"{arm.name} is off by {error:.1e}, allowed {bound:.1e}")
     return found
+
+
+def _off(arm: Arm, model: Any, batch: Batch, wanted: list[torch.Tensor], _: autopack.Handle | None) -> float:
+    return worst(batch.by_document(arm, model(**batch.call(arm)).logits), wanted)
 
 
 def set_stock(model: Any) -> None:
@@ -171,32 +169,62 @@ def set_stock(model: Any) -> None:
         pass
 
 
-def race(job: Job, size: Size, model: Any, lengths: list[list[int]], kind: str, until: float) -> dict[str, Any]:
+def tried(
+    job: Job, arm: Arm, model: Any, act: Callable[[autopack.Handle | None], _Found]
+) -> tuple[_Found | None, dict[str, str]]:
+    """What an act on a model in the state of an arm gives, or None and why: what fails leaves room for others."""
+    try:
+        with on(arm, model) as handle:
+            return act(handle), {}
+    except OUT_OF_MEMORY as raised:
+        failed = {"out of memory": _first_line(raised)}
+    except Exception as raised:
+        failed = {"error": f"{type(raised).__name__}: {_first_line(raised)}"}
+        job.problem(f"{arm.name} cannot be run: {failed['error']}")
+    # Here and not above: an error holds the frames, and they the tensors, of what did not fit.
+    model.zero_grad(set_to_none=True)
+    job.machine.forget()
+    return None, failed
+
+
+def race(job: Job, size: Size, model: Any, lengths: list[list[int]], kind: str, until: float) -> None:
     """Run all arms in rounds until the time is over; an arm that fails or has no memory is recorded as such."""
-    runs = runs_of(job, size, model, lengths, kind)
-    found: dict[str, dict[str, Any]] = {}
+    runs, found = runs_of(job, size, model, lengths, kind), {}
+    more = {"optimizer": size.optimizer, "checkpointing": size.checkpointing} if kind == "step" else {}
+    times: dict[str, list[dict[str, float]]] = {}
+
+    def warm_up(handle: autopack.Handle | None) -> dict[str, Any]:
+        for _ in range(size.warm_up - 1):
+            runs[arm.name]()
+        memory = {"memory, GiB": job.machine.peak(runs[arm.name])}
+        if handle is None:
+            return memory
+        return {**memory, "enabled": {"backend": backend_of(arm), "padded batches": str(handle.tally)}}
+
+    def timed(_: autopack.Handle | None) -> dict[str, float]:
+        ready(arm, model, size, job)
+        return job.machine.timed(runs[arm.name])
+
+    model.train(kind == "step")
     for arm in ARMS:
-        model.train(kind == "step")
-        found[arm.name] = _first_passes(job, size, model, arm, runs[arm.name])
-    racing = [arm for arm in ARMS if "memory, GiB" in found[arm.name]]
-    times: dict[str, list[dict[str, float]]] = {arm.name: [] for arm in racing}
-    number, longest = 0, 0.0
-    while racing and number < size.rounds and (not number or time.monotonic() + longest < until):
-        started, first = time.monotonic(), number % len(racing)
+        warm, failed = tried(job, arm, model, warm_up)
+        found[arm.name] = failed if warm is None else warm
+        if warm is not None:
+            times[arm.name] = []
+        job.record(**{kind: {"rounds": 0, "arms": found, **more}})
+    number, longest, real = 0, 0.0, sum(map(sum, lengths))
+    while times and number < size.rounds and (not number or time.monotonic() + longest < until):
+        started, racing = time.monotonic(), [arm for arm in ARMS if arm.name in times]
+        first = number % len(racing)
         for arm in racing[first:] + racing[:first]:
-            model.train(kind == "step")
-            with on(arm, model):
-                ready(arm, model, size, job)
-                times[arm.name].append(job.machine.timed(runs[arm.name]))
+            taken, failed = tried(job, arm, model, timed)
+            if taken is None:
+                del times[arm.name]
+                found[arm.name] = failed
+            else:
+                times[arm.name].append(taken)
         number, longest = number + 1, max(longest, time.monotonic() - started)
-    real = sum(map(sum, lengths))
-    for arm in racing:
-        found[arm.name].update(_summary(times[arm.name], real))
-    result: dict[str, Any] = {"rounds": number, "arms": found}
-    for other in ("padded", "stock packed flash"):
-        if other in times:
-            result[f"speed of {other}"] = {name: ratio(times[other], taken) for name, taken in times.items()}
-    return {**result, "optimizer": size.optimizer, "checkpointing": size.checkpointing} if kind == "step" else result
+        job.record(**{kind: {"rounds": number, "arms": found, **_summary(found, times, real), **more}})
 
 
 @torch.no_grad()
@@ -219,7 +247,7 @@ def runs_of(job: Job, size: Size, model: Any, lengths: list[list[int]], kind: st
 
 
 def make_optimizer(size: Size, model: Any) -> torch.optim.Optimizer:
-    """The optimizer that a size names; a rate that small moves no bfloat16 weight, so that all arms find the same."""
+    """The optimizer that a size names; a rate that small hardly moves a bfloat16 weight: all arms find the same."""
     if size.optimizer.startswith("SGD"):
         return torch.optim.SGD(model.parameters(), lr=1e-9, foreach=False)
     return torch.optim.AdamW(model.parameters(), lr=1e-9, weight_decay=0.0, fused=True)
@@ -241,35 +269,23 @@ def _pass(model: Any, calls: list[dict[str, Any]], optimizer: torch.optim.Optimi
     return forward if optimizer is None else step
 
 
-def _first_passes(job: Job, size: Size, model: Any, arm: Arm, run: Callable[[], None]) -> dict[str, Any]:
-    """Warm an arm up, and measure its memory in the last of these passes."""
-    found: dict[str, Any] = {}
-    try:
-        with on(arm, model) as handle:
-            for _ in range(size.warm_up - 1):
-                run()
-            found["memory, GiB"] = job.machine.peak(run)
-            if handle is not None:
-                found["enabled"] = {"backend": backend_of(arm), "padded batches": str(handle.tally)}
-    except OUT_OF_MEMORY as raised:
-        found = {"out of memory": _first_line(raised)}
-    except Exception as raised:
-        found = {"error": f"{type(raised).__name__}: {_first_line(raised)}"}
-        job.problem(f"{arm.name} cannot be run: {found['error']}")
-    if "memory, GiB" not in found:
-        # Here and not above: an error holds the frames, and they the tensors, of what did not fit.
-        model.zero_grad(set_to_none=True)
-        job.machine.forget()
-    return found
-
-
-def _summary(times: list[dict[str, float]], real: int) -> dict[str, Any]:
-    walls = [each["wall"] for each in times]
-    median = statistics.median(walls)
-    found = {"median s": median, "min s": min(walls), "max s": max(walls), "real tokens/s": real / median}
-    if "events" in times[0]:
-        found["median of events, s"] = statistics.median(each["events"] for each in times)
-    return {**found, "all": times}
+def _summary(
+    found: dict[str, dict[str, Any]], times: dict[str, list[dict[str, float]]], real: int
+) -> dict[str, dict[str, Any]]:
+    """Fill in what each arm took, and give the ratios to the two that all are held against."""
+    for name, taken in times.items():
+        walls = [each["wall"] for each in taken]
+        median = statistics.median(walls)
+        found[name].update(
+            {"median s": median, "min s": min(walls), "max s": max(walls), "real tokens/s": real / median}
+        )
+        if "events" in taken[0]:
+            found[name]["median of events, s"] = statistics.median(each["events"] for each in taken)
+        found[name]["all"] = taken
+    others = [name for name in ("padded", "stock packed flash") if name in times]
+    return {
+        f"speed of {other}": {name: ratio(times[other], taken) for name, taken in times.items()} for other in others
+    }
 
 
 def ratio(other: list[dict[str, float]], times: list[dict[str, float]]) -> dict[str, float]:
