@@ -80,8 +80,17 @@ def test_every_part_runs_on_stand_ins_and_one_that_raises_is_named(tmp_path, mon
     assert "FAILED: raises" in table
     assert "No part failed" not in table
     assert all(arm in table for arm in found["waits"]["result"]["calls"])
-    assert (tmp_path / "gpu.png").read_bytes().startswith(b"\x89PNG") or "matplotlib" in result["picture"]
+    assert result["picture"] == "gpu.png"
+    assert (tmp_path / "gpu.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in tmp_path.iterdir()} <= {"gpu.json", "gpu.txt", "gpu.png"}
+
+
+def test_without_matplotlib_there_is_no_picture_and_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    race = {"arms": {"padded": {"median s": 1.0, "real tokens/s": 5.0}}}
+    result = {"parts": {"speed, 1B": {"result": {"step": race}}}, "settings": {"device": "cpu"}}
+    assert "matplotlib" in report.draw(result, tmp_path / "gpu.png")
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_time_everything_is_left_out_and_written(tmp_path):
@@ -111,8 +120,10 @@ def test_what_a_process_leaves_behind_does_not_hold_the_run_up():
 
 def test_what_is_no_json_does_not_end_the_run(tmp_path):
     run = Run(Machine("cpu"), tmp_path, 1, small=True)
-    run.go([Part("odd", lambda job: {"dtype": torch.float16, "error": float("nan")}, 1)])
+    odd = {"dtype": torch.float16, "error": float("nan"), "types": "none"}
+    run.go([Part("odd", lambda job: odd, 1)])
     assert run.failed() == []
+    assert "cannot be shown" in (tmp_path / "gpu.txt").read_text()
     assert json.loads((tmp_path / "gpu.json").read_text())["parts"]["odd"]["result"]["dtype"] == "torch.float16"
 
 

@@ -26,7 +26,10 @@ def table(result: dict[str, Any]) -> str:
     failed = [name for name, outcome in parts.items() if outcome["status"] == FAILED]
     lines += ["", f"FAILED: {'; '.join(failed)}" if failed else "No part failed."]
     for name, outcome in parts.items():
-        section = list(_section(name, outcome["result"]))
+        try:
+            section = list(_section(name, outcome["result"]))
+        except Exception as error:  # of a part that ended in the middle, say: the others are to be shown
+            section = [f"cannot be shown: {type(error).__name__}: {error}"]
         problems = [f"  ! {_cut(problem)}" for problem in outcome["problems"]]
         if section or problems:
             lines += ["", name, "-" * len(name), *section, *problems]
@@ -150,10 +153,16 @@ def draw(result: dict[str, Any], path: Path) -> str:
     if not races:
         return "none, because nothing was timed"
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        return f"none, because matplotlib cannot be imported: {error}"
+        _plot(races, result, path)
+    except Exception as error:  # no matplotlib, or one that does not work here: all else is there already
+        return f"none, because of {type(error).__name__}: {error}"
+    return path.name
+
+
+def _plot(races: list[tuple[str, dict[str, Any]]], result: dict[str, Any], path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(5 * len(races), 4), layout="constrained")
     FigureCanvasAgg(figure)
     for number, (title, arms) in enumerate(races):
@@ -173,4 +182,3 @@ def draw(result: dict[str, Any], path: Path) -> str:
     found = result["parts"].get("environment", {}).get("result", {})
     figure.suptitle(found.get("name", result["settings"]["device"]))
     figure.savefig(path, dpi=110)
-    return path.name
