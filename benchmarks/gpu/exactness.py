@@ -84,20 +84,23 @@ def measure(model_type: str, backend: str, dtype: torch.dtype, job: Job) -> dict
     result: dict[str, Any] = {
         "alone": worst(found, wanted),
         "packed": worst(parts, wanted),
+        "median token alone": median_token(found, wanted),
+        "median token packed": median_token(parts, wanted),
         "gradient alone": distance(found_gradients, wanted_gradients),
         "gradient packed": distance(gradients, wanted_gradients),
         "influence": influence,
         "stock leaks": stock,
     }
-    judged = ["influence"]
+    judged = ["influence", "median token packed"]
     if any("expert" in name for name, _ in half.named_modules()):
         # A tie that rounding breaks otherwise sends a token to another expert, alone as packed.
-        result["judged"] = "by influence alone, because it routes tokens"
+        result["judged"] = "by its median token and influence, because it routes tokens"
     else:
         judged += ["packed", "gradient packed"]
     bounds = {
         "influence": TOLERANCE[dtype],
         "packed": max(FACTOR * result["alone"], FLOOR[dtype]),
+        "median token packed": max(FACTOR * result["median token alone"], FLOOR[dtype]),
         "gradient packed": max(FACTOR * result["gradient alone"], FLOOR[dtype]),
     }
     # `not <=`, so that NaN is too large
@@ -172,6 +175,12 @@ def _influence(
 def worst(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
     """The relative error of the worst document."""
     return max(distance([f], [w]) for f, w in zip(found, wanted, strict=True))
+
+
+def median_token(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+    """The relative error of the median token of all documents."""
+    off = torch.cat([(f.detach().double() - w.double()).norm(dim=-1) for f, w in zip(found, wanted, strict=True)])
+    return float((off / torch.cat([w.double().norm(dim=-1) for w in wanted])).median())
 
 
 def distance(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:

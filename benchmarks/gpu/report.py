@@ -127,7 +127,7 @@ def _race(found: dict[str, Any], title: str) -> Iterator[str]:
     yield f"{title}{more}, {found['rounds']} interleaved rounds"
     others = [key.removeprefix("speed of ") for key in found if key.startswith("speed of ")]
     heads = ("median s", "min s", "max s", "tokens/s", "peak GiB", *(f"/ {other}" for other in others))
-    yield f"{'arm':<28}" + "".join(f"{head:>{max(11, len(head) + 2)}}" for head in heads)
+    yield f"{'arm':<28}" + "".join(f"{head:>{_width(head)}}" for head in heads)
     for arm, cell in found["arms"].items():
         if "median s" not in cell:
             why = next((f"{key}: {_cut(cell[key])}" for key in ("out of memory", "error") if key in cell), "not timed")
@@ -139,7 +139,11 @@ def _race(found: dict[str, Any], title: str) -> Iterator[str]:
         for other in others:
             speed = found[f"speed of {other}"][arm]
             cells.append(f"{speed['median']:.2f} ({speed['min']:.2f} to {speed['max']:.2f})")
-        yield f"{arm:<28}" + "".join(f"{c:>{max(11, len(h) + 2)}}" for c, h in zip(cells, heads, strict=True))
+        yield f"{arm:<28}" + "".join(f"{c:>{_width(h)}}" for c, h in zip(cells, heads, strict=True))
+
+
+def _width(head: str) -> int:
+    return 24 if head.startswith("/") else 11
 
 
 def draw(result: dict[str, Any], path: Path) -> str:
