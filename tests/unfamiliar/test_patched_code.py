@@ -317,7 +317,7 @@ def test_the_class_of_an_encoders_layer_mixes_tokens(model_type, when):
 
 @pytest.mark.parametrize("model_type", ["mamba", "bloom"])
 def test_a_patch_that_is_taken_back_after_all_models_left(model_type):
-    """What it puts back is autopack's own forward of a mixer, which keeps documents apart once more beneath the next."""
+    """What it puts back is autopack's own forward of a mixer, which keeps documents apart beneath the next one."""
     model = build(model_type)
     handle = autopack.enable(model)
     *_, cls = (type(module) for module in model.modules() if hasattr(type(module).forward, "autopack_original"))
