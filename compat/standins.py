@@ -114,6 +114,21 @@ def _batch(
     return out.view(rows, length, *out.shape[1:])
 
 
+def pad_input(hidden: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
+    """flash-attn's function of this name."""
+    whole = hidden.new_zeros(batch * seqlen, *hidden.shape[1:])
+    whole[indices] = hidden
+    return whole.view(batch, seqlen, *hidden.shape[1:])
+
+
+def unpad_input(hidden: torch.Tensor, attention_mask: torch.Tensor, unused_mask: Any = None) -> Any:
+    """flash-attn's function of this name."""
+    lengths = attention_mask.sum(dim=-1, dtype=torch.int32)
+    indices = attention_mask.flatten().nonzero().flatten()
+    bounds = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    return hidden.flatten(0, 1)[indices], indices, bounds, int(lengths.max()), lengths
+
+
 def _flash_2() -> dict[str, ModuleType]:
     def flash_attn_func(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
@@ -134,17 +149,6 @@ def _flash_2() -> dict[str, ModuleType]:
 
     def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError("the stand-in has no paged cache")
-
-    def pad_input(hidden: torch.Tensor, indices: torch.Tensor, batch: int, seqlen: int) -> torch.Tensor:
-        whole = hidden.new_zeros(batch * seqlen, *hidden.shape[1:])
-        whole[indices] = hidden
-        return whole.view(batch, seqlen, *hidden.shape[1:])
-
-    def unpad_input(hidden: torch.Tensor, attention_mask: torch.Tensor, unused_mask: Any = None) -> Any:
-        lengths = attention_mask.sum(dim=-1, dtype=torch.int32)
-        indices = attention_mask.flatten().nonzero().flatten()
-        bounds = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        return hidden.flatten(0, 1)[indices], indices, bounds, int(lengths.max()), lengths
 
     package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")
     package.__version__ = "2.8.3"  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from autopack.attention.backends.varlen import attend_varlen
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 
+DEVICE = "cuda"
 ROWS = [[7, 130, 1, 62, 256], [200, 200, 56]]
 # One rounding of the output in the dtype (2^-8 or 2^-11 of values of order 1 to 4), and those of P and dS inside.
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3}
@@ -47,11 +48,11 @@ def _reference(layout, query, key, value, pattern, scale, sinks=None):
 
 
 def _states(dtype, heads=8, kv_heads=2, size=64, value_size=64):
-    layout = PackedLayout.from_lengths(ROWS, "cuda")
-    generator = torch.Generator("cuda").manual_seed(0)
+    layout = PackedLayout.from_lengths(ROWS, DEVICE)
+    generator = torch.Generator(DEVICE).manual_seed(0)
 
     def draw(h, d):
-        states = torch.randn(layout.rows, h, layout.columns, d, generator=generator, device="cuda")
+        states = torch.randn(layout.rows, h, layout.columns, d, generator=generator, device=DEVICE)
         return states.to(dtype).requires_grad_()
 
     return layout, draw(heads, size), draw(kv_heads, size), draw(kv_heads, value_size)
@@ -61,7 +62,7 @@ def _compare(layout, states, pattern, scale, dtype, sinks=None):
     inputs = [*states, sinks] if sinks is not None else list(states)
     found = attend_varlen(layout, *states, pattern, scale, sinks)
     expected = _reference(layout, *states, pattern, scale, sinks)
-    weights = torch.randn(expected.shape, generator=torch.Generator("cuda").manual_seed(1), device="cuda")
+    weights = torch.randn(expected.shape, generator=torch.Generator(DEVICE).manual_seed(1), device=DEVICE)
     gradients = torch.autograd.grad((found.float() * weights).sum(), inputs)
     wanted = torch.autograd.grad((expected * weights).sum(), inputs)
     for name, f, w in zip(("output", "q", "k", "v", "sinks"), (found, *gradients), (expected, *wanted), strict=False):
@@ -93,13 +94,13 @@ def test_head_sizes_of_query_and_value_may_differ(sizes, dtype):
 @pytest.mark.parametrize("pattern", [PATTERNS["causal"], PATTERNS["window"]], ids=["causal", "window"])
 def test_sinks_take_part_in_output_and_gradients(pattern, dtype):
     layout, *states = _states(dtype)
-    sinks = torch.linspace(-2, 3, 8, device="cuda").to(dtype).requires_grad_()
+    sinks = torch.linspace(-2, 3, 8, device=DEVICE).to(dtype).requires_grad_()
     _compare(layout, states, pattern, 0.125, dtype, sinks)
 
 
 def test_without_the_sinks_the_same_test_fails(dtype):
     layout, *states = _states(dtype)
-    sinks = torch.full((8,), 3.0, device="cuda")
+    sinks = torch.full((8,), 3.0, device=DEVICE)
     without = attend_varlen(layout, *states, Pattern(causal=True), 0.125)
     expected = _reference(layout, *states, Pattern(causal=True), 0.125, sinks)
     assert float((without.float() - expected).abs().max() / expected.abs().max()) > 10 * TOLERANCE[dtype]

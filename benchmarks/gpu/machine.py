@@ -1,0 +1,194 @@
+"""The device that parts run on: its clock, its memory, its waits, and what stands in for its kernels on a CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import subprocess
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ROOT = Path(__file__).parents[2]
+GIB = 2**30
+_PACKAGES = ("torch", "transformers", "triton", "fla-core", "flash-attn", "causal-conv1d", "mamba-ssm", "numpy")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A CUDA device, or a CPU on which stand-ins compute what its kernels do; times of the latter mean nothing."""
+
+    device: str
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether it is a GPU."""
+        return self.device.startswith("cuda")
+
+    def wait(self) -> None:
+        """Wait until the device has done all that it was given."""
+        if self.is_cuda:
+            torch.cuda.synchronize()
+
+    def timed(self, function: Callable[[], Any]) -> dict[str, float]:
+        """Seconds that a call takes from an idle device to an idle device, by the clock and by the device's events."""
+        self.wait()
+        if not self.is_cuda:
+            started = time.perf_counter()
+            function()
+            return {"wall": time.perf_counter() - started}
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started = time.perf_counter()
+        first.record()
+        function()
+        last.record()
+        self.wait()
+        return {"wall": time.perf_counter() - started, "events": first.elapsed_time(last) / 1000}
+
+    def peak(self, function: Callable[[], Any]) -> dict[str, float | None]:
+        """Memory in GiB that tensors hold before a call and at most in it; None on a CPU."""
+        if not self.is_cuda:
+            function()
+            return {"before": None, "peak": None}
+        self.wait()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        function()
+        self.wait()
+        return {"before": before / GIB, "peak": torch.cuda.max_memory_allocated() / GIB}
+
+    def free(self) -> float | None:
+        """GiB that could be had now, after giving back what is only cached; None on a CPU."""
+        if not self.is_cuda:
+            return None
+        self.forget()
+        return torch.cuda.mem_get_info()[0] / GIB
+
+    def forget(self) -> None:
+        """Give cached memory back."""
+        if self.is_cuda:
+            torch.cuda.empty_cache()
+
+    def waits(self, function: Callable[[], Any]) -> dict[str, int]:
+        """How often the host waits for the device in a call, by the line of Python that makes it wait."""
+        if not self.is_cuda:
+            with _Reads() as reads:
+                function()
+            return dict(reads.found)
+        self.wait()
+        before = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            # Inside: to set the mode warns of its being a prototype, and is not what was asked for.
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                function()
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        lines = (f"{_short(w.filename)}:{w.lineno}" for w in caught if "called a synchronizing" in str(w.message))
+        return dict(Counter(lines))
+
+    def kernels(self) -> contextlib.AbstractContextManager[None]:
+        """What stands in for kernels of torch that the device lacks."""
+        from compat.torch_flash import aten_on_cpu
+
+        return contextlib.nullcontext() if self.is_cuda else aten_on_cpu()
+
+    @contextlib.contextmanager
+    def kernels_of(self, backend: str) -> Iterator[str]:
+        """Make the kernels of a backend of autopack loadable; says which they are."""
+        from compat.standins import flex_standin
+        from compat.torch_flash import torch_kernels_as_flash_attn
+
+        where = "" if self.is_cuda else ", stood in for on a CPU"
+        with contextlib.ExitStack() as stack:
+            if backend == "flash" and self.is_cuda and _has_flash_attn():
+                yield f"flash-attn {_version('flash-attn')}"
+                return
+            if backend == "flash":
+                stack.enter_context(torch_kernels_as_flash_attn())
+                yield f"torch's kernels behind flash-attn's signature{where}"
+                return
+            if backend == "flex" and not self.is_cuda:
+                stack.enter_context(flex_standin(broadcast=True))
+            names = {"varlen": "torch.nn.attention.varlen", "flex": "torch.nn.attention.flex_attention"}
+            yield f"{names[backend]}{where}"
+
+    def about(self) -> dict[str, Any]:
+        """The device, its driver, and the packages that a result depends on."""
+        found: dict[str, Any] = {
+            "device": self.device,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            **{name: _version(name) for name in _PACKAGES},
+        }
+        if not self.is_cuda:
+            return {**found, "name": "CPU stand-ins: no time or memory of this run means anything"}
+        properties = torch.cuda.get_device_properties(self.device)
+        return {
+            **found,
+            "name": properties.name,
+            "capability": ".".join(map(str, torch.cuda.get_device_capability(self.device))),
+            "multiprocessors": properties.multi_processor_count,
+            "memory, GiB": properties.total_memory / GIB,
+            "free, GiB": self.free(),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "driver": _driver(),
+            "tf32": torch.backends.cuda.matmul.allow_tf32,
+        }
+
+
+class _Reads(TorchDispatchMode):
+    """Counts what would make the host wait if it were a GPU's: values that are read, shapes that depend on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func.overloadpacket.__name__)
+        if name in ("_local_scalar_dense", "nonzero", "equal", "masked_select"):
+            self.found[f"aten.{name}"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _short(filename: str) -> str:
+    path = Path(filename)
+    if path.is_relative_to(ROOT):
+        return str(path.relative_to(ROOT))
+    return str(Path(*path.parts[path.parts.index("site-packages") + 1 :]) if "site-packages" in path.parts else path)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _has_flash_attn() -> bool:
+    from transformers.utils import is_flash_attn_2_available
+
+    return importlib.util.find_spec("flash_attn") is not None and bool(is_flash_attn_2_available())
+
+
+def _driver() -> str | None:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    command = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.split()[0]
+    except (subprocess.SubprocessError, IndexError):
+        return None

@@ -1,0 +1,188 @@
+"""A run in words and in a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.job import FAILED
+
+KINDS = {"forward": "forward, no gradients", "step": "training step"}
+
+
+def line(name: str, outcome: dict[str, Any]) -> str:
+    """What became of a part, in one line."""
+    why = outcome.get("reason") or (outcome.get("error") or {}).get("message") or "; ".join(outcome["problems"])
+    took = f" in {outcome['seconds']:.0f} s" if "seconds" in outcome else ""
+    return f"{name:<20} {outcome['status']}{took}{f': {_cut(why)}' if why else ''}"
+
+
+def table(result: dict[str, Any]) -> str:
+    """All parts in words."""
+    parts = result["parts"]
+    lines = [f"{result['origin']['date']}, {result['settings']['minutes']:g} minutes at most", *_environment(parts), ""]
+    lines += [line(name, outcome) for name, outcome in parts.items()]
+    failed = [name for name, outcome in parts.items() if outcome["status"] == FAILED]
+    lines += ["", f"FAILED: {'; '.join(failed)}" if failed else "No part failed."]
+    for name, outcome in parts.items():
+        try:
+            section = list(_section(name, outcome["result"]))
+        except Exception as error:  # of a part that ended in the middle, say: the others are to be shown
+            section = [f"cannot be shown: {type(error).__name__}: {error}"]
+        problems = [f"  ! {_cut(problem)}" for problem in outcome["problems"]]
+        if section or problems:
+            lines += ["", name, "-" * len(name), *section, *problems]
+    picture = result.get("picture")
+    return "\n".join([*lines, "", f"Picture: {picture}"] if picture else lines)
+
+
+def _cut(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def _environment(parts: dict[str, Any]) -> Iterator[str]:
+    found = parts.get("environment", {}).get("result", {})
+    if "name" in found:
+        memory = f", {found['memory, GiB']:.0f} GiB" if "memory, GiB" in found else ""
+        driver = f", driver {found['driver']}, CUDA {found['cuda']}" if "driver" in found else ""
+        yield f"{found['name']}{memory}{driver}, Python {found['python']}"
+        names = ("torch", "transformers", "triton", "fla-core", "flash-attn", "causal-conv1d", "mamba-ssm")
+        yield ", ".join(f"{name} {found.get(name) or 'absent'}" for name in names)
+
+
+def _section(name: str, found: dict[str, Any]) -> Iterator[str]:
+    if name == "waits":
+        yield from _waits(found)
+    elif name == "tests" and "counts" in found:
+        yield ", ".join(f"{count} {outcome.lower()}" for outcome, count in found["counts"].items()) or "none ended"
+        yield from (f"  {test}" for test in found["failed"])
+    elif "types" in found:
+        yield from _types(found)
+    elif "size" in found:
+        yield from _speed(found)
+
+
+def _types(found: dict[str, Any]) -> Iterator[str]:
+    if "kernels" in found:
+        yield f"{found['kernels']}; packed may be {found['factor']} x as far from float32 as alone is"
+    columns = ("alone", "packed", "gradient alone", "gradient packed", "influence", "stock leaks")
+    shown = [c for c in columns if any(c in cell for cell in found["types"].values())]
+    yield f"{'':<20}" + "".join(f"{column:>17}" for column in shown)
+    for key, cell in found["types"].items():
+        numbers = "".join(f"{_number(cell[c]) if c in cell else '':>17}" for c in shown)
+        said = next((f"{k}: {_cut(cell[k])}" for k in ("error", "left out", "inexact", "judged") if k in cell), "exact")
+        yield f"{key:<20}{numbers}  {said}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else "0" if value == 0 else f"{value:.1e}"
+
+
+def _waits(found: dict[str, Any]) -> Iterator[str]:
+    layers = [f"{n} layers" for n in found.get("layers", ())]
+    for arm, kinds in found.get("calls", {}).items():
+        if "error" in kinds:
+            yield f"{arm:<28} {_cut(kinds['error'])}"
+            continue
+        counts = [f"{kind} {' and '.join(str(sum(by[n].values())) for n in layers)}" for kind, by in kinds.items()]
+        yield f"{arm:<28} {', '.join(counts)}"
+        lines = sorted({where for by in kinds.values() for n in layers for where in by[n]})
+        yield from (f"    {where}" for where in lines)
+    if layers:
+        yield f"(waits of the host in one call, with {' and with '.join(layers)})"
+
+
+def _speed(found: dict[str, Any]) -> Iterator[str]:
+    size, real, padded = found["size"], found.get("real tokens"), found.get("padded tokens", {})
+    yield (
+        f"Llama, {found['parameters'] / 1e9:.2f} B parameters, {size['layers']} layers x {size['hidden']}, "
+        f"{found['dtype']}; {found.get('flash', 'not run')}"
+    )
+    if real:
+        ratios = ", ".join(f"{name} {tokens / real:.2f}" for name, tokens in padded.items())
+        yield f"{size['batches']} batches of {size['documents']} documents, {real} tokens; padded / real: {ratios}"
+    checked = found.get("checked", {})
+    if checked:
+        control = checked["control: documents that see each other"]
+        errors = [error for error in checked["arms"].values() if isinstance(error, float)]
+        yield (
+            f"{checked['measure']}: at most {max(errors, default=0):.1e} in all arms, allowed {checked['bound']:.1e}; "
+            f"{control:.1e} where documents see each other"
+        )
+    for kind, title in KINDS.items():
+        if kind in found:
+            yield from _race(found[kind], title)
+
+
+def _race(found: dict[str, Any], title: str) -> Iterator[str]:
+    yield ""
+    if "left out" in found:
+        yield f"{title}: left out, {found['left out']}"
+        return
+    more = (
+        f", {found['optimizer']}{', checkpointing' if found['checkpointing'] else ''}" if "optimizer" in found else ""
+    )
+    yield f"{title}{more}, {found['rounds']} interleaved rounds"
+    others = [key.removeprefix("speed of ") for key in found if key.startswith("speed of ")]
+    heads = ("median s", "min s", "max s", "tokens/s", "peak GiB", *(f"/ {other}" for other in others))
+    yield f"{'arm':<28}" + "".join(f"{head:>{_width(head)}}" for head in heads)
+    for arm, cell in found["arms"].items():
+        if "median s" not in cell:
+            why = next((f"{key}: {_cut(cell[key])}" for key in ("out of memory", "error") if key in cell), "not timed")
+            yield f"{arm:<28}  {why}"
+            continue
+        peak = cell["memory, GiB"]["peak"]
+        cells = [f"{cell[key]:.4f}" for key in ("median s", "min s", "max s")]
+        cells += [f"{cell['real tokens/s']:.0f}", "-" if peak is None else f"{peak:.1f}"]
+        for other in others:
+            speed = found[f"speed of {other}"][arm]
+            cells.append(f"{speed['median']:.2f} ({speed['min']:.2f} to {speed['max']:.2f})")
+        yield f"{arm:<28}" + "".join(f"{c:>{_width(h)}}" for c, h in zip(cells, heads, strict=True))
+
+
+def _width(head: str) -> int:
+    return 24 if head.startswith("/") else 11
+
+
+def draw(result: dict[str, Any], path: Path) -> str:
+    """Draw the real tokens per second of all arms into a PNG; says where it is, or why there is none."""
+    races = [
+        (f"{name.removeprefix('speed, ')}, {kind}", outcome["result"][kind]["arms"])
+        for name, outcome in result["parts"].items()
+        for kind in KINDS
+        if any("median s" in cell for cell in outcome["result"].get(kind, {}).get("arms", {}).values())
+    ]
+    if not races:
+        return "none, because nothing was timed"
+    try:
+        _plot(races, result, path)
+    except Exception as error:  # no matplotlib, or one that does not work here: all else is there already
+        return f"none, because of {type(error).__name__}: {error}"
+    return path.name
+
+
+def _plot(races: list[tuple[str, dict[str, Any]]], result: dict[str, Any], path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5 * len(races), 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for number, (title, arms) in enumerate(races):
+        axes = figure.add_subplot(1, len(races), number + 1)
+        names = list(arms)
+        speeds = [arms[name].get("real tokens/s", 0.0) for name in names]
+        bars = axes.barh(names, speeds, color=["tab:blue" if n.startswith("enabled") else "tab:gray" for n in names])
+        missing = [
+            next((key for key in ("out of memory", "error") if key in arms[name]), "not timed") for name in names
+        ]
+        axes.bar_label(bars, [f"{s:.0f}" if s else why for s, why in zip(speeds, missing, strict=True)], padding=3)
+        axes.invert_yaxis()
+        axes.margins(x=0.25)
+        axes.set_title(title)
+        axes.set_xlabel("real tokens per second")
+        axes.tick_params(labelleft=number == 0)
+    found = result["parts"].get("environment", {}).get("result", {})
+    figure.suptitle(found.get("name", result["settings"]["device"]))
+    figure.savefig(path, dpi=110)

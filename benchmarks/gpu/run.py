@@ -1,0 +1,106 @@
+"""A whole run: its parts one after the other, each in a process of its own on a GPU, and what is written of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import interleave
+from benchmarks.gpu import report
+from benchmarks.gpu.job import FAILED, LEFT_OUT, NO_TIME, Job, Part, carry_out
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.processes import run_bounded
+
+GRACE = 45
+"""Seconds after its time in which a part may still end by itself: it looks at the clock between types and rounds."""
+LAST = 15
+"""Seconds kept for the last report."""
+
+
+@dataclass
+class Run:
+    """A run on a device: how long it may take, where it writes, and what has been found so far."""
+
+    machine: Machine
+    out: Path
+    minutes: float
+    small: bool = False
+    apart: bool = False
+    seed: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.result: dict[str, Any] = {
+            "benchmark": "gpu",
+            "origin": interleave.origin(),
+            "settings": {
+                "device": self.machine.device,
+                "small": self.small,
+                "minutes": self.minutes,
+                "seed": self.seed,
+            },
+            "parts": {},
+        }
+
+    def left(self) -> float:
+        """Seconds that are left for parts."""
+        return 60 * self.minutes - (time.monotonic() - self.started) - (LAST if self.minutes else 0)
+
+    def go(self, parts: Sequence[Part]) -> dict[str, Any]:
+        """Run parts as far as the time allows, and write all after each; returns the result."""
+        self.write()
+        for part in parts:
+            seconds = min(60 * self.minutes * part.share, self.left())
+            if seconds <= 0:
+                outcome: dict[str, Any] = {"status": LEFT_OUT, "reason": NO_TIME, "problems": [], "result": {}}
+            else:
+                print(f"{part.name} (up to {seconds:.0f} s) ...", flush=True)
+                outcome = self._one(part, seconds)
+            self.result["parts"][part.name] = outcome
+            print(report.line(part.name, outcome), flush=True)
+            self.write()
+        self.result["picture"] = report.draw(self.result, self.out / "gpu.png")
+        self.write()
+        return self.result
+
+    def _one(self, part: Part, seconds: float) -> dict[str, Any]:
+        if self.apart or part.apart:
+            with tempfile.TemporaryDirectory() as scratch:
+                return self._in_process(part, seconds, Path(scratch) / "outcome.json")
+        return carry_out(part, Job(self.machine, self.small, seconds, self.seed))
+
+    def _in_process(self, part: Part, seconds: float, path: Path) -> dict[str, Any]:
+        """Run a part in a process of its own: what it breaks of the device, and its memory, go with that process."""
+        command = [sys.executable, "-m", "benchmarks.gpu", "--device", self.machine.device, "--part", part.name]
+        command += ["--seconds", str(seconds), "--seed", str(self.seed), "--outcome", str(path)]
+        command += ["--small"] if self.small else []
+        limit = min(seconds + GRACE, max(self.left(), 0) + LAST / 2)
+        status, lines = run_bounded(command, limit)
+        found = json.loads(path.read_text()) if path.exists() else None
+        if status == 0 and found is not None:
+            return found
+        ended = f"its process ended with status {status}" if status is not None else f"stopped after {limit:.0f} s"
+        told = {"type": "ended", "message": ended, "output": lines[-25:]}
+        return {"problems": [], "result": {}, **(found or {}), "status": FAILED, "error": told}
+
+    def failed(self) -> list[str]:
+        """Names of the parts that failed."""
+        return [name for name, outcome in self.result["parts"].items() if outcome["status"] == FAILED]
+
+    def write(self) -> None:
+        """Write what there is: `gpu.json`, and `gpu.txt`, the same in words."""
+        self.result["seconds"] = time.monotonic() - self.started
+        for name, text in (
+            ("gpu.json", json.dumps(self.result, indent=1, default=str)),
+            ("gpu.txt", report.table(self.result)),
+        ):
+            unfinished = self.out / f".{name}"
+            unfinished.write_text(text + "\n")
+            unfinished.replace(self.out / name)

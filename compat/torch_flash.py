@@ -1,0 +1,197 @@
+"""A module of flash-attn's signature whose kernels are those that torch carries itself.
+
+`aten_on_cpu` computes those kernels on a CPU, below torch's dispatcher: everything above them runs there as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.nn import functional as F
+
+from autopack.attention import choose
+from autopack.attention.backends import varlen
+from autopack.attention.call import AttentionCall
+from autopack.inspection.torches import attend_varlen
+from compat.standins import loadable, pad_input, scores_within, unpad_input
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bounds: torch.Tensor,
+    longest: int,
+    scale: float | None,
+    causal: bool,
+    window: tuple[int, int],
+) -> torch.Tensor:
+    assert isinstance(longest, int), "flash-attn takes Python ints"
+    assert bounds.dtype == torch.int32
+    size = q.shape[-1]
+    scale, after = size**-0.5 if scale is None else scale, 0 if causal else window[1]
+    # flash-attn pads heads to a multiple of 8 itself, and torch's kernels want that done.
+    q, k, v = (F.pad(t, (0, -size % 8)) if size % 8 else t for t in (q, k, v))
+    return attend_varlen(q, k, v, bounds, longest, scale, (window[0], after))[..., :size]
+
+
+def _module() -> dict[str, ModuleType]:
+    def flash_attn_func(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
+        causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
+        deterministic: bool = False, return_attn_probs: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        assert not softcap, "torch's kernels have no softcap"
+        rows, length = q.shape[:2]
+        bounds = torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=q.device)
+        flat_q, flat_k, flat_v = (t.reshape(-1, *t.shape[2:]) for t in (q, k, v))
+        output = _attend(flat_q, flat_k, flat_v, bounds, length, softmax_scale, causal, window_size)
+        return output.reshape(q.shape)
+
+    def flash_attn_varlen_func(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
+        max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
+        causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
+        deterministic: bool = False, return_attn_probs: bool = False, block_table: Any = None,
+    ) -> torch.Tensor:  # fmt: skip
+        assert not softcap, "torch's kernels have no softcap"
+        # Not by value: that would make the host wait, in code whose waits are counted and timed.
+        assert len(q) == len(k), "one set of documents for queries and keys"
+        assert cu_seqlens_q.shape == cu_seqlens_k.shape
+        return _attend(q, k, v, cu_seqlens_q, max_seqlen_q, softmax_scale, causal, window_size)
+
+    package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")
+    package.flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
+    package.__version__ = "2.8.3"  # type: ignore[attr-defined]
+    package.flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]
+    package.flash_attn_with_kvcache = None  # type: ignore[attr-defined]
+    padding.pad_input, padding.unpad_input = pad_input, unpad_input  # type: ignore[attr-defined]
+    package.bert_padding = padding  # type: ignore[attr-defined]
+    return {"flash_attn": package, "flash_attn.bert_padding": padding}
+
+
+@contextlib.contextmanager
+def torch_kernels_as_flash_attn() -> Iterator[None]:
+    """Load that module as flash-attn 2, by transformers' own loader."""
+    from transformers import modeling_flash_attention_utils as flash
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(loadable(_module()))
+        stack.enter_context(mock.patch.object(flash, "is_flash_attn_2_available", return_value=True))
+        for name in vars(flash).copy():
+            if name == "_loaded_implementation" or (name.startswith("_") and name.endswith("_fn")):
+                stack.enter_context(mock.patch.object(flash, name, None))
+        yield
+
+
+def forward_on_cpu(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cum_seq_q: torch.Tensor | None,
+    cum_seq_k: torch.Tensor | None, max_q: int, max_k: int, dropout_p: float, is_causal: bool, return_debug_mask: bool,
+    *, scale: float | None = None, window_size_left: int | None = None, window_size_right: int | None = None,
+    seqused_k: Any = None, alibi_slopes: Any = None, block_table: Any = None, num_splits: int | None = None,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """`aten::_flash_attention_forward` of documents in a row: the output, its log-sum-exp (heads, tokens), and more."""
+    assert seqused_k is alibi_slopes is block_table is None, "they are not for training"
+    window = window_size_left, window_size_right
+    scores, spread = _checked(
+        query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, scale, window
+    )
+    output = torch.einsum("hqk,khd->qhd", scores.softmax(-1), spread).to(query.dtype)
+    state, nothing = torch.zeros(2, dtype=torch.uint64), torch.empty(0)
+    return output, scores.logsumexp(-1), state, nothing, nothing.clone()
+
+
+def backward_on_cpu(
+    grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
+    logsumexp: torch.Tensor, cum_seq_q: torch.Tensor, cum_seq_k: torch.Tensor, max_q: int, max_k: int, dropout_p: float,
+    is_causal: bool, rng_state: torch.Tensor, unused: torch.Tensor, *, scale: float | None = None,
+    window_size_left: int | None = None, window_size_right: int | None = None,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """`aten::_flash_attention_backward`: it recomputes P = exp(S - lse) from the log-sum-exp that it is given."""
+    window = window_size_left, window_size_right
+    scores, spread = _checked(
+        query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, scale, window
+    )
+    assert logsumexp.dtype == torch.float32
+    assert logsumexp.shape == (query.shape[1], len(query))
+    assert grad_out.dtype == out.dtype == query.dtype
+    groups, scale = query.shape[1] // key.shape[1], query.shape[-1] ** -0.5 if scale is None else scale
+    grad, weights = grad_out.float(), torch.exp(scores - logsumexp.unsqueeze(-1))
+    d_value = torch.einsum("hqk,qhd->khd", weights, grad)
+    d_weights = torch.einsum("qhd,khd->hqk", grad, spread)
+    d_scores = weights * (d_weights - (grad * out.float()).sum(-1).transpose(0, 1).unsqueeze(-1)) * scale
+    d_query = torch.einsum("hqk,khd->qhd", d_scores, key.float().repeat_interleave(groups, dim=1))
+    d_key = torch.einsum("hqk,qhd->khd", d_scores, query.float())
+    d_key, d_value = (t.unflatten(1, (-1, groups)).sum(2) for t in (d_key, d_value))
+    return d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype)
+
+
+def _checked(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bounds_q: torch.Tensor | None,
+    bounds_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    window: tuple[int | None, int | None],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (heads, queries, keys) and values of every query head, in float32, of what the kernels do not refuse."""
+    size = query.shape[-1]
+    for name, states in (("query", query), ("key", key), ("value", value)):
+        if states.dtype not in (torch.float16, torch.bfloat16) or states.dtype != query.dtype:
+            raise RuntimeError(f"FlashAttention only supports fp16 and bf16 data type; {name} is {states.dtype}")
+        if states.dim() != 3 or states.stride(-1) != 1 or states.shape[-1] != size:
+            raise RuntimeError(f"{name} must be (tokens, heads, {size}), contiguous in the last dimension")
+    if size % 8 or size > 256:
+        raise RuntimeError(f"head sizes are multiples of 8, up to 256; found {size}")
+    if query.shape[1] % key.shape[1]:
+        raise RuntimeError("number of heads in key/value must divide number of heads in query")
+    if dropout:
+        raise RuntimeError("dropout is not for this stand-in")
+    for bounds, states, longest in ((bounds_q, query, max_q), (bounds_k, key, max_k)):
+        if bounds is None or bounds.dtype != torch.int32 or not bounds.is_contiguous():
+            raise RuntimeError("cumulative lengths must be int32 and contiguous")
+        if int(bounds[0]) or int(bounds[-1]) != len(states) or longest < int(bounds.diff().max()):
+            raise RuntimeError(f"{bounds.tolist()} with a maximum of {longest} are not {len(states)} tokens")
+    assert bounds_q is not None
+    assert bounds_k is not None
+    q, k, v = (t.float() for t in (query, key, value))
+    k, v = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (k, v))
+    return scores_within(q, k, bounds_q, bounds_k, size**-0.5 if scale is None else scale, causal, window), v
+
+
+@contextlib.contextmanager
+def aten_on_cpu() -> Iterator[None]:
+    """Let torch's flash kernels, and with them the varlen backend, run on CPU tensors.
+
+    The stand-ins are registered below the dispatcher: `varlen_attn` and its operators, autograd, and the schemas that
+    arguments are checked against are torch's own.
+    """
+
+    def refusal(call: AttentionCall) -> str | None:
+        shown = SimpleNamespace(is_cuda=True, dtype=call.query.dtype, shape=call.query.shape)
+        asked = SimpleNamespace(query=shown, value=call.value, options=call.options, pattern=call.pattern)
+        return refused(asked)  # type: ignore[arg-type]
+
+    def availability() -> tuple[bool, str]:
+        return True, "stand-ins on a CPU"
+
+    refused = varlen.refusal
+    backend = choose.Backend(varlen.attend, availability, refusal)
+    with contextlib.ExitStack() as stack:
+        library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
+        library.impl("_flash_attention_forward", forward_on_cpu, "CPU")
+        library.impl("_flash_attention_backward", backward_on_cpu, "CPU")
+        stack.enter_context(mock.patch.object(varlen, "refusal", refusal))
+        stack.enter_context(mock.patch.object(varlen, "availability", availability))
+        stack.enter_context(mock.patch.dict(choose.BACKENDS, varlen=backend))
+        yield

@@ -1,0 +1,311 @@
+"""`python -m benchmarks.gpu` on a CPU: every part on stand-ins, parts that fail, budgets, what is left out."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from autopack import tiny
+from autopack.inspection import releases, torches
+from benchmarks.gpu import exactness, parts, report, speed, suite
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.arms import ROW, Arm, Batch
+from benchmarks.gpu.job import Job, Part, carry_out
+from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.processes import run_bounded
+from benchmarks.gpu.run import Run
+from compat import torch_flash
+
+pytestmark = pytest.mark.skipif(torches.varlen_attn is None, reason="this torch has no varlen_attn")
+
+
+def _raise(job: Job) -> None:
+    job.record(before="it was recorded")
+    raise ZeroDivisionError("a part that raises")
+
+
+def _run(folder, *arguments):
+    status = main(["--out", str(folder), "--device", "cpu", "--small", *arguments])
+    return status, json.loads((folder / "gpu.json").read_text()), (folder / "gpu.txt").read_text()
+
+
+@pytest.mark.slow
+def test_every_part_runs_on_stand_ins_and_one_that_raises_is_named(tmp_path, monkeypatch, capsys):
+    first, *others = parts.PARTS
+    monkeypatch.setattr(parts, "PARTS", [first, Part("raises", _raise, 0.1), *others])
+    status, result, table = _run(tmp_path)
+    found = result["parts"]
+    assert status == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("FAILED: raises. ")
+    error = found["raises"].pop("error")
+    assert (error["type"], error["message"]) == ("ZeroDivisionError", "a part that raises")
+    assert "in _raise" in "\n".join(error["traceback"])
+    assert found["raises"]["result"] == {"before": "it was recorded"}
+    assert {name: outcome["status"] for name, outcome in found.items()} == {
+        "environment": "ok", "raises": "failed", "exactness, varlen": "ok", "exactness, flash": "ok", "waits": "ok",
+        "speed, 0.1B": "ok", "speed, 1B": "left out", "speed, 7B": "ok", "exactness, flex": "ok", "tests": "ok",
+        "mixers": "ok",
+    }, table  # fmt: skip
+    for name in ("varlen", "flash", "flex"):
+        cells = found[f"exactness, {name}"]["result"]["types"]
+        assert cells
+        assert all(cell["packed"] < 0.1 < cell["stock leaks"] for cell in cells.values())
+    assert found["mixers"]["result"]["types"]["qwen3_next fp32"]["kernels"]["torch_chunk_gated_delta_rule"] is True
+    bounds = [bounds for kernel, bounds in found["mixers"]["result"]["documents at kernels"]]
+    assert any(bounds and len(bounds) > 1 for bounds in bounds), "documents must have reached the kernels"
+    if not torch.cuda.is_available():
+        assert found["tests"]["result"]["counts"].keys() == {"SKIPPED"}
+    for size in ("speed, 0.1B", "speed, 7B"):
+        for kind in ("forward", "step"):
+            race = found[size]["result"][kind]
+            assert race["rounds"] >= 1
+            assert all(cell["real tokens/s"] > 0 for cell in race["arms"].values())
+            assert race["speed of stock packed flash"].keys() == race["arms"].keys()
+            told = race["arms"]["enabled, padded batch"]["enabled"]["padded batches"]
+            assert told.startswith("2 padded batches packed inside")
+        errors = found[size]["result"]["checked"]
+        assert max(errors["arms"].values()) <= errors["bound"] < errors["control: documents that see each other"]
+    assert "FAILED: raises" in table
+    assert "No part failed" not in table
+    assert all(arm in table for arm in found["waits"]["result"]["calls"])
+    assert result["picture"] == "gpu.png"
+    assert (tmp_path / "gpu.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in tmp_path.iterdir()} <= {"gpu.json", "gpu.txt", "gpu.png"}
+
+
+def test_without_matplotlib_there_is_no_picture_and_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    race = {"arms": {"padded": {"median s": 1.0, "real tokens/s": 5.0}}}
+    result = {"parts": {"speed, 1B": {"result": {"step": race}}}, "settings": {"device": "cpu"}}
+    assert "matplotlib" in report.draw(result, tmp_path / "gpu.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_time_everything_is_left_out_and_written(tmp_path):
+    status, result, table = _run(tmp_path, "--minutes", "0")
+    assert status == 0
+    assert [(part["status"], part["reason"]) for part in result["parts"].values()] == [("left out", "no time")] * 10
+    assert table.count("left out: no time") == 10
+    assert result["picture"] == "none, because nothing was timed"
+
+
+def test_only_a_gpu_is_a_gpu(capsys):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(SystemExit) as ended:
+        main(["--out", "nowhere"])
+    assert ended.value.code == 2
+    assert "--device cpu --small" in capsys.readouterr().err
+
+
+def test_what_a_process_leaves_behind_does_not_hold_the_run_up():
+    child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    assert run_bounded([sys.executable, "-c", f"{child}; print('done')"], 30) == (0, ["done"])
+    status, lines = run_bounded([sys.executable, "-c", "import time; print('so far', flush=True); time.sleep(60)"], 1)
+    assert status is None
+    assert lines in ([], ["so far"])
+
+
+def test_what_is_no_json_does_not_end_the_run(tmp_path):
+    run = Run(Machine("cpu"), tmp_path, 1, small=True)
+    odd = {"dtype": torch.float16, "error": float("nan"), "types": "none"}
+    run.go([Part("odd", lambda job: odd, 1)])
+    assert run.failed() == []
+    assert "cannot be shown" in (tmp_path / "gpu.txt").read_text()
+    assert json.loads((tmp_path / "gpu.json").read_text())["parts"]["odd"]["result"]["dtype"] == "torch.float16"
+
+
+def test_a_part_whose_process_dies_keeps_what_it_had_recorded(tmp_path, monkeypatch):
+    run = Run(Machine("cpu"), tmp_path, 1, small=True, apart=True)
+    outcome = tmp_path / "outcome.json"
+    Job(run.machine, True, 10, path=outcome).record(types={"llama bf16": {"packed": 0.0}})
+    monkeypatch.setattr(sys, "executable", "false")
+    found = run._in_process(Part("mixers", _raise, 1), 10, outcome)
+    assert found["status"] == "failed"
+    assert found["error"]["message"] == "its process ended with status 1"
+    assert found["result"] == {"types": {"llama bf16": {"packed": 0.0}}}
+    assert "its process ended with status 1" in report.line("mixers", found)
+
+
+@pytest.mark.parametrize("calls", [0, 8], ids=["at once", "in a round"])
+def test_an_arm_without_memory_is_recorded_and_the_others_go_on(monkeypatch, calls):
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    left = iter(range(calls))
+
+    def no_memory(*args, **kwargs):
+        if next(left, None) is None:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 7.00 GiB\nand so on")
+        return sdpa_attention_forward(*args, **kwargs)
+
+    AttentionInterface.register("no_memory", no_memory)
+    AttentionMaskInterface.register("no_memory", lambda *_, **__: None)
+    arms = (speed.ARMS[0], Arm("greedy", "no_memory", ROW, False), speed.ARMS[4])
+    monkeypatch.setattr(speed, "ARMS", arms)
+    part = Part("speed", lambda job: speed.measure_size(job, "7B"), 1)
+    outcome = carry_out(part, Job(Machine("cpu"), True, 60))
+    if calls:  # without documents it leaks, and is named
+        assert [problem[:13] for problem in outcome["problems"]] == ["greedy is off"]
+    else:
+        assert outcome["status"] == "ok", outcome
+    for kind in ("forward", "step"):
+        race = outcome["result"][kind]["arms"]
+        assert race["greedy"] == {"out of memory": "CUDA out of memory. Tried to allocate 7.00 GiB"}
+        assert all("median s" in race[arm.name] for arm in (arms[0], arms[2]))
+    said = [line for line in report._section("speed", outcome["result"]) if line.startswith("greedy")]
+    assert len(said) == 2
+    assert all("out of memory" in line for line in said)
+
+
+def test_a_size_that_does_not_fit_is_left_out(monkeypatch):
+    monkeypatch.setattr(Machine, "free", lambda self: 9.0)
+    outcome = carry_out(parts.PARTS[6], Job(Machine("cpu"), False, 60))
+    assert outcome["status"] == "left out"
+    assert outcome["reason"] == "needs 18 GiB of memory, and 9 are free"
+
+
+def test_kernels_that_leak_are_found(monkeypatch):
+    def everything(query, key, bounds_q, bounds_k, scale, causal, window, softcap=0.0):
+        one = torch.tensor([0, len(query)], dtype=torch.int32)
+        return within(query, key, one, one, scale, causal, window, softcap)
+
+    within = torch_flash.scores_within
+    monkeypatch.setattr(torch_flash, "scores_within", everything)
+    monkeypatch.setattr(exactness, "SMALL", {"varlen": ["llama"]})
+    outcome = carry_out(
+        Part("exactness", lambda job: exactness.measure_backend(job, "varlen"), 1), Job(Machine("cpu"), True, 60)
+    )
+    assert outcome["status"] == "failed"
+    assert [problem.split(": ")[0] for problem in outcome["problems"]] == ["llama bf16", "llama fp16"]
+    assert "packed is" in outcome["problems"][0]
+    assert "influence is" in outcome["problems"][0]
+
+
+@pytest.mark.parametrize("backend", exactness.TYPES)
+def test_types_declare_their_backend_and_fit_its_kernels(backend):
+    types = exactness.TYPES[backend]
+    assert len(set(types)) == 12
+    for model_type in types:
+        model = tiny.build(model_type)
+        declared = releases.supported_implementations(model)
+        if backend == "flex":
+            config = model.config
+            assert "flex_attention" in declared, model_type
+            assert (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads) >= 16
+        else:
+            assert "flash_attention" in declared or (backend == "varlen" and "sdpa" in declared), model_type
+
+
+def test_sizes_are_what_they_are_called_and_are_made_on_their_device():
+    for name, billions in (("0.1B", 0.125), ("1B", 1.1), ("7B", 6.74)):
+        size = speed.SIZES[name]
+        model = speed.build(size, "meta", 0)
+        found = sum(parameter.numel() for parameter in model.parameters())
+        assert found == speed.parameters(size) == pytest.approx(billions * 1e9, rel=0.01)
+        assert {str(t.device) for t in [*model.parameters(), *model.buffers()]} == {"meta"}
+        assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+class _Event:
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        pass
+
+    def elapsed_time(self, end):
+        return 250.0
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A GPU as far as the functions of torch go that the machine calls; torch has to have each of them."""
+    state = SimpleNamespace(mode=0, waits=0)
+
+    def synchronize():
+        state.waits += 1
+
+    def set_mode(mode):
+        state.mode = {"default": 0, "warn": 1}.get(mode, mode)
+        warnings.warn(
+            "Synchronization debug mode is a prototype feature: not all synchronizing operations", stacklevel=2
+        )
+
+    for name, function in {
+        "synchronize": synchronize, "get_sync_debug_mode": lambda: state.mode, "set_sync_debug_mode": set_mode,
+        "Event": _Event, "reset_peak_memory_stats": lambda: None, "memory_allocated": lambda: 2**30,
+        "max_memory_allocated": lambda: 3 * 2**30, "empty_cache": lambda: None, "mem_get_info": lambda: (2**31, 2**32),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, function)
+    return state
+
+
+def test_waits_are_counted_by_line_and_the_mode_is_given_back(cuda):
+    def call():
+        assert cuda.mode == 1
+        for _ in range(3):
+            warnings.warn("called a synchronizing CUDA operation (Triggered internally)", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+
+    found = Machine("cuda").waits(call)
+    assert list(found.values()) == [3]
+    assert next(iter(found)).startswith("tests/test_gpu_command.py:")
+    assert cuda.mode == 0
+    with pytest.raises(ZeroDivisionError):
+        Machine("cuda").waits(lambda: 1 / 0)
+    assert cuda.mode == 0
+
+
+def test_times_and_memory_are_taken_around_a_call_that_is_waited_for(cuda):
+    found = Machine("cuda").timed(lambda: None)
+    assert found["events"] == 0.25
+    assert cuda.waits == 2
+    assert Machine("cuda:0").peak(lambda: None) == {"before": 1.0, "peak": 3.0}
+    assert Machine("cuda").free() == 2.0
+
+
+def test_a_gpu_is_described(cuda, monkeypatch):
+    shown = SimpleNamespace(name="Some GPU", multi_processor_count=132, total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: shown)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    found = Machine("cuda").about()
+    assert (found["name"], found["capability"], found["memory, GiB"], found["free, GiB"]) == ("Some GPU", "9.0", 80, 2)
+    assert found["torch"] == torch.__version__
+
+
+def test_forms_of_a_batch_hold_the_same_documents():
+    batch = Batch.of([3, 5, 2], 50, 0, "cpu")
+    for arm in speed.ARMS:
+        call = batch.call(arm)
+        for ids, found in zip(batch.documents, batch.by_document(arm, call["input_ids"]), strict=True):
+            assert torch.equal(found, ids[0])
+        targets = F.pad(call["labels"], (0, 1), value=-100)[:, 1:]
+        assert int((targets != -100).sum()) == 7, "each document has one target less than tokens"
+    bounds = batch.call(next(arm for arm in speed.ARMS if arm.name == "stock packed flash"))
+    assert bounds["cu_seq_lens_q"].dtype == torch.int32
+    assert bounds["cu_seq_lens_q"].tolist() == [0, 3, 8, 10]
+    assert type(bounds["max_length_q"]) is int
+
+
+def test_outcomes_are_read_from_pytest_alone_and_with_xdist():
+    lines = [
+        "tests/gpu/test_models.py::test_a[bf16-one two] PASSED            [  3%]",
+        "tests/gpu/test_models.py::test_b[fp16] SKIPPED (needs a CUDA device) [ 5%]",
+        "[gw1] [ 12%] FAILED tests/gpu/test_varlen.py::test_c[fp16-(16, 12)] ",
+        "[gw0] [ 15%] PASSED tests/gpu/test_varlen.py::test_d ",
+        "FAILED tests/gpu/test_varlen.py::test_c[fp16-(16, 12)] - AssertionError",
+        "tests/gpu/test_varlen.py::test_e ",
+    ]
+    assert suite.outcomes(lines) == {
+        "tests/gpu/test_models.py::test_a[bf16-one two]": "PASSED",
+        "tests/gpu/test_models.py::test_b[fp16]": "SKIPPED",
+        "tests/gpu/test_varlen.py::test_c[fp16-(16, 12)]": "FAILED",
+        "tests/gpu/test_varlen.py::test_d": "PASSED",
+    }
