@@ -81,6 +81,44 @@ def test_what_it_says_of_a_loss_is_so(kind):
     assert (report.labels is None) == (abs(found - expected) < 1e-4 * expected)
 
 
+class _HalfTheGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, states):
+        return states.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient / 2
+
+
+class FaultyWhenPacked(LlamaForCausalLM):
+    """What it makes of rows of several documents is right but for the loss, or for the gradients."""
+
+    fault = ""
+
+    def forward(self, input_ids, position_ids=None, labels=None, **kwargs):
+        packed = position_ids is not None and int((position_ids == 0).sum()) > 1
+        output = super().forward(input_ids, position_ids=position_ids, labels=labels, **kwargs)
+        if packed and self.fault == "loss" and output.loss is not None:
+            output.loss = output.loss * 1.05
+        if packed and self.fault == "gradients":
+            output.logits = _HalfTheGradient.apply(output.logits)
+        return output
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_hides_no_wrong_loss_and_no_wrong_gradient(dtype):
+    model = enabled(as_class(FaultyWhenPacked, dtype=dtype))
+    options = {"modes": ("default", "two rows"), "training": (True,)}
+    assert autopack.audit(model, **options).exact, "control"
+    model.fault = "loss"
+    report = autopack.audit(model, **options)
+    assert report.packed is None
+    assert "the loss is off by 5.0e-02" in report.labels
+    model.fault = "gradients"
+    assert "gradients are off by" in autopack.audit(model, **options).packed
+
+
 class TakesNoLabelOfAnyForm(LlamaForCausalLM):
     def forward(self, input_ids, labels=None, **kwargs):
         if labels is not None:
