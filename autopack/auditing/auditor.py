@@ -42,8 +42,8 @@ _PADDED_TOLERANCE = TOLERANCE[torch.float32]
 """Padded batches are not held to less: softmax and norms of most models go through float32 whatever their dtype, and
 round otherwise where padding stands beside the tokens. Documents alone and packed are alike there."""
 _GRADIENT_FACTOR = {torch.float16: 2, torch.bfloat16: 2}
-"""Gradients sum over all tokens and layers; they are held to ten times the tolerance of the logits, and to twice that of
-half precision, which is wide already: ten times would let everything pass."""
+"""Gradients sum over all tokens and layers; they are held to ten times the tolerance of the logits, and to twice that
+of half precision, which is wide already: ten times would let everything pass."""
 EVERY_MODE = (*MODES, ROUTER, *PADDED_MODES)
 """Names of all call modes."""
 TRAINED = {"default", "padding mask", "two rows", "right-padded", "left-padded", "right-padded, no labels"}

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-
 _PADDED_GRADIENT_TOLERANCE = 1e-3
 """Gradients of padded batches are not held to less: softmax and norms round otherwise beside padding, in float32."""
 
