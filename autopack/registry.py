@@ -115,7 +115,10 @@ def _with_own_attention(family: Family, attending: list[nn.Module]) -> Family:
 
 def _with_positions(family: Family, model: PreTrainedModel, mixing: list[nn.Module]) -> Family:
     """A family that restarts what counts columns in a model that takes no positions, as those of older releases."""
-    if not family.positions or not modules.takes_tokens(model) or source.knows_of(type(model), "position_ids"):
+    if not family.positions or not modules.takes_tokens(model):
+        return family
+    # A head may hand what it takes by any name on to its loss alone (BioGPT up to 4.52).
+    if all(source.knows_of(type(part), "position_ids") for part in (model, modules.entries(model)[-1])):
         return family
     tables, whole = modules.counting_columns(model, mixing)
     if not (tables or whole) and parameters_of(type(model)).takes_others:
