@@ -177,7 +177,7 @@ class ByTable(OldForCausalLM):
 
 
 class HandingOnToTheLoss(PreTrainedModel):
-    """BioGPT's from 4.48 to 4.52: what its head takes by any name goes to its loss, and to the backbone nothing of it."""
+    """BioGPT from 4.48 to 4.52: what its head takes by any name goes to its loss, and nothing to the backbone."""
 
     config_class, base_model_prefix = OldConfig, "model"
 
