@@ -71,3 +71,31 @@ def test_a_block_mask_of_the_models_own_is_cut_by_documents(monkeypatch):
         report = autopack.audit(model, modes=("default", "two rows"), training=(True,))
     assert report.exact, str(report)
     assert made
+
+
+OWN_RULES = {
+    "window": lambda batch, head, query, key: (query >= key) & (query - key < 4),
+    "chunks of columns": lambda batch, head, query, key: (query >= key) & (query // 8 == key // 8),
+    "first column for all": lambda batch, head, query, key: (query >= key) & ((query - key < 4) | (key == 0)),
+}
+"""Rules of BlockMasks that somebody makes; by the last two, what a document sees depends on where in the row it lies."""
+
+
+@pytest.mark.parametrize("name", OWN_RULES)
+def test_a_block_mask_that_counts_columns_is_refused(monkeypatch, name):
+    from torch.nn.attention.flex_attention import create_block_mask
+    from transformers.models.llama import modeling_llama
+
+    def own_mask(*, inputs_embeds, **others):
+        return create_block_mask(OWN_RULES[name], len(inputs_embeds), None, *[inputs_embeds.shape[1]] * 2, "cpu")
+
+    monkeypatch.setattr(modeling_llama, "create_causal_mask", own_mask)
+    model = tiny.build("llama")
+    set_implementation(model, "flex_attention")
+    with flex_standin():
+        if name == "window":
+            autopack.enable(model)
+            assert autopack.audit(model, modes=("default", "two rows"), training=(True,)).exact
+        else:
+            with pytest.raises(autopack.UnsupportedModel, match="it is not exact"):
+                autopack.enable(model)
