@@ -78,7 +78,7 @@ OWN_RULES = {
     "chunks of columns": lambda batch, head, query, key: (query >= key) & (query // 8 == key // 8),
     "first column for all": lambda batch, head, query, key: (query >= key) & ((query - key < 4) | (key == 0)),
 }
-"""Rules of BlockMasks that somebody makes; by the last two, what a document sees depends on where in the row it lies."""
+"""Rules of BlockMasks that somebody makes; the last two depend on where in the row a document lies."""
 
 
 @pytest.mark.parametrize("name", OWN_RULES)
