@@ -15,6 +15,7 @@ _PUBLIC = {
     "CostModel": "autopack.packing.balance",
     "Family": "autopack.family",
     "Handle": "autopack.enabling.handle",
+    "HostBatch": "autopack.layout.host",
     "InvalidPacking": "autopack.errors",
     "LeakReport": "autopack.auditing.report",
     "OutsideForward": "autopack.errors",
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
         UnsupportedVersion,
     )
     from autopack.family import Family
+    from autopack.layout.host import HostBatch
     from autopack.layout.packed import PackedLayout
     from autopack.packing import PackingCollator
     from autopack.packing.balance import CostModel

@@ -25,9 +25,12 @@ _TINY: dict[str, dict[str, Any]] = {
     "deepseek_v4": {"layer_types": ["sliding_attention", _HEAVILY, "compressed_sparse_attention", _HEAVILY]}
     | {"mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe"]}
     | {"compress_rates": {"compressed_sparse_attention": 2, _HEAVILY: 4}, "num_key_value_heads": 1, "head_dim": 16}
-    | {"partial_rotary_factor": 0.5, "index_topk": 2, "o_groups": 2, "o_lora_rank": 16, "hc_mult": 2},
+    | {"partial_rotary_factor": 0.5, "index_topk": 2, "o_groups": 2, "o_lora_rank": 16, "hc_mult": 2}
+    | {"hc_sinkhorn_iters": 2},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]}
     | {"mlp_layer_types": ["dense", "sparse"], "index_n_heads": 2, "index_block_size": 4, "index_topk_blocks": 2},
+    # it numbers every pair of positions that there may be in every call
+    "prophetnet": {"max_position_embeddings": 128},
     # chunks of one token: rows of any length need no padding, which upstream does in eval mode alone
     "reformer": {"local_attn_chunk_length": 1, "local_num_chunks_before": 3}
     | {"lsh_attn_chunk_length": 1, "lsh_num_chunks_before": 3, "num_buckets": 4, "hash_seed": 0}

@@ -12,6 +12,7 @@ from autopack.attention.document_mask import DocumentMask
 from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection import masks, releases, torches
 from autopack.patching import Site
+from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Scope, running_scope
 
 
@@ -30,8 +31,8 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             raise SiteDrift(f"{site} is called by position inside a packed forward; autopack needs names")
         # Some models make an all-ones mask of their own; padding that the entry has not seen would be lost.
         padding = kwargs.get("attention_mask")
-        if padding is not None and not padding.all():
-            raise UnsupportedModel("the model makes a padding mask of its own inside a packed forward")
+        if padding is not None:
+            _refuse_padding(padding, scope.model)
         kwargs["attention_mask"] = None
         pattern, layout, memory = masks.describe_mask(kwargs["mask_function"]), scope.layout, scope.memory
         if memory is not None and kwargs["kv_length"] == memory.columns:
@@ -74,6 +75,16 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
         return tuple(mask if part is given["attention_mask"] else part for part in original(**given))
 
     return autopack_preprocess_mask_arguments
+
+
+def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:
+    why = "the model makes a padding mask of its own inside a packed forward"
+    if mask.device.type == "cpu" or model.is_settling:
+        if not mask.all():
+            raise UnsupportedModel(why)
+    else:
+        # What was proven makes none, and to read that on the host would wait for the device at every layer's mask.
+        torch._assert_async(mask.all(), why)
 
 
 def _packed_scope(config: Any) -> Scope | None:

@@ -26,7 +26,7 @@ from autopack.auditing.routers import ROUTER, measure_router
 from autopack.auditing.running import Runner
 from autopack.auditing.thresholds import threshold_lengths
 from autopack.errors import UnsupportedModel
-from autopack.inspection.heads import is_head_of_pair
+from autopack.inspection.heads import is_head_of_pair, row_head
 from autopack.integrations.wrappers import unwrap
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -88,8 +88,8 @@ def audit(
     names = argument_names(base)
     if "decoder_input_ids" in names and "input_ids" not in names:
         raise UnsupportedModel(f"{type(base).__name__} takes recordings, of which the auditor has none")
-    if is_head_of_pair(base):
-        why = "gives one result per row, read off its decoder, so packed rows of it are refused: nothing to audit"
+    if is_head_of_pair(base) and row_head(base) is None:
+        why = "has a head that does not predict its decoder's tokens, so its packed rows are refused: nothing to audit"
         raise UnsupportedModel(f"{type(base).__name__} {why}")
     with left_as_found(base):
         return _Audit(base, lengths, modes, seed).run(training, gradients)
@@ -101,7 +101,8 @@ class _Audit:
     def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], modes: tuple[str, ...] | None, seed: int):
         self.model, self.lengths = model, lengths
         self.runner = Runner(model)
-        kind = PairCase if "decoder_input_ids" in argument_names(model) else Case
+        of_pair = "decoder_input_ids" in argument_names(model) and row_head(model) is None
+        kind = PairCase if of_pair else Case
         self.case = kind(model, lengths, seed)
         longer = threshold_lengths(model, lengths)
         self.long = None if longer is None else kind(model, longer, seed)
@@ -231,9 +232,10 @@ class _Audit:
             if self.all and train and False in training and name not in TRAINED:
                 continue
             asked = differentiate and self._differentiates(name, train, training)
+            first = not train or False not in training
             try:
                 if name in MODES:
-                    result = packed.measure(name, labels, asked, self._replaces(name, train, training))
+                    result = packed.measure(name, labels, asked, first and self._replaces(name), first)
                 elif name == ROUTER:
                     result = measure_router(self.runner, self.case, labels, self.pads)
                 else:
@@ -255,6 +257,6 @@ class _Audit:
         chosen = {(t, n) for t in training for n in self.modes} & GRADIENTS
         return (train, name) in chosen if chosen else True
 
-    def _replaces(self, name: str, train: bool, training: tuple[bool, ...]) -> bool:
+    def _replaces(self, name: str) -> bool:
         chosen = INFLUENCE & set(self.modes)
-        return (not train or False not in training) and (name in chosen if chosen else True)
+        return name in chosen if chosen else True

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.errors import UnsupportedModel
-from autopack.inspection import modules
+from autopack.inspection import heads, modules
 from autopack.inspection.configs import text_config
 from autopack.registry import first_position
 
@@ -79,6 +79,10 @@ class Case:
             return list(tokens.to(self.device).split(self.lengths))
 
         self.documents, self.others = draw(), draw()
+        end = heads.end_token(model)
+        if end is not None:
+            for document in (*self.documents, *self.others):
+                document[-1] = end
         pad = getattr(text_config(model.config), "pad_token_id", None)
         usable = pad if isinstance(pad, int) and 0 <= pad < _vocabulary(model) else self.documents[0][0]
         self.filler = int(usable)

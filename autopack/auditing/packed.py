@@ -58,8 +58,13 @@ class PackedRuns:
         """What stock gives every document by itself."""
         return [fields_of(output) for output in self._alone(self.case, MODES["default"](self.case))]
 
-    def measure(self, name: str, labels: Labels | None, differentiate: bool, replace: bool) -> ModeResult:
-        """Run one call mode; raises `NoReference` where it has documents begin where stock cannot run them."""
+    def measure(
+        self, name: str, labels: Labels | None, differentiate: bool, replace: bool, apart: bool = True
+    ) -> ModeResult:
+        """Run one call mode; raises `NoReference` where it has documents begin where stock cannot run them.
+
+        With `replace` documents are replaced one at a time, with `apart` labels are given in every way.
+        """
         case = self.long if name == "thresholds" and self.long is not None else self.case
         call = MODES[name](case)
         options = {n: v for n, v in call.arguments.items() if n in case.outputs} if name == "every output" else {}
@@ -72,12 +77,13 @@ class PackedRuns:
                 raise NoReference(said) from error
             return ModeResult(name, self.training, failure=said)
         try:
-            return self._measured(
-                name, case, call, alone, None if options or case is not self.case else labels, differentiate, replace
-            )
+            given = None if options or case is not self.case else labels
+            return self._measured(name, case, call, alone, given, differentiate, replace, apart)
         except Exception as failure:
             said = f"{type(failure).__name__}: {failure}"
-            refused = options and isinstance(failure, AutopackError)  # where more is asked for than anybody has to
+            # Where more is asked for, or documents begin elsewhere, than anybody has to.
+            rare = options or any(first != case.base for first in call.first)
+            refused = rare and isinstance(failure, AutopackError)
             if refused or "unexpected keyword argument 'attention_mask'" in said:  # some take none (FNet up to 4.57)
                 raise NoReference(said) from failure
             return ModeResult(name, self.training, failure=said)
@@ -91,12 +97,13 @@ class PackedRuns:
         labels: Labels | None,
         differentiate: bool,
         replace: bool,
+        apart: bool,
     ) -> ModeResult:
         outputs: Fields = {}
         loss, refused = None, None
         if labels is not None:
-            outputs, loss, refused = self._with_labels(name, call, labels)
-        if name in WITHOUT_LABELS or not self._tells_as_much(outputs, alone):
+            outputs, loss, refused = self._with_labels(name, call, labels, apart)
+        if (apart and name in WITHOUT_LABELS) or not self._tells_as_much(outputs, alone):
             # With labels, some models do not return all that they return without.
             outputs = fields_of(self.runner.model(**case.given(call)))
         found, expected, unknown = Sides.of(call).split(outputs, alone)
@@ -162,7 +169,9 @@ class PackedRuns:
                 return None
         return gradient_error(gradients(one, parameters), self._gradients[key])
 
-    def _with_labels(self, name: str, call: Call, labels: Labels) -> tuple[Fields, float | None, str | None]:
+    def _with_labels(
+        self, name: str, call: Call, labels: Labels, apart: bool
+    ) -> tuple[Fields, float | None, str | None]:
         """What the call with labels returns, the relative difference of its loss from that of the documents alone, and
         why there is none where it is refused.
 
@@ -178,15 +187,16 @@ class PackedRuns:
             outputs, together = self._loss(call, labels.packed(call))
             expected = min(expected_losses(alone, counts), key=lambda each: relative_error(together, each))
             error = relative_error(together, expected)
-            if name == "default" and labels.per_token:
+            apart = apart and name == "default"
+            if apart and labels.per_token:
                 for number, count in enumerate(counts):
                     if count > 0:
                         with torch.no_grad():
                             _, one = self._loss(call, labels.packed(call, number))
                         error = max(error, relative_error(one, alone[number]))
-            if name == "default" and call.source is not None:
+            if apart and call.source is not None:
                 error = max(error, self._error_without_tokens(call, labels, counts) or 0.0)
-            if name == "default":
+            if apart:
                 error = max(error, self._error_of_items(call, labels, alone, counts, expected))
         except AutopackError as refused:
             return {}, None, f"{type(refused).__name__}: {refused}"

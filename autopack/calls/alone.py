@@ -14,7 +14,7 @@ from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.batches import DocumentBatch, by_length, items_of_share, mean_loss
-from autopack.layout.host import host_values
+from autopack.layout.host import host_values, recall
 from autopack.runtime.scope import Scope
 
 _OWN_TOKENS = {"logits": (), "start_logits": (1,), "end_logits": (1,), "hidden_states": (1,), "attentions": (2, 3)}
@@ -34,8 +34,10 @@ class DocumentsAlone(Plan):
         """Numbers of the documents of each batch."""
         self.wants_tuple = call.wants_tuple
         self._check_ignored()
-        self.calls = [self._of_group(numbers) for numbers in self.groups]
-        self.counts = [self._counted(call, numbers) for call, numbers in zip(self.calls, self.groups, strict=True)]
+        counted = _counted(given.arguments.get("labels"), given.documents)
+        self.counts = [int(counted[numbers].sum()) for numbers in self.groups]
+        """How many documents of each batch its loss is the mean over."""
+        self.calls = [self._of_group(*each) for each in zip(self.groups, self.counts, strict=True)]
         for each, count in zip(self.calls, self.counts, strict=True):
             each |= items_of_share(each, count, sum(self.counts))
         self.arguments = self.calls[0]
@@ -50,15 +52,14 @@ class DocumentsAlone(Plan):
                     f"{head.name} runs documents alone here and cannot weigh such a loss. Leave it out of the rows."
                 )
 
-    def _of_group(self, numbers: np.ndarray) -> dict[str, Any]:
+    def _of_group(self, numbers: np.ndarray, count: int) -> dict[str, Any]:
         whole = self.given.batch
         batch = DocumentBatch.of(whole.layout, whole.documents[numbers])
         index = torch.from_numpy(numbers)
         found = self.given.map(
             lambda name, value: batch.spread(value), lambda value: value.index_select(0, index.to(value.device))
         )
-        labels = found.get("labels")
-        if labels is not None and not _compared(labels):
+        if not count and found.get("labels") is not None:
             found["labels"] = None  # its mean would be that of nothing
         return {**found, "return_dict": True}
 
@@ -87,17 +88,13 @@ class DocumentsAlone(Plan):
         order = np.argsort(np.concatenate(self.groups), kind="stable")
         return torch.cat(wide).index_select(0, torch.from_numpy(order).to(wide[0].device))
 
-    @staticmethod
-    def _counted(call: dict[str, Any], numbers: np.ndarray) -> int:
-        """How many documents of a batch its loss is the mean over."""
-        return len(numbers) if call.get("labels") is None else _compared(call["labels"])
 
-
-def _compared(labels: torch.Tensor) -> int:
-    """Number of documents whose label counts in the loss."""
-    if labels.is_floating_point():
-        return len(labels)
-    return int((labels.reshape(len(labels), -1)[:, 0] != IGNORED_LABEL).sum())
+def _counted(labels: torch.Tensor | None, documents: int) -> np.ndarray:
+    """Which documents have a label that counts in the loss, (documents,) on the host; all where none are given."""
+    if labels is None or labels.is_floating_point():
+        return np.ones(documents, dtype=bool)
+    known = recall({"labels": labels}).get("labels", labels)
+    return host_values(known.reshape(documents, -1)[:, 0]) != IGNORED_LABEL
 
 
 def _widened(part: torch.Tensor, dimensions: tuple[int, ...], longest: int, fill: float) -> torch.Tensor:

@@ -64,6 +64,10 @@ def choose_pair(call: PairCall) -> Plan:
     """What becomes of a call of an encoder-decoder."""
     if generates(call.model):
         return Untouched(call.model)
+    layout = call.one_sided_layout()
+    if layout is not None:
+        refusals.check_packed(call, layout)
+        return documents.plan_of_pair(call, layout)
     packs = call.find_pair()
     if packs is None or (not packs and call.model.options.unpad == "never"):
         return Untouched(call.model)

@@ -17,7 +17,7 @@ from autopack.calls.call import Call
 from autopack.calls.document_arguments import DocumentArguments
 from autopack.calls.packed import without_what_packing_drops
 from autopack.calls.plan import HeadDocuments, Plan
-from autopack.errors import UnsupportedModel
+from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import heads
 from autopack.inspection.configs import text_config
 from autopack.layout.packed import PackedLayout
@@ -39,6 +39,28 @@ def plan(call: Call, layout: PackedLayout) -> Plan:
         )
     alone = call.wants_weights or call.entry.runs_alone is not None or _ends_elsewhere(call.module, given)
     return DocumentsAlone(call, given) if alone else PaddedDocuments(call, given)
+
+
+def plan_of_pair(call: Call, layout: PackedLayout) -> Plan:
+    """The same for such a head of an encoder-decoder that makes the decoder's tokens of the encoder's.
+
+    Its decoder reads padding, so its documents always run alone. Raises `InvalidPacking` for positions that such a
+    model cannot be told.
+    """
+    head = call.entry.head
+    assert head is not None
+    given = without_what_packing_drops(call, call.arguments)
+    if "use_cache" not in call.entry.names:
+        given.pop("use_cache", None)  # T5Gemma's hands its own on, beside those that it does not name
+    if "position_ids" not in call.entry.names:
+        given.pop("position_ids", None)
+        first, padding = layout.first_positions, layout.is_padding
+        if first is not None and (first if padding is None else first[~padding]).any():
+            raise InvalidPacking(
+                f"position_ids of a document begin at {int(first.max())}, but {call.name} takes none and numbers the "
+                f"first token of every document 0. Let them begin at 0."
+            )
+    return DocumentsAlone(call, DocumentArguments(head, given, layout))
 
 
 def _ends_elsewhere(module: Any, given: DocumentArguments) -> bool:

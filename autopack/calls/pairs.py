@@ -24,10 +24,12 @@ from autopack.layout import IGNORED_LABEL
 from autopack.layout import pair as pairs
 from autopack.layout.batches import DocumentBatch
 from autopack.layout.declarations import LAYOUT_KWARGS
+from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half, Pair
 from autopack.runtime.scope import Scope
 
 _DROPPED = {*DROPPED, *LAYOUT_KWARGS, *pairs.DECLARATIONS}
+_OF_DECODER = ("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask", "encoder_outputs")
 
 
 class PairCall(Call):
@@ -35,6 +37,11 @@ class PairCall(Call):
 
     pair: Pair
     """The documents of both halves."""
+
+    def one_sided_layout(self) -> PackedLayout | None:
+        """The packed documents of a head with one result per row that makes the decoder's tokens of the encoder's."""
+        given = any(self.arguments.get(name) is not None for name in _OF_DECODER)
+        return None if self.entry.head is None or given else self.declared.layout
 
     def find_pair(self) -> bool | None:
         """Whether documents are packed (True) or padded (False); None for a call that does neither."""
@@ -47,12 +54,7 @@ class PairCall(Call):
     @property
     def labelled_padding(self) -> bool:
         """Whether labels of a padded batch count padding of the decoder into the loss."""
-        labels, places = self.arguments.get("labels"), self.pair.decoder.places
-        if not isinstance(labels, torch.Tensor) or tuple(labels.shape) != places.shape:
-            return False
-        if self.arguments.get("decoder_attention_mask") is None:
-            return False  # what is padding follows from the labels
-        return bool((labels[torch.from_numpy(~places.real).to(labels.device)] != IGNORED_LABEL).any())
+        return self.pair.labelled_padding
 
     def obstacle_anywhere(self) -> str | None:
         """Why a padded batch has to stay as it came, whatever entry could run it without its padding."""
@@ -77,8 +79,8 @@ class PairCall(Call):
         refusals.refuse_caches(self)
         if self.entry.has_other_head:
             raise UnsupportedModel(
-                f"{self.name} gives one result per row, so the documents of a packed row would share one. Run them "
-                f"one per row."
+                f"{self.name} gives one result per row, so the documents of a packed row would share one. Pass the "
+                f"encoder's tokens alone, of which it makes the decoder's, or run the documents one per row."
             )
         if self.wants_router_loss:
             raise UnsupportedModel(

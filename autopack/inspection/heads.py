@@ -72,6 +72,12 @@ def looks_for_padding(model: Any) -> bool:
     return "pad_token_id" in _names(model)
 
 
+def end_token(model: Any) -> int | None:
+    """The token that has to be in every row because the head's result is read off it, or None."""
+    token = getattr(model.config, "eos_token_id", None)
+    return token if row_head(model) is not None and "eos_token_id" in _names(model) and isinstance(token, int) else None
+
+
 def takes_first_padding(model: Any) -> bool:
     """Whether it takes the token before the first padding token (up to 4.50), and not the last that is none."""
     return {"pad_token_id", "eq"} <= _names(model)

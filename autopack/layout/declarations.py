@@ -12,7 +12,7 @@ import torch
 
 from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL, prepared
-from autopack.layout.host import host_values
+from autopack.layout.host import host_values, on_host, recall
 from autopack.layout.packed import PackedLayout
 
 FLASH_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -53,6 +53,7 @@ def read(
     first_position: int = 0,
     ignored_label: int = IGNORED_LABEL,
     continues: bool = False,
+    known: Mapping[str, torch.Tensor] | None = None,
 ) -> Declared:
     """Find the documents that the arguments of a forward declare for a batch of `shape` (rows, columns).
 
@@ -62,10 +63,12 @@ def read(
     and `seq_idx` (rows, columns). Positions declare documents where some token after the first of its row has 0 or
     `first_position`; labels of `ignored_label` count in no loss. A call that `continues` a cache counts on from there,
     after padding too, and its mask may cover what the cache holds. Costs at most one copy from the device to the host,
-    and none where nothing is declared.
+    and none where nothing is declared, or all of it is remembered from before it was moved (`HostBatch`) or given as
+    `known`, arguments on the CPU by name.
     Raises `InvalidPacking` where a declaration is malformed or two of them disagree.
     """
-    tensors = dict(_tensors(arguments, shape, device, continues))
+    host_side = recall(arguments) if known is None else known
+    tensors = dict(_tensors(arguments, host_side, shape, device, continues))
     if not tensors:
         return Declared(None)
     host = _to_host(tensors)
@@ -109,12 +112,17 @@ def read(
 
 
 def _tensors(
-    arguments: Mapping[str, Any], shape: tuple[int, int], device: torch.device, continues: bool
+    arguments: Mapping[str, Any],
+    known: Mapping[str, torch.Tensor],
+    shape: tuple[int, int],
+    device: torch.device,
+    continues: bool,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     rows, columns = shape
-    position_ids = arguments.get("position_ids")
+    given = {**arguments, **known}
+    position_ids = given.get("position_ids")
     if position_ids is not None:
-        _check_tensor("position_ids", position_ids, device)
+        _check_tensor("position_ids", arguments["position_ids"], device)
         if position_ids.dim() == 3 and position_ids.shape[0] in (3, 4) and position_ids.shape[1:] == shape:
             # M-RoPE. With four sections the first holds text positions.
             if len(position_ids) == 4:
@@ -128,29 +136,29 @@ def _tensors(
                 f"position_ids must have the shape of the batch, ({rows}, {columns}), or (1, {columns}), or "
                 f"(3 or 4, {rows}, {columns}) for M-RoPE; found {tuple(position_ids.shape)}"
             )
-    mask = arguments.get("attention_mask")
+    mask = given.get("attention_mask")
     if continues and isinstance(mask, torch.Tensor) and mask.dim() == 2:
         mask = mask[:, -columns:]
     # Dicts of masks and BlockMask are prepared by the caller: the entry deals with them.
     if isinstance(mask, torch.Tensor) and mask.dim() == 2 and mask.shape == shape:
-        _check_device("attention_mask", mask, device)
+        _check_device("attention_mask", arguments["attention_mask"], device)
         if mask.is_floating_point():  # what is no whole number must not become one unseen
             mask = mask.where((mask == mask.round()) & mask.isfinite(), -1)
         yield "attention_mask", mask
-        labels = arguments.get("labels")
+        labels = given.get("labels")
         if isinstance(labels, torch.Tensor) and labels.shape == shape:
             yield "labels", labels
     elif isinstance(mask, torch.Tensor) and prepared.is_readable(mask, shape):
-        _check_device("attention_mask", mask, device)
+        _check_device("attention_mask", arguments["attention_mask"], device)
         yield _PREPARED, prepared.sees_itself(mask).expand(shape)
-    seq_idx = arguments.get("seq_idx")
+    seq_idx = given.get("seq_idx")
     if seq_idx is not None:
-        _check_tensor("seq_idx", seq_idx, device)
+        _check_tensor("seq_idx", arguments["seq_idx"], device)
         if tuple(seq_idx.shape) != shape:
             raise InvalidPacking(f"seq_idx must have the shape ({rows}, {columns}); found {tuple(seq_idx.shape)}")
         yield "seq_idx", seq_idx
     for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
-        value = arguments.get(name)
+        value = given.get(name)
         if value is not None:
             _check_tensor(name, value, None)
             if value.dim() != 1 or len(value) < 2:
@@ -177,11 +185,8 @@ def _check_device(name: str, value: torch.Tensor, device: torch.device) -> None:
 
 
 def _to_host(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Copy all tensors in one transfer, so that a forward costs at most one device sync."""
-    device = next(iter(tensors.values())).device
-    flat = torch.cat([t.detach().reshape(-1).to(device=device, dtype=torch.int64) for t in tensors.values()])
-    pieces = np.split(host_values(flat), np.cumsum([t.numel() for t in tensors.values()])[:-1])
-    return {name: piece.reshape(t.shape) for (name, t), piece in zip(tensors.items(), pieces, strict=True)}
+    """Copy all tensors of a device in one transfer, so that a forward costs at most one device sync."""
+    return {name: host_values(tensor.long()) for name, tensor in on_host(tensors).items()}
 
 
 def _declarations(

@@ -1,9 +1,13 @@
-"""Values of tensors on the host, also under the transforms of torch.func."""
+"""Values of tensors on the host: copied from their device, or known from before they were moved there."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 import numpy as np
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from autopack.errors import UnsupportedModel
 
@@ -32,3 +36,86 @@ def host_values(tensor: torch.Tensor) -> np.ndarray:
     except RuntimeError as error:
         raise UnsupportedModel(_WITHOUT_VALUES) from error
     return np.array(found, dtype=bool if host.dtype == torch.bool else np.int64).reshape(tuple(host.shape))
+
+
+class _State(NamedTuple):
+    """What tells whether a tensor is still what it was: writing to it counts its version up."""
+
+    version: int
+    address: int
+    shape: torch.Size
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _State | None:
+        if tensor.is_inference():
+            return None  # counts no versions
+        return cls(tensor._version, 0 if tensor.is_meta else tensor.data_ptr(), tensor.shape)
+
+
+_known: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def remember(tensor: torch.Tensor, host: torch.Tensor) -> None:
+    """Keep what an integer or boolean tensor holds, `host` on the CPU, while that very tensor lives unchanged."""
+    state = _State.of(tensor)
+    if state is not None:
+        _known[tensor] = state, host.detach().clone()
+
+
+def recall(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """What is known of those tensors among the arguments that were remembered and have not been written to since."""
+    found: dict[str, torch.Tensor] = {}
+    for name, value in arguments.items() if _known else ():
+        if isinstance(value, torch.Tensor) and value in _known:
+            state, host = _known[value]
+            if state == _State.of(value):
+                found[name] = host
+    return found
+
+
+def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Integer or boolean tensors on the CPU: as they are remembered, or else copied, all of a device at once."""
+    found = {**tensors, **recall(tensors)}
+    elsewhere: dict[torch.device, list[str]] = {}
+    for name, tensor in found.items():
+        if tensor.device.type != "cpu":
+            elsewhere.setdefault(tensor.device, []).append(name)
+    for names in elsewhere.values():
+        flat = torch.cat([found[name].detach().reshape(-1).long() for name in names]).cpu()
+        parts = flat.split([found[name].numel() for name in names])
+        found |= {name: part.reshape(found[name].shape) for name, part in zip(names, parts, strict=True)}
+    return found
+
+
+class HostBatch(dict[str, Any]):
+    """A batch that can be moved to a device without the model having to ask there where its documents begin.
+
+    `HostBatch(batch)` holds what any collator made. An enabled model reads `position_ids`, `attention_mask`, labels
+    beside a mask, `seq_idx` and cumulative lengths on the host, and a copy from a GPU waits for all work before it.
+    `to` remembers for the moved tensors what they held on the CPU: accelerate, transformers' Trainer and Lightning move
+    batches by it, and so does `batch.to("cuda")`. What is computed from a moved tensor, or written to it later, is
+    read from the device as ever. To models that are not enabled it is a dict.
+    """
+
+    def to(self, device: Any, non_blocking: bool = False) -> HostBatch:
+        """The batch on a device: all that can be moved, in lists, tuples and dicts too; everything else as it is."""
+        moved = HostBatch()
+        for name, value in self.items():
+            moved[name] = there = _moved(value, device, non_blocking)
+            if isinstance(value, torch.Tensor) and there is not value and _may_declare(value):
+                remember(there, value)
+        return moved
+
+
+def _may_declare(value: torch.Tensor) -> bool:
+    return value.device.type == "cpu" and not (value.is_floating_point() or value.is_complex())
+
+
+def _moved(value: Any, device: Any, non_blocking: bool) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=non_blocking)
+    if isinstance(value, dict):
+        return type(value)((name, _moved(part, device, non_blocking)) for name, part in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(_moved(part, device, non_blocking) for part in value)
+    return value.to(device) if hasattr(value, "to") else value

@@ -15,7 +15,7 @@ import torch
 
 from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL, declarations
-from autopack.layout.host import host_values
+from autopack.layout.host import host_values, on_host
 from autopack.layout.packed import PackedLayout
 from autopack.layout.padding import Padding
 
@@ -50,6 +50,8 @@ class Pair:
     encoder: Half | None
     """None where the encoder takes no tokens: it runs as it is, on one recording per document."""
     decoder: Half
+    labelled_padding: bool
+    """Whether labels of a padded batch count padding of the decoder into the loss."""
 
     def of(self, name: str | None) -> Padding | None:
         """The padding that an output of this name has; None for one that is as the caller expects it."""
@@ -77,7 +79,7 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
     target = _first_tensor(*map(arguments.get, ("decoder_input_ids", "decoder_inputs_embeds", "labels")))
     recordings: Any = next((arguments[name] for name in _RECORDINGS if arguments.get(name) is not None), None)
     if target is None or (source is None and recordings is None):
-        if source is not None and _read(arguments, "", source).layout is not None:
+        if source is not None and _read(arguments, _on_host(arguments), "", source).layout is not None:
             raise InvalidPacking(
                 "the encoder's tokens are packed and the decoder's are missing: pass decoder_input_ids or labels, with "
                 "segment ids in decoder_attention_mask or with decoder_position_ids"
@@ -89,13 +91,14 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
             f"{unclear[0]} does not say which half of an encoder-decoder it is of. Declare documents by {_BOTH}"
         )
     sides = [(prefix, inputs) for prefix, inputs in (("", source), ("decoder_", target)) if inputs is not None]
-    declared = [_read(arguments, prefix, inputs) for prefix, inputs in sides]
+    host = _on_host(arguments)
+    declared = [_read(arguments, host, prefix, inputs) for prefix, inputs in sides]
     packs = any(each.layout is not None for each in declared)
     everything = [np.ones(inputs.shape[:2], dtype=bool) for _, inputs in sides]
     real = [whole if each.real is None else each.real for each, whole in zip(declared, everything, strict=True)]
     if not packs:
         if declared[-1].real is None and arguments.get("decoder_attention_mask") is None:
-            real[-1] = _before_last_label(arguments, target, pad_token_id)
+            real[-1] = _before_last_label(arguments, host, target, pad_token_id)
         if all(part.all() for part in real) or not all(part.any(axis=1).all() for part in real):
             return None
         if source is None and len(target) != len(recordings):
@@ -114,16 +117,30 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
         )
     device = sides[0][1].device
     halves = [Half.of_documents(begin, part, device) for begin, part in zip(starts, real, strict=True)]
-    return Pair(None if source is None else halves[0], halves[-1]), packs
+    labels = host.get("labels")
+    # Without a mask of the decoder, what is padding follows from the labels.
+    labelled = False
+    if labels is not None and arguments.get("decoder_attention_mask") is not None and labels.shape == real[-1].shape:
+        labelled = bool((host_values(labels)[~real[-1]] != IGNORED_LABEL).any())
+    return Pair(None if source is None else halves[0], halves[-1], labelled), packs
 
 
 def _first_tensor(*values: Any) -> torch.Tensor | None:
     return next((v for v in values if isinstance(v, torch.Tensor) and v.dim() >= 2), None)
 
 
-def _read(arguments: Mapping[str, Any], prefix: str, inputs: torch.Tensor) -> declarations.Declared:
+def _on_host(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """On the CPU, whatever says where the documents of either half lie."""
+    given = {name: arguments.get(name) for name in (*DECLARATIONS, "labels", "decoder_input_ids")}
+    return on_host({n: v for n, v in given.items() if isinstance(v, torch.Tensor) and not v.is_floating_point()})
+
+
+def _read(
+    arguments: Mapping[str, Any], host: Mapping[str, torch.Tensor], prefix: str, inputs: torch.Tensor
+) -> declarations.Declared:
     given = {name: arguments.get(prefix + name) for name in _NAMES}
-    return declarations.read(given, (inputs.shape[0], inputs.shape[1]), inputs.device)
+    known = {name: host[prefix + name] for name in _NAMES if prefix + name in host}
+    return declarations.read(given, (inputs.shape[0], inputs.shape[1]), inputs.device, known=known)
 
 
 def _starts(layout: PackedLayout | None, real: np.ndarray) -> np.ndarray:
@@ -135,8 +152,10 @@ def _starts(layout: PackedLayout | None, real: np.ndarray) -> np.ndarray:
     return starts.reshape(real.shape) & real
 
 
-def _before_last_label(arguments: Mapping[str, Any], target: torch.Tensor, pad_token_id: int | None) -> np.ndarray:
-    labels, ids = arguments.get("labels"), arguments.get("decoder_input_ids")
+def _before_last_label(
+    arguments: Mapping[str, Any], host: Mapping[str, torch.Tensor], target: torch.Tensor, pad_token_id: int | None
+) -> np.ndarray:
+    labels, ids = host.get("labels"), host.get("decoder_input_ids")
     everything = np.ones(target.shape[:2], dtype=bool)
     if labels is None or tuple(labels.shape) != everything.shape:
         return everything

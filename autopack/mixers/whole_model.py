@@ -15,6 +15,7 @@ from autopack.family import MixerCall
 from autopack.inspection.source import shifts_labels
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.batches import Batches, DocumentBatch, equally_long, items_of_share, mean_loss
+from autopack.layout.host import host_values
 from autopack.runtime.scope import without_layout
 
 
@@ -34,7 +35,7 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
         return batch.spread(value) if of_tokens else value
 
     every = [{name: spread(value, batch) for name, value in call.arguments.items()} for batch in found.batches]
-    counts = [0 if given.get("labels") is None else _compared(call.mixer, given["labels"]) for given in every]
+    counts = _compared(call.mixer, [given.get("labels") for given in every])
     outputs = []
     for given, count in zip(every, counts, strict=True):
         if numbers_itself and _count_from_zero(given.get("position_ids")):
@@ -67,7 +68,10 @@ def _count_from_zero(positions: Any) -> bool:
     return torch.equal(positions, torch.arange(positions.shape[-1], device=positions.device).expand_as(positions))
 
 
-def _compared(model: Any, labels: torch.Tensor) -> int:
-    """How many labels the model's own loss compares with a prediction."""
-    seen = labels[:, 1:] if shifts_labels(model) else labels
-    return int((seen != IGNORED_LABEL).sum())
+def _compared(model: Any, labels: list[torch.Tensor | None]) -> list[int]:
+    """How many labels of each batch the model's own loss compares with a prediction; one copy to the host for all."""
+    given = [each for each in labels if each is not None]
+    if len(given) < len(labels):
+        return [0] * len(labels)
+    seen = [each[:, 1:] if shifts_labels(model) else each for each in given]
+    return host_values(torch.stack([(each != IGNORED_LABEL).sum() for each in seen])).tolist()

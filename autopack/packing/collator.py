@@ -51,7 +51,8 @@ class PackingCollator:
 
     Use it as `data_collator` of a `Trainer` or `collate_fn` of a `DataLoader`. An example is a mapping of lists,
     tuples, numpy arrays or torch tensors; `(1, T)`, as tokenizers give with `return_tensors`, counts as `(T,)`. The
-    result is a dict, with `B` rows of `T` columns:
+    result is a dict (of tensors an `autopack.HostBatch`, which a trainer moves to a device so that an enabled model
+    need not read there where documents begin), with `B` rows of `T` columns:
 
     * `input_ids` (B, T) int64; B is 1 unless `max_tokens` is set.
     * `position_ids` (B, T) int64, restarting at `first_position` in every document. Those of an example are kept.
@@ -215,7 +216,9 @@ class PackingCollator:
         if return_tensors == "pt":
             import torch
 
-            batch = {k: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in batch.items()}
+            from autopack.layout.host import HostBatch  # needs torch, which this module does not
+
+            batch = HostBatch((k, torch.from_numpy(v) if isinstance(v, np.ndarray) else v) for k, v in batch.items())
         return batch
 
     def _read_all(self, examples: list[Any]) -> list[Example]:

@@ -70,7 +70,7 @@ def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> Pre
     try:
         config_class = CONFIG_MAPPING[model_type]
         tiny = config_class(**_arguments(config_class(**parts), own, overrides))
-        if task == "seq2seq":
+        if task == "seq2seq" or (task != "causal-lm" and getattr(tiny, "is_encoder_decoder", False)):
             for name, token in (("decoder_start_token_id", 2), ("pad_token_id", 0)):
                 if getattr(tiny, name, None) is None:
                     setattr(tiny, name, token)

@@ -42,14 +42,19 @@ def test_packed_calls_that_are_refused(change, error, message):
     model(**Pairs.draw().one_row())  # nothing is left behind
 
 
-def test_a_classification_head_refuses_packed_rows():
+def test_a_classification_head_refuses_packed_rows_with_tokens_of_a_decoder():
     model = transformers.BartForSequenceClassification(tiny.config("bart", task="sequence-classification")).eval()
     autopack.enable(model, verify="never")
     row = Pairs.draw().one_row()
     row["decoder_input_ids"] = row.pop("labels")
     with pytest.raises(UnsupportedModel, match="one result per row"):
         model(**row)
-    with pytest.raises(UnsupportedModel, match="one result per row"):
+
+
+def test_a_head_of_another_kind_is_not_audited():
+    model = tiny.build("t5gemma", task="token-classification")
+    autopack.enable(model, verify="never")
+    with pytest.raises(UnsupportedModel, match="does not predict its decoder's tokens"):
         autopack.audit(model)
 
 

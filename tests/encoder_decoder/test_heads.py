@@ -1,0 +1,105 @@
+"""Heads of encoder-decoders with one result per row: packed documents run alone, and each gets its own result."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import autopack
+from autopack.errors import InvalidPacking
+from tests.conftest import FLOAT32, LEAK, LENGTHS, error, positions, token_ids
+from tests.heads.models import CLASSES, ENDS, STARTS, agrees, with_head
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+CLASSIFIED = ("bart", "mbart", "mvp", "plbart", "t5", "mt5", "umt5", "t5gemma")
+ANSWERED = ("bart", "mbart", "t5")
+_ANSWERS = {"start_positions": STARTS, "end_positions": ENDS}
+TASKS = {
+    **{name: ("sequence-classification", {"labels": CLASSES % 2}) for name in CLASSIFIED},
+    **{f"{name}, answers": ("question-answering", _ANSWERS) for name in ANSWERED},
+}
+
+
+def documents(model, lengths=LENGTHS, seed=0):
+    """Tokens (1, T) of documents that end with the token at which these heads read."""
+    ids = token_ids(1, sum(lengths), seed)
+    ids[0, torch.tensor(lengths).cumsum(0) - 1] = model.config.eos_token_id
+    return ids
+
+
+def enabled(name):
+    task, labels = TASKS[name]
+    stock = with_head(name.partition(",")[0], task, torch.float32)
+    model = copy.deepcopy(stock)
+    autopack.enable(model, verify="never")
+    return model, stock, labels
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_each_document_gets_what_it_gets_alone(name):
+    model, stock, labels = enabled(name)
+    ids = documents(stock)
+    output = model(input_ids=ids, position_ids=positions(LENGTHS), **labels)
+    agrees(model, stock, output, ids[0].split(LENGTHS), labels, FLOAT32)
+    autopack.disable(model)
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_an_audit_says_so(name):
+    model, _, _ = enabled(name)
+    assert autopack.audit(model).exact
+    autopack.disable(model)
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_stock_reads_one_result_off_the_row(name):
+    _, stock, _ = enabled(name)
+    ids = documents(stock)
+    alone = torch.cat([stock(document).logits for document in ids.split(LENGTHS, dim=1)])
+    whole = stock(ids).logits
+    assert whole.shape[0] == 1
+    assert error(whole, alone[-1:]) > LEAK
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_rows_with_padding_declared_by_segment_ids(name):
+    model, stock, _ = enabled(name)
+    ids = torch.cat([documents(stock), torch.zeros(1, 3, dtype=torch.long)], dim=1)
+    mask = torch.tensor([[1, 2, 3, 4, 0]]).repeat_interleave(torch.tensor([*LENGTHS, 3]), dim=1)
+    alone = torch.cat([stock(document).logits for document in documents(stock).split(LENGTHS, dim=1)])
+    assert error(model(input_ids=ids, attention_mask=mask).logits, alone) < FLOAT32
+    autopack.disable(model)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.integers(2, 9), min_size=2, max_size=6), st.integers(0, 99))
+def test_documents_of_any_lengths(lengths, seed):
+    model, stock, _ = enabled("bart")
+    ids = documents(model, tuple(lengths), seed)
+    other = ids.clone()
+    other[0, 0] = 5 + (ids[0, 0] + 1) % 80
+    found = model(input_ids=ids, position_ids=positions(lengths)).logits
+    alone = torch.cat([stock(document).logits for document in ids.split(tuple(lengths), dim=1)])
+    assert error(found, alone) < FLOAT32
+    assert torch.equal(model(input_ids=other, position_ids=positions(lengths)).logits[1:], found[1:])
+    autopack.disable(model)
+
+
+def test_documents_that_begin_midway_are_refused_where_positions_are_not_taken():
+    model, stock, _ = enabled("bart")
+    with pytest.raises(InvalidPacking, match=r"begin at 5.*Let them begin at 0"):
+        model(input_ids=documents(stock), position_ids=positions(LENGTHS) + 5)
+    autopack.disable(model)
+
+
+def test_padded_batches_stay_as_they_came():
+    model, stock, labels = enabled("bart")
+    ids = torch.nn.utils.rnn.pad_sequence([d[0] for d in documents(stock).split(LENGTHS, dim=1)], batch_first=True)
+    batch = {"input_ids": ids, "attention_mask": (ids != 0).long(), **labels}
+    assert torch.equal(model(**batch).loss, stock(**batch).loss)
+    autopack.disable(model)

@@ -1,0 +1,184 @@
+"""What an enabled forward reads on the host: nothing where the collator's values are remembered, or else one copy.
+
+Tensors on the meta device have no values, so a model there that reads any raises; nothing is faked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import pytest
+import torch
+from accelerate.utils import send_to_device
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader
+
+import autopack
+from autopack import HostBatch, tiny
+from autopack.layout.host import recall, remember
+from tests.conftest import token_ids
+
+READS = """
+cpu item tolist __bool__ __int__ __float__ __index__ __contains__ nonzero argwhere unique unique_consecutive equal
+allclose is_nonzero masked_select
+""".split()
+PACKED = ("llama", "gemma2", "gemma3_text", "mixtral", "qwen3_moe", "mamba", "jamba", "qwen3_next", "bart", "bert")
+LENGTHS = (7, 3, 9)
+
+
+def examples():
+    return [{"input_ids": row.tolist(), "labels": row.tolist()} for row in token_ids(1, sum(LENGTHS))[0].split(LENGTHS)]
+
+
+def padded():
+    rows = [torch.tensor(example["input_ids"]) for example in examples()]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    mask = (torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]).long()
+    return HostBatch(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100))
+
+
+def pair():
+    batch = padded()
+    halves = {"decoder_input_ids": batch["input_ids"], "decoder_attention_mask": batch["attention_mask"]}
+    return HostBatch({**batch, **halves})
+
+
+def packed_pair():
+    ids = token_ids(1, sum(LENGTHS))
+    segments = torch.tensor([[1, 2, 3]]).repeat_interleave(torch.tensor(LENGTHS), dim=1)
+    return HostBatch(input_ids=ids, attention_mask=segments, labels=ids, decoder_attention_mask=segments)
+
+
+def collated(model):
+    return autopack.PackingCollator.for_model(model, labels="given")(examples())
+
+
+CALLS = {
+    **{name: (name, "causal-lm", collated) for name in PACKED},
+    **{f"{name}, padded": (name, "causal-lm", lambda _: padded()) for name in ("llama", "mamba", "mixtral", "bert")},
+    "t5, padded": ("t5", "seq2seq", lambda _: padded()),
+    "bart, tokens on both sides": ("bart", "seq2seq", lambda _: pair()),
+    "t5, packed": ("t5", "seq2seq", lambda _: packed_pair()),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_is_read_where_the_collators_values_are_remembered(name):
+    model_type, task, collate = CALLS[name]
+    # Kernels of mixtures know of bfloat16 alone on the meta device.
+    model = tiny.build(model_type, task=task, dtype=torch.bfloat16)
+    batch = collate(model)
+    with autopack.enable(model, verify="never"):
+        model.to("meta")
+        model(**batch.to("meta")).loss.backward()
+        with pytest.raises((NotImplementedError, RuntimeError), match="meta tensor"):
+            model(**{n: v.to("meta") for n, v in batch.items()})  # moved one by one, nobody knows what they hold
+
+
+class Reads(TorchFunctionMode):
+    """Counts what code of autopack reads of tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = Counter()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        frame = sys._getframe(1)
+        while "torch" in frame.f_globals["__name__"].partition(".")[0] and frame.f_back is not None:
+            frame = frame.f_back
+        if name in READS and frame.f_globals["__name__"].startswith("autopack."):
+            self.found[f"{name} in {frame.f_globals['__name__']}"] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("model_type", PACKED)
+def test_only_the_positions_of_packed_rows_are_read(model_type):
+    model = tiny.build(model_type)
+    batch = autopack.PackingCollator.for_model(model, labels="given")(examples())
+    with autopack.enable(model, verify="never"), Reads() as reads:
+        model(**batch).loss.backward()
+    own = {"all-ones mask": 0}
+    if model_type == "bart":  # stock makes an all-ones mask, which is looked at on a CPU, where that waits for nothing
+        own = {name: count for name, count in reads.found.items() if "mask_site" in name}
+    assert sum(reads.found.values()) - sum(own.values()) == 1, reads.found
+
+
+def test_a_read_more_would_be_counted():
+    with Reads() as reads:
+        autopack.layout.host.host_values(torch.arange(3))
+    assert reads.found == {"cpu in autopack.layout.host": 1}
+
+
+class TestHostBatch:
+    def test_what_is_remembered_is_what_was_moved(self):
+        batch = HostBatch(position_ids=torch.arange(4)[None], weights=torch.ones(2), name="one", parts=[torch.ones(1)])
+        moved = batch.to("meta")
+        assert type(moved) is HostBatch
+        assert [moved["weights"].is_meta, moved["parts"][0].is_meta, moved["name"]] == [True, True, "one"]
+        known = recall(moved)
+        assert list(known) == ["position_ids"]
+        assert torch.equal(known["position_ids"], batch["position_ids"])
+
+    def test_what_was_written_to_afterwards_is_not_known(self):
+        tensor = torch.arange(4).clone()
+        remember(tensor, tensor)
+        assert list(recall({"one": tensor})) == ["one"]
+        tensor.add_(1)
+        assert recall({"one": tensor}) == {}
+
+    def test_what_is_written_on_the_host_afterwards_changes_nothing(self):
+        batch = HostBatch(position_ids=torch.arange(4)[None])
+        moved = batch.to("meta")
+        batch["position_ids"].zero_()
+        assert recall(moved)["position_ids"].tolist() == [[0, 1, 2, 3]]
+
+    @pytest.mark.parametrize("change", [lambda t: t[:, :2], lambda t: t + 0, torch.clone, lambda t: t.view(2, 2)])
+    def test_what_is_computed_from_it_is_not_known(self, change):
+        moved = HostBatch(position_ids=torch.arange(4)[None]).to("meta")
+        assert recall({"position_ids": change(moved["position_ids"])}) == {}
+
+    def test_tensors_of_inference_mode_are_never_known(self):
+        with torch.inference_mode():
+            moved = HostBatch(position_ids=torch.arange(4)[None]).to("meta")
+            assert recall(moved) == {}
+
+    def test_a_tensor_is_forgotten_with_its_last_reference(self):
+        from autopack.layout import host
+
+        before = len(host._known)
+        moved = HostBatch(position_ids=torch.arange(4)[None]).to("meta")
+        assert len(host._known) == before + 1
+        del moved
+        assert len(host._known) == before
+
+    def test_what_accelerate_moves_is_known(self):
+        moved = send_to_device(autopack.PackingCollator()(examples()), torch.device("meta"))
+        assert "position_ids" in recall(moved)
+        rebuilt = type(moved)({name: value.to("meta") for name, value in moved.items()})  # as a Trainer does after it
+        assert "position_ids" in recall(rebuilt)
+
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_what_comes_out_of_a_data_loader_can_be_moved(self, workers):
+        loader = DataLoader(examples(), batch_size=3, collate_fn=autopack.PackingCollator(), num_workers=workers)
+        (batch,) = loader
+        assert type(batch) is HostBatch
+        assert "position_ids" in recall(batch.to("meta"))
+
+    def test_on_the_cpu_nothing_is_copied(self):
+        batch = HostBatch(position_ids=torch.arange(4)[None])
+        assert batch.to("cpu")["position_ids"] is batch["position_ids"]
+        assert recall(batch) == {}
+
+
+def test_a_declaration_that_is_remembered_is_held_to_the_same_rules():
+    model = tiny.build("llama")
+    with autopack.enable(model, verify="never"):
+        ids = token_ids(1, 4)
+        batch = HostBatch(input_ids=ids, position_ids=torch.tensor([[0, 1, -1, 0]]))
+        model.to("meta")
+        with pytest.raises(autopack.InvalidPacking, match="must not be negative"):
+            model(**batch.to("meta"))
+        with pytest.raises(autopack.InvalidPacking, match="must lie on the device"):
+            model(input_ids=ids.to("meta"), position_ids=torch.tensor([[0, 1, 0, 1]]))
