@@ -1,21 +1,24 @@
-"""torch.compile of an enabled model: one graph break, two graphs whatever the layouts, exact in both directions."""
+"""torch.compile of an enabled model: one graph without a break for all layouts of one shape, exact both ways."""
 
 from __future__ import annotations
 
 import copy
+import random
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
-from transformers import CompileConfig
+from transformers import CompileConfig, masking_utils
 
 import autopack
 from autopack import tiny
 from autopack.attention.backends.compiled import attend_compiled
-from autopack.inspection.masks import Pattern
+from autopack.inspection.mask_rules import seen_by
+from autopack.inspection.masks import Pattern, describe_mask
 from autopack.layout.packed import PackedLayout
 from tests.conftest import (
+    FLOAT32,
     FLOAT64,
     LEAK,
     alone,
@@ -61,7 +64,7 @@ def _breaks():
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_two_graphs_and_one_break_serve_every_layout(backend):
+def test_two_graphs_without_a_break_serve_every_layout(backend):
     model, stock = llama(), llama()
     counter = CompileCounterWithBackend(backend)
     compiled, graphs = torch.compile(model, backend=counter), []
@@ -71,18 +74,111 @@ def test_two_graphs_and_one_break_serve_every_layout(backend):
             graphs.append(counter.frame_count)
     assert graphs[0] == 1
     assert max(graphs) == graphs[1] <= 2
-    assert _breaks() <= 1
+    assert _breaks() == 0
 
 
-def test_windows_are_exact_although_dynamo_cannot_read_their_mask():
-    model, stock = (tiny.build("mistral", attn_implementation="sdpa", dtype=torch.float64) for _ in range(2))
+def _fixed_batches(model, steps):
+    """Batches of one shape with random layouts, as the collator makes them of a token budget, and their documents."""
+    draw = random.Random(0)
+    collate = autopack.PackingCollator.for_model(
+        model, rows=2, max_tokens=COLUMNS, max_documents=5, return_flash_kwargs=True
+    )
+    for step in range(steps):
+        lengths = [draw.randint(2, 9) for _ in range(draw.randint(2, 5))]
+        ids = token_ids(1, sum(lengths), seed=step)[0].split(lengths)
+        yield collate([{"input_ids": each.tolist()} for each in ids]), ids
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma3_text", "mixtral", "qwen3"])
+def test_training_steps_of_one_shape_compile_once(model_type):
+    model = tiny.build(model_type, attn_implementation="sdpa").train()
+    stock = copy.deepcopy(model)
     counter = CompileCounterWithBackend("eager")
-    with autopack.enable(model):
+    with autopack.enable(model, verify="never"):
+        compiled = torch.compile(model, backend=counter, fullgraph=True)
+        for step, (batch, documents) in enumerate(_fixed_batches(model, 100)):
+            output = compiled(**batch)
+            output.loss.backward()
+            if step % 25:
+                continue
+            losses = [stock(input_ids=ids[None], labels=ids[None]).loss for ids in documents]
+            weights = torch.tensor([len(ids) - 1.0 for ids in documents])
+            expected = (torch.stack(losses) * weights).sum() / weights.sum()
+            assert abs(output.loss - expected) < FLOAT32
+            model.zero_grad()
+            compiled(**batch).loss.backward()
+            expected.backward()
+            assert gradient_error(gradients(model), gradients(stock)) < 10 * FLOAT32
+            stock.zero_grad()
+            model.zero_grad()
+    assert counter.frame_count == 1
+    assert _breaks() == 0
+
+
+def test_padded_batches_of_any_lengths_take_two_graphs():
+    model, stock = llama().train(), llama().train()
+    counter = CompileCounterWithBackend("eager")
+    draw = random.Random(0)
+    handle = autopack.enable(model, verify="never")
+    with handle:
+        compiled = torch.compile(model, backend=counter)
+        for step in range(30):
+            lengths = torch.tensor([draw.randint(3, 12) for _ in range(4)])
+            mask = (torch.arange(12) < lengths[:, None]).long()
+            ids = token_ids(4, 12, seed=step) * mask
+            batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+            loss, expected = compiled(**batch).loss, stock(**batch).loss
+            assert abs(loss - expected) < FLOAT32
+            loss.backward()
+            expected.backward()
+        assert gradient_error(gradients(model), gradients(stock)) < 10 * FLOAT32
+        assert handle.tally.batches == 30
+    assert counter.frame_count <= 2
+
+
+def test_chunks_are_exact_although_dynamo_cannot_read_their_mask():
+    model = tiny.build("llama4_text", attn_implementation="sdpa")
+    stock = copy.deepcopy(model)
+    counter = CompileCounterWithBackend("eager")
+    with autopack.enable(model, verify="never"):
         compiled, graphs = torch.compile(model, backend=counter), []
         for lengths in BATCHES[:4]:
-            assert error(_run(compiled, lengths), alone(stock, IDS, lengths)) <= FLOAT64
+            assert error(_run(compiled, lengths), alone(stock, IDS, lengths)) <= FLOAT32
             graphs.append(counter.frame_count)
-    assert graphs[-1] == graphs[1]  # more graphs, but still none per layout
+    assert graphs[-1] == graphs[-2]  # more graphs, but none per layout
+
+
+MASK_FUNCTIONS = {
+    "causal": masking_utils.causal_mask_function,
+    "bidirectional": masking_utils.bidirectional_mask_function,
+    "window": masking_utils.sliding_window_causal_mask_function(5),
+    "window both ways": masking_utils.sliding_window_bidirectional_mask_function(5),
+    "chunks": masking_utils.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.long)),
+    "window alone": masking_utils.sliding_window_overlay(5),
+}
+UNKNOWN_FUNCTIONS = {
+    "padding": masking_utils.padding_mask_function(torch.ones(1, 9)),
+    "either": masking_utils.or_masks(masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function),
+    "strictly before": lambda batch, head, query, key: key < query,
+    "from a column on": lambda batch, head, query, key: query >= 3,
+    "even keys": lambda batch, head, query, key: key % 2 == 0,
+    "twice as far": lambda batch, head, query, key: key + key <= query,
+    "chunks from a column on": lambda batch, head, query, key: (key + 1) // 4 == (query + 1) // 4,
+    "a branch": lambda batch, head, query, key: True if query <= key else key <= query,
+    "numbers": lambda batch, head, query, key: 1.0,
+}
+
+
+@pytest.mark.parametrize("name", MASK_FUNCTIONS)
+def test_a_rule_says_the_same_to_indices_as_by_its_closure(name):
+    seen, pattern = seen_by(MASK_FUNCTIONS[name]), describe_mask(MASK_FUNCTIONS[name])
+    assert pattern is not None
+    assert pattern == Pattern(seen.causal, seen.before, seen.after, seen.chunk)
+
+
+@pytest.mark.parametrize("name", UNKNOWN_FUNCTIONS)
+def test_of_a_rule_of_another_kind_nothing_is_concluded(name):
+    assert seen_by(UNKNOWN_FUNCTIONS[name]) is None
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointed"])
@@ -100,7 +196,7 @@ def test_training_is_exact(checkpointing):
             assert gradient_error(gradients(model), gradients(stock)) <= FLOAT64
     if not checkpointing:
         assert counter.frame_count <= 2
-        assert _breaks() <= 1
+        assert _breaks() == 0
 
 
 @pytest.mark.parametrize(
@@ -140,6 +236,17 @@ def test_compiled_layers_inside_an_eager_model_are_exact_and_few():
     with autopack.enable(model):
         assert max(_errors(model, stock)) <= FLOAT64
     assert counter.frame_count <= 2 * len(model.model.layers)
+
+
+def test_layers_compiled_one_by_one_are_compiled_once_for_one_shape():
+    model = tiny.build("llama", attn_implementation="sdpa").train()
+    counter = CompileCounterWithBackend("eager")
+    for layer in model.model.layers:
+        layer.compile(backend=counter, fullgraph=True)
+    with autopack.enable(model, verify="never"):
+        for batch, _ in _fixed_batches(model, 40):
+            model(**batch).loss.backward()
+    assert counter.frame_count <= len(model.model.layers)
 
 
 def test_a_compiled_copy_is_exact_on_its_own():
@@ -280,8 +387,8 @@ def _generating(model_type):
 def test_of_what_has_to_be_one_graph_the_reason_is_given():
     model = _small()
     with autopack.enable(model, verify="never"):
-        compiled = torch.compile(model, backend="eager", fullgraph=True)
-        with pytest.raises(torch._dynamo.exc.Unsupported, match="without fullgraph=True"):
+        compiled = torch.compile(lambda **batch: model(**batch), backend="eager", fullgraph=True)
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="compile the model itself"):
             compiled(input_ids=IDS, position_ids=positions(BATCHES[0]))
 
 

@@ -29,7 +29,7 @@ class DocumentMask:
         self.pattern = masks.describe_mask(self.rule)
         """The rule in numbers, or None where it is not one of the usual ones."""
         tensors = masks.captured_tensors(self.rule) if self.pattern is None else ()
-        self.absolute = any(t.dim() >= 2 and t.shape[-1] >= layout.columns for t in tensors)
+        self.absolute = any(t.dim() >= 2 and t.shape[-1] >= layout.shape[1] for t in tensors)
         """Whether the rule reads per-token tensors, so that it must be asked with columns of the row."""
         self._made: dict[Any, Any] = {}
         """Masks by the length of a document, descriptions by their function."""

@@ -35,11 +35,11 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             _refuse_padding(padding, scope.model)
         kwargs["attention_mask"] = None
         pattern, layout, memory = masks.describe_mask(kwargs["mask_function"]), scope.layout, scope.memory
-        if memory is not None and kwargs["kv_length"] == memory.columns:
+        if memory is not None and kwargs["kv_length"] == memory.shape[1]:
             # Of cross-attention, which hides no state of the encoder, or whose rule is asked whether it does.
-            across = pattern == masks.Pattern(causal=False) or memory.columns != layout.columns
+            across = pattern == masks.Pattern(causal=False) or memory.shape[1] != layout.shape[1]
             layout = memory if across else layout
-        if kwargs["batch_size"] != layout.rows or kwargs["kv_length"] != layout.columns:
+        if (kwargs["batch_size"], kwargs["kv_length"]) != layout.shape:
             raise UnsupportedModel(
                 f"the model asks for a mask over {kwargs['kv_length']} keys in {kwargs['batch_size']} rows, but the "
                 f"packed batch has {scope.layout.rows} rows of {scope.layout.columns} tokens. Cross-attention and "
@@ -79,12 +79,11 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
 
 def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:
     why = "the model makes a padding mask of its own inside a packed forward"
-    if mask.device.type == "cpu" or model.is_settling:
-        if not mask.all():
-            raise UnsupportedModel(why)
-    else:
-        # What was proven makes none, and to read that on the host would wait for the device at every layer's mask.
+    if torch.compiler.is_compiling() or not (mask.device.type == "cpu" or model.is_settling):
+        # What was proven makes none, and to read that on the host would wait for the device, or break a graph.
         torch._assert_async(mask.all(), why)
+    elif not mask.all():
+        raise UnsupportedModel(why)
 
 
 def _packed_scope(config: Any) -> Scope | None:

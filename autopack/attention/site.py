@@ -59,7 +59,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
 
 def _check_shapes(module: nn.Module, layout: PackedLayout, memory: PackedLayout, query: Tensor, key: Tensor) -> None:
     """Queries must be those of `layout`, keys those of `memory`."""
-    if tuple(query.shape[::2]) != (layout.rows, layout.columns) or key.shape[::2] != (memory.rows, memory.columns):
+    if tuple(query.shape[::2]) != layout.shape or tuple(key.shape[::2]) != memory.shape:
         raise UnsupportedModel(
             f"{type(module).__name__} attends from {query.shape[2]} queries to {key.shape[2]} keys in {len(query)} "
             f"rows, but the packed batch has {layout.rows} rows of {layout.columns} tokens"

@@ -27,11 +27,11 @@ class DocumentsAlone(Plan):
     The forward under way gets the first batch; the others are run when it ends.
     """
 
-    def __init__(self, call: Call, given: DocumentArguments):
+    def __init__(self, call: Call, given: DocumentArguments, together: bool = True):
         super().__init__(Scope(call.model))
         self.given = given
-        self.groups = by_length(given.batch.lengths)
-        """Numbers of the documents of each batch."""
+        self.groups = by_length(given.batch.lengths) if together else list(np.arange(given.documents)[:, None])
+        """Numbers of the documents of each batch; of one, where documents are not run `together`."""
         self.wants_tuple = call.wants_tuple
         self._check_ignored()
         counted = _counted(given.arguments.get("labels"), given.documents)

@@ -60,7 +60,9 @@ def plan_of_pair(call: Call, layout: PackedLayout) -> Plan:
                 f"position_ids of a document begin at {int(first.max())}, but {call.name} takes none and numbers the "
                 f"first token of every document 0. Let them begin at 0."
             )
-    return DocumentsAlone(call, DocumentArguments(head, given, layout))
+    # With FlexAttention stock looks up T5's bias, of one row, by the number of the row.
+    together = "flex_attention" not in call.model.implementations()
+    return DocumentsAlone(call, DocumentArguments(head, given, layout), together)
 
 
 def _ends_elsewhere(module: Any, given: DocumentArguments) -> bool:

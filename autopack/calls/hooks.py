@@ -44,11 +44,12 @@ class EntryHook(Door):
     def __init__(self, entry: Entry):
         self.entry = entry
 
+    @torches.only_inlined
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry = self.entry
         model = entry.link.follow(module)
         # Its tokens first, so that graphs of other calls do not depend on what is in force.
-        if torch.compiler.is_compiling() and _decodes_one_token(entry, args, kwargs) and _is_traced_alone():
+        if torch.compiler.is_compiling() and _decodes_one_token(entry, args, kwargs) and _is_left_to_stock():
             return None  # such a step of generation may have to be one graph
         if entry.kind is Kind.MODEL and not entry.guarded:
             running = scopes.of_model(model)
@@ -71,11 +72,12 @@ class ExitHook:
     def __init__(self, entry: Entry):
         self.entry = entry
 
+    @torches.only_inlined
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if self.entry.link.model is None:
             return None  # the entry has raised
         if self.entry.kind is Kind.HALF:
-            if _is_traced_alone():
+            if torch.compiler.is_compiling() and not _has_entered(self.entry.level):
                 return None  # the entry has left it out of the graph
             return _leave_untraced(self.entry, module, output)
         return _leave(self.entry, module, output)
@@ -121,9 +123,15 @@ class SpanLogitsHook:
         return None if running is None or running.plan is None else running.plan.span_logits(output)
 
 
-def _is_traced_alone() -> bool:
-    """Whether this is compiled code that no entry has put a scope in force for."""
-    return torch.compiler.is_compiling() and scopes.ambient.activation is None
+def _is_left_to_stock() -> bool:
+    """Whether compiled code runs in no scope, or in one in which nothing is done."""
+    activation = scopes.ambient.activation
+    return activation is None or type(activation.plan) is Untouched
+
+
+def _has_entered(level: int) -> bool:
+    activation = scopes.ambient.activation
+    return activation is not None and level in activation.passed
 
 
 def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -148,8 +156,12 @@ def _passes(activation: Activation) -> bool:
     return activation.plan is None or not (activation.plan.defers or activation.plan.masks)
 
 
-# Traced, it would break the graph wherever a value is read on the host.
-@torches.untraced("autopack reads on the host where documents begin, once per call: compile without fullgraph=True")
+# Traced, it would break the graph wherever a value is read on the host. torch.compile(model) runs the hooks of the
+# model itself outside of its graph, those of models inside in it.
+@torches.untraced(
+    "autopack reads on the host where documents begin, once per call: compile the model itself, torch.compile(model), "
+    "and not a function that calls it, or compile without fullgraph=True"
+)
 def _enter(
     hook: EntryHook, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:

@@ -73,6 +73,8 @@ def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[st
     if not entry.uses_positions:
         kept.pop("position_ids", None)
     kept.update(dict.fromkeys((name for name in DROPPED if kept.get(name) is not None), None))
+    if "attention_mask" in entry.names:
+        kept["attention_mask"] = None  # in all calls, whether they bring one or not: compiled code counts arguments
     if "use_cache" in entry.names or (entry.takes_others and getattr(call.module.config, "use_cache", False)):
         kept["use_cache"] = False
     return kept

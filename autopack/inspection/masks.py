@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from autopack.inspection.mask_rules import seen_by
+
 try:
     from transformers import masking_utils as masking
 except ImportError:  # up to 4.52
@@ -54,6 +56,9 @@ def describe_mask(function: Callable[..., Any]) -> Pattern | None:
         return Pattern(causal=True)
     if function is getattr(masking, "bidirectional_mask_function", None):
         return Pattern(causal=False)
+    if torch.compiler.is_compiling():  # closures of functions that are made in traced code cannot be read
+        seen = seen_by(function)
+        return None if seen is None else Pattern(seen.causal, seen.before, seen.after, seen.chunk)
     cells = _closure(function)
     name = getattr(function, "__qualname__", "")
     if name == "and_masks.<locals>.and_mask":

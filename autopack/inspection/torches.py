@@ -49,6 +49,15 @@ def untraced(reason: str) -> Callable[[Callable[..., Any]], Any]:
     return partial(torch._dynamo.disable, reason=reason) if takes_reason else torch._dynamo.disable
 
 
+def only_inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let Dynamo trace a function as a part of a graph, but begin no graph at it.
+
+    `torch.compile(model)` runs the hooks of a model outside of its graph, and would make each of them one of its own.
+    """
+    torch._dynamo.eval_frame.skip_code(function.__code__)
+    return function
+
+
 # --- 2.10: torch.nn.attention.varlen. The question can go with torch 2.9.
 
 try:

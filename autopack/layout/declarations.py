@@ -100,7 +100,8 @@ def read(
         counted = host["labels"] != ignored_label if "labels" in host else np.zeros(shape, dtype=bool)
         labelled, after = bool(counted[~real].any()), bool((counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any())
         return Declared(None, real, host.get("position_ids"), labelled, after, jumps)
-    layout = PackedLayout.from_starts(_with_padding(starts, real, later), device, host.get("position_ids"), real)
+    slots = max(host[name].size if name in host else 0 for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
+    layout = PackedLayout.from_starts(_with_padding(starts, real, later), device, host.get("position_ids"), real, slots)
     for name in ("max_length_q", "max_length_k"):
         value = arguments.get(name)
         # A tensor is not read: it would cost a device sync, and the layout does not need it.

@@ -21,6 +21,7 @@ class PackedLayout:
 
     `rows` and `columns` are the shape of the batch; `bounds` holds, on the host, the first token of each document in
     the flattened rows and `rows * columns` at the end; `cu_seqlens` is the same as an int32 tensor on `device`.
+    `slots` are bounds of fixed number, the end repeated, where the call declared such: a compiled graph is made for it.
     `first_positions` are the positions of the first tokens of the documents, None where the call did not say. A run of
     padding is a document of its own, that attends to nothing else and that nothing attends to: `is_padding` tells which
     are, or is None where none is. A document never spans two rows.
@@ -33,6 +34,9 @@ class PackedLayout:
     cu_seqlens: torch.Tensor = field(init=False)
     first_positions: np.ndarray | None = None
     is_padding: np.ndarray | None = None
+    slots: np.ndarray | None = None
+    _slots: torch.Tensor = field(init=False)
+    extent: torch.Tensor = field(init=False)
     _derived: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -45,6 +49,9 @@ class PackedLayout:
             raise ValueError(f"a document spans two rows of {self.columns} tokens; found bounds {bounds}")
         # Built here rather than on first use: inside a compiled graph it must be a tensor that already exists.
         object.__setattr__(self, "cu_seqlens", self.upload(bounds.astype(np.int32)))
+        slots = self.cu_seqlens if self.slots is None else self.upload(self.slots.astype(np.int32))
+        object.__setattr__(self, "_slots", slots)
+        object.__setattr__(self, "extent", self.cu_seqlens.new_empty(()).expand(self.rows, self.columns))
 
     @classmethod
     def from_lengths(cls, lengths: list[list[int]], device: torch.device | str = "cpu") -> PackedLayout:
@@ -57,15 +64,17 @@ class PackedLayout:
 
     @classmethod
     def from_starts(
-        cls, starts: np.ndarray, device: torch.device, positions: np.ndarray | None, real: np.ndarray
+        cls, starts: np.ndarray, device: torch.device, positions: np.ndarray | None, real: np.ndarray, slots: int = 0
     ) -> PackedLayout:
         """Build from boolean arrays (rows, columns): true at the first token of each document, and at real tokens.
 
         `positions` are the position ids of the call, of the same shape, where they are known. A run of padding that is
-        longer than every document is cut: models may have no positions for so many tokens.
+        longer than every document is cut: models may have no positions for so many tokens. `slots` is the number of
+        bounds that the call declared.
         """
         rows, columns = starts.shape
         bounds = np.append(np.flatnonzero(starts), rows * columns)
+        fixed = np.pad(bounds, (0, slots - len(bounds)), mode="edge") if slots >= len(bounds) else None
         lengths, is_real = np.diff(bounds), real.reshape(-1)[bounds[:-1]]
         longest = lengths[is_real].max(initial=0)
         if longest and lengths.max() > longest:
@@ -73,11 +82,23 @@ class PackedLayout:
             bounds = np.append(np.concatenate(list(pieces)), bounds[-1])
         first = None if positions is None else positions.reshape(-1)[bounds[:-1]]
         padding = None if real.all() else ~real.reshape(-1)[bounds[:-1]]
-        return cls(rows, columns, bounds, device, first, padding)
+        return cls(rows, columns, bounds, device, first, padding, fixed)
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
         """A host array as a tensor on the layout's device."""
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns. In compiled code those of a tensor: a graph is made for any, and not for the numbers."""
+        if torch.compiler.is_compiling():
+            return self.extent.shape[0], self.extent.shape[1]
+        return self.rows, self.columns
+
+    @property
+    def kernel_cu_seqlens(self) -> torch.Tensor:
+        """`cu_seqlens` for kernels: in compiled code of as many elements as the call declared."""
+        return self._slots if torch.compiler.is_compiling() else self.cu_seqlens
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:

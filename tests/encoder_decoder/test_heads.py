@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import autopack
 from autopack.errors import InvalidPacking
+from compat.standins import flex_standin
 from tests.conftest import FLOAT32, LEAK, LENGTHS, error, positions, token_ids
 from tests.heads.models import CLASSES, ENDS, STARTS, agrees, with_head
 
@@ -103,3 +104,15 @@ def test_padded_batches_stay_as_they_came():
     batch = {"input_ids": ids, "attention_mask": (ids != 0).long(), **labels}
     assert torch.equal(model(**batch).loss, stock(**batch).loss)
     autopack.disable(model)
+
+
+def test_documents_of_one_length_are_no_batch_with_flex_attention():
+    """Stock looks up T5's bias, of one row, by the number of the row, so it cannot run a batch of two."""
+    with flex_standin():
+        stock = with_head("t5", "sequence-classification", torch.float32, attn_implementation="flex_attention")
+        ids = documents(stock, (6, 6, 4))
+        alone = torch.cat([stock(document).logits for document in ids.split((6, 6, 4), dim=1)])
+        with pytest.raises(IndexError):
+            stock(ids[:, :12].reshape(2, 6))
+        with autopack.enable(stock, verify="never"):
+            assert error(stock(input_ids=ids, position_ids=positions((6, 6, 4))).logits, alone) < FLOAT32

@@ -43,8 +43,8 @@ def attend_between(
 ) -> Output:
     """Attend from each document of `layout` to that of `memory`."""
     # A length per layout must not reach a compiled graph; the row length is an upper bound.
-    longest = [each.columns if torch.compiler.is_compiling() else each.max_seqlen for each in (layout, memory)]
-    declared = (layout.cu_seqlens, memory.cu_seqlens, *longest)
+    longest = [each.shape[1] if torch.compiler.is_compiling() else each.max_seqlen for each in (layout, memory)]
+    declared = (layout.kernel_cu_seqlens, memory.kernel_cu_seqlens, *longest)
     given = {**options, **dict(zip(FLASH_KWARGS, declared, strict=True))}
     given.pop("position_ids", None)
     if releases.flash_wants_positions():

@@ -19,7 +19,7 @@ def attend(call: AttentionCall) -> Output:
     if call.replaces_sdpa or pattern is None or options.get("dropout") or options.get("position_bias") is not None:
         return _attend_by_function(call)
     scale = options.get("scaling")
-    return attend_compiled(call.layout.cu_seqlens, call.query, call.key, call.value, pattern, scale), None
+    return attend_compiled(call.layout.kernel_cu_seqlens, call.query, call.key, call.value, pattern, scale), None
 
 
 @torch._dynamo.disable

@@ -82,7 +82,7 @@ def attend_varlen(
     q, k, v = (F.pad(t, (0, padded - t.shape[-1])) if t.shape[-1] < padded else t for t in flat)
     before, after = (-1 if each is None else each for each in (pattern.before, 0 if pattern.causal else pattern.after))
     longest = columns if torch.compiler.is_compiling() else layout.max_seqlen
-    settings = (layout.cu_seqlens, longest, size**-0.5 if scale is None else scale, (before, after))
+    settings = (layout.kernel_cu_seqlens, longest, size**-0.5 if scale is None else scale, (before, after))
     if sinks is None:
         output = torches.attend_varlen(q, k, v, *settings)
     else:
