@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from autopack.bench.sizes import SIZES, TINY
@@ -15,6 +16,12 @@ from autopack.tiny import configs, models, rules
 
 _LATENT = ("num_key_value_heads", "head_dim")
 """What multi-head latent attention has by its own meaning: see `autopack.tiny`."""
+
+
+def task_of(model_type: str) -> str:
+    """What a type is built for unless told otherwise: a masked language model if it has one with an encoder alone."""
+    masked = getattr(modeling_auto, f"{configs.TASKS['masked-lm']}_NAMES").get(model_type, "")
+    return "masked-lm" if masked.endswith("ForMaskedLM") else "causal-lm"
 
 
 def build(

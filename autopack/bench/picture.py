@@ -49,7 +49,8 @@ def _draw_speeds(axes: Axes, result: Result) -> None:
         hatch = "//" if leaks else None
         axes.barh(row, speed.median, height=0.66, color=_color(outcome, leaks), hatch=hatch, edgecolor="white")
         reach = [[speed.median - speed.low], [speed.high - speed.median]]
-        axes.errorbar(speed.median, row, xerr=reach, color="#22303c", linewidth=1.6, capsize=5)
+        for color, width in (("white", 4.0), ("#22303c", 1.6)):  # seen on dark bars and on light ones
+            axes.errorbar(speed.median, row, xerr=reach, color=color, linewidth=width, capsize=5, capthick=width)
         axes.text(speed.high + 0.015 * most, row, _label(result, outcome, leaks), va="center")
     axes.set_yticks(range(len(names)), names)
     axes.set(xlim=(0, most * 1.62), ylim=(len(names) - 0.45, -0.55))

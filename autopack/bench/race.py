@@ -27,7 +27,9 @@ from autopack.packing.arms import padded_arms
 from autopack.packing.balance import CostModel
 from autopack.packing.collator import PackingCollator
 
-WANTED_ROUNDS, FEWEST_BATCHES, MOST_BATCHES = 8, 2, 16
+WANTED_ROUNDS, FEW_BATCHES, MOST_BATCHES = 8, 4, 16
+_OF_PADDED, _PREPARING, _COMPARING = 0.6, 4, 0.4
+"""For a guess of the time: what an arm takes of padded's, its steps before rounds begin, a forward pass in steps."""
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 _Found = TypeVar("_Found")
 
@@ -66,7 +68,7 @@ def compare(
     shuffled = np.random.default_rng(settings.seed).permutation(lengths).tolist()
     race = _Race(model, settings)
     tell("timing a first step, to see how much fits")
-    count = settings.batches or race.batches_that_fit(shuffled[: settings.batch_size])
+    count = settings.batches or race.batches_that_fit(shuffled[: settings.batch_size], until, tell)
     chosen = shuffled[: count * settings.batch_size]
     documents = [chosen[i : i + settings.batch_size] for i in range(0, len(chosen), settings.batch_size)]
     race.take(documents)
@@ -116,7 +118,7 @@ class _Race:
         self.outcomes = [Outcome(arm) for arm in ARMS]
         self.calls: dict[str, list[dict[str, Any]]] = {}
 
-    def batches_that_fit(self, lengths: list[int]) -> int:
+    def batches_that_fit(self, lengths: list[int], until: float, tell: Callable[[str], None]) -> int:
         """How many batches like this a pass of an arm may have, for enough rounds in the time."""
         (call,) = calls_of(BASELINE, self.model, [self._batch(lengths, 0)])
         self.model.train(not self.settings.forward)
@@ -127,9 +129,14 @@ class _Race:
 
         taken, _ = self._tried(BASELINE, seconds)
         if taken is None:
-            return FEWEST_BATCHES
-        each = self.settings.seconds * 0.75 / WANTED_ROUNDS / len(ARMS)
-        return min(max(int(each / taken), FEWEST_BATCHES), MOST_BATCHES)
+            return FEW_BATCHES
+        each = taken * len(ARMS) * _OF_PADDED
+        left = until - time.monotonic() - _PREPARING * each
+        if left < each * (least := LEAST + _COMPARING):
+            minutes = each * (_PREPARING + least) / 60
+            tell(f"one batch takes {taken:.0f} s: about {minutes:.0f} minutes; shorter documents or fewer would do")
+        many, few = int(left / each / (WANTED_ROUNDS + _COMPARING)), int(left / each / least)
+        return min(max(many, min(few, FEW_BATCHES), 1), MOST_BATCHES)
 
     def take(self, documents: list[list[int]]) -> None:
         """Make the batches of all arms, which lie on the device before anything is timed."""

@@ -36,9 +36,9 @@ class CannotTime(AutopackError):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Time a model on documents of your lengths: padded batches, padded and grouped by length, stock packed rows, "
-        "and both padded batches and packed rows with autopack enabled; real tokens per second, peak memory, and the ratio "
-        "to padded. First the losses of all are compared: exit status 1 if an arm computes something else than padded. "
-        "Rounds are interleaved, and a ratio that noise could have made is called too noisy to tell."
+        "and both padded batches and packed rows with autopack enabled. Prints real tokens per second, peak memory, "
+        "and the ratio to padded. First the losses of all are compared: exit status 1 if an arm computes something "
+        "else than padded. Rounds are interleaved, and a ratio that noise could have made is too noisy to tell."
     )
     model = parser.add_argument_group("model")
     about = "a directory with a saved model, or the name of one on the Hub that has been downloaded; or a type"
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--type", metavar="TYPE", help=about)
     about = f"size of what is built: {', '.join(NAMES)}, counted for a Llama (small; on a GPU 130M)"
     model.add_argument("--size", choices=NAMES, metavar="SIZE", help=about)
-    model.add_argument("--task", choices=TASKS, help="of what is built (the first that the type has)")
+    model.add_argument("--task", choices=TASKS, help="of what is built (what the type is for)")
     model.add_argument(
         "--attn", metavar="NAME", help="attn_implementation: sdpa, eager ... (what transformers chooses)"
     )
@@ -130,6 +130,7 @@ def _model(args: argparse.Namespace) -> tuple[PreTrainedModel, dict[str, Any]]:
     import torch
 
     from autopack import tiny
+    from autopack.bench.models import task_of
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -142,7 +143,7 @@ def _model(args: argparse.Namespace) -> tuple[PreTrainedModel, dict[str, Any]]:
     name = args.model
     if name is None or (not Path(name).is_dir() and any(name in types for types in known.values())):
         model_type, size = args.type or name or "llama", args.size or ("130M" if cuda else "small")
-        task = args.task or next((task for task in TASKS if model_type in known[task]), TASKS[0])
+        task = args.task or task_of(model_type)
         if model_type not in known[task]:
             raise unknown_name(model_type, known[task], f"a {task}")
         return _build(model_type, size, task, dtype, device, args), {"name": f"{model_type}, {size}, random"}

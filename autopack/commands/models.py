@@ -44,7 +44,7 @@ def load_saved(
 
 
 def unknown_name(name: str, known: list[str], sort: str) -> CannotLoad:
-    """The error for what is neither a directory nor, as `sort` says, a type that is known, with those that are close."""
+    """The error for what is neither a directory nor, as `sort` says, one of the types that are known; names some."""
     import transformers
 
     close = ", ".join(difflib.get_close_matches(name, known, n=5, cutoff=0.5))
