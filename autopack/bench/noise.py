@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
-LEAST = 3
-"""Fewer rounds than these say nothing about noise."""
+LEAST = 6
+"""Fewer values than these have no interval of that confidence: the least and the greatest of five have 94 %."""
 MOST_DIGITS = 3
+FASTER, SLOWER, NOISY, TOO_FEW = "faster", "slower", "too noisy to tell", "too few rounds"
+"""What is said of a ratio of speeds."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Spread:
     def of(cls, values: Sequence[float]) -> Spread:
         """Of measured values: the interval is the narrowest of two of them that holds the median in 95 of 100 cases.
 
-        By the order of values alone, whatever their distribution (the sign test's interval). Fewer than six values
+        By the order of values alone, whatever their distribution (the sign test's interval). Fewer values than `LEAST`
         have none of that confidence: then it is from the least to the greatest.
         """
         ordered, count = sorted(values), len(values)
@@ -41,10 +43,13 @@ class Spread:
 
     @property
     def unit(self) -> float:
-        """The last decimal place that noise leaves: that of half the interval, and of three digits at most."""
+        """The last decimal place that noise leaves: three digits at most, and one or two of half the interval.
+
+        Two where they are below 25, as the Particle Data Group rounds: one digit of 1.4 would hide a third of it.
+        """
         half = (self.high - self.low) / 2
         finest = _place(abs(self.median)) / 10 ** (MOST_DIGITS - 1)
-        return max(_place(half), finest)
+        return max(_place(half / 2.5), finest)
 
     @property
     def rounded(self) -> Spread:
@@ -69,10 +74,10 @@ def _place(value: float) -> float:
 
 
 def verdict(ratio: Spread) -> str:
-    """What a ratio of speeds says: "faster", "slower", or that it cannot be told: as it is shown, rounding included."""
+    """What a ratio of speeds says, as it is shown: 1 in the interval after rounding is 1 in the interval."""
     if ratio.count < LEAST:
-        return "too few rounds to tell"
+        return TOO_FEW
     shown = ratio.rounded
     if shown.low <= 1 <= shown.high:
-        return "too noisy to tell"
-    return "faster" if shown.low > 1 else "slower"
+        return NOISY
+    return FASTER if shown.low > 1 else SLOWER

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from autopack.bench.arms import BASELINE, GROUPED, STOCK_ROW
+from autopack.bench.noise import FASTER, SLOWER
 from autopack.bench.result import Outcome, Result
 from autopack.bench.table import MIB, about, documents, machine, mebibytes
 from autopack.packing import estimate
@@ -66,7 +67,7 @@ def _draw_speeds(axes: Axes, result: Result) -> None:
 
 def _label(result: Result, outcome: Outcome, leaks: bool) -> str:
     ratio, says = result.ratio(outcome), result.says(outcome)
-    said = "" if outcome.arm == BASELINE or ratio is None else f"× {ratio}" if says in ("faster", "slower") else says
+    said = "" if outcome.arm == BASELINE or ratio is None else f"× {ratio}" if says in (FASTER, SLOWER) else says
     wrong = "LEAKS" if leaks else "WRONG LOSS" if outcome in result.wrong else ""
     return "  ".join(part for part in (said, wrong) if part)
 

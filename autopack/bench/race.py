@@ -75,7 +75,7 @@ def compare(
     tell("comparing losses, measuring memory")
     for arm in ARMS:
         race.prepare(arm)
-    tell(f"timing {len(documents)} batches of {settings.batch_size} in every arm")
+    tell(f"timing every arm on {len(documents)} x {settings.batch_size} documents")
     race.run(until, progress)
     columns = {name: sum(len(b) * max(b) for b in form)
                for name, form in (("as drawn", documents), ("grouped", grouped(documents)))}  # fmt: skip
@@ -135,8 +135,7 @@ class _Race:
         if left < each * (least := LEAST + _COMPARING):
             minutes = each * (_PREPARING + least) / 60
             tell(f"one batch takes {taken:.0f} s: about {minutes:.0f} minutes; shorter documents or fewer would do")
-        many, few = int(left / each / (WANTED_ROUNDS + _COMPARING)), int(left / each / least)
-        return min(max(many, min(few, FEW_BATCHES), 1), MOST_BATCHES)
+        return min(max(int(left / each / (WANTED_ROUNDS + _COMPARING)), 1), MOST_BATCHES)
 
     def take(self, documents: list[list[int]]) -> None:
         """Make the batches of all arms, which lie on the device before anything is timed."""

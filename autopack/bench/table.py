@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from autopack.bench.arms import BASELINE, STOCK_ROW
-from autopack.bench.noise import CONFIDENCE, LEAST
+from autopack.bench.arms import ARMS, BASELINE, STOCK_ROW
+from autopack.bench.noise import CONFIDENCE, LEAST, NOISY, TOO_FEW
 from autopack.bench.result import Outcome, Result
 
 BUSY = 0.5
@@ -73,7 +73,7 @@ def _row(result: Result, outcome: Outcome) -> str:
         return name + textwrap.shorten(why, 79 - _ARM, placeholder=" ...")
     ratio, says = result.ratio(outcome), result.says(outcome)
     said = "1" if outcome.arm == BASELINE else "-" if ratio is None else str(ratio)
-    said = said if says not in ("too noisy to tell", "too few rounds to tell") else says
+    said = says if says in (NOISY, TOO_FEW) else said
     return f"{name}{result.speed(outcome)!s:>{_SPEED}}{said:>{_RATIO}}{mebibytes(outcome.peak):>{_PEAK}}"
 
 
@@ -87,16 +87,18 @@ def mebibytes(count: int | None) -> str:
 
 def _notes(result: Result) -> Iterator[str]:
     yield from (f"WRONG: {_name(o)} {_off(o, result)}; please report it" for o in result.wrong)
-    equal = [o for o in result.outcomes if result.same_loss(o) and o.arm not in (BASELINE, STOCK_ROW)]
     reference = result.outcomes[0].loss
-    if equal and reference is not None:
-        held = "within rounding" if not result.wrong else f"within rounding in {', '.join(_name(o) for o in equal)}"
-        yield f"Losses of the same documents are padded's, {reference:.4f}, {held} (at most {result.tolerance:g})."
+    if not result.wrong and reference is not None:
+        others = f"The arms beside {_name(_of_stock(result))}"
+        yield f"{others} have padded's loss on the same documents: {reference:.4f}, within {result.tolerance:g} of it."
     yield from _stock_row(result)
+    noisy = [o for o in result.outcomes if o.timed and result.says(o) == NOISY]
+    if noisy:
+        said = ", ".join(f"{_name(o)} {result.ratio(o)}" for o in noisy)
+        yield f"Too noisy to tell, since 1 lies in the interval: {said}."
+    if len(result.documents) == 1:
+        yield "In a single batch there is nothing to group by length: give more time (--seconds) or shorter documents."
     for outcome in result.outcomes:
-        says = result.says(outcome) if outcome.timed else ""
-        if says == "too noisy to tell":
-            yield f"{_name(outcome)}: {result.ratio(outcome)} of padded, too noisy to tell: 1 lies in the interval."
         if outcome.note is not None:
             yield f"{_name(outcome)}: {outcome.note}."
         if outcome.failed is not None and len(outcome.failed) > 79 - _ARM:
@@ -110,8 +112,12 @@ def _notes(result: Result) -> Iterator[str]:
         )
 
 
+def _of_stock(result: Result) -> Outcome:
+    return result.outcomes[ARMS.index(STOCK_ROW)]
+
+
 def _stock_row(result: Result) -> Iterator[str]:
-    outcome = next(o for o in result.outcomes if o.arm == STOCK_ROW)
+    outcome = _of_stock(result)
     same = result.same_loss(outcome)
     if same is False:
         yield f"{_name(outcome)} LEAKS: it {_off(outcome, result)}, as documents in a row see each other."
@@ -122,8 +128,9 @@ def _stock_row(result: Result) -> Iterator[str]:
 def _method(result: Result) -> str:
     if not (rounds := result.rounds):
         return "Nothing was timed."
-    interval = f"that holds it with {CONFIDENCE:.0%} confidence" if rounds > 5 else "from the least to the greatest"
-    few = "" if rounds >= LEAST else f"; fewer than {LEAST} rounds say nothing of noise"
+    enough = rounds >= LEAST
+    interval = f"that holds it with {CONFIDENCE:.0%} confidence" if enough else "from the least to the greatest"
+    few = "" if enough else f"; fewer than {LEAST} rounds cannot tell a difference from noise"
     peak = "Peak memory is torch's, of the largest batch"
     return f"Median of {_counted(rounds, 'round')} in turns, and an interval {interval}{few}. {peak}."
 
