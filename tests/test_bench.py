@@ -264,7 +264,7 @@ def test_an_arm_with_another_loss_is_wrong(capsys):
     result = Result(Settings(), where, model, [[3, 4]], {"as drawn": 8, "grouped": 8}, 0.1, outcomes)
     assert [outcome.arm.name for outcome in result.wrong] == ["enabled, packed rows"]
     said = " ".join(write_table(result).split())
-    assert 'WRONG: "enabled, packed rows" has a loss of 4.4000, off padded\'s 4.0000 by 10.0%' in said
+    assert 'WRONG: "enabled, packed rows" has a loss of 4.4000, off padded\'s 4.0000 by 10%' in said
     assert "The machine was busy before this began (load 3.0 on 2 cores)" in said
     outcomes[-1].difference = float("nan")
     assert result.wrong == [outcomes[-1]]

@@ -55,7 +55,9 @@ def wait_for(device: Any) -> None:
     import torch
 
     kind = torch.device(device).type
-    if kind != "cpu":
+    if kind == "cuda":
+        torch.cuda.synchronize(device)
+    elif kind != "cpu":
         getattr(torch, kind).synchronize()
 
 

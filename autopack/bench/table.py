@@ -88,8 +88,9 @@ def mebibytes(count: int | None) -> str:
 def _notes(result: Result) -> Iterator[str]:
     yield from (f"WRONG: {_name(o)} {_off(o, result)}; please report it" for o in result.wrong)
     reference = result.outcomes[0].loss
-    if not result.wrong and reference is not None:
-        others = f"The arms beside {_name(_of_stock(result))}"
+    equal = [o for o in result.outcomes if result.same_loss(o) and o.arm not in (BASELINE, STOCK_ROW)]
+    if equal and not result.wrong:
+        others = f"All arms that ran beside {_name(_of_stock(result))}"
         yield f"{others} have padded's loss on the same documents: {reference:.4f}, within {result.tolerance:g} of it."
     yield from _stock_row(result)
     noisy = [o for o in result.outcomes if o.timed and result.says(o) == NOISY]
@@ -137,7 +138,8 @@ def _method(result: Result) -> str:
 
 def _off(outcome: Outcome, result: Result) -> str:
     reference: Any = result.outcomes[0].loss
-    return f"has a loss of {outcome.loss:.4f}, off padded's {reference:.4f} by {outcome.difference:.1%}"
+    difference: Any = outcome.difference
+    return f"has a loss of {outcome.loss:.4f}, off padded's {reference:.4f} by {100 * difference:.2g}%"
 
 
 def _name(outcome: Outcome) -> str:
