@@ -5,18 +5,17 @@ Only ratios of arms that ran interleaved in one process mean anything: on a shar
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from autopack.bench import machine
 
 MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
@@ -63,8 +62,7 @@ def interleave(
     times = {name: Times() for name in arms}
     names = list(arms)
     for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+        for name in machine.in_turn(names, number):
             times[name].run(arms[name])
         if report is not None:
             done = ", ".join(f"{name} {times[name].wall[-1]:.2f} s" for name in names)
@@ -74,28 +72,11 @@ def interleave(
 
 def origin() -> dict[str, Any]:
     """When, where and with what: to be taken at the start, so that the load is not one's own."""
-    import torch
-
     return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "device": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load at start": os.getloadavg()[0],
-        "platform": platform.platform(),
-        "python": platform.python_version(),
-        **{name: version(name) for name in ("torch", "transformers")},
+        **machine.origin(),
         "malloc": {name: os.environ.get(name) for name in MALLOC},
         "command": " ".join(["python", *sys.orig_argv[1:]]),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def write(path: Path | None, result: dict[str, Any], text: str) -> None:

@@ -36,9 +36,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from autopack.bench.lengths import DISTRIBUTIONS
 from benchmarks import interleave
 from benchmarks.paper_arms import ARMS, PADDING
-from benchmarks.paper_data import DISTRIBUTIONS, load
+from benchmarks.paper_data import load
 from benchmarks.paper_table import checks, describe, draw
 from benchmarks.paper_training import MODELS, shape_of, speeds, train
 

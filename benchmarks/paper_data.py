@@ -14,27 +14,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from autopack.bench.lengths import DISTRIBUTIONS, draw
+
 END, UNKNOWN = 0, 1
 """The token that ends every document, and the one for words that are not in the vocabulary."""
-SHORTEST = 4
-
-
-class Lengths(NamedTuple):
-    """Lognormal lengths in tokens: their mean before any is cut, and the sigma of their logarithm."""
-
-    mean: float
-    sigma: float
-
-
-DISTRIBUTIONS = {"flan": Lengths(471, 1.0), "orcamath": Lengths(500, 0.4)}
-"""FLAN_20k has 9.4 million tokens in 19,961 rows (arXiv 2407.09105, Table 2: 2,294 rows of 4096) and a large variance.
-OrcaMath is somewhat longer and varies much less, says huggingface.co/blog/packing-with-FA2, without figures: mean and
-sigma are assumed, so that mini-batches of 4 have 1.45 padded tokens per real one, about what a gain of 1.4 needs."""
-
 TOPICS, SYMBOLS = 6, 48
 SUCCESSORS = np.array([0.6, 0.25, 0.1, 0.05])
 REPEATED, PHRASE = 0.06, 8
@@ -62,7 +49,7 @@ def load(name: str, options: argparse.Namespace) -> Corpus:
     count = options.documents + held_out(options.documents)
     if name == "text":
         return from_files(options.text, count, options)
-    lengths = draw_lengths(name, count, options.scale, options.max_length, options.seed)
+    lengths = draw(DISTRIBUTIONS[name], count, options.max_length, options.seed, options.scale)
     documents = write_grammar(lengths, options.seed)
     spread = f"lengths like {name}'s over {options.scale}: mean {lengths.mean():.0f}, deviation {lengths.std():.0f}"
     return Corpus(
@@ -77,13 +64,6 @@ def load(name: str, options: argparse.Namespace) -> Corpus:
 def held_out(documents: int) -> int:
     """How many documents are kept for validation."""
     return max(8, documents // 8)
-
-
-def draw_lengths(name: str, count: int, scale: int, longest: int, seed: int) -> np.ndarray:
-    """Lengths like those of a data set of the paper, divided by `scale`, (count,) int64."""
-    mean, sigma = DISTRIBUTIONS[name]
-    drawn = np.random.default_rng(seed).lognormal(np.log(mean) - sigma**2 / 2, sigma, count)
-    return np.clip(np.round(drawn / scale), SHORTEST, longest).astype(np.int64)
 
 
 def write_grammar(lengths: Sequence[int] | np.ndarray, seed: int) -> list[np.ndarray]:

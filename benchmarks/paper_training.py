@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 import autopack
+from autopack.bench.machine import kept_by, peak_memory
 from benchmarks import interleave
 from benchmarks.paper_arms import ARMS, IGNORED, Arm, Shape, padded, whole
 from benchmarks.paper_data import Corpus
@@ -173,36 +173,6 @@ def evaluate(model: Any, corpus: Corpus, options: argparse.Namespace) -> float:
             total += stock(**on(options.device, call)).loss.item() * here
             count += here
     return total / count
-
-
-# Memory
-
-
-def kept_by(model: Any, optimizer: Any, call: dict[str, Any]) -> Iterable[Any]:
-    """The tensors that stay from step to step."""
-    states = (value for state in optimizer.state.values() for value in state.values())
-    return [v for v in (*model.parameters(), *model.buffers(), *states, *call.values()) if hasattr(v, "element_size")]
-
-
-def peak_memory(step: Callable[[], Any], kept: Iterable[Any], device: str) -> int:
-    """The most bytes that torch's allocator has handed out at a time during a step, tensors that stay included.
-
-    CUDA counts them itself. On a CPU they are the bytes of `kept` and the highest sum of the allocations and releases
-    that the profiler records; resident memory is more, by what Python, torch and the heap hold.
-    """
-    import torch
-
-    if device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats(device)
-        step()
-        return int(torch.cuda.max_memory_allocated(device))
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        step()
-    recorded = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
-    changes = [e.nbytes() for e in sorted(recorded, key=lambda e: e.start_ns())]
-    return sum(each.numel() * each.element_size() for each in kept) + max(accumulate(changes, initial=0))
 
 
 # Speed

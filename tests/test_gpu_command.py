@@ -12,10 +12,11 @@ import torch
 from torch.nn import functional as F
 
 from autopack import tiny
+from autopack.bench.batches import Batch
 from autopack.inspection import releases, torches
 from benchmarks.gpu import exactness, parts, report, speed, suite
 from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.arms import ROW, Arm, Batch
+from benchmarks.gpu.arms import ROW, Arm, by_document, call_of
 from benchmarks.gpu.job import Job, Part, carry_out
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.processes import run_bounded
@@ -281,14 +282,14 @@ def test_a_gpu_is_described(cuda, monkeypatch):
 
 
 def test_forms_of_a_batch_hold_the_same_documents():
-    batch = Batch.of([3, 5, 2], 50, 0, "cpu")
+    batch = Batch.of([3, 5, 2], torch.arange(1, 50), 0, "cpu")
     for arm in speed.ARMS:
-        call = batch.call(arm)
-        for ids, found in zip(batch.documents, batch.by_document(arm, call["input_ids"]), strict=True):
+        made = call_of(batch, arm)
+        for ids, found in zip(batch.documents, by_document(batch, arm, made["input_ids"]), strict=True):
             assert torch.equal(found, ids[0])
-        targets = F.pad(call["labels"], (0, 1), value=-100)[:, 1:]
+        targets = F.pad(made["labels"], (0, 1), value=-100)[:, 1:]
         assert int((targets != -100).sum()) == 7, "each document has one target less than tokens"
-    bounds = batch.call(next(arm for arm in speed.ARMS if arm.name == "stock packed flash"))
+    bounds = call_of(batch, next(arm for arm in speed.ARMS if arm.name == "stock packed flash"))
     assert bounds["cu_seq_lens_q"].dtype == torch.int32
     assert bounds["cu_seq_lens_q"].tolist() == [0, 3, 8, 10]
     assert type(bounds["max_length_q"]) is int

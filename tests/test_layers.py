@@ -28,7 +28,7 @@ calls
 trust
 auditing packing tiny
 enabling
-launch demo
+launch demo bench
 commands
 cli
 __main__

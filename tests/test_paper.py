@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from autopack.bench.lengths import DISTRIBUTIONS, draw
+from autopack.bench.machine import peak_memory
 from benchmarks import paper, paper_data, paper_table, paper_training
 from benchmarks.paper_arms import (
     ARMS,
@@ -130,7 +132,7 @@ def test_mini_batches_are_those_of_padding_and_change_with_the_epoch(corpus):
 
 
 def test_sorting_leaves_less_padding():
-    lengths = paper_data.draw_lengths("flan", 300, 16, 256, 0)
+    lengths = draw(DISTRIBUTIONS["flan"], 300, 256, 0, scale=16)
 
     def columns(arm: str) -> int:
         return sum(len(step) * max(piece.length for piece in step) for step in ARMS[arm].choose(lengths, SHAPE, 0))
@@ -197,14 +199,14 @@ def test_peak_memory_is_of_what_stays_and_the_most_that_a_step_adds():
         del first
         torch.ones(500_000).add_(1)
 
-    assert paper_training.peak_memory(step, [kept], "cpu") == pytest.approx(4000 + 2_000_000, rel=0.01)
+    assert peak_memory(step, [kept], "cpu") == pytest.approx(4000 + 2_000_000, rel=0.01)
 
 
 # Documents
 
 
 def test_the_grammar_is_of_its_seed_and_lengths_are_kept():
-    lengths = paper_data.draw_lengths("flan", 50, 16, 40, 0)
+    lengths = draw(DISTRIBUTIONS["flan"], 50, 40, 0, scale=16)
     first, again, other = (paper_data.write_grammar(lengths, seed) for seed in (0, 0, 1))
     assert all(map(np.array_equal, first, again))
     assert not all(map(np.array_equal, first, other))
@@ -215,8 +217,8 @@ def test_the_grammar_is_of_its_seed_and_lengths_are_kept():
 
 @pytest.mark.parametrize(("name", "ratio"), [("flan", 2.0), ("orcamath", 1.45)])
 def test_lengths_are_like_those_of_the_paper(name, ratio):
-    lengths = paper_data.draw_lengths(name, 20_000, 1, 4096, 0)
-    assert lengths.mean() == pytest.approx(paper_data.DISTRIBUTIONS[name].mean, rel=0.03)
+    lengths = draw(DISTRIBUTIONS[name], 20_000, 4096, 0)
+    assert lengths.mean() == pytest.approx(DISTRIBUTIONS[name].mean, rel=0.03)
     batches = lengths.reshape(-1, 4)
     assert 4 * batches.max(axis=1).sum() / lengths.sum() == pytest.approx(ratio, rel=0.1)
 

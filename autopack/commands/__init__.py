@@ -6,6 +6,8 @@ Each has `add_arguments`, which describes it and its options, and `run`, which r
 from __future__ import annotations
 
 import argparse
+import ctypes
+from contextlib import suppress
 from pathlib import Path
 
 from autopack.errors import AutopackError
@@ -23,22 +25,44 @@ def positive(text: str) -> int:
     return number
 
 
+def seed(text: str) -> int:
+    """The type of an option that takes a seed: a whole number of at least 0."""
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"wanted a number of at least 0, found {number}")
+    return number
+
+
 def check_directory(option: str, path: Path | None) -> None:
     """Raise `CannotWrite` if an option names a file in a directory that is not there."""
     if path is not None and not path.parent.is_dir():
         raise CannotWrite(f"{option} {path}: there is no directory {path.parent}; create it or name another one")
 
 
-def check_drawable(path: Path | None) -> None:
-    """Raise `CannotWrite` if the picture that `--plot` asks for could not be drawn or written."""
+def check_drawable(path: Path | None, option: str = "--plot") -> None:
+    """Raise `CannotWrite` if the picture that an option asks for could not be drawn or written."""
     if path is None:
         return
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as error:
         remedy = "install it with: pip install 'autopack[plot]'"
-        raise CannotWrite(f"--plot needs matplotlib, which could not be imported ({error}); {remedy}") from error
-    check_directory("--plot", path)
+        raise CannotWrite(f"{option} needs matplotlib, which could not be imported ({error}); {remedy}") from error
+    check_directory(option, path)
     formats = sorted(FigureCanvasAgg.get_supported_filetypes())
     if path.suffix.lstrip(".").lower() not in formats:
-        raise CannotWrite(f"--plot {path}: wanted a file name that ends with one of {', '.join(formats)}")
+        raise CannotWrite(f"{option} {path}: wanted a file name that ends with one of {', '.join(formats)}")
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep freed memory.
+
+    Otherwise it gives the padded batches' large tensors back to the system after every use, and on small virtual
+    machines a fifth of the padded arm's time is page faults: packing would look better than it is.
+    """
+    trim_threshold, top_pad, mmap_max = -1, -2, -4
+    with suppress(OSError, AttributeError, TypeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, 2**31 - 1)
+        libc.mallopt(top_pad, 2**28)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import html
 import json
 import math
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autopack.commands import check_directory, check_drawable
+from autopack.commands.models import DTYPES, load_saved, unknown_name
 from autopack.enabling.options import CHOICES
 from autopack.errors import AutopackError
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from autopack import LeakReport
 
-DTYPES = ("float32", "float64", "bfloat16", "float16")
 STYLE = "body{font-family:sans-serif;margin:2em;color:#22303c}"
 
 
@@ -75,32 +74,13 @@ def run(args: argparse.Namespace) -> int:
 def _load(args: argparse.Namespace) -> PreTrainedModel:
     path = Path(args.model).expanduser()
     if path.is_dir():
-        return _load_directory(path, args)
+        form = {"attn": args.attn, "dtype": args.dtype, "device": args.device}
+        return load_saved(str(path), **form, trust_remote_code=args.trust_remote_code)
     if path.exists() or os.sep in args.model or args.model.startswith((".", "~")):
         wanted = "a directory with a saved model, or a model type such as qwen3"
         hint = "For a model of the Hub, download it first and name the directory."
         raise CannotAudit(f"{args.model} {'is a file' if path.exists() else 'does not exist'}; wanted {wanted}. {hint}")
     return _build_tiny(args.model, args)
-
-
-def _load_directory(path: Path, args: argparse.Namespace) -> PreTrainedModel:
-    import torch
-    import transformers
-
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": args.trust_remote_code}
-    try:
-        config = transformers.AutoConfig.from_pretrained(path, **options)
-        # transformers 4.56 renamed the argument together with the field of the configuration.
-        options["dtype" if hasattr(config, "dtype") else "torch_dtype"] = getattr(torch, args.dtype)
-        if args.attn is not None:
-            options["attn_implementation"] = args.attn
-        # The class that the model was saved from, where transformers has it; its causal language model otherwise.
-        saved: Any = getattr(transformers, next(iter(getattr(config, "architectures", None) or ()), ""), None)
-        if not (isinstance(saved, type) and issubclass(saved, transformers.PreTrainedModel)):
-            saved = transformers.AutoModelForCausalLM
-        return saved.from_pretrained(path, config=config, **options).to(args.device)
-    except (OSError, ValueError, ImportError, RuntimeError) as error:
-        raise CannotAudit(f"transformers {transformers.__version__} cannot load {path}: {error}") from error
 
 
 def _build_tiny(model_type: str, args: argparse.Namespace) -> PreTrainedModel:
@@ -110,12 +90,7 @@ def _build_tiny(model_type: str, args: argparse.Namespace) -> PreTrainedModel:
 
     known = tiny.types_for("causal-lm")
     if model_type not in known:
-        import transformers
-
-        close = ", ".join(difflib.get_close_matches(model_type, known, n=5, cutoff=0.5))
-        closest = f"did you mean {close}?" if close else f"it knows {len(known)}, from {known[0]} to {known[-1]}"
-        known_to = f"a causal language model type of transformers {transformers.__version__}"
-        raise CannotAudit(f"{model_type!r} is neither a directory nor {known_to}; {closest}")
+        raise unknown_name(model_type, known, "a causal language")
     form = {"attn_implementation": args.attn, "dtype": getattr(torch, args.dtype), "device": args.device}
     try:
         return tiny.build(model_type, **form)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import sys
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from autopack.commands import check_drawable, positive
+from autopack.commands import check_drawable, keep_freed_memory, positive
 from autopack.demo.table import write_table
 from autopack.demo.training import Settings, compare
 
@@ -30,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the demo, print its table, and return 0 if packed training equals padded training, else 1."""
     check_drawable(args.plot)  # before the training and not after it
-    _keep_freed_memory()
+    keep_freed_memory()
     from tqdm import tqdm
 
     if args.threads is not None:
@@ -47,17 +45,3 @@ def run(args: argparse.Namespace) -> int:
         draw(result).savefig(args.plot, dpi=150)
         print(f"\nPicture: {args.plot}")
     return 0 if result.succeeded else 1
-
-
-def _keep_freed_memory() -> None:
-    """Tell glibc to keep freed memory.
-
-    Otherwise it gives the padded batches' large tensors back to the system after every use, and on small virtual
-    machines a fifth of the padded arm's time is page faults: packing would look better than it is.
-    """
-    trim_threshold, top_pad, mmap_max = -1, -2, -4
-    with suppress(OSError, AttributeError, TypeError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(mmap_max, 0)
-        libc.mallopt(trim_threshold, 2**31 - 1)
-        libc.mallopt(top_pad, 2**28)

@@ -41,7 +41,7 @@ def build(
     whole = configs.config(model_type, task=task, **config_overrides)
     default_dtype = torch.get_default_dtype()
     try:
-        model_class, tiny = _class_and_config(whole, task)
+        model_class, tiny = class_and_config(whole, task)
         dtype_argument = "dtype" if hasattr(tiny, "dtype") else "torch_dtype"
         torch.set_default_dtype(torch.float32)
         with torch.random.fork_rng(devices=[]):
@@ -62,7 +62,7 @@ def tokens(config: PretrainedConfig, *shape: int, seed: int = 0) -> torch.Tensor
     return torch.randint(rules.ORDINARY.start, rules.ORDINARY.stop, shape, generator=generator)
 
 
-def _class_and_config(config: PretrainedConfig, task: str) -> tuple[type[PreTrainedModel], PretrainedConfig]:
+def class_and_config(config: PretrainedConfig, task: str) -> tuple[type[PreTrainedModel], PretrainedConfig]:
     """Return the class that the task's mapping names, and that part of a composite configuration which it takes."""
     found: Any = getattr(modeling_auto, configs.TASKS[task])[type(config)]
     model_class = found[0] if isinstance(found, tuple) else found

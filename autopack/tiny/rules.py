@@ -18,6 +18,12 @@ CHUNK = 8
 EXPERTS = 4
 TOP_K = 2
 
+_WINDOWS = "sliding_window sliding_window_size attention_window_size window_size local_attention_window_len"
+_CHUNKS = "attention_chunk_size"
+_CHUNKS_OF_SCANS = "mamba_chunk_size chunk_size"
+SPANS = f"{_WINDOWS} {_CHUNKS} {_CHUNKS_OF_SCANS}".split()
+"""Fields that count tokens of a document, or of a part of it."""
+
 # Fields that mean the same in every configuration that has them, by the value that they get.
 _VALUES: list[tuple[Any, str]] = [
     # vocabularies
@@ -63,8 +69,8 @@ _VALUES: list[tuple[Any, str]] = [
     (16, "index_head_dim index_n_heads"),
     (4, "index_topk"),
     # windows and positions
-    (WINDOW, "sliding_window sliding_window_size attention_window_size window_size local_attention_window_len"),
-    (CHUNK, "attention_chunk_size"),
+    (WINDOW, _WINDOWS),
+    (CHUNK, _CHUNKS),
     (2, "sliding_window_pattern _sliding_window_pattern global_attn_every_n_layers full_attention_interval"),
     (
         POSITIONS,
@@ -83,7 +89,7 @@ _VALUES: list[tuple[Any, str]] = [
     (8, "mamba_n_heads mamba_d_state mamba_num_heads ssm_state_size state_size mamba_dt_rank time_step_rank"),
     (16, "mamba_d_head mamba_head_dim linear_key_head_dim linear_value_head_dim linear_head_dim"),
     (1, "mamba_n_groups n_groups"),
-    (CHUNK, "mamba_chunk_size chunk_size"),
+    (CHUNK, _CHUNKS_OF_SCANS),
     (2, "mamba_expand linear_num_key_heads"),
     (4, "linear_num_value_heads linear_num_heads"),
     (HIDDEN, "lru_width"),

@@ -12,6 +12,7 @@ import torch
 
 import autopack
 from autopack.attention import choose
+from autopack.bench.batches import Batch
 from compat.standins import set_implementation
 
 PADDED, GROUPED, ROW, BOUNDS = "padded", "grouped", "row", "row with bounds"
@@ -44,59 +45,25 @@ ARMS = (
 """`stock packed flash` is given cumulative and longest lengths made beforehand; `enabled` finds them in each call."""
 
 
-@dataclass
-class Batch:
-    """Documents that are run at once, on a device: their lengths, and their tokens in one row."""
-
-    lengths: list[int]
-    ids: torch.Tensor
-
-    @classmethod
-    def of(cls, lengths: list[int], vocabulary: int, seed: int, device: str) -> Batch:
-        """Random documents of these lengths."""
-        generator = torch.Generator().manual_seed(seed)
-        return cls(lengths, torch.randint(1, vocabulary, (1, sum(lengths)), generator=generator).to(device))
-
-    @property
-    def documents(self) -> list[torch.Tensor]:
-        """The tokens (1, length) of each document."""
-        return list(self.ids.split(self.lengths, dim=1))
-
-    def call(self, arm: Arm) -> dict[str, Any]:
-        """The arguments of a call in the form of an arm, on the device."""
-        from torch.nn.utils.rnn import pad_sequence
-
-        # A packed row of an enabled model has no cache anyway; whoever pads has to say that none is wanted.
-        stock = {} if arm.enabled and arm.packed else {"use_cache": False}
-        positions = torch.cat([torch.arange(length) for length in self.lengths])[None].to(self.ids.device)
-        if not arm.packed:
-            rows = [document[0] for document in self.documents]
-            ids = pad_sequence(rows, batch_first=True)
-            mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-            return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100), **stock}
-        row: dict[str, Any] = {
-            "input_ids": self.ids,
-            "position_ids": positions,
-            "labels": self.ids.masked_fill(positions == 0, -100),
-        }
-        if arm.form == BOUNDS:
-            bounds = torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32).to(self.ids.device)
-            longest = max(self.lengths)
-            row |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
-        return {**row, **stock}
-
-    def by_document(self, arm: Arm, output: torch.Tensor) -> list[torch.Tensor]:
-        """What an output (rows, columns, ...) of an arm says of each document."""
-        if arm.packed:
-            return list(output[0].split(self.lengths))
-        return [row[:length] for row, length in zip(output, self.lengths, strict=True)]
+def call_of(batch: Batch, arm: Arm) -> dict[str, Any]:
+    """The arguments of a call in the form of an arm, on the device."""
+    # A packed row of an enabled model has no cache anyway; whoever pads has to say that none is wanted.
+    stock = {} if arm.enabled and arm.packed else {"use_cache": False}
+    if not arm.packed:
+        return {**batch.padded(), **stock}
+    row = batch.row()
+    if arm.form == BOUNDS:
+        bounds = torch.tensor([0, *accumulate(batch.lengths)], dtype=torch.int32).to(batch.ids.device)
+        longest = max(batch.lengths)
+        row |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
+    return {**row, **stock}
 
 
-def grouped(batches: list[list[int]]) -> list[list[int]]:
-    """The same documents in as many batches, sorted by length, as a trainer's `group_by_length` makes them."""
-    ordered = sorted(length for batch in batches for length in batch)
-    size = len(batches[0])
-    return [ordered[first : first + size] for first in range(0, len(ordered), size)]
+def by_document(batch: Batch, arm: Arm, output: torch.Tensor) -> list[torch.Tensor]:
+    """What an output (rows, columns, ...) of an arm says of each document."""
+    if arm.packed:
+        return list(output[0].split(batch.lengths))
+    return [row[:length] for row, length in zip(output, batch.lengths, strict=True)]
 
 
 def backend_of(arm: Arm) -> str:

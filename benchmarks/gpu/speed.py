@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 import torch
 
 import autopack
+from autopack.bench.batches import Batch, grouped
+from autopack.bench.machine import in_turn
 from benchmarks import workload
-from benchmarks.gpu.arms import ARMS, GROUPED, Arm, Batch, backend_of, grouped, on
+from benchmarks.gpu.arms import ARMS, GROUPED, Arm, backend_of, by_document, call_of, on
 from benchmarks.gpu.exactness import FACTOR, FLOOR, worst
 from benchmarks.gpu.job import Job, LeftOut
 
@@ -117,6 +119,11 @@ def build(size: Size, device: str, seed: int) -> Any:
         return LlamaForCausalLM._from_config(config, attn_implementation="sdpa", dtype=DTYPE)
 
 
+def tokens_of(size: Size) -> torch.Tensor:
+    """The tokens that documents are drawn of."""
+    return torch.arange(1, size.vocabulary)
+
+
 def draw(size: Size, job: Job) -> list[list[int]]:
     """Lengths of the documents of every batch, as FLAN's."""
     drawn = workload.lengths(job.seed)
@@ -134,7 +141,7 @@ def check(job: Job, size: Size, model: Any, lengths: list[list[int]]) -> dict[st
     """How far each arm is off for the documents of the first batch, and by what it is judged."""
     model.eval()
     set_stock(model)
-    batch = Batch.of(lengths[0], size.vocabulary, job.seed, job.machine.device)
+    batch = Batch.of(lengths[0], tokens_of(size), job.seed, job.machine.device)
     alone = [model(input_ids=ids, use_cache=False).logits[0] for ids in batch.documents]
     found: dict[str, Any] = {"measure": "relative error of the logits of the worst document"}
     wanted, bound = alone, WITHOUT_REFERENCE
@@ -147,7 +154,7 @@ def check(job: Job, size: Size, model: Any, lengths: list[list[int]]) -> dict[st
         bound = max(FACTOR * found["alone in bfloat16, against float32"], FLOOR[DTYPE])
     found["bound"], found["arms"] = bound, {}
     leaking = model(input_ids=batch.ids, attention_mask=torch.ones_like(batch.ids), use_cache=False).logits
-    found["control: documents that see each other"] = worst(batch.by_document(ARMS[2], leaking), wanted)
+    found["control: documents that see each other"] = worst(by_document(batch, ARMS[2], leaking), wanted)
     del leaking
     for arm in ARMS:
         if arm.form == GROUPED:
@@ -160,7 +167,7 @@ def check(job: Job, size: Size, model: Any, lengths: list[list[int]]) -> dict[st
 
 
 def _off(arm: Arm, model: Any, batch: Batch, wanted: list[torch.Tensor], _: autopack.Handle | None) -> float:
-    return worst(batch.by_document(arm, model(**batch.call(arm)).logits), wanted)
+    return worst(by_document(batch, arm, model(**call_of(batch, arm)).logits), wanted)
 
 
 def set_stock(model: Any) -> None:
@@ -215,8 +222,7 @@ def race(job: Job, size: Size, model: Any, lengths: list[list[int]], kind: str, 
     number, longest, real = 0, 0.0, sum(map(sum, lengths))
     while times and number < size.rounds and (not number or time.monotonic() + longest < until):
         started, racing = time.monotonic(), [arm for arm in ARMS if arm.name in times]
-        first = number % len(racing)
-        for arm in racing[first:] + racing[:first]:
+        for arm in in_turn(racing, number):
             taken, failed = tried(job, arm, model, timed)
             if taken is None:
                 del times[arm.name]
@@ -230,7 +236,7 @@ def race(job: Job, size: Size, model: Any, lengths: list[list[int]], kind: str, 
 @torch.no_grad()
 def ready(arm: Arm, model: Any, size: Size, job: Job) -> None:
     """What the first call of a model does that has just been given to an arm, on a few tokens."""
-    model(**Batch.of([2, 3], size.vocabulary, job.seed, job.machine.device).call(arm))
+    model(**call_of(Batch.of([2, 3], tokens_of(size), job.seed, job.machine.device), arm))
 
 
 def runs_of(job: Job, size: Size, model: Any, lengths: list[list[int]], kind: str) -> dict[str, Callable[[], None]]:
@@ -240,8 +246,8 @@ def runs_of(job: Job, size: Size, model: Any, lengths: list[list[int]], kind: st
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for arm in ARMS:
         own = grouped(lengths) if arm.form == GROUPED else lengths
-        batches = [Batch.of(each, size.vocabulary, job.seed + i, job.machine.device) for i, each in enumerate(own)]
-        calls = [batch.call(arm) for batch in batches]
+        batches = [Batch.of(each, tokens_of(size), job.seed + i, job.machine.device) for i, each in enumerate(own)]
+        calls = [call_of(batch, arm) for batch in batches]
         runs[arm.name] = _pass(model, calls, optimizer)
     return runs
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from autopack import tiny
-from benchmarks.gpu.arms import ARMS, Batch, on
+from autopack.bench.batches import Batch
+from benchmarks.gpu.arms import ARMS, call_of, on
 from benchmarks.gpu.job import Job
 
 LAYERS = (2, 6)
@@ -44,9 +45,9 @@ def _of(job: Job, arm: Any, kind: str) -> dict[str, dict[str, int]]:
         model: Any = tiny.build(
             "llama", attn_implementation="sdpa", dtype=torch.bfloat16, device=device, num_hidden_layers=layers
         )
-        batch = Batch.of([15, 25], model.config.vocab_size, job.seed, device)
+        batch = Batch.of([15, 25], torch.arange(1, model.config.vocab_size), job.seed, device)
         with on(arm, model):
-            run = _call(model, batch.call(arm), backward=kind != "forward")
+            run = _call(model, call_of(batch, arm), backward=kind != "forward")
             run()  # what a first call does is not what every call does
             found[f"{layers} layers"] = job.machine.waits(run)
     return found

@@ -1,0 +1,52 @@
+"""The same documents as a padded batch and as a packed row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from autopack.layout import IGNORED_LABEL
+
+
+@dataclass
+class Batch:
+    """Documents that are run at once, on a device: their lengths, and their tokens in one row, (1, tokens) int64."""
+
+    lengths: list[int]
+    ids: torch.Tensor
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], tokens: torch.Tensor, seed: int, device: str | torch.device) -> Batch:
+        """Documents of these lengths, of tokens drawn from those given."""
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randint(len(tokens), (1, sum(lengths)), generator=generator)
+        return cls(list(lengths), tokens[drawn].to(device))
+
+    @property
+    def documents(self) -> list[torch.Tensor]:
+        """The tokens (1, length) of each document."""
+        return list(self.ids.split(self.lengths, dim=1))
+
+    def padded(self, pad_token_id: int = 0) -> dict[str, Any]:
+        """A call with a document per row, padded on the right; all tokens are labels."""
+        rows = [document[0] for document in self.documents]
+        ids = pad_sequence(rows, batch_first=True, padding_value=pad_token_id)
+        mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+        return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED_LABEL)}
+
+    def row(self, first_position: int = 0, mask_first_label: bool = True) -> dict[str, Any]:
+        """A call with all documents in one row; the first token of each is no label of a loss that shifts labels."""
+        positions = torch.cat([torch.arange(length) for length in self.lengths])[None].to(self.ids.device)
+        labels = self.ids.masked_fill(positions == 0, IGNORED_LABEL) if mask_first_label else self.ids
+        return {"input_ids": self.ids, "position_ids": positions + first_position, "labels": labels}
+
+
+def grouped(batches: list[list[int]]) -> list[list[int]]:
+    """The same documents in as many batches, sorted by length, as a trainer's `group_by_length` makes them."""
+    ordered = sorted(length for batch in batches for length in batch)
+    size = len(batches[0])
+    return [ordered[first : first + size] for first in range(0, len(ordered), size)]

@@ -1,0 +1,150 @@
+"""A benchmark in words, for a terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from autopack.bench.arms import ARMS, BASELINE, STOCK_ROW
+from autopack.bench.noise import CONFIDENCE, LEAST, NOISY, TOO_FEW
+from autopack.bench.result import Outcome, Result
+
+BUSY = 0.5
+"""A load per core above this, before anything was timed, is somebody else's."""
+MIB = 2**20
+_ARM, _SPEED, _RATIO, _PEAK = 26, 24, 20, 9
+
+
+def write_table(result: Result, width: int = 80) -> str:
+    """The result as text: head and notes wrapped at `width`, the table of 79 columns."""
+
+    def wrapped(text: str, hang: str = "") -> str:
+        return textwrap.fill(text, width, subsequent_indent=hang, break_on_hyphens=False, break_long_words=False)
+
+    unit = "peak MiB"
+    head = f"{'':<{_ARM}}{'real tokens/s':>{_SPEED}}{'speed of padded':>{_RATIO}}{unit:>{_PEAK}}"
+    rows = [_row(result, outcome) for outcome in result.outcomes]
+    notes = [wrapped(note, "  ") for note in _notes(result)]
+    return "\n".join([*map(wrapped, _head(result)), "", head, *rows, "", *notes])
+
+
+def about(result: Result) -> str:
+    """The model and what is done with it, in one line."""
+    model = result.model
+    work = "forward passes, no gradients" if result.settings.forward else "training steps: forward, backward, AdamW"
+    millions = model["parameters"] / 1e6
+    size = f"{millions / 1e3:.1f} B" if millions >= 1e3 else f"{millions:.{1 if millions < 10 else 0}f} M"
+    return f"{model['name']}, {size} parameters, {model['dtype']}, {model['attention']}; {work}"
+
+
+def machine(result: Result) -> str:
+    """The machine and its load, in one line."""
+    where, model = result.origin, result.model
+    cores = f"{where['device']}, {where['cores']} cores, {_counted(where['threads'], 'thread')}"
+    named = f"{model['gpu']} (host: {cores})" if "gpu" in model else cores
+    loads = [where["load at start"], where["load at end"]]
+    said = "" if None in loads else f", load {loads[0]:.1f} before and {loads[1]:.1f} after"
+    return f"{named}{said}; torch {where['torch']}, transformers {where['transformers']}"
+
+
+def documents(result: Result) -> str:
+    """The documents and their padding, in one line."""
+    batches, lengths = result.documents, [length for batch in result.documents for length in batch]
+    padding = {name: 1 - result.tokens / columns for name, columns in result.columns.items()}
+    count = f"{_counted(len(batches), 'batch', 'batches')} of {len(batches[0])}"
+    return (
+        f"{_counted(len(lengths), 'document')} of {min(lengths):,} to {max(lengths):,} tokens "
+        f"({result.model['lengths']}), {result.tokens:,} tokens in {count}; padding {padding['as drawn']:.0%}, grouped "
+        f"by length {padding['grouped']:.0%}; in batches of all documents {result.padding_of_all:.0%}"
+    )
+
+
+def _head(result: Result) -> Iterator[str]:
+    yield about(result)
+    yield machine(result)
+    yield documents(result)
+
+
+def _row(result: Result, outcome: Outcome) -> str:
+    name = f"{outcome.arm.name:<{_ARM}}"
+    if not outcome.timed:
+        why = outcome.failed or "not timed"
+        return name + textwrap.shorten(why, 79 - _ARM, placeholder=" ...")
+    ratio, says = result.ratio(outcome), result.says(outcome)
+    said = "1" if outcome.arm == BASELINE else "-" if ratio is None else str(ratio)
+    said = says if says in (NOISY, TOO_FEW) else said
+    return f"{name}{result.speed(outcome)!s:>{_SPEED}}{said:>{_RATIO}}{mebibytes(outcome.peak):>{_PEAK}}"
+
+
+def mebibytes(count: int | None) -> str:
+    """A number of bytes in MiB, in three digits or all of a greater number; "-" for None."""
+    if count is None:
+        return "-"
+    found = count / MIB
+    return f"{found:,.{0 if found >= 100 else 1 if found >= 10 else 2}f}"
+
+
+def _notes(result: Result) -> Iterator[str]:
+    yield from (f"WRONG: {_name(o)} {_off(o, result)}; please report it" for o in result.wrong)
+    reference = result.outcomes[0].loss
+    equal = [o for o in result.outcomes if result.same_loss(o) and o.arm not in (BASELINE, STOCK_ROW)]
+    if equal and not result.wrong:
+        others = f"All arms that ran beside {_name(_of_stock(result))}"
+        yield f"{others} have padded's loss on the same documents: {reference:.4f}, within {result.tolerance:g} of it."
+    yield from _stock_row(result)
+    noisy = [o for o in result.outcomes if o.timed and result.says(o) == NOISY]
+    if noisy:
+        said = ", ".join(f"{_name(o)} {result.ratio(o)}" for o in noisy)
+        yield f"Too noisy to tell, since 1 lies in the interval: {said}."
+    if len(result.documents) == 1:
+        yield "In a single batch there is nothing to group by length: give more time (--seconds) or shorter documents."
+    for outcome in result.outcomes:
+        if outcome.note is not None:
+            yield f"{_name(outcome)}: {outcome.note}."
+        if outcome.failed is not None and len(outcome.failed) > 79 - _ARM:
+            yield f"{_name(outcome)}: {outcome.failed}"
+    yield _method(result)
+    where = result.origin
+    if where["load at start"] is not None and where["load at start"] > BUSY * where["cores"]:
+        yield (
+            f"The machine was busy before this began (load {where['load at start']:.1f} on {where['cores']} cores): "
+            "arms ran in turns, so ratios suffer least, but none of these speeds is that of a quiet machine."
+        )
+
+
+def _of_stock(result: Result) -> Outcome:
+    return result.outcomes[ARMS.index(STOCK_ROW)]
+
+
+def _stock_row(result: Result) -> Iterator[str]:
+    outcome = _of_stock(result)
+    same = result.same_loss(outcome)
+    if same is False:
+        yield f"{_name(outcome)} LEAKS: it {_off(outcome, result)}, as documents in a row see each other."
+    elif same:
+        yield f"{_name(outcome)}: no leak shows in the loss of this call; `autopack audit` tries others."
+
+
+def _method(result: Result) -> str:
+    if not (rounds := result.rounds):
+        return "Nothing was timed."
+    enough = rounds >= LEAST
+    interval = f"that holds it with {CONFIDENCE:.0%} confidence" if enough else "from the least to the greatest"
+    few = "" if enough else f"; fewer than {LEAST} rounds cannot tell a difference from noise"
+    peak = "Peak memory is torch's, of the largest batch"
+    return f"Median of {_counted(rounds, 'round')} in turns, and an interval {interval}{few}. {peak}."
+
+
+def _off(outcome: Outcome, result: Result) -> str:
+    reference: Any = result.outcomes[0].loss
+    difference: Any = outcome.difference
+    return f"has a loss of {outcome.loss:.4f}, off padded's {reference:.4f} by {100 * difference:.2g}%"
+
+
+def _name(outcome: Outcome) -> str:
+    return f'"{outcome.arm.name}"'
+
+
+def _counted(count: int, one: str, many: str | None = None) -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

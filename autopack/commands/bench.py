@@ -1,0 +1,212 @@
+"""``autopack bench``: time a model of yours on lengths of yours, padded and packed, stock and enabled."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autopack.bench.lengths import DISTRIBUTIONS, Lengths, draw
+from autopack.bench.sizes import NAMES
+from autopack.commands import check_directory, check_drawable, keep_freed_memory, positive, seed
+from autopack.commands.models import DTYPES, CannotLoad, load_saved, unknown_name
+from autopack.enabling.options import CHOICES
+from autopack.errors import AutopackError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from transformers import PreTrainedModel
+
+TASKS = ("causal-lm", "masked-lm")
+DRAWN = 4096
+"""Documents that are drawn, of which as many are timed as there is time for."""
+LONGEST = 2048
+"""Tokens of the longest document that is drawn, unless `--max-length` says otherwise."""
+
+
+class CannotTime(AutopackError):
+    """These options contradict each other, or ask for a device that is not there."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Time a model on documents of your lengths: padded batches, padded and grouped by length, stock packed rows, "
+        "and both padded batches and packed rows with autopack enabled. Prints real tokens per second, peak memory, "
+        "and the ratio to padded. First the losses of all are compared: exit status 1 if an arm computes something "
+        "else than padded. Rounds are interleaved, and a ratio that noise could have made is too noisy to tell."
+    )
+    model = parser.add_argument_group("model")
+    about = "a directory with a saved model, or the name of one on the Hub that has been downloaded; or a type"
+    model.add_argument("model", metavar="MODEL", nargs="?", help=about)
+    about = "build this type at random: llama, qwen3, mamba, bert ... (llama)"
+    model.add_argument("--type", metavar="TYPE", help=about)
+    about = f"size of what is built: {', '.join(NAMES)}, counted for a Llama (small; on a GPU 130M)"
+    model.add_argument("--size", choices=NAMES, metavar="SIZE", help=about)
+    model.add_argument("--task", choices=TASKS, help="of what is built (what the type is for)")
+    model.add_argument(
+        "--attn", metavar="NAME", help="attn_implementation: sdpa, eager ... (what transformers chooses)"
+    )
+    model.add_argument("--dtype", choices=DTYPES, help="of the weights (float32; on a GPU bfloat16)")
+    model.add_argument("--device", help="cpu, cuda, cuda:1 ... (cuda where there is one)")
+    model.add_argument("--threads", type=positive, help="CPU threads (as many as torch chooses)")
+    model.add_argument("--backend", choices=CHOICES["backend"], default="auto", help="of enabled arms (%(default)s)")
+    model.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's directory")
+
+    data = parser.add_argument_group("lengths of documents")
+    about = (
+        "a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, a folder that save_to_disk wrote, or drawn "
+        f"like a data set: {', '.join(DISTRIBUTIONS)} (flan)"
+    )
+    data.add_argument("--lengths", metavar="DATA", default="flan", help=about)
+    data.add_argument("--column", help="of the data: lengths, tokens or text (input_ids, length or lengths; text)")
+    data.add_argument("--tokenizer", metavar="NAME", help="tokenize text with this tokenizer of transformers")
+    data.add_argument("--mean", type=_above_0, help="tokens of a drawn document (flan: 471)")
+    data.add_argument("--sigma", type=_above_0, help="of the logarithm of drawn lengths (flan: 1)")
+    about = f"cut longer documents (none; drawn ones have {LONGEST} tokens at most, or what the model takes)"
+    data.add_argument("--max-length", type=positive, metavar="TOKENS", help=about)
+    data.add_argument("--batch-size", type=positive, default=8, help="documents of a batch (%(default)s)")
+
+    work = parser.add_argument_group("what is timed, and what comes of it")
+    work.add_argument("--forward", action="store_true", help="forward passes without gradients, not training steps")
+    work.add_argument("--seconds", type=_above_0, default=60, help="time for all of it, loading apart (%(default)s)")
+    work.add_argument("--rounds", type=positive, help="just so many rounds, however long they take")
+    work.add_argument("--batches", type=positive, help="batches of a round (as many as fit)")
+    work.add_argument("--seed", type=seed, default=0, help="of weights, tokens and lengths (%(default)s)")
+    work.add_argument("--json", type=Path, metavar="FILE", help="also write everything that was measured as JSON")
+    about = "also draw it (needs matplotlib)"
+    work.add_argument("--picture", "--plot", type=Path, metavar="FILE.png", help=about)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Time the arms, print the table, and return 0 if all that should compute the same do, else 1."""
+    check_directory("--json", args.json)
+    check_drawable(args.picture, "--picture")
+    _check(args)
+    keep_freed_memory()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, prints lines of its own
+    from tqdm import tqdm
+
+    from autopack.bench.race import compare
+    from autopack.bench.result import Settings
+    from autopack.bench.table import write_table
+
+    model, about = _model(args)
+    lengths, about["lengths"] = _lengths(args, model)
+    names = "batch_size batches rounds seconds forward backend seed".split()
+    settings = Settings(**{name: getattr(args, name) for name in names})
+    form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
+    with tqdm(total=100, desc="timing", bar_format=form, file=sys.stderr, leave=False, disable=None) as bar:
+
+        def progress(share: float) -> None:
+            bar.update(100 * share - bar.n)
+
+        result = compare(model, lengths, settings, about, partial(bar.write, file=sys.stderr), progress)
+    print(write_table(result, max(80, min(shutil.get_terminal_size().columns, 120))))
+    if args.json is not None:
+        args.json.write_text(json.dumps(result.as_dict(), indent=1) + "\n", encoding="utf-8")
+    if args.picture is not None:
+        from autopack.bench.picture import draw as draw_picture
+
+        draw_picture(result).savefig(args.picture, dpi=150)
+        print(f"\nPicture: {args.picture}")
+    return 1 if result.wrong else 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise for options that contradict each other, before torch is imported."""
+    if args.model is not None and args.type is not None:
+        raise CannotTime(f"{args.model} and --type {args.type} name two models; leave one out")
+    if args.lengths not in DISTRIBUTIONS and (args.mean or args.sigma):
+        raise CannotTime(f"--mean and --sigma are for lengths that are drawn, and --lengths {args.lengths} is read")
+
+
+def _model(args: argparse.Namespace) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The model that the options ask for, and what is said of it."""
+    import torch
+
+    from autopack import tiny
+    from autopack.bench.models import task_of
+
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    cuda = device.startswith("cuda")
+    if cuda and not torch.cuda.is_available():
+        raise CannotTime(f"--device {device}: torch finds no GPU here; leave --device out, or pass --device cpu")
+    dtype = args.dtype or ("bfloat16" if cuda else "float32")
+    known = {task: tiny.types_for(task) for task in TASKS}
+    name = args.model
+    if name is None or (not Path(name).is_dir() and any(name in types for types in known.values())):
+        model_type, size = args.type or name or "llama", args.size or ("130M" if cuda else "small")
+        task = args.task or task_of(model_type)
+        if model_type not in known[task]:
+            raise unknown_name(model_type, known[task], f"a {task}")
+        return _build(model_type, size, task, dtype, device, args), {"name": f"{model_type}, {size}, random"}
+    if args.size or args.task:
+        raise CannotTime(f"--size and --task are for models that are built, and {name} is loaded; leave them out")
+    try:
+        model = load_saved(name, attn=args.attn, dtype=dtype, device=device, trust_remote_code=args.trust_remote_code)
+    except CannotLoad as error:
+        if Path(name).is_dir():
+            raise
+        sort = "a downloaded model of the Hub (nothing is downloaded here), nor a causal or masked language"
+        raise unknown_name(name, sorted({*known[TASKS[0]], *known[TASKS[1]]}), sort) from error
+    return model, {"name": name}
+
+
+def _build(model_type: str, size: str, task: str, dtype: str, device: str, args: argparse.Namespace) -> PreTrainedModel:
+    import torch
+
+    from autopack.bench.models import build
+    from autopack.tiny import CannotBuild
+
+    form = {"attn": args.attn, "dtype": getattr(torch, dtype), "device": device, "seed": args.seed}
+    try:
+        return build(model_type, size, task, _longest_given(args), **form)
+    except (CannotBuild, RuntimeError) as error:
+        reason = error.reason if isinstance(error, CannotBuild) else next(iter(str(error).splitlines()), "")
+        other = "choose another type, --size, --attn, --dtype or --device"
+        raise CannotLoad(f"cannot build {model_type} in size {size}: {reason}; {other}") from error
+
+
+def _longest_given(args: argparse.Namespace) -> int:
+    """The tokens that a model that is built must take in a document."""
+    if args.lengths in DISTRIBUTIONS or args.max_length is not None:
+        return args.max_length or LONGEST
+    return int(_read(args).max())
+
+
+def _lengths(args: argparse.Namespace, model: PreTrainedModel) -> tuple[np.ndarray, str]:
+    """Tokens of every document, and where that is from."""
+    from autopack.bench.models import longest_document
+
+    if args.lengths not in DISTRIBUTIONS:
+        found, cut = _read(args), args.max_length
+        over = 0 if cut is None else int((found > cut).sum())
+        said = f", {over:,} cut to {cut:,} tokens" if over else ""
+        return found if cut is None else found.clip(max=cut), f"{args.lengths}: {len(found):,} documents{said}"
+    known = DISTRIBUTIONS[args.lengths]
+    mean, sigma = Lengths(args.mean or known.mean, args.sigma or known.sigma)
+    longest = args.max_length or min(LONGEST, longest_document(model) or LONGEST)
+    own = args.mean or args.sigma
+    said = f"drawn: mean {mean:g}, sigma {sigma:g}" if own else f"drawn like those of {args.lengths}"
+    return draw(Lengths(mean, sigma), DRAWN, longest, args.seed), said
+
+
+def _read(args: argparse.Namespace) -> np.ndarray:
+    """The lengths in a file or data set, as `autopack estimate` reads them."""
+    from autopack.packing.sources import lengths_of
+
+    return lengths_of(Path(args.lengths).expanduser(), args.column, args.tokenizer)
+
+
+def _above_0(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"wanted a number above 0, found {text}")
+    return number

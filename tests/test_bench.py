@@ -1,0 +1,307 @@
+"""`autopack bench`: what is said of noise, that all arms run the same documents, its report, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopack import tiny
+from autopack.bench.arms import ARMS, BASELINE, STOCK_ROW, calls_of
+from autopack.bench.batches import Batch, grouped
+from autopack.bench.machine import in_turn
+from autopack.bench.noise import Spread, verdict
+from autopack.bench.race import CannotBench, compare
+from autopack.bench.result import Outcome, Result, Settings
+from autopack.bench.table import write_table
+from autopack.cli import main
+
+QUICK = ["--size", "tiny", "--max-length", "40", "--batch-size", "3", "--batches", "2", "--rounds", "6"]
+MEASURED = st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=40)
+NAMES = [arm.name for arm in ARMS]
+
+
+def bench(*arguments: str) -> int:
+    return main(["bench", *arguments])
+
+
+# What is said of noise
+
+
+@given(MEASURED)
+def test_an_interval_holds_its_median_and_is_made_of_measured_values(values):
+    spread = Spread.of(values)
+    assert spread.low <= spread.median <= spread.high
+    assert {spread.low, spread.high} <= set(values)
+    assert spread.count == len(values)
+
+
+@given(MEASURED)
+def test_what_is_shown_covers_what_was_measured_and_has_no_more_digits_than_the_interval(values):
+    spread = Spread.of(values)
+    shown = spread.rounded
+    close = 1e-6 * abs(spread.median)
+    assert shown.low <= spread.low + close
+    assert shown.high >= spread.high - close
+    assert spread.unit >= (spread.high - spread.low) / 50 * (1 - 1e-9), "of half the interval, 25 units at most"
+    assert spread.unit >= spread.median / 1000
+
+
+@given(MEASURED)
+def test_a_verdict_is_that_of_the_interval_as_it_is_shown(values):
+    spread = Spread.of(values)
+    shown = spread.rounded
+    said = verdict(spread)
+    if len(values) < 6:
+        assert said == "too few rounds"
+    else:
+        assert (said == "faster") == (shown.low > 1)
+        assert (said == "slower") == (shown.high < 1)
+        assert (said == "too noisy to tell") == (shown.low <= 1 <= shown.high)
+
+
+@pytest.mark.parametrize(
+    ("values", "shown", "said"),
+    [
+        ([2.31, 2.374, 2.42], "2.37 (2.31..2.42)", "faster"),
+        ([2.0, 2.4, 2.93], "2.4 (2.0..3.0)", "faster"),
+        ([1.18, 2.93, 3.9], "2.9 (1.1..3.9)", "faster"),
+        ([1.18, 5.93, 9.9], "6 (1..10)", "too noisy to tell"),
+        ([0.7, 0.72, 0.74], "0.720 (0.700..0.740)", "slower"),
+        ([0.9, 1.3, 1.6], "1.3 (0.9..1.6)", "too noisy to tell"),
+        ([1.0012, 1.0015, 1.002], "1.00 (1.00..1.01)", "too noisy to tell"),
+        ([5.0, 5.0, 5.0], "5.00 (5.00..5.00)", "faster"),
+        ([12340.0, 12500.0, 13900.0], "12,500 (12,300..13,900)", "faster"),
+    ],
+)
+def test_digits_and_verdicts(values, shown, said):
+    spread = Spread.of(values * 2)  # the least and the greatest twice: the interval is theirs
+    assert (str(spread), verdict(spread)) == (shown, said)
+    assert verdict(Spread.of(values)) == "too few rounds"
+
+
+@pytest.mark.parametrize("count", [6, 9, 15, 40])
+def test_from_six_values_on_the_interval_holds_the_true_median_in_95_of_100_cases(count):
+    drawn = np.random.default_rng(count).lognormal(0, 1, (4000, count))
+    spreads = [Spread.of(values.tolist()) for values in drawn]
+    assert np.mean([spread.low <= 1 <= spread.high for spread in spreads]) > 0.94
+    if count > 10:
+        assert all(spread.low > min(values) for spread, values in zip(spreads, drawn, strict=True))
+
+
+def test_every_round_begins_with_another_arm():
+    assert [in_turn("abc", number) for number in range(4)] == [list("abc"), list("bca"), list("cab"), list("abc")]
+
+
+# The arms
+
+
+def test_all_arms_have_the_same_documents():
+    model = tiny.build("roberta", task="masked-lm")
+    lengths = [[3, 9, 5], [2, 7, 4]]
+    tokens = torch.arange(8, 100)
+    drawn = [Batch.of(each, tokens, number, "cpu") for number, each in enumerate(lengths)]
+    wanted = sorted(tuple(document[0].tolist()) for batch in drawn for document in batch.documents)
+    assert sum(map(len, wanted)) == 30
+    for arm in ARMS:
+        found = []
+        for call in calls_of(arm, model, drawn):
+            if arm.packed:
+                assert int(call["position_ids"].min()) == model.config.pad_token_id + 1
+                starts = (call["position_ids"][0] == call["position_ids"].min()).nonzero()[:, 0].tolist()
+                found += [tuple(part.tolist()) for part in torch.tensor_split(call["input_ids"][0], starts[1:])]
+            else:
+                assert (call["input_ids"][call["attention_mask"] == 0] == model.config.pad_token_id).all()
+                rows = zip(call["input_ids"], call["attention_mask"], strict=True)
+                found += [tuple(ids[mask == 1].tolist()) for ids, mask in rows]
+        assert sorted(found) == wanted, arm.name
+
+
+def test_grouping_sorts_by_length():
+    assert grouped([[3, 9, 5], [2, 7]]) == [[2, 3, 5], [7, 9]]
+
+
+# The command
+
+
+def test_every_arm_is_timed_and_written(tmp_path, capsys):
+    file, picture = tmp_path / "bench.json", tmp_path / "bench.png"
+    assert bench("llama", *QUICK, "--json", str(file), "--picture", str(picture)) == 0
+    printed = capsys.readouterr().out
+    found = json.loads(file.read_text())
+    assert list(found["arms"]) == NAMES
+    assert (found["rounds"], found["model"]["type"], found["model"]["device"]) == (6, "llama", "cpu")
+    assert found["tokens"] == sum(map(sum, found["documents"]))
+    assert [len(batch) for batch in found["documents"]] == [3, 3]
+    assert found["columns"]["as drawn"] >= found["columns"]["grouped"] >= found["tokens"]
+    assert {"load at start", "load at end", "cores", "threads", "torch"} <= set(found["origin"])
+    for name, arm in found["arms"].items():
+        assert (arm["failed"], arm["same loss"]) == (None, True), (name, arm)
+        assert len(arm["seconds"]) == 6
+        assert min(arm["seconds"]) > 0
+        assert arm["peak bytes"] > 4 * found["model"]["parameters"]
+        speed, ratio = arm["tokens per second"], arm["speed of padded"]
+        assert speed["median"] == pytest.approx(np.median(found["tokens"] / np.array(arm["seconds"])))
+        assert ratio["low"] <= ratio["median"] <= ratio["high"]
+        assert arm["verdict"] in ("what the others are compared with", "faster", "slower", "too noisy to tell")
+        assert name in printed
+    assert found["arms"]["padded"]["speed of padded"]["median"] == 1
+    assert picture.stat().st_size > 10_000
+    assert f"Picture: {picture}" in printed
+    assert max(map(len, printed.replace(str(picture), "").splitlines())) <= 80
+
+
+def test_stock_rows_that_leak_are_named_and_do_not_fail(tmp_path, capsys):
+    file = tmp_path / "bench.json"
+    assert bench("bert", *QUICK, "--forward", "--json", str(file)) == 0
+    written = json.loads(file.read_text())
+    assert written["model"]["class"] == "BertForMaskedLM"
+    found = written["arms"]
+    assert {name: arm["same loss"] for name, arm in found.items()} == {name: name != STOCK_ROW.name for name in NAMES}
+    printed = capsys.readouterr().out
+    assert '"packed, stock" LEAKS: it has a loss of' in printed
+    assert "forward passes, no gradients" in " ".join(printed.split())
+
+
+def test_lengths_are_read_as_estimate_reads_them_and_cut(tmp_path, capsys):
+    file, lengths = tmp_path / "bench.json", tmp_path / "lengths.npy"
+    np.save(lengths, np.array([7, 11, 7, 90, 11, 7]))
+    assert bench("--type", "llama", *QUICK, "--lengths", str(lengths), "--forward", "--json", str(file)) == 0
+    found = json.loads(file.read_text())
+    assert sorted(length for batch in found["documents"] for length in batch) == [7, 7, 7, 11, 11, 40]
+    assert f"{lengths}: 6 documents, 1 cut to 40 tokens" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_saved_model_is_timed_and_its_positions_are_minded(tmp_path, capsys):
+    folder, lengths = tmp_path / "model", tmp_path / "lengths.json"
+    tiny.build("gpt2", max_position_embeddings=64).save_pretrained(folder)
+    lengths.write_text(json.dumps([20, 65, 30, 10, 5, 12]))
+    known = [str(folder), "--lengths", str(lengths), *"--batch-size 3 --batches 2 --rounds 1 --forward".split()]
+    assert bench(*known) == 2
+    said = capsys.readouterr().err
+    assert "the longest document has 65 tokens, and GPT2LMHeadModel takes 64; --max-length 64 cuts" in said
+    assert bench(*known, "--max-length", "64") == 0
+    assert "fewer than 6 rounds cannot tell a difference from noise" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["llama", "--type", "gpt2"], "name two models"),
+        (["llamma"], "did you mean llama"),
+        (["--type", "llamma"], "did you mean llama"),
+        (["no/such-model"], "nothing is downloaded here"),
+        (["--lengths", "/no/such/file.npy"], "/no/such/file.npy: no such file"),
+        (["--lengths", "lengths.npy", "--mean", "9"], "--mean and --sigma are for lengths that are drawn"),
+        (["--json", "/no/such/directory/a.json"], "there is no directory /no/such/directory"),
+        (["--picture", "/no/such/directory/a.png"], "--picture /no/such/directory/a.png: there is no directory"),
+        (["--picture", "a.xyz"], "wanted a file name that ends with"),
+        (["llama", "--attn", "no_such_attention"], "no_such_attention"),
+    ],
+)
+def test_requests_that_cannot_be_carried_out_exit_with_2(arguments, said, capsys):
+    assert bench(*arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("autopack bench: ")
+    assert said in printed.err
+    assert "Traceback" not in printed.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_said(capsys):
+    assert bench("llama", "--device", "cuda") == 2
+    assert "torch finds no GPU here" in capsys.readouterr().err
+
+
+# What an arm does to the others
+
+
+def one_by_one(most: int) -> str:
+    """The name of an attention implementation that has memory for so many columns at a time."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    def attend(module: Any, query: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if query.shape[0] * query.shape[2] > most:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 7.00 GiB\nand so on")
+        return sdpa_attention_forward(module, query, *args, **kwargs)
+
+    AttentionInterface.register("one_by_one", attend)
+    AttentionMaskInterface.register("one_by_one", sdpa_mask)
+    return "one_by_one"
+
+
+def test_arms_without_memory_say_so_and_the_others_go_on():
+    model = tiny.build("llama", attn_implementation=one_by_one(most=30))
+    about = {"name": "a llama", "lengths": "some"}
+    result = compare(model, np.array([30, 12, 14, 9]), Settings(batch_size=4, rounds=3, batches=1), about)
+    outcomes = {outcome.arm.name: outcome for outcome in result.outcomes}
+    for name in NAMES[:3]:
+        assert (outcomes[name].failed, outcomes[name].timed) == ("out of memory", False)
+    for name in NAMES[3:]:
+        assert (outcomes[name].failed, len(outcomes[name].seconds)) == (None, 3)
+        assert (result.ratio(outcomes[name]), result.says(outcomes[name])) == (None, "nothing to compare with")
+    rows = [line for line in write_table(result).splitlines() if line.startswith(tuple(NAMES))]
+    assert [line.endswith("out of memory") for line in rows] == [True, True, True, False, False]
+    assert json.dumps(result.as_dict())
+
+
+def test_an_arm_with_another_loss_is_wrong(capsys):
+    outcomes = [Outcome(arm, 4.0, 0.0, seconds=[1.0, 1.1, 1.2]) for arm in ARMS]
+    outcomes[-1].loss, outcomes[-1].difference = 4.4, 0.1
+    outcomes[2].loss, outcomes[2].difference = 4.4, 0.1  # stock's rows are known to leak
+    where: dict[str, Any] = {"device": "A CPU", "cores": 2, "threads": 1, "load at start": 3.0, "load at end": 3.0}
+    where |= {"torch": "2", "transformers": "5"}
+    model = {"dtype": "float32", "name": "a llama", "lengths": "some", "parameters": 1e6, "attention": "sdpa"}
+    result = Result(Settings(), where, model, [[3, 4]], {"as drawn": 8, "grouped": 8}, 0.1, outcomes)
+    assert [outcome.arm.name for outcome in result.wrong] == ["enabled, packed rows"]
+    said = " ".join(write_table(result).split())
+    assert 'WRONG: "enabled, packed rows" has a loss of 4.4000, off padded\'s 4.0000 by 10%' in said
+    assert "The machine was busy before this began (load 3.0 on 2 cores)" in said
+    outcomes[-1].difference = float("nan")
+    assert result.wrong == [outcomes[-1]]
+
+
+def test_models_without_a_loss_over_tokens_are_refused():
+    for task, model_type in (("sequence-classification", "bert"), ("seq2seq", "t5")):
+        with pytest.raises(CannotBench, match="causal or masked language model"):
+            compare(tiny.build(model_type, task=task), np.array([3, 4]), Settings())
+
+
+def test_the_time_decides_how_many_rounds_there_are():
+    model = tiny.build("llama")
+    shares: list[float] = []
+    settings = Settings(batch_size=2, seconds=3)
+    result = compare(model, np.full(64, 8), settings, {"name": "", "lengths": ""}, progress=shares.append)
+    assert result.rounds >= 6
+    assert result.outcomes[0].arm == BASELINE
+    assert shares == sorted(shares)
+    assert len(shares) == result.rounds
+    assert 0 < shares[-1] <= 1
+
+
+def test_sizes_hold_for_other_types_too():
+    from autopack.bench.models import build, longest_document
+
+    form: dict[str, Any] = {"attn": None, "dtype": torch.float32, "device": "cpu", "seed": 0}
+    for model_type in ("llama", "gpt2", "mamba"):
+        model = build(model_type, "small", "causal-lm", 3000, **form)
+        assert (model.config.hidden_size, model.config.num_hidden_layers) == (128, 2)
+        assert sum(parameter.numel() for parameter in model.parameters()) > 500_000
+        assert longest_document(model) in (3008, None)
+    window = build("mistral", "small", "causal-lm", 3000, **form).config.sliding_window
+    assert window == 4096, "the type's own, and not that of tiny models"
+
+
+def test_nothing_is_written_where_nothing_was_asked(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert bench("llama", *QUICK, "--forward") == 0
+    assert list(Path().iterdir()) == []
