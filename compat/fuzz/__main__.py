@@ -6,8 +6,8 @@
     python -m compat.fuzz --case 3:1207               one case again, by its number
     python -m compat.fuzz --case '{"spec": ...}'      one case again, by the JSON that a failure prints
 
-Case k of a seed is the same whatever ran before it. The verdicts are those of compat/fuzz/judge.py: `silent` and `crash`
-are failures, for which the exit status is 1; each is made smaller and printed as Python and JSON.
+Case k of a seed is the same whatever ran before it. The verdicts are those of compat/fuzz/judge.py: `silent` and
+`crash` are failures, for which the exit status is 1; each is made smaller and printed as Python and JSON.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -75,6 +76,8 @@ class Run:
         self.reasons: Counter[tuple[str, str]] = Counter()
         self.types: set[tuple[str, str]] = set()
         self.failures: list[tuple[Case, Verdict]] = []
+        self.kinds: dict[tuple[str, str, str], str] = {}
+        """The first case that failed of a type, task and status; the others are not made smaller."""
         self.seconds = 0.0
 
     def fuzz(self, seed: int, seconds: float | None, cases: int | None, types: frozenset[str]) -> None:
@@ -103,8 +106,16 @@ class Run:
             self.reasons[verdict.status, short(verdict.reason)] += 1
 
     def _fail(self, case: Case, verdict: Verdict) -> None:
+        kind = case.spec.model_type, case.spec.task, verdict.status
+        known = self.kinds.setdefault(kind, case.name)
+        if known != case.name:
+            tqdm.write(f"{verdict.status}: case {case.name}, like case {known}: {verdict.reason}", sys.stdout)
+            self.failures.append((case, verdict))
+            return
         if self.shrink:
-            case, verdict = shrunk(case, verdict, session.run_case)
+            smaller, _ = shrunk(case, verdict, partial(session.run_case, verify="never"))
+            found = session.run_case(smaller)  # as a user enables the model
+            case, verdict = (smaller, found) if found.bad else (case, verdict)
         self.failures.append((case, verdict))
         tqdm.write(f"\n{verdict.status}: case {case.name}\n{_python(case, verdict)}\n{case.to_json()}\n", sys.stdout)
         sys.stdout.flush()

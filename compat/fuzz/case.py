@@ -14,7 +14,7 @@ CHECKPOINTING = ("", "non-reentrant", "reentrant")
 
 @dataclass(frozen=True)
 class Spec:
-    """A model: its type, task and class, what differs from its tiny configuration, and the documents that it is given."""
+    """A model: its type and task, what differs from its tiny configuration, and the documents that it is given."""
 
     model_type: str
     task: str = "causal-lm"

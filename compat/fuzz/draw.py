@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -15,8 +15,11 @@ from typing import Any
 from autopack import tiny
 from autopack.attention.choose import candidates
 from autopack.inspection import releases
+from autopack.inspection.modules import is_pair
 from compat import survey
+from compat.exactness import BACKENDS
 from compat.fuzz.case import CHECKPOINTING, Arranged, Spec
+from compat.fuzz.packing import COLLATOR
 from compat.variants import Variant, variants
 
 PER_BUILD = 24
@@ -26,7 +29,7 @@ _WEIGHTS = {"causal-lm": 8, "masked-lm": 3, "seq2seq": 3, "sequence-classificati
 _DOCUMENTS = 6
 _LONGEST = 14
 """Fewer tokens than the least number of positions that a variant sets, whatever position is the first."""
-_OF_ROWS = ("sequence-classification", "question-answering", "next-sentence-prediction", "multiple-choice", "seq2seq")
+OF_ROWS = ("sequence-classification", "question-answering", "next-sentence-prediction", "seq2seq")
 """Tasks in which padding that is not masked would be documents with results, or with a half, of their own."""
 _REACHES = ("window", "chunk", "sliding", "floor")
 
@@ -37,19 +40,19 @@ def spec_of(seed: int, build: int, types: frozenset[str] = frozenset()) -> Spec 
     Raises `tiny.CannotBuild` where stock has no such model with its tiny configuration.
     """
     rng = Random(f"{seed}/{build}")
-    tasks = sorted(tiny.TASKS)
+    tasks = sorted(tiny.TASKS.keys() - {"multiple-choice"})  # whose rows are choices, and packed rows refused
     task = rng.choices(tasks, [_WEIGHTS.get(name, 1) for name in tasks])[0]
     model_type = rng.choice(tiny.types_for(task))
     if types and model_type not in types:
         return None
-    known, declared, has_experts, experts, by_implementation = _about(model_type, task)
-    implementation = rng.choice(declared)
+    about = _about(model_type, task)
+    implementation = rng.choice(sorted(about.backends))
     dtype = rng.choices(("float64", "float32", "bfloat16"), (8, 2, 1))[0]
-    if dtype == "bfloat16" and has_experts:
-        dtype = "float32"  # rounding sends tokens to other experts, packed or not
-    changes = _changes(rng, known)
+    if dtype == "bfloat16" and about.discrete:
+        dtype = "float32"
+    changes = _changes(rng, about.variants)
     lengths = tuple(_length(rng) for _ in range(_DOCUMENTS))
-    backend = rng.choice(by_implementation[implementation]) if rng.random() < 0.25 else "auto"
+    backend = rng.choice(about.backends[implementation]) if rng.random() < 0.25 else "auto"
     return Spec(
         model_type,
         task,
@@ -57,7 +60,7 @@ def spec_of(seed: int, build: int, types: frozenset[str] = frozenset()) -> Spec 
         dtype,
         backend,
         unpad=rng.choices(("auto", "always", "never"), (8, 3, 1))[0],
-        experts=rng.choice(("", "eager", "batched_mm", "grouped_mm")) if experts and dtype == "float32" else "",
+        experts=rng.choice(("", "eager", "batched_mm", "grouped_mm")) if about.experts and dtype == "float32" else "",
         changes=changes,
         lengths=lengths,
         seed=rng.randrange(1000),
@@ -69,7 +72,7 @@ def spec_of(seed: int, build: int, types: frozenset[str] = frozenset()) -> Spec 
 def call_of(seed: int, build: int, number: int, spec: Spec) -> Arranged:
     """One call of the model of a build."""
     rng = Random(f"{seed}/{build}/{number}")
-    pair = spec.task == "seq2seq"
+    pair = _about(spec.model_type, spec.task).pair
     form = rng.choices(("positions", "cu_seqlens", "seq_idx", "segments", "collator", "mask"), (5, 2, 1, 2, 2, 4))[0]
     if pair and form in ("cu_seqlens", "seq_idx", "collator"):
         form = "positions"
@@ -78,7 +81,7 @@ def call_of(seed: int, build: int, number: int, spec: Spec) -> Arranged:
     return Arranged(
         rows,
         form,
-        mask=form in ("positions", "cu_seqlens", "seq_idx") and (rng.random() < 0.4 or spec.task in _OF_ROWS),
+        mask=form in ("positions", "cu_seqlens", "seq_idx") and (rng.random() < 0.4 or pair or spec.task in OF_ROWS),
         positional=rng.randint(1, 4) if rng.random() < 0.15 and not pair else 0,
         labels=rng.random() < 0.5,
         use_cache=rng.choices((None, False, True), (10, 6, 1))[0],
@@ -86,25 +89,35 @@ def call_of(seed: int, build: int, number: int, spec: Spec) -> Arranged:
         checkpointing=rng.choice(CHECKPOINTING) if training else "",
         gradients=rng.random() < 0.4,
         offset=rng.randint(1, 4) if form == "positions" and not pair and rng.random() < 0.05 else 0,
-        collator=tuple(name for name in ("flash", "seq_idx", "multiple") if form == "collator" and rng.random() < 0.5),
+        collator=tuple(name for name in COLLATOR if form == "collator" and rng.random() < 0.5),
     )
 
 
+@dataclass(frozen=True)
+class _About:
+    """What a type has for a task."""
+
+    variants: list[Variant]
+    backends: dict[str, list[str]]
+    """Those of autopack, by the implementations that its class declares, in the names of `compat.exactness`."""
+    pair: bool
+    experts: bool
+    """Whether it has experts whose kernels can be chosen."""
+    discrete: bool
+    """Whether rounding may send tokens elsewhere, packed or not: to other experts, or to other keys."""
+
+
 @cache
-def _about(model_type: str, task: str) -> tuple[list[Variant], list[str], bool, bool, dict[str, list[str]]]:
-    """What a type has: variants, backends of the survey, experts that round apart, their kernels, autopack's backends."""
+def _about(model_type: str, task: str) -> _About:
     model = survey.build(model_type, task, "eager")
     found = [v for v in variants(model, tiny.config(model_type, task=task)) if _is_json(v.overrides())]
-    supported = releases.supported_implementations(model)
-    names = {"eager": "eager", "sdpa": "sdpa", "flex_attention": "flex", "flash_attention": "flash"}
-    declared = ["eager", *(short for name, short in names.items() if name in supported and short != "eager")]
-    usable = {"eager": ["eager"], "flex": ["flex"], "flash": ["flash"]}
-    for name in {"eager", "sdpa"} & {*declared}:
-        usable[name] = [backend for backend in candidates(name, model) if backend != "varlen"]
-    discrete = any("expert" in name or "index_topk" in name for name in model.config.to_dict())
-    inner = [vars(config) for config in vars(model.config).values() if hasattr(config, "to_diff_dict")]
-    discrete |= any("expert" in name for fields in inner for name in fields)
-    return found, declared, discrete, survey._has_experts(model), usable
+    declared = {name.removesuffix("_attention") for name in releases.supported_implementations(model)} | {"eager"}
+    backends = {name: [name] for name in BACKENDS if name in declared}
+    for name in {"eager", "sdpa"} & declared:
+        backends[name] = [backend for backend in candidates(name, model) if backend != "varlen"]
+    parts = [model.config, *(part for part in vars(model.config).values() if hasattr(part, "to_diff_dict"))]
+    discrete = any("expert" in name or name == "index_topk" for part in parts for name in vars(part))
+    return _About(found, backends, is_pair(model), survey._has_experts(model), discrete)
 
 
 def _changes(rng: Random, known: list[Variant]) -> tuple[tuple[str, dict[str, Any]], ...]:

@@ -173,6 +173,30 @@ def _of_same_call(model: Model, arranged: Arranged, asked: Asked, alone: list[Fi
         if not all(bool(value.isfinite().all()) for each in answer.documents for value in each.values()):
             raise NoStock("its results for the same call are not finite")
         yield answer
+    if _reads_padding(model, arranged, asked, answer, alone):
+        raise NoStock("its results for the same call change with what stands in padding")
+
+
+def _reads_padding(model: Model, arranged: Arranged, asked: Asked, answer: _Answer, alone: list[Fields]) -> bool:
+    """Whether what stock gives documents of the same call changes with the tokens in padding, as it should not."""
+    sides = {"input_ids": asked.call.source or asked.call, "decoder_input_ids": asked.call}
+    changed = {}
+    for name in sides.keys() & asked.arguments.keys():
+        ids = asked.arguments[name]
+        padding = torch.ones_like(ids, dtype=torch.bool)
+        for row, first, end in sides[name].spans:
+            padding[row, first:end] = False
+        changed[name] = ids.masked_fill(padding, int(model.pool.documents[0][0]))
+    other, _ = _answer(
+        model,
+        model.stock,
+        replace(asked, arguments={**asked.arguments, **changed}),
+        replace(arranged, gradients=False),
+        alone,
+    )
+    scales = model.scales(arranged, asked.labels is not None)
+    errors = errors_between(other.documents, answer.documents, scales)
+    return max(errors)[0] > TOLERANCES[model.spec.dtype][0]
 
 
 def _difference(model: Model, arranged: Arranged, asked: Asked, answer: _Answer, reference: _Answer) -> str | None:
@@ -200,7 +224,7 @@ def _difference(model: Model, arranged: Arranged, asked: Asked, answer: _Answer,
 
 
 def _upstream(model: Model, asked: Asked, arranged: Arranged) -> str | None:
-    """What stock raises for one of the documents alone in the form of a call, or for the same call where it packs nothing."""
+    """What stock raises for a document alone in the form of a call, or for the same call where it packs nothing."""
     plain = replace(arranged, form="positions", mask=False, positional=0, offset=0, collator=())
     try:
         for number in asked.picks:

@@ -26,6 +26,7 @@ from compat.fuzz.case import Arranged, Spec
 from compat.fuzz.packing import by_place, collated, ignoring, labels_of, placed
 from compat.survey import upstream_error
 
+
 class NoStock(Exception):
     """Stock cannot run what autopack would have to be compared with; the message says why."""
 
@@ -64,7 +65,9 @@ class Model:
             self.pool: Case = (PairCase if is_pair(self.stock) else Case)(self.stock, spec.lengths, spec.seed)
         except Exception as error:
             raise NoStock(upstream_error(self.stock, None) or f"no documents can be drawn: {said(error)}") from error
-        self.options = dict(self.pool.outputs) if spec.outputs else {}
+        self.outputs = dict(self.pool.outputs) if spec.outputs else {}
+        self.without_router = {"output_router_logits": False} if self.pool.has_router else {}
+        """Beside labels: a router's loss is no mean over documents."""
         self._alone: dict[Any, tuple[Fields, torch.Tensor | None]] = {}
         self._gradients: dict[Any, list[torch.Tensor]] = {}
         self._scales: dict[Any, dict[str, float]] = {}
@@ -88,7 +91,7 @@ class Model:
         longest = max(range(len(self.pool.documents)), key=lambda n: len(self.pool.documents[n]))
 
         def run(labels: dict[str, torch.Tensor]) -> Any:
-            return self.runner.stock({**self.pool.by_itself(longest), **labels, **self.pool.without_router})
+            return self.runner.stock({**self.pool.by_itself(longest), **labels, **self.without_router})
 
         try:
             with torch.no_grad():
@@ -120,12 +123,12 @@ class Model:
 
     def by_itself(self, number: int, offset: int, with_labels: bool) -> dict[str, Any]:
         """All arguments of stock for one document."""
-        given = self.pool.by_itself(number) | self.options
+        given = self.pool.by_itself(number) | self.outputs
         if offset:
             first = self.pool.base + offset
             given["position_ids"] = torch.arange(first, first + len(self.pool.documents[number]))[None]
         if with_labels and self.labels is not None:
-            given |= {**self.labels.alone[number], **self.pool.without_router}
+            given |= {**self.labels.alone[number], **self.without_router}
         return given
 
     def gradients(self, number: int, offset: int, arranged: Arranged, names: frozenset[str] | None) -> Any:
@@ -173,9 +176,9 @@ class Model:
             arguments, call = placed(self.pool, by_positions if arranged.form == "collator" else arranged)
             if labels is not None:
                 arguments |= labels.packed(call)
-        arguments |= self.options
+        arguments |= self.outputs
         if labels is not None:
-            arguments |= self.pool.without_router
+            arguments |= self.without_router
         if arranged.use_cache is not None:
             arguments["use_cache"] = arranged.use_cache
         return Asked(arguments, call, picks, labels)

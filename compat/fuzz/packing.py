@@ -15,8 +15,12 @@ from autopack.auditing.losses import Labels
 from autopack.layout import IGNORED_LABEL
 from compat.fuzz.case import Arranged
 
-COLLATOR = {"flash": {"return_flash_kwargs": True}, "seq_idx": {"return_seq_idx": True}, "multiple": {"align": 1}}
-_MULTIPLE = 8
+COLLATOR: dict[str, dict[str, Any]] = {
+    "flash": {"return_flash_kwargs": True},
+    "seq_idx": {"return_seq_idx": True},
+    "multiple": {"pad_to_multiple_of": 8},
+}
+"""Options of the collator, by the names that a call has them by."""
 
 
 def chosen(pool: Case, picks: list[int]) -> Case:
@@ -52,7 +56,9 @@ def _side(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Call]:
     shape = len(arranged.rows), max(sum(lengths[n] if n >= 0 else -n for n in row) for row in arranged.rows)
     ids = torch.full(shape, pool.filler)
     positions, mask, segments = torch.full(shape, pool.base), torch.zeros(shape, dtype=torch.long), torch.zeros(shape)
-    numbers, bounds, spans, first = torch.zeros(shape, dtype=torch.int32), [0], [], []
+    numbers, bounds = torch.zeros(shape, dtype=torch.int32), [0]
+    spans: list[tuple[int, int, int]] = []
+    first: list[int] = []
     for row, entries in enumerate(arranged.rows):
         column = 0
         for place, number in enumerate(entries):
@@ -94,8 +100,6 @@ def _side(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Call]:
 def collated(model: Any, pool: Case, arranged: Arranged, labels: Labels | None) -> tuple[dict[str, Any], Call]:
     """The same, labels included, by autopack's collator: one row of all documents."""
     options = {name: value for key in arranged.collator for name, value in COLLATOR[key].items()}
-    if "multiple" in arranged.collator:
-        options["pad_to_multiple_of"] = _MULTIPLE
     if labels is None:
         options["labels"] = "none"
     elif labels.per_token and not labels.shifts:

@@ -7,11 +7,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 from compat.fuzz.case import Arranged, Case, Spec
-from compat.fuzz.draw import filled
+from compat.fuzz.draw import OF_ROWS, filled
 from compat.fuzz.judge import Verdict
 
-_ATTEMPTS = 250
-_FORM = ("collator", "form", "positional", "use_cache", "checkpointing", "gradients", "labels", "training", "offset", "mask")
+_ATTEMPTS = 150
+_FORM = ("collator", "form", "positional", "use_cache", "checkpointing", "gradients", "labels", "training", "offset")
 _MODEL = ("backend", "unpad", "experts", "ignored", "outputs", "implementation", "dtype")
 
 
@@ -43,16 +43,22 @@ def _kind(verdict: Verdict) -> str:
 def _smaller(case: Case) -> Iterator[Case]:
     """Cases that are one step smaller, the largest steps first."""
     spec, call = case.spec, case.call
-    for kept in ((), case.before[len(case.before) // 2 :], *(_without(case.before, n) for n in range(len(case.before)))):
+    one_less = (_without(case.before, number) for number in range(len(case.before)))
+    for kept in ((), case.before[len(case.before) // 2 :], *one_less):
         if len(kept) < len(case.before):
             yield replace(case, before=kept)
     if not case.before:
-        for rows in _fewer(call.rows):
-            yield replace(case, call=replace(call, rows=filled(rows, spec.lengths)))
+        for fewer in _fewer(call.rows):
+            yield replace(case, call=replace(call, rows=filled(fewer, spec.lengths)))
         yield from _renumbered(case)
     for number in range(len(spec.changes)):
         yield replace(case, spec=replace(spec, changes=_without(spec.changes, number)))
-    yield from (replace(case, call=plainer) for plainer in _plain(call, Arranged(), _FORM))
+    names = (*_FORM, "mask") if spec.task not in OF_ROWS else _FORM
+    for plainer in _plain(call, Arranged(), names):
+        if spec.task in OF_ROWS and plainer.form in ("positions", "cu_seqlens", "seq_idx"):
+            plainer = replace(plainer, mask=True)
+        if plainer != call:
+            yield replace(case, call=plainer)
     yield from (replace(case, spec=plainer) for plainer in _plain(spec, Spec(spec.model_type), _MODEL))
     if not case.before:
         for number, length in enumerate(spec.lengths):

@@ -11,7 +11,7 @@ from compat.fuzz.judge import Verdict
 from compat.fuzz.model import Model
 from compat.fuzz.session import kernels
 
-_TEMPLATE = '''\
+_TEMPLATE = """\
 # {status}: {reason}
 {imports}
 
@@ -22,11 +22,11 @@ with contextlib.ExitStack() as stack:
         each.train({training}){checkpointing}
     arguments = {arguments}
     output = model(**arguments)
-{documents}'''
-_DOCUMENT = '''\
+{documents}"""
+_DOCUMENT = """\
     alone = stock({arguments})
-    print((output[{field!r}][{row}, {first}:{end}] - alone[{field!r}][0]).abs().max())  # wanted: 0, but for rounding
-'''
+    print((output[{field!r}][{place}] - alone[{field!r}][0]).abs().max())  # wanted: 0, but for rounding
+"""
 
 
 def snippet(case: Case, verdict: Verdict) -> str:
@@ -41,14 +41,17 @@ def snippet(case: Case, verdict: Verdict) -> str:
         lines = []
         for place, (row, first, end) in enumerate(asked.call.spans):
             given = model.by_itself(asked.picks[place], case.call.offset if place == 0 else 0, False)
-            field = next((name for name in ("logits", *fields) if name in fields))
+            field = "logits" if "logits" in fields else next(iter(fields))
             arguments = ", ".join(f"{name}={_code(value)}" for name, value in given.items())
-            lines.append(_DOCUMENT.format(arguments=arguments, field=field, row=row, first=first, end=end))
+            of_tokens = fields[field].dim() > 1 and fields[field].shape[1] == len(model.pool.documents[asked.picks[0]])
+            found = f"{row}, {first}:{end}" if of_tokens else str(place)
+            lines.append(_DOCUMENT.format(arguments=arguments, field=field, place=found))
     spec, call = case.spec, case.call
     overrides = "".join(f", {name}={value!r}" for name, value in spec.overrides().items())
     given = {name: value for name, value in (("backend", spec.backend), ("unpad", spec.unpad)) if value != "auto"}
     standins = sorted({spec.implementation, spec.backend} & {"flash", "flex"})
-    checkpointing = f"\n        each.gradient_checkpointing_enable({{'use_reentrant': {call.checkpointing == 'reentrant'}}})"
+    reentrant = {"use_reentrant": call.checkpointing == "reentrant"}
+    checkpointing = f"\n        each.gradient_checkpointing_enable({reentrant})"
     return _TEMPLATE.format(
         status=verdict.status,
         reason=verdict.reason,
