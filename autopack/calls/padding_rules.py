@@ -139,12 +139,13 @@ def _returns_cache(call: Call) -> bool:
 def _reads_padding(call: Call, padding: Padding) -> bool:
     """Whether a head or pooler would read padding: of an encoder in the first column, of a decoder at the last token.
 
-    A head that does not look for padding reads one end or the other, whatever sees what: an encoder may be configured
-    as a decoder, and keep its head.
+    An encoder may be configured as a decoder and keep its head or pooler; a head of a decoder that does not look for
+    padding may read one end or the other.
     """
-    if not (call.model.anatomy.causal and looks_for_padding(call.module)):
-        ends = padding.real[:, [0, -1] if call.model.anatomy.causal else [0]]
-        return not ends.all()
+    causal = call.model.anatomy.causal
+    if not (causal and looks_for_padding(call.module)):
+        ends = [0, -1] if causal and call.entry.head is not None else [0]
+        return not padding.real[:, ends].all()
     pad_token_id, ids = text_config(call.module.config).pad_token_id, call.arguments.get("input_ids")
     if ids is None or pad_token_id is None:
         return not padding.real[:, -1].all()

@@ -61,7 +61,7 @@ class Arranged:
     checkpointing: str = ""
     gradients: bool = False
     offset: int = 0
-    """At which position after the first one the first document begins."""
+    """At which position after the first one the first document begins, where no padding stands before it."""
     collator: tuple[str, ...] = ()
     """Options of the collator that are switched on."""
 
@@ -69,6 +69,11 @@ class Arranged:
     def picks(self) -> list[int]:
         """The documents, in the order of the rows."""
         return [number for row in self.rows for number in row if number >= 0]
+
+    @property
+    def offsets(self) -> list[int]:
+        """At which position after the first one each document begins."""
+        return [self.offset if place == 0 and self.rows[0][0] >= 0 else 0 for place in range(len(self.picks))]
 
     @property
     def packs(self) -> bool:

@@ -92,7 +92,7 @@ def judge(model: Model, arranged: Arranged) -> Verdict:
 
 def _each(arranged: Arranged) -> Iterator[tuple[int, int]]:
     """The documents of a call, and at which position after the first one they begin."""
-    return ((number, 0 if place else arranged.offset) for place, number in enumerate(arranged.picks))
+    return zip(arranged.picks, arranged.offsets, strict=True)
 
 
 def _answer(
@@ -170,7 +170,8 @@ def _of_same_call(model: Model, arranged: Arranged, asked: Asked, alone: list[Fi
             answer = _answer(model, model.stock, form, arranged, alone)[0]
         except Exception as error:
             raise NoStock(f"of the same call {said(error)}") from error
-        if not all(bool(value.isfinite().all()) for each in answer.documents for value in each.values()):
+        values = [*(answer.gradients or ()), *(value for each in answer.documents for value in each.values())]
+        if not all(bool(value.isfinite().all()) for value in values):
             raise NoStock("its results for the same call are not finite")
         yield answer
     if _reads_padding(model, arranged, asked, answer, alone):

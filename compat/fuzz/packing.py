@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -63,29 +62,29 @@ def _side(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Call]:
         column = 0
         for place, number in enumerate(entries):
             end = column + (lengths[number] if number >= 0 else -number)
-            if place == len(entries) - 1:
-                end = shape[1]  # the rows of an encoder may be equally wide where those of its decoder are not
-            numbers[row, column:end] = place
             if number >= 0:
                 end = column + lengths[number]
-                begin = pool.base + (arranged.offset if not spans else 0)
+                begin = pool.base + arranged.offsets[len(spans)]
                 ids[row, column:end] = pool.documents[number]
                 positions[row, column:end] = torch.arange(begin, begin + end - column)
                 mask[row, column:end] = 1
                 segments[row, column:end] = len(spans) + 1
                 spans.append((row, column, end))
                 first.append(begin)
-            numbers[row, end:] = place + 1
-            bounds.append(row * shape[1] + end)
+                numbers[row, column:end] = place + 1
+                bounds += [row * shape[1] + column, row * shape[1] + end]
             column = end
-        if bounds[-1] != (row + 1) * shape[1]:
-            bounds.append((row + 1) * shape[1])
+    # Padding that is not masked is documents of one token, which any model has positions for.
+    starts = torch.cat(
+        [mask.flatten().logical_not().nonzero().flatten(), torch.tensor([*bounds, ids.numel()])]
+    ).unique()
+    numbers = torch.where(mask.bool(), numbers, -torch.arange(shape[1], dtype=torch.int32))
     arguments: dict[str, Any] = {"input_ids": ids}
     if arranged.form == "positions":
         arguments["position_ids"] = positions
     elif arranged.form == "cu_seqlens":
-        cumulative = torch.tensor(bounds, dtype=torch.int32)
-        longest = max(b - a for a, b in pairwise(bounds))
+        cumulative = starts.int()
+        longest = int(starts.diff().max())
         arguments |= {"cu_seq_lens_q": cumulative, "cu_seq_lens_k": cumulative.clone()}
         arguments |= {"max_length_q": longest, "max_length_k": longest}
     elif arranged.form == "seq_idx":

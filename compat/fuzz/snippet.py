@@ -40,7 +40,7 @@ def snippet(case: Case, verdict: Verdict) -> str:
         fields = model.alone(asked.picks[0], 0, case.call, False)[0]
         lines = []
         for place, (row, first, end) in enumerate(asked.call.spans):
-            given = model.by_itself(asked.picks[place], case.call.offset if place == 0 else 0, False)
+            given = model.by_itself(asked.picks[place], case.call.offsets[place], False)
             field = "logits" if "logits" in fields else next(iter(fields))
             arguments = ", ".join(f"{name}={_code(value)}" for name, value in given.items())
             of_tokens = fields[field].dim() > 1 and fields[field].shape[1] == len(model.pool.documents[asked.picks[0]])
