@@ -28,9 +28,8 @@ from queue import SimpleQueue
 
 from tqdm import tqdm
 
-from compat.matrix import COMPAT, ROOT, tomllib
+from compat.matrix import ROOT, tomllib
 
-MUTANTS = COMPAT / "mutants.toml"
 _LEFT_OUT = (
     ".git",
     ".envs",
@@ -73,9 +72,9 @@ class Outcome:
     by: str
 
 
-def load(path: Path = MUTANTS) -> list[Mutant]:
-    """All mutants, in the order of the file."""
-    data = tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]
+def load(root: Path = ROOT) -> list[Mutant]:
+    """All mutants of a repository, in the order of the file."""
+    data = tomllib.loads((root / "compat" / "mutants.toml").read_text(encoding="utf-8"))["mutant"]
     return [Mutant(**{**each, "tests": tuple(each["tests"])}) for each in data]
 
 
@@ -86,10 +85,11 @@ def problems(mutants: Iterable[Mutant], root: Path = ROOT) -> list[str]:
     found += [f"{name}: there are several of this name" for name in dict.fromkeys(names) if names.count(name) > 1]
     for mutant in mutants:
         try:
-            if mutant.applied((root / mutant.file).read_text(encoding="utf-8")) == mutant.before:
-                found.append(f"{mutant.name}: it changes nothing")
+            mutant.applied((root / mutant.file).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             found.append(str(error))
+        if mutant.before == mutant.after:
+            found.append(f"{mutant.name}: it changes nothing")
         if not mutant.tests:
             found.append(f"{mutant.name}: it names no tests")
         found += [f"{mutant.name}: there is no test {test}" for test in mutant.tests if not _exists(test, root)]
@@ -107,7 +107,7 @@ def _exists(test: str, root: Path) -> bool:
 
 
 @contextmanager
-def copied(root: Path = ROOT) -> Iterator[Path]:
+def copied(root: Path) -> Iterator[Path]:
     """A copy of the repository in a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="autopack-mutants-") as scratch:
         copy = Path(scratch) / "copy"
@@ -152,7 +152,7 @@ def try_out(mutant: Mutant, copy: Path) -> Outcome:
     return Outcome(mutant, True, failed[1])
 
 
-def run(mutants: list[Mutant], jobs: int, root: Path = ROOT) -> list[Outcome]:
+def run(mutants: list[Mutant], jobs: int, root: Path) -> list[Outcome]:
     """Try all mutants, `jobs` at a time, each in a copy that nobody else uses meanwhile."""
     with several_copies(jobs, root) as copies, ThreadPoolExecutor(jobs) as pool:
 
@@ -177,8 +177,8 @@ def several_copies(number: int, root: Path) -> Iterator[SimpleQueue[Path]]:
         yield queue
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Try the mutants that are asked for; 1 where one survives or cannot be tried."""
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
+    """Try the mutants of a repository that are asked for; 1 where one survives or cannot be tried."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--only", nargs="+", default=[""], metavar="NAME", help="mutants whose names contain one of these"
@@ -187,21 +187,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there")
     asked = parser.parse_args(arguments)
-    mutants = [mutant for mutant in load() if any(part in mutant.name for part in asked.only)]
+    mutants = [mutant for mutant in load(root) if any(part in mutant.name for part in asked.only)]
     if not mutants:
         parser.error(f"no mutant has {' or '.join(asked.only)} in its name; see --list")
     if asked.list:
         print("\n".join(f"{m.name}\n    {m.file}\n    {' '.join(m.tests)}" for m in mutants))
         return 0
-    if wrong := problems(mutants):
+    if wrong := problems(mutants, root):
         print("\n".join(wrong))
         return 1
-    with copied() as copy:
+    with copied(root) as copy:
         status, output = tested(copy, dict.fromkeys(test for mutant in mutants for test in mutant.tests))
     if status != 0:
         print(f"{output}\nThe tests fail without any mutant (status {status}); mend that first.")
         return 1
-    outcomes = run(mutants, asked.jobs)
+    outcomes = run(mutants, asked.jobs, root)
     width = max(len(mutant.name) for mutant in mutants)
     print("\n".join(f"{o.mutant.name:<{width}}  {'' if o.caught else '!! '}{o.by}" for o in outcomes))
     caught = sum(outcome.caught for outcome in outcomes)

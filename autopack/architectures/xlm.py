@@ -1,9 +1,9 @@
 """XLM and Flaubert: how many tokens of a row count is the number of those that are no padding token.
 
-The states of as many columns from the left are kept, the others become zero. Padding between documents or at the left of
-a row would so take as many tokens at its right end along, and padding behind documents, which attends to itself alone,
-would see nothing, so that gradients are no numbers. In packed rows every column counts. A document that holds the padding
-token as one of its own would end earlier alone, and is refused.
+The states of as many columns from the left are kept, the others become zero. Padding between documents or at the left
+of a row would so take as many tokens at its right end along, and padding behind documents, which attends to itself
+alone, would see nothing, so that gradients are no numbers. In packed rows every column counts. A document that
+holds the padding token as one of its own would end earlier alone, and is refused.
 """
 
 from __future__ import annotations

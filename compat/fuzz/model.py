@@ -21,6 +21,7 @@ from autopack.auditing.left_as_found import _is_noise
 from autopack.auditing.losses import Labels, find_labels
 from autopack.auditing.running import Runner, weighted_sum
 from autopack.inspection.modules import is_pair
+from autopack.tiny.rules import ORDINARY
 from compat.exactness import Undeclared, built
 from compat.fuzz.case import Arranged, Spec
 from compat.fuzz.packing import by_place, collated, ignoring, labels_of, placed
@@ -65,6 +66,10 @@ class Model:
             self.pool: Case = (PairCase if is_pair(self.stock) else Case)(self.stock, spec.lengths, spec.seed)
         except Exception as error:
             raise NoStock(upstream_error(self.stock, None) or f"no documents can be drawn: {said(error)}") from error
+        for half in (self.pool, getattr(self.pool, "source", None)):
+            if half is not None:
+                # The least numbers may be special in code that the configuration does not tell (the padding of MPNet).
+                half.documents = [document.clamp(min=ORDINARY.start) for document in half.documents]
         self.outputs = dict(self.pool.outputs) if spec.outputs else {}
         self.without_router = {"output_router_logits": False} if self.pool.has_router else {}
         """Beside labels: a router's loss is no mean over documents."""
