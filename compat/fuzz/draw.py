@@ -86,10 +86,10 @@ def call_of(seed: int, build: int, number: int, spec: Spec) -> Arranged:
         mask=form in ("positions", "cu_seqlens", "seq_idx") and (rng.random() < 0.4 or pair or spec.task in OF_ROWS),
         positional=rng.randint(1, 4) if rng.random() < 0.15 and not pair else 0,
         labels=rng.random() < 0.5 and not of_columns,
-        use_cache=rng.choices((None, False, True), (10, 6, 1))[0],
+        use_cache=rng.choices((None, False, True), (40, 20, 1))[0],
         training=training,
         checkpointing=rng.choice(CHECKPOINTING) if training else "",
-        gradients=rng.random() < 0.4,
+        gradients=rng.random() < 0.4 and (spec.backend != "flex" or spec.implementation == "flex"),  # none on a CPU
         offset=rng.randint(1, 4) if form == "positions" and not pair and rng.random() < 0.05 else 0,
         collator=tuple(name for name in COLLATOR if form == "collator" and rng.random() < 0.5),
     )

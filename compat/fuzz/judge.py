@@ -74,7 +74,8 @@ def judge(model: Model, arranged: Arranged) -> Verdict:
     except AutopackError as error:
         return Verdict("refused", said(error))
     except WrongShape as error:
-        return Verdict("silent", said(error))
+        unknown = not arranged.packs and _is_wrong_in_stock(model, asked, arranged, fields)
+        return Verdict("no stock" if unknown else "silent", said(error))
     except Exception as error:
         upstream = _upstream(model, asked, arranged)
         return Verdict("crash", said(error)) if upstream is None else Verdict("no stock", upstream)
@@ -198,6 +199,15 @@ def _reads_padding(model: Model, arranged: Arranged, asked: Asked, answer: _Answ
     scales = model.scales(arranged, asked.labels is not None)
     errors = errors_between(other.documents, answer.documents, scales)
     return max(errors)[0] > TOLERANCES[model.spec.dtype][0]
+
+
+def _is_wrong_in_stock(model: Model, asked: Asked, arranged: Arranged, alone: list[Fields]) -> bool:
+    """Whether the results of stock for the same call cannot be told by document either."""
+    try:
+        _answer(model, model.stock, asked, arranged, alone)
+    except WrongShape:
+        return True
+    return False
 
 
 def _difference(model: Model, arranged: Arranged, asked: Asked, answer: _Answer, reference: _Answer) -> str | None:

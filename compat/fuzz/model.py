@@ -73,6 +73,8 @@ class Model:
         self.outputs = dict(self.pool.outputs) if spec.outputs else {}
         self.without_router = {"output_router_logits": False} if self.pool.has_router else {}
         """Beside labels: a router's loss is no mean over documents."""
+        self._checkpointing: dict[bool, str] = {}
+        """How stock (False) and the enabled model (True) checkpoint now."""
         self._alone: dict[Any, tuple[Fields, torch.Tensor | None]] = {}
         self._gradients: dict[Any, list[torch.Tensor]] = {}
         self._scales: dict[Any, dict[str, float]] = {}
@@ -197,13 +199,16 @@ class Model:
         with torch.set_grad_enabled(arranged.gradients):
             return model(*by_position, **by_name)
 
-    @staticmethod
-    def _mode(model: Any, training: bool, checkpointing: str) -> None:
-        model.train(training)
-        if checkpointing and model.supports_gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
-        elif getattr(model, "is_gradient_checkpointing", False):
-            model.gradient_checkpointing_disable()
+    def _mode(self, model: Any, training: bool, checkpointing: str) -> None:
+        if model.training != training:
+            model.train(training)
+        known = self._checkpointing.get(model is self.model, "")
+        if checkpointing != known and model.supports_gradient_checkpointing:
+            if checkpointing:
+                model.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
+            else:
+                model.gradient_checkpointing_disable()
+            self._checkpointing[model is self.model] = checkpointing
 
 
 def backward(total: torch.Tensor | None) -> None:

@@ -37,7 +37,11 @@ def run_build(seed: int, build: int, types: frozenset[str] = frozenset()) -> Ite
             verdict = judge(model, call)
             if verdict.bad:
                 case, verdict = _again(case, verdict, earlier)
-                model, earlier = _enabled(spec)[0], []
+                refused, why = _enabled(spec, "auto") if verdict.status == "refused" else (model, verdict)
+                model, earlier = _enabled(spec)[0] if refused is not None else None, []
+                if model is None:  # no user can have it, so nothing that it does otherwise counts
+                    yield case, why
+                    return
             else:
                 earlier.append(call)
             yield case, verdict
