@@ -50,12 +50,12 @@ class Model:
         try:
             dtype = getattr(torch, spec.dtype)
             self.stock = built(spec.model_type, spec.implementation, dtype, spec.task, **spec.overrides())
+            if spec.experts:
+                self.stock.set_experts_implementation(spec.experts)
         except (Undeclared, tiny.CannotBuild) as error:
             raise NoStock(getattr(error, "reason", str(error))) from error
         except Exception as error:  # a class may raise anything at a value that it does not take
             raise NoStock(said(error)) from error
-        if spec.experts and hasattr(self.stock, "set_experts_implementation"):
-            self.stock.set_experts_implementation(spec.experts)
         for module in self.stock.modules():
             for name, value in vars(module).items():
                 if isinstance(value, float) and _is_noise(module, name):
