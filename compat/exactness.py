@@ -104,20 +104,27 @@ def stand_in(backend: str, **options: Any) -> contextlib.AbstractContextManager[
     return _STANDIN[backend](**options) if backend in _STANDIN else contextlib.nullcontext()
 
 
-def built(model_type: str, backend: str, dtype: torch.dtype = torch.float32, task: str = "causal-lm") -> Any:
-    """A tiny model that computes its attention by a backend, inside its stand-in.
+def built(
+    model_type: str,
+    backend: str,
+    dtype: torch.dtype = torch.float32,
+    task: str = "causal-lm",
+    **overrides: Any,
+) -> Any:
+    """A tiny model that computes its attention by a backend, inside its stand-in; for the overrides, see `tiny.build`.
 
     Raises `Undeclared` where its class says that it cannot, and `tiny.CannotBuild`.
     """
     implementation = _IMPLEMENTATION[backend]
-    model: Any = tiny.build(model_type, task=task, dtype=dtype)
+    build = partial(tiny.build, model_type, task=task, dtype=dtype, **overrides)
+    model: Any = build()
     if backend != "eager":
         if not releases.supported_implementations(model) & {implementation, implementation.removesuffix("_2")}:
             raise Undeclared(f"{type(model).__name__} declares no support of {implementation}")
         try:
             if backend == "sdpa" or chosen_when_built(model):
                 with without_hardware_checks():
-                    model = tiny.build(model_type, task=task, attn_implementation=implementation, dtype=dtype)
+                    model = build(attn_implementation=implementation)
                 if backend == "flash":
                     bind_flash(model)
             else:

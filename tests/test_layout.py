@@ -74,6 +74,11 @@ def test_chunks_are_counted_from_the_start_of_each_document(rows, size):
     assert layout.in_chunks(size) is chunked
 
 
+def test_chunks_of_two_sizes_are_two_layouts():
+    layout = PackedLayout.from_lengths([[5, 3]])
+    assert [layout.in_chunks(size).lengths for size in (2, 4, 2)] == [(2, 2, 1, 2, 1), (4, 1, 3), (2, 2, 1, 2, 1)]
+
+
 def test_dtypes_are_those_that_kernels_take():
     layout = PackedLayout.from_lengths([[2, 3]])
     assert layout.cu_seqlens.dtype == layout.seq_idx.dtype == torch.int32

@@ -9,6 +9,7 @@ import torch
 from transformers import DynamicCache
 
 import autopack
+from autopack import tiny
 from tests.padded import (
     FLOAT32,
     GRADIENT,
@@ -129,6 +130,14 @@ class TestLeftAsItCame:
     @pytest.mark.parametrize("pair", [(m, "sequence classification") for m in ("bert", "roberta")], indirect=True)
     def test_left_padding_where_the_head_reads_the_first_column(self, pair):
         self._unchanged(*pair, batch("sequence classification", mask_of(PADDED, "left")), "the head reads is padding")
+
+    @pytest.mark.parametrize("model_type", ["bert", "roberta", "xmod"])
+    def test_left_padding_before_an_encoder_that_is_a_decoder(self, model_type):
+        """Its head reads the first column all the same."""
+        stock, model = twins(tiny.build(model_type, task="sequence-classification", is_decoder=True, num_labels=3))
+        with autopack.enable(model, unpad="always"):
+            inputs = batch("sequence classification", mask_of(PADDED, "left"))
+            self._unchanged(stock, model, inputs, "the head reads is padding")
 
     def test_right_padding_where_the_head_reads_the_last_column(self):
         """Without a padding token, a decoder's head takes the last column."""

@@ -3,9 +3,9 @@
 from typing import Any
 
 from autopack.family import Family, Tiny
-from autopack.mixers import ALONE, Alone
+from autopack.mixers import ALONE
 
-_TYPES = "codegen falcon gpt_neo gpt_neox_japanese gptj megatron-bert openai-gpt rembert xglm xlm"
+_TYPES = "codegen falcon gpt_neo gpt_neox_japanese gptj megatron-bert openai-gpt rembert xglm"
 _ATTENTION = """
 CodeGenAttention FalconAttention GPTJAttention GPTNeoSelfAttention GPTNeoXJapaneseAttention MegatronBertSelfAttention
 RemBertSelfAttention XGLMAttention
@@ -26,7 +26,6 @@ FAMILY = Family(
     mixers={
         **dict.fromkeys(_ATTENTION.split(), ALONE),
         "Attention": ALONE,  # OpenAI GPT's
-        "MultiHeadAttention": Alone(by_columns=True),  # XLM's
     },
     refusal=_refusal,
     tiny=Tiny(
@@ -34,7 +33,6 @@ FAMILY = Family(
             "falcon": {"new_decoder_architecture": True},
             "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
             "transfo-xl": {"cutoffs": [32, 64], "d_embed": 64, "div_val": 1},
-            "xlm": {"causal": True},
         },
         causal={name: {"is_decoder": True} for name in ("megatron-bert", "rembert")},
     ),

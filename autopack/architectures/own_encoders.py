@@ -10,7 +10,7 @@ from autopack.mixers import ALONE, Alone
 _BY_PAIRS = Alone(by_columns=True)
 _READING_PADDING = Alone(by_columns=True, reads_padding=True)
 
-_TYPES = "convbert deberta deberta-v2 flaubert fnet ibert luke mpnet nystromformer squeezebert yoso"
+_TYPES = "convbert deberta deberta-v2 fnet ibert luke mpnet nystromformer squeezebert yoso"
 
 
 def _refusal(config: Any) -> str | None:
@@ -47,7 +47,6 @@ FAMILY = Family(
         "IBertSelfAttention": ALONE,
         "LukeSelfAttention": _BY_PAIRS,
         "MPNetSelfAttention": _BY_PAIRS,
-        "MultiHeadAttention": _BY_PAIRS,  # Flaubert's
         "NystromformerSelfAttention": _READING_PADDING,  # by the convolution of its values
         "SqueezeBertSelfAttention": Alone(channels_first=True),
         "YosoSelfAttention": _READING_PADDING,  # its mask is one for padding and tokens alike

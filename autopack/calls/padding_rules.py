@@ -17,6 +17,7 @@ from autopack.calls import of_rows
 from autopack.calls.call import DROPPED, LAST_LOGITS, Call
 from autopack.calls.unpadded import has_a_place
 from autopack.inspection.configs import text_config
+from autopack.inspection.heads import looks_for_padding
 from autopack.inspection.poolers import activation_of, pools_single_tokens
 from autopack.integrations.accelerate import covered_mixer
 from autopack.layout.declarations import LAYOUT_KWARGS
@@ -136,9 +137,15 @@ def _returns_cache(call: Call) -> bool:
 
 
 def _reads_padding(call: Call, padding: Padding) -> bool:
-    """Whether a head or pooler would read padding: the first column of an encoder, the last token of a decoder."""
-    if not call.model.anatomy.causal:
-        return not padding.real[:, 0].all()
+    """Whether a head or pooler would read padding: of an encoder in the first column, of a decoder at the last token.
+
+    An encoder may be configured as a decoder and keep its head or pooler; a head of a decoder that does not look for
+    padding may read one end or the other.
+    """
+    causal = call.model.anatomy.causal
+    if not (causal and looks_for_padding(call.module)):
+        ends = [0, -1] if causal and call.entry.head is not None else [0]
+        return not padding.real[:, ends].all()
     pad_token_id, ids = text_config(call.module.config).pad_token_id, call.arguments.get("input_ids")
     if ids is None or pad_token_id is None:
         return not padding.real[:, -1].all()

@@ -65,6 +65,18 @@ def test_a_convolution_sees_zeros_before_every_document(layout, width, with_bias
     compare(layout, found, convolve, [hidden, weight, *([bias] if with_bias else [])])
 
 
+def test_convolutions_of_two_widths_share_a_layout():
+    layout = PackedLayout.from_lengths([[4, 3, 5]])
+    hidden = random(1, 3, 12)
+    for width in (2, 4, 3):
+        weight = random(3, width, seed=width)
+        alone = [
+            conv1d(part, weight[:, None], padding=width - 1, groups=3)[:, :, : part.shape[-1]]
+            for part in hidden.split([4, 3, 5], dim=2)
+        ]
+        assert torch.allclose(causal_convolution(layout, hidden, weight), torch.cat(alone, dim=2), atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_convolution_in_half_precision_rounds_once(dtype):
     layout = PackedLayout.from_lengths([[5, 9]])

@@ -1,0 +1,137 @@
+"""The arguments of one call: tokens in their places, what declares the documents, labels."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+import torch
+
+import autopack
+from autopack.auditing.cases import Call, Case
+from autopack.auditing.losses import Labels
+from autopack.layout import IGNORED_LABEL
+from compat.fuzz.case import Arranged
+
+COLLATOR: dict[str, dict[str, Any]] = {
+    "flash": {"return_flash_kwargs": True},
+    "seq_idx": {"return_seq_idx": True},
+    "multiple": {"pad_to_multiple_of": 8},
+}
+"""Options of the collator, by the names that a call has them by."""
+
+
+def chosen(pool: Case, picks: list[int]) -> Case:
+    """The documents of a call, in its order, one of them maybe several times."""
+    found = copy.copy(pool)
+    found.documents = [pool.documents[number] for number in picks]
+    found.lengths = [pool.lengths[number] for number in picks]
+    source: Case | None = getattr(pool, "source", None)
+    if source is not None:
+        found.source = chosen(source, picks)  # type: ignore[attr-defined]
+    return found
+
+
+def labels_of(labels: Labels, picks: list[int]) -> Labels:
+    """The labels of the documents of a call."""
+    alone, counts = [labels.alone[number] for number in picks], [labels.counts[number] for number in picks]
+    return Labels(alone, counts, labels.per_token, labels.ignore_first, labels.shifts)
+
+
+def placed(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Call]:
+    """All arguments of a call but its labels, and where its documents lie."""
+    source: Case | None = getattr(pool, "source", None)
+    arguments, call = _side(pool, arranged)
+    if source is not None:
+        inner, other = _side(source, arranged)
+        call = Call(call.arguments, call.shape, call.spans, call.first, other)
+        arguments = inner | {f"decoder_{name}": value for name, value in arguments.items()}
+    return arguments, call
+
+
+def _side(pool: Case, arranged: Arranged) -> tuple[dict[str, Any], Call]:
+    lengths = pool.lengths
+    shape = len(arranged.rows), max(sum(lengths[n] if n >= 0 else -n for n in row) for row in arranged.rows)
+    ids = torch.full(shape, pool.filler)
+    positions, mask, segments = torch.full(shape, pool.base), torch.zeros(shape, dtype=torch.long), torch.zeros(shape)
+    numbers, bounds = torch.zeros(shape, dtype=torch.int32), [0]
+    spans: list[tuple[int, int, int]] = []
+    first: list[int] = []
+    for row, entries in enumerate(arranged.rows):
+        column = 0
+        for place, number in enumerate(entries):
+            end = column + (lengths[number] if number >= 0 else -number)
+            if number >= 0:
+                end = column + lengths[number]
+                begin = pool.base + arranged.offsets[len(spans)]
+                ids[row, column:end] = pool.documents[number]
+                positions[row, column:end] = torch.arange(begin, begin + end - column)
+                mask[row, column:end] = 1
+                segments[row, column:end] = len(spans) + 1
+                spans.append((row, column, end))
+                first.append(begin)
+                numbers[row, column:end] = place + 1
+                bounds += [row * shape[1] + column, row * shape[1] + end]
+            column = end
+    # Padding that is not masked is documents of one token, which any model has positions for.
+    starts = torch.cat(
+        [mask.flatten().logical_not().nonzero().flatten(), torch.tensor([*bounds, ids.numel()])]
+    ).unique()
+    numbers = torch.where(mask.bool(), numbers, -torch.arange(shape[1], dtype=torch.int32))
+    arguments: dict[str, Any] = {"input_ids": ids}
+    if arranged.form == "positions":
+        arguments["position_ids"] = positions
+    elif arranged.form == "cu_seqlens":
+        cumulative = starts.int()
+        longest = int(starts.diff().max())
+        arguments |= {"cu_seq_lens_q": cumulative, "cu_seq_lens_k": cumulative.clone()}
+        arguments |= {"max_length_q": longest, "max_length_k": longest}
+    elif arranged.form == "seq_idx":
+        arguments["seq_idx"] = numbers
+    elif arranged.form == "segments":
+        arguments["attention_mask"] = segments.long()
+    if arranged.form == "mask" or arranged.mask:
+        arguments["attention_mask"] = mask
+    return arguments, Call({}, shape, spans, first)
+
+
+def collated(model: Any, pool: Case, arranged: Arranged, labels: Labels | None) -> tuple[dict[str, Any], Call]:
+    """The same, labels included, by autopack's collator: one row of all documents."""
+    options = {name: value for key in arranged.collator for name, value in COLLATOR[key].items()}
+    if labels is None:
+        options["labels"] = "none"
+    elif labels.per_token and not labels.shifts:
+        options["mask_first_label"] = False
+    examples: list[dict[str, Any]] = []
+    for place, number in enumerate(arranged.picks):
+        example: dict[str, Any] = {"input_ids": pool.documents[number].tolist()}
+        if labels is not None:
+            example |= {name: value[0].tolist() for name, value in labels.alone[place].items()}
+        examples.append(example)
+    batch = dict(autopack.PackingCollator.for_model(model, **options)(examples))
+    _, call = placed(pool, arranged)
+    return batch, Call({}, tuple(batch["input_ids"].shape), call.spans, call.first)
+
+
+def ignoring(labels: Labels, seed: int) -> Labels:
+    """Labels of which about a third is ignored, of one per token in whole numbers; others as they are."""
+    (name,) = labels.alone[0] if len(labels.alone[0]) == 1 else ("",)
+    if not labels.per_token or not name or labels.alone[0][name].is_floating_point() or labels.alone[0][name].dim() > 2:
+        return labels
+    generator = torch.Generator().manual_seed(seed)
+    alone = []
+    for each in labels.alone:
+        dropped = torch.rand(each[name].shape, generator=generator) < 0.35
+        alone.append({name: each[name].masked_fill(dropped, IGNORED_LABEL)})
+    counts = [int((each[name][:, int(labels.shifts) :] != IGNORED_LABEL).sum()) for each in alone]
+    return Labels(alone, counts, labels.per_token, labels.ignore_first, labels.shifts)
+
+
+def by_place(model: Any, arguments: dict[str, Any], count: int) -> tuple[list[Any], dict[str, Any]]:
+    """The first `count` arguments of the forward of a model by their place, those that are not given as None."""
+    rest = dict(arguments)
+    parameters = list(inspect.signature(type(model).forward).parameters.values())[1:]
+    named = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD][:count]
+    defaults = {p.name: None if p.default is p.empty else p.default for p in parameters}
+    return [rest.pop(name, defaults[name]) for name in named], rest

@@ -1,0 +1,189 @@
+"""The fuzz: a sample of it, that it finds faults that are planted, and that its cases are what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autopack import tiny
+from autopack.attention import choose
+from autopack.attention.document_mask import DocumentMask
+from autopack.calls import packed
+from autopack.errors import UnsupportedModel
+from autopack.layout.packed import PackedLayout
+from compat.fuzz import __main__ as fuzz
+from compat.fuzz import draw, session
+from compat.fuzz.case import FORMS, Arranged, Case, Spec, of_json
+from compat.fuzz.judge import judge
+from compat.fuzz.model import Model
+from compat.fuzz.shrink import shrunk
+from compat.fuzz.snippet import snippet
+
+GPT2 = Spec("gpt2", lengths=(6, 4, 9, 1))
+LLAMA = Spec("llama", changes=(("llama.attention_bias=True", {"attention_bias": True}),), lengths=(6, 4, 9, 1))
+ROWS = ((0, -2, 1, 2), (3, 2, 0, -2))
+"""Two rows of several documents, with padding in them."""
+
+
+def test_a_sample(capsys):
+    """Some builds of a fixed seed, of several types and tasks; `python -m compat.fuzz` runs as many as one wants."""
+    assert fuzz.main(["--cases", "240", "--seed", "20"]) == 0, capsys.readouterr().out
+    said = capsys.readouterr().out
+    counts = {status: int(n) for n, status in re.findall(r"(\d+) (exact|refused|no stock|silent|crash)", said)}
+    assert sum(counts.values()) == 240
+    assert counts["exact"] > 120
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("labels", [False, True], ids=["results", "loss"])
+def test_every_form_of_call_is_exact(form, labels):
+    rows = {"mask": ((0, -3), (2,)), "collator": ((0, 1, 2),)}.get(form, ROWS)
+    call = Arranged(rows, form, labels=labels, gradients=True, training=True, checkpointing="reentrant")
+    assert session.run_case(Case(LLAMA, call)).status == "exact"
+
+
+def without_mask(monkeypatch):
+    monkeypatch.setattr(DocumentMask, "for_document", lambda *of_document: None)
+
+
+def with_first_labels(monkeypatch):
+    monkeypatch.setattr(packed, "without_boundaries", lambda labels, *rest: labels)
+
+
+def without_restart(monkeypatch):
+    def running_on(layout: PackedLayout, first_position: int = 0) -> torch.Tensor:
+        return torch.arange(first_position, first_position + layout.columns).expand(layout.rows, -1).contiguous()
+
+    monkeypatch.setattr(PackedLayout, "position_ids", running_on)
+
+
+def raising(monkeypatch, error: type[Exception] = KeyError):
+    def attend(call):
+        raise error("planted")
+
+    monkeypatch.setitem(choose.BACKENDS, "eager", choose.BACKENDS["eager"]._replace(attend=attend))
+
+
+FAULTS = {
+    "no mask": (LLAMA, without_mask, "positions", "silent", "logits of document"),
+    "labels at boundaries": (LLAMA, with_first_labels, "positions", "silent", "the loss is"),
+    "positions that run on": (GPT2, without_restart, "segments", "silent", "logits of document"),
+    "another error": (LLAMA, raising, "cu_seqlens", "crash", "KeyError: 'planted'"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found_and_made_small(name, monkeypatch):
+    spec, plant, form, status, reason = FAULTS[name]
+    call = Arranged(ROWS, form, mask=form == "positions", labels=True, training=True, checkpointing="non-reentrant")
+    case = Case(spec, call)
+    assert session.run_case(case).status == "exact"
+    plant(monkeypatch)
+    verdict = session.run_case(case, verify="never")
+    assert (verdict.status, reason in verdict.reason) == (status, True), verdict
+    small, found = shrunk(case, verdict, lambda smaller: session.run_case(smaller, verify="never"))
+    assert found.status == status
+    assert small.spec.changes == ()
+    assert small.call.checkpointing == ""
+    assert sum(small.spec.lengths) < sum(spec.lengths)
+    assert len(small.call.picks) <= 2
+    assert session.run_case(of_json(small.to_json()), verify="never") == found
+
+
+def test_a_fault_of_gradients_alone_is_found(monkeypatch):
+    def detached(original):
+        return lambda call: (original(call)[0].detach(), None)
+
+    eager = choose.BACKENDS["eager"]
+    monkeypatch.setitem(choose.BACKENDS, "eager", eager._replace(attend=detached(eager.attend)))
+    call = Arranged(((0, 1),), gradients=True)
+    assert "gradients are off" in session.run_case(Case(LLAMA, call), verify="never").reason
+    assert session.run_case(Case(LLAMA, Arranged(((0, 1),))), verify="never").status == "exact"
+
+
+def test_what_autopack_refuses_is_no_failure(monkeypatch):
+    raising(monkeypatch, UnsupportedModel)
+    assert session.run_case(Case(LLAMA, Arranged(ROWS))).status == "refused"
+
+
+def test_what_stock_cannot_do_is_counted_apart():
+    assert session.run_case(Case(Spec("llama", changes=(("", {"hidden_size": 63}),)), Arranged())).status == "no stock"
+    overlong = Spec("gpt2", changes=(("", {"n_positions": 4}),))
+    verdict = session.run_case(Case(overlong, Arranged()))
+    assert (verdict.status, "IndexError" in verdict.reason) == ("no stock", True)
+
+
+def test_the_command_reports_a_fault_so_that_it_can_be_run_again(monkeypatch, capsys, tmp_path):
+    case = Case(LLAMA, Arranged(ROWS, mask=True))
+    assert fuzz.main(["--case", case.to_json()]) == 0
+    capsys.readouterr()
+    without_mask(monkeypatch)
+    report = tmp_path / "report.json"
+    assert fuzz.main(["--case", case.to_json(), "--json", str(report)]) == 1
+    said = capsys.readouterr().out
+    (line,) = [line for line in said.splitlines() if line.startswith("{")]
+    (failure,) = json.loads(report.read_text())["failures"]
+    assert failure["case"] == json.loads(line)
+    code = said[said.index("# silent") : said.index(line)]
+    exec(compile(code, "reproducer", "exec"), {})
+    assert max(float(found) for found in re.findall(r"tensor\(([\d.e-]+)", capsys.readouterr().out)) > 1e-3
+    assert fuzz.main(["--case", line]) == 1
+
+
+def test_a_reproducer_says_that_nothing_is_wrong_where_nothing_is(capsys):
+    case = Case(LLAMA, Arranged(ROWS, mask=True))
+    exec(compile(snippet(case, session.run_case(case)), "reproducer", "exec"), {})
+    differences = [float(found) for found in re.findall(r"tensor\(([\d.e-]+)", capsys.readouterr().out)]
+    assert len(differences) == len(case.call.picks)
+    assert max(differences) < 1e-9
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 10**6), st.integers(0, 300), st.integers(0, draw.PER_BUILD - 1))
+def test_a_case_is_made_of_seed_and_number_alone(seed, build, place):
+    try:
+        case = session.case_of(seed, build * draw.PER_BUILD + place)
+    except tiny.CannotBuild:
+        return
+    assert case == session.case_of(seed, build * draw.PER_BUILD + place)
+    assert of_json(case.to_json()) == case
+    widths = {draw.width(row, case.spec.lengths) for row in case.call.rows}
+    assert len(widths) == 1
+    if case.call.form == "mask":
+        assert all(sum(number >= 0 for number in row) == 1 for row in case.call.rows)
+
+
+def test_a_verdict_does_not_depend_on_the_cases_before():
+    cases = list(session.run_build(20, 3))
+    assert len(cases) == draw.PER_BUILD
+    for case, verdict in cases[::5]:
+        assert session.run_case(case, verify="never").status == verdict.status
+
+
+def test_what_fails_after_other_calls_alone_is_told_with_them(monkeypatch):
+    """A call leaves something behind: the next one of the same model has the labels of documents' first tokens."""
+    calls = []
+    original = packed.without_boundaries
+
+    def forgetful(labels, layout, *rest):
+        calls.append(layout)
+        return original(labels, layout, *rest) if len(calls) % 3 else labels
+
+    monkeypatch.setattr(packed, "without_boundaries", forgetful)
+    model, call = Model(LLAMA), Arranged(((0, 1),), labels=True)
+    calls.clear()
+    assert [judge(model, call).status for _ in range(3)] == ["exact", "exact", "silent"]
+    calls.clear()
+    assert session.run_case(Case(LLAMA, call, before=(call, call)), verify="never").status == "silent"
+
+
+@pytest.mark.parametrize("text", ["{}", "nonsense", '{"spec": {"model": "llama"}, "call": {}}'])
+def test_what_is_no_case_is_refused(text, capsys):
+    with pytest.raises(SystemExit):
+        fuzz.main(["--case", text])
+    assert "wanted the JSON of a case" in capsys.readouterr().err
