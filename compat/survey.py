@@ -51,6 +51,7 @@ _NO_TASK = ("base", "text-encoding", "pretraining")
 TASKS = (*_FIRST, "base", *(task for task in tiny.TASKS if task not in _FIRST), *_NO_TASK[1:])
 """Those of tiny models, and what the auto classes without a task give."""
 _AUTO = {"base": "MODEL", "text-encoding": "MODEL_FOR_TEXT_ENCODING", "pretraining": "MODEL_FOR_PRETRAINING"}
+_PADDED = ("right-padded", "left-padded", "right-padded, no labels")
 _LENGTHS = (13, 6)
 """On both sides of the thresholds that `compat.variants` sets; a row of them is past every one."""
 _OF_ALL = frozenset({*vars(transformers.PretrainedConfig()), "num_labels", "problem_type"})
@@ -181,7 +182,8 @@ def _audited(
     whole: bool = False,
     base: Any = None,
 ) -> dict[str, Any]:
-    """Audit one variant, `whole` with gradients; what its configuration says is added to `words` where it is exact."""
+    """Audit one variant, `whole` with gradients and padded batches; what its configuration says is added to `words` where
+    it is exact."""
     try:
         model = build(model_type, task, implementation, **overrides)
     except tiny.CannotBuild as error:
@@ -194,7 +196,8 @@ def _audited(
     try:
         handle = autopack.enable(model, verify="never")
         # One row in order, one in reverse: every document stands in two columns and has other neighbours.
-        report = autopack.audit(model, modes=("two rows",), training=(whole,), gradients=whole, lengths=_LENGTHS)
+        modes = ("two rows", *_PADDED) if whole else ("two rows",)
+        report = autopack.audit(model, modes=modes, training=(whole,), gradients=whole, lengths=_LENGTHS)
     except AutopackError as error:
         return {"status": "refused", "reason": _reason(error)}
     except Exception as error:

@@ -287,3 +287,33 @@ def test_a_mask_of_any_dtype():
             given_mask = inputs["attention_mask"].to(dtype)
             assert loss_error(model(**{**inputs, "attention_mask": given_mask}).loss, expected) < FLOAT32
         assert tally_of(model).batches == 3
+
+
+@pytest.mark.parametrize("model_type", ["big_bird", "bert"])
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_a_head_that_searches_a_row_for_answers_gets_the_padded_form(model_type, left):
+    """BigBird's makes token types of the columns up to the first separator, Splinter's looks for the question."""
+    model = tiny.build(model_type, task="question-answering", dtype=torch.float64).eval()
+    stock = copy.deepcopy(model)
+    lengths, ids = torch.tensor([3, 6, 4]), tiny.tokens(model.config, 3, 6)
+    columns = torch.arange(6)
+    mask = (columns >= 6 - lengths[:, None] if left else columns < lengths[:, None]).long()
+    with autopack.enable(model, verify="never"):
+        found, expected = (each(input_ids=ids * mask, attention_mask=mask) for each in (model, stock))
+    for name in ("start_logits", "end_logits"):
+        assert ((found[name] - expected[name]) * mask).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("model_type", ["big_bird", "splinter", "bert"])
+def test_an_audit_of_such_heads_finds_padded_batches_without_labels_exact(model_type):
+    model = tiny.build(model_type, task="question-answering")
+    with autopack.enable(model, verify="never"):
+        assert autopack.audit(model, modes=("right-padded, no labels", "left-padded")).exact
+
+
+def test_one_token_in_all_is_not_taken_for_a_bias_of_one_column():
+    model = tiny.build("mpt")
+    stock = copy.deepcopy(model)
+    batch = {"input_ids": torch.tensor([[9, 0, 0, 0]]), "attention_mask": torch.tensor([[1, 0, 0, 0]])}
+    with autopack.enable(model, verify="never"):
+        assert (model(**batch).logits - stock(**batch).logits)[:, 0].abs().max() < 1e-5

@@ -122,9 +122,9 @@ class PaddedRuns:
             one = _Answer(found.fields, documents, found.loss).total(scales)
             other = expected.total(scales)
             if one is not None and other is not None and bool(other.isfinite()) and other.requires_grad:
-                wanted = gradients(other, parameters)
+                wanted = _gradients_of_stock(other, parameters)
                 # Windows in which a token of padding sees nothing give stock none (softmax of nothing, float64).
-                if all(bool(each.isfinite().all()) for each in wanted):
+                if wanted is not None and all(bool(each.isfinite().all()) for each in wanted):
                     gradient = gradient_error(gradients(one, parameters), wanted)
         training = self.runner.model.training
         return ModeResult(name, training, error, None, gradient, loss, kind="padded", field=where, unpadded=unpadded)
@@ -184,6 +184,14 @@ class PaddedRuns:
             for document, part in zip(documents, parts, strict=True):
                 document[name] = part[0]
         return _Answer({}, documents, loss)
+
+
+def _gradients_of_stock(total: torch.Tensor, parameters: list[torch.nn.Parameter]) -> list[torch.Tensor] | None:
+    """None where stock has none: some write to what their own backward needs (Splinter)."""
+    try:
+        return gradients(total, parameters)
+    except RuntimeError:
+        return None
 
 
 def _called_as(like: Collection[str], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -101,7 +101,10 @@ class Entry:
             if head is None or head.of_choices
             else why_alone(model, level) or next(filter(None, foreign[level + 1 :]), None),
             inner_head=next((found for found in map(heads.row_head, inner) if found), None),
-            has_other_head=heads.is_head_of_pair(module) if is_pair else other_head,
+            # A head that searches a row for an answer may look at its columns (BigBird, Splinter).
+            has_other_head=heads.is_head_of_pair(module)
+            if is_pair
+            else other_head or (head is not None and head.spans),
             reads_one_token_per_row=not is_pair and (has_pooler or (other_head and not of_single_tokens)),
             numbering=numbering,
             earliest_position=numbering.earliest_position(module),

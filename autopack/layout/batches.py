@@ -186,7 +186,9 @@ def spread_tokens(value: Any, layout: PackedLayout, spread: Spread) -> Any:
     """An argument in another form, where it has something for every token: a tensor (rows or 1, columns, ...)."""
     if isinstance(value, tuple):
         return tuple(spread_tokens(part, layout, spread) for part in value)
-    if not isinstance(value, torch.Tensor) or value.dim() < 2 or value.shape[1] != layout.columns:
+    if not isinstance(value, torch.Tensor) or value.dim() < 2:
+        return value
+    if value.shape[1] != layout.columns or len(value) not in (1, layout.rows):
         return value
     return spread(value.expand(layout.rows, *value.shape[1:]))
 
