@@ -182,8 +182,7 @@ def _audited(
     whole: bool = False,
     base: Any = None,
 ) -> dict[str, Any]:
-    """Audit one variant, `whole` with gradients and padded batches; what its configuration says is added to `words` where
-    it is exact."""
+    """Audit one variant, `whole` with gradients and padded batches; what is exact adds its configuration to `words`."""
     try:
         model = build(model_type, task, implementation, **overrides)
     except tiny.CannotBuild as error:

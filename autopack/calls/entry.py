@@ -83,6 +83,7 @@ class Entry:
         parameters = parameters_of(kind_of_module)
         names, takes_others = parameters.names, parameters.takes_others
         head, shifts = heads.row_head(module), shifts_labels(module) if shifts is None else shifts
+        searches_row = head is not None and head.spans  # and may look at its columns (BigBird, Splinter)
         other_head = "labels" in names and not shifts and not _is_backbone(module)
         of_single_tokens = kind_of_module.__name__.endswith(_TOKEN_HEADS) or (
             kind_of_module.__name__ in releases.causal_lm_class_names()
@@ -101,10 +102,7 @@ class Entry:
             if head is None or head.of_choices
             else why_alone(model, level) or next(filter(None, foreign[level + 1 :]), None),
             inner_head=next((found for found in map(heads.row_head, inner) if found), None),
-            # A head that searches a row for an answer may look at its columns (BigBird, Splinter).
-            has_other_head=heads.is_head_of_pair(module)
-            if is_pair
-            else other_head or (head is not None and head.spans),
+            has_other_head=heads.is_head_of_pair(module) if is_pair else other_head or searches_row,
             reads_one_token_per_row=not is_pair and (has_pooler or (other_head and not of_single_tokens)),
             numbering=numbering,
             earliest_position=numbering.earliest_position(module),
