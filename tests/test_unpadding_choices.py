@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import BigBirdModel, DynamicCache
 
 import autopack
 from autopack import tiny
@@ -309,6 +309,15 @@ def test_an_audit_of_such_heads_finds_padded_batches_without_labels_exact(model_
     model = tiny.build(model_type, task="question-answering")
     with autopack.enable(model, verify="never"):
         assert autopack.audit(model, modes=("right-padded, no labels", "left-padded")).exact
+
+
+def test_a_pooler_of_an_encoder_that_is_configured_as_a_decoder_reads_the_first_column():
+    model = BigBirdModel(tiny.config("big_bird", is_decoder=True)).train()
+    stock = copy.deepcopy(model)
+    ids, mask = tiny.tokens(model.config, 2, 4), torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    with autopack.enable(model, verify="never"):
+        found, expected = (each(input_ids=ids, attention_mask=mask).pooler_output for each in (model, stock))
+    assert (found - expected).abs().max() < 1e-6
 
 
 def test_one_token_in_all_is_not_taken_for_a_bias_of_one_column():

@@ -143,6 +143,8 @@ def _reads_padding(call: Call, padding: Padding) -> bool:
     padding may read one end or the other.
     """
     causal = call.model.anatomy.causal
+    if getattr(call.model.anatomy.entries[-1], "pooler", None) is not None and not padding.real[:, 0].all():
+        return True
     if not (causal and looks_for_padding(call.module)):
         ends = [0, -1] if causal and call.entry.head is not None else [0]
         return not padding.real[:, ends].all()
