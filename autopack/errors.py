@@ -35,8 +35,8 @@ class Leak:
 
     `document` is its number in the call, `row` and `columns` (first, end) say where it lies in the batch, of an
     encoder-decoder in that of the decoder. `field` is the part of the output that differs the most, `error` its
-    difference relative to the field's standard deviation (of a loss: in nats, relative where it is above 1), `tolerance`
-    what counts as rounding, and `step` the number of the call among those that were counted.
+    difference relative to the field's standard deviation (of a loss: as it is, relative where it is above 1),
+    `tolerance` what counts as rounding, and `step` the number of the call among those that were counted.
     """
 
     model: str

@@ -11,142 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch._dynamo.testing
 
 import autopack
-from autopack import tiny
 from autopack.attention import choose
 from autopack.calls import packed, unpadded
 from autopack.errors import Leak
 from autopack.layout.packed import PackedLayout
-from tests.conftest import LENGTHS, llama, positions, token_ids
-from tests.padded import batch, build, mask_of
+from tests.conftest import llama, token_ids
+from tests.padded import build
+from tests.training_calls import FLOAT32, lengths_of, noisy, padded, row, segments, trained
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
-FLOAT32 = 1e-4
-TYPES = (
-    "llama",
-    "gpt2",
-    "gemma3_text",
-    "qwen2_moe",
-    "mixtral",
-    "mamba",
-    "bamba",
-    "rwkv",
-    "bloom",
-    "bert",
-    "deberta-v2",
-)
-"""Rotary and learned positions, windows, experts, recurrences, distance biases, encoders."""
-RATE = 0.3
-
-
-def noisy(model: Any) -> Any:
-    """The model with dropout wherever it can have some."""
-    for module in model.modules():
-        for name, value in list(vars(module).items()):
-            if isinstance(value, float) and (name == "p" or "dropout" in name or "jitter" in name):
-                setattr(module, name, RATE)
-    return model
-
-
-def lengths_of(step: int) -> list[int]:
-    return torch.randint(1, 14, (4,), generator=torch.Generator().manual_seed(step)).tolist()
-
-
-def row(step: int) -> dict[str, torch.Tensor]:
-    """A packed row of random documents."""
-    lengths = lengths_of(step)
-    ids = token_ids(columns=sum(lengths), seed=step)
-    return {"input_ids": ids, "position_ids": positions(lengths), "labels": ids}
-
-
-def segments(step: int) -> dict[str, torch.Tensor]:
-    """The same by segment ids, for models that take no positions, with padding behind."""
-    lengths = lengths_of(step)
-    ids = token_ids(columns=sum(lengths) + 3, seed=step)
-    numbers = torch.tensor([*range(1, 5), 0]).repeat_interleave(torch.tensor([*lengths, 3]))[None]
-    return {"input_ids": ids, "attention_mask": numbers, "labels": ids.masked_fill(numbers == 0, -100)}
-
-
-def padded(step: int) -> dict[str, torch.Tensor]:
-    return batch("masked LM", mask_of(lengths_of(step)), seed=step)
-
-
-def trained(model: Any, *batches: dict[str, Any]) -> list[Any]:
-    """The outputs of some steps of training."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    outputs = []
-    for each in batches:
-        outputs.append(model(**each))
-        outputs[-1].loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return outputs
-
-
-@pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
-@pytest.mark.parametrize("model_type", TYPES)
-def test_an_exact_model_never_alarms(model_type, noise):
-    implementation = "sdpa" if model_type in ("llama", "gpt2", "mixtral", "bert") else "eager"
-    model = build(model_type, "masked LM" if model_type in ("bert", "deberta-v2") else "causal LM", implementation)
-    if noise:
-        noisy(model)
-    handle = autopack.enable(model, watch=1)
-    made = [(segments, padded)[step % 2](step) for step in range(50)]
-    trained(model, *made)
-    # Some models are not run without padding, and there is nothing to check then.
-    expected = 25 + handle.tally.batches
-    assert handle.watched.checks == expected > 0
-    assert handle.watched.worst < FLOAT32
-    assert not handle.watched.skipped
-    handle.remove()
-
-
-@pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
-@pytest.mark.parametrize("model_type", ["t5", "bart"])
-def test_an_exact_encoder_decoder_never_alarms(model_type, noise):
-    from tests.encoder_decoder.pairs import Pairs
-
-    model = tiny.build(model_type, task="seq2seq").train()
-    if noise:
-        noisy(model)
-    handle = autopack.enable(model, watch=1)
-    forms = ("one_row", "two_rows", "padded")
-    trained(model, *(getattr(Pairs.draw(seed=step), forms[step % 3])() for step in range(30)))
-    assert handle.watched.checks == 30
-    assert handle.watched.worst < FLOAT32
-    handle.remove()
-
-
-def of_heads(task: str, step: int) -> dict[str, torch.Tensor]:
-    """Packed rows for a head: with a label for each document, or for each token."""
-    found = segments(step)
-    if task == "sequence classification":
-        found["labels"] = torch.arange(4) % 3
-    elif task == "question answering":
-        del found["labels"]
-        found |= {
-            "start_positions": torch.zeros(4, dtype=torch.long),
-            "end_positions": torch.tensor(lengths_of(step)) - 1,
-        }
-    else:
-        found["labels"] = found["labels"].where(found["labels"] < 0, found["labels"] % 3)
-    return found
-
-
-@pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
-@pytest.mark.parametrize("task", ["sequence classification", "question answering", "token classification"])
-def test_heads_are_checked(task, noise):
-    model = build("bert", task=task)
-    if noise:
-        noisy(model)
-    with autopack.enable(model, watch=1) as handle:
-        trained(model, *(of_heads(task, step) for step in range(6)))
-        assert handle.watched.checks == 6
-        trained(model, *(batch(task, mask_of(lengths_of(step)), seed=step) for step in range(6)))
-        assert handle.watched.checks == 6 + (0 if task == "question answering" else 6)  # those stay padded
-        assert handle.watched.worst < FLOAT32
 
 
 def shift_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +137,13 @@ def picture(model: Any) -> dict[str, Any]:
     return {**found, **plain, "random": random.getstate(), "numpy": np.random.get_state()[1].tolist()}
 
 
+def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        same = torch.equal(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
+        assert same, name
+
+
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "mamba", "qwen2_moe"])
 @pytest.mark.parametrize("checkpointing", [None, True, False])
 def test_training_is_bit_for_bit_what_it_is_without(model_type, checkpointing):
@@ -280,10 +163,38 @@ def test_training_is_bit_for_bit_what_it_is_without(model_type, checkpointing):
         pictures.append(picture(model))
         losses.append([output.loss.item() for output in outputs])
     assert losses[0] == losses[1]
-    assert pictures[0].keys() == pictures[1].keys()
-    for name, value in pictures[0].items():
-        other = pictures[1][name]
-        assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other, name
+    assert_same(*pictures)
+
+
+class Drawing(torch.nn.Module):
+    """A layer that draws from every generator to no effect, and counts its calls in a buffer and in a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        self.calls += 1
+        drawn = torch.rand(()) + random.random() + float(np.random.random())
+        return states * (self.count / self.count.detach()) + 0.0 * drawn
+
+
+def test_what_a_layer_draws_and_counts_is_what_it_is_without():
+    pictures = []
+    for watch in (0, 1):
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        model = build("llama")
+        model.model.norm = torch.nn.Sequential(model.model.norm, Drawing())
+        with autopack.enable(model, watch=watch, verify="never") as handle:
+            trained(model, *((row, padded)[step % 2](step) for step in range(6)))
+            assert handle.watched is None if watch == 0 else handle.watched.checks == 6
+        pictures.append(picture(model))
+    assert pictures[0]["model.norm.1.count"] == 6
+    assert_same(*pictures)
 
 
 def test_outputs_that_wait_are_not_read():
@@ -399,15 +310,35 @@ def test_under_autocast_rounding_is_that_of_autocast(dtype, monkeypatch):
         assert raised.value.report.tolerance == 0.1
 
 
-def test_compiled_models_are_checked_without_their_graph():
-    model = build("llama")
-    handle = autopack.enable(model, watch=1)
-    compiled = torch.compile(model, backend="eager")
-    trained(compiled, row(0), row(1), padded(2))
-    assert handle.watched.checks == 3
-    assert handle.watched.worst < FLOAT32
-    handle.remove()
+@pytest.mark.parametrize("regional", [False, True])
+def test_compiled_models_are_checked_and_compiled_no_more_than_without(regional):
+    frames = []
+    for watch in (0, 2):
+        counter = torch._dynamo.testing.CompileCounter()
+        torch._dynamo.reset()
+        model = build("llama")
+        handle = autopack.enable(model, watch=watch)
+        if regional:
+            for layer in model.model.layers:
+                layer.compile(backend=counter)
+        trained(model if regional else torch.compile(model, backend=counter), *[row(0)] * 6, *[padded(0)] * 6)
+        if handle.watched is not None:
+            assert handle.watched.checks == 6
+            assert handle.watched.worst < FLOAT32
+        frames.append(counter.frame_count)
+        handle.remove()
+    assert frames[0] == frames[1] > 0
     torch._dynamo.reset()
+
+
+def test_the_models_of_a_trainer(tmp_path):
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    trainer = Trainer(model=build("llama"), args=TrainingArguments(tmp_path, report_to=[], use_cpu=True))
+    with autopack.enable(trainer, watch=3) as handles:
+        assert handles.handles["model"].watched.every == 3
+        assert autopack.enable(trainer).handles["model"] is handles.handles["model"]
 
 
 def test_lora_in_a_wrapper():

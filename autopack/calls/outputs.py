@@ -56,7 +56,7 @@ def loss_of(output: Any) -> torch.Tensor | None:
 
 
 def unread(output: Any) -> Any:
-    """An output of any form without reading it: what waits to be padded stays packed, (1, tokens, ...) or (tokens, ...).
+    """An output of any form without reading it: what waits to be padded is packed, (1, tokens, ...) or (tokens, ...).
 
     Of a model output the parts by name; any other one holds nothing that waits.
     """

@@ -145,7 +145,7 @@ def enable(
 
 
 def _check_same(found: Options, wanted: Options, also: list[str]) -> None:
-    """Raise `ValueError` where a model is enabled with other options than were given, `also` those that name no auto."""
+    """Raise `ValueError` where a model is enabled with other options than were given; `also` have no auto."""
     for name in ("backend", "unpad", *also):
         one, other = getattr(found, name), getattr(wanted, name)
         if other not in ("auto", one):

@@ -50,7 +50,7 @@ class Side:
     """Tokens of that row; -1 where the rows of the batch are run as they are."""
 
     def parts(self, value: torch.Tensor, alone: torch.Tensor, result: Result) -> tuple[torch.Tensor, ...] | None:
-        """What the document got of a field, and what it gets alone: (tokens, ...); None where there is none per token."""
+        """What the document got of a field, and what it gets alone, (tokens, ...); None where it is not per token."""
         axis = columns_of([alone], [(1, self.width)])
         if axis is not None and value.dim() == alone.dim():
             found = self._of(rows_first(value, axis), result)
@@ -237,7 +237,7 @@ def _kept_or_cut(name: str, value: Any, cut: Cut) -> Any:
 
 
 def _of_columns(value: torch.Tensor, shape: tuple[int, int], row: int, columns: np.ndarray) -> torch.Tensor | None:
-    """Some columns of one row of a tensor (rows or 1, columns, ...), or of positions by section (3, rows or 1, columns).
+    """Some columns of one row of a tensor (rows or 1, columns, ...), or of positions in sections, (3, rows, columns).
 
     Of a tensor (rows, ...) the row; None for any other.
     """
