@@ -311,6 +311,16 @@ def test_under_autocast_rounding_is_that_of_autocast(dtype, monkeypatch):
         assert raised.value.report.tolerance == 0.1
 
 
+def test_a_model_that_is_compiled_as_one_graph_stays_one():
+    torch._dynamo.reset()
+    model = build("llama")
+    handle = autopack.enable(model, watch=2)
+    trained(torch.compile(model, backend="eager", fullgraph=True), *[row(0)] * 4)
+    assert handle.watched.checks == 2
+    handle.remove()
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("regional", [False, True])
 def test_compiled_models_are_checked_and_compiled_no_more_than_without(regional):
     frames = []

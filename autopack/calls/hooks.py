@@ -271,6 +271,7 @@ def _follow_changes(model: EnabledModel) -> None:
     accelerate.reroute(model.anatomy.mixers)
 
 
+@torches.only_inlined
 def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
     pooled = None
     if output is not None and pools_single_tokens(module):
