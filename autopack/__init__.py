@@ -17,6 +17,7 @@ _PUBLIC = {
     "Handle": "autopack.enabling.handle",
     "HostBatch": "autopack.layout.host",
     "InvalidPacking": "autopack.errors",
+    "LeakDetected": "autopack.errors",
     "LeakReport": "autopack.auditing.report",
     "OutsideForward": "autopack.errors",
     "PackedBatchSampler": "autopack.packing.sampler",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from autopack.errors import (
         AutopackError,
         InvalidPacking,
+        LeakDetected,
         OutsideForward,
         SiteDrift,
         UnsupportedModel,

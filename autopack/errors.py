@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class AutopackError(Exception):
     """Base of every error that autopack raises on purpose."""
@@ -25,3 +27,41 @@ class SiteDrift(AutopackError):
 
 class OutsideForward(AutopackError, RuntimeError):
     """An enabled module was reached without passing its model's entry, so its documents are unknown."""
+
+
+@dataclass(frozen=True)
+class Leak:
+    """One document of a training call that did not get what it gets alone, as `watch` of `autopack.enable` found it.
+
+    `document` is its number in the call, `row` and `columns` (first, end) say where it lies in the batch, of an
+    encoder-decoder in that of the decoder. `field` is the part of the output that differs the most, `error` its
+    difference relative to the field's standard deviation (of a loss: as it is, relative where it is above 1),
+    `tolerance` what counts as rounding, and `step` the number of the call among those that were counted.
+    """
+
+    model: str
+    document: int
+    row: int
+    columns: tuple[int, int]
+    field: str
+    error: float
+    tolerance: float
+    step: int
+
+    def __str__(self) -> str:
+        first, end = self.columns
+        return (
+            f"document {self.document} (row {self.row}, columns {first} to {end - 1}) of training call {self.step} of "
+            f"{self.model} got other {self.field} than it gets alone: relative error {self.error:.1e}, wanted at most "
+            f"{self.tolerance:.1e}. What was trained on since the last check that found nothing may have leaked. "
+            f"autopack.audit(model) shows which calls leak; until that is mended, train on padded batches after "
+            f"autopack.disable(model)."
+        )
+
+
+class LeakDetected(AutopackError):
+    """A document of a live training call did not get what it gets alone; `.report` is the `Leak`."""
+
+    def __init__(self, report: Leak):
+        super().__init__(report)
+        self.report = report

@@ -27,6 +27,7 @@ trust
 calls
 trust
 auditing packing tiny
+watching
 enabling
 launch demo bench
 commands

@@ -35,7 +35,7 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torc
 In float32 two orders of matrix products differ by about 1e-6 of the logits' scale, and leaks start near 1e-2: 1e-4 lies
 well between. float64 leaves 1e-14. The half precisions keep 11 and 8 bits per operation over the depth of a model.
 """
-_LOSS_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+LOSS_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 """Relative. transformers computes the loss in float32 whatever the dtype of a model, so float64 is held to no less; in
 half precision it is a mean over tokens that round each for itself, so it is closer than single logits are."""
 _PADDED_TOLERANCE = TOLERANCE[torch.float32]
@@ -127,7 +127,7 @@ class _Audit:
             lengths=lengths,
             tolerance=tolerance,
             gradient_tolerance=_GRADIENT_FACTOR.get(dtype, 10) * tolerance,
-            loss_tolerance=_LOSS_TOLERANCE.get(dtype, 1e-3),
+            loss_tolerance=LOSS_TOLERANCE.get(dtype, 1e-3),
             padded_tolerance=max(_PADDED_TOLERANCE, tolerance),
             results=[],
             left_out={name: "it has none" for name in modes or () if not there[name]},
@@ -138,7 +138,10 @@ class _Audit:
         results: dict[tuple[str, bool], ModeResult] = {}
         enabled = self.runner.enabled
         tally = None if enabled is None else copy.deepcopy(vars(enabled.tally))
+        sentinel = None if enabled is None else enabled.sentinel
         try:
+            if enabled is not None:
+                enabled.sentinel = None  # what is watched is the user's training
             with torch.set_grad_enabled(self._find_reference()):
                 labels = self._labels(training)
                 for train in training:
@@ -147,6 +150,7 @@ class _Audit:
         finally:
             if enabled is not None and tally is not None:
                 vars(enabled.tally).update(tally)  # what is counted are the user's batches
+                enabled.sentinel = sentinel
         for name in self.modes:
             self.report.results.extend(results[name, train] for train in training if (name, train) in results)
         if self.report.packed is not None and not self.case.options:

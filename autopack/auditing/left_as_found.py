@@ -18,11 +18,31 @@ _ABSENT = object()
 
 @contextlib.contextmanager
 def left_as_found(model: PreTrainedModel) -> Iterator[None]:
-    """Run without noise, with gradients, and put modes, rates, buffers, numbers, config and random state back."""
+    """Run without noise, with gradients, in the model's own precision, and put all back as `without_noise` does."""
+    # An audit may be asked for inside no_grad or inference_mode; gradients are part of it.
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        # Under autocast rounding would be that of a lower precision than the one by which errors are judged.
+        torch.autocast(next(model.parameters()).device.type, enabled=False),
+        in_their_own_precision(list(model.modules())),
+        without_noise(model),
+    ):
+        yield
+
+
+def noise_of(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
+    """The rates of dropout and its like that are not zero: module, name of its attribute, value."""
+    attributes = [(module, name, value) for module in model.modules() for name, value in vars(module).items()]
+    return [found for found in attributes if isinstance(found[2], float) and found[2] and _is_noise(*found[:2])]
+
+
+@contextlib.contextmanager
+def without_noise(model: PreTrainedModel) -> Iterator[None]:
+    """Run without dropout or router noise, and put modes, rates, buffers, numbers, config and random state back."""
     modules = list(model.modules())
     modes = [(module, module.training) for module in modules]
-    attributes = [(module, name, value) for module in modules for name, value in vars(module).items()]
-    rates = [found for found in attributes if isinstance(found[2], float) and found[2] and _is_noise(*found[:2])]
+    rates = noise_of(model)
     configs: list[Any] = list({id(m.config): m.config for m in modules if hasattr(m, "config")}.values())
     problem_type = [(config, getattr(config, "problem_type", _ABSENT)) for config in configs]
     data = [(module, set(vars(module)), _data_of(module)) for module in modules]
@@ -30,15 +50,7 @@ def left_as_found(model: PreTrainedModel) -> Iterator[None]:
     buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
     copies = [(b, _version(b), b.detach().clone()) for _, held in buffers for b in held.values() if b is not None]
     devices = [device for device in {p.device for p in model.parameters()} if device.type == "cuda"]
-    # An audit may be asked for inside no_grad or inference_mode; gradients are part of it.
-    with (
-        torch.random.fork_rng(devices=devices),
-        torch.inference_mode(False),
-        torch.enable_grad(),
-        # Under autocast rounding would be that of a lower precision than the one by which errors are judged.
-        torch.autocast(next(model.parameters()).device.type, enabled=False),
-        in_their_own_precision(modules),
-    ):
+    with torch.random.fork_rng(devices=devices):
         try:
             for module, name, _ in rates:
                 setattr(module, name, 0.0)

@@ -27,6 +27,8 @@ class DocumentsAlone(Plan):
     The forward under way gets the first batch; the others are run when it ends.
     """
 
+    packs = True
+
     def __init__(self, call: Call, given: DocumentArguments, together: bool = True):
         super().__init__(Scope(call.model))
         self.given = given

@@ -80,6 +80,7 @@ class PaddedDocuments(Plan):
     """The documents of a packed call as a right-padded batch, whose backbone is to run without the padding."""
 
     documents: HeadDocuments
+    packs = True
 
     def __init__(self, call: Call, given: DocumentArguments):
         super().__init__(Scope(call.model))

@@ -206,7 +206,9 @@ def _brought(call: Call) -> Brings:
 
 def _chosen(call: Call) -> Plan:
     try:
-        return choose_pair(call) if isinstance(call, PairCall) else choose(call)
+        plan = choose_pair(call) if isinstance(call, PairCall) else choose(call)
+        plan.call = call
+        return plan
     except AutopackError as refused:
         # The documents of packed rows that a head has made the rows of this batch cannot be left to stock.
         if not call.model.lenient or call.documents is not None:
@@ -246,6 +248,9 @@ def _open(plan: Plan, hook: EntryHook, args: tuple[Any, ...]) -> tuple[tuple[Any
     opened = Activation(plan.scope, scopes.ambient.activation, hook.entry.level, plan)
     opened.foreign = hook.entry.foreign is not None
     scopes.ambient.activation = opened
+    around: Activation | None = opened
+    while plan.packs and around is not None and around.scope.model is opened.scope.model:
+        around.packs, around = True, around.outer
     return _handed_on(plan.arguments, hook.entry, args)
 
 
@@ -266,6 +271,7 @@ def _follow_changes(model: EnabledModel) -> None:
     accelerate.reroute(model.anatomy.mixers)
 
 
+@torches.only_inlined
 def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
     pooled = None
     if output is not None and pools_single_tokens(module):
@@ -276,7 +282,18 @@ def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
     if ended.foreign or (ended.outer is not None and ended.outer.foreign):
         _leave_foreign(ended, module, output)
     finished = ended.plan.finish(module, output if pooled is None else pooled)
-    return pooled if finished is None else finished
+    changed = pooled if finished is None else finished
+    if ended.scope.model.sentinel is not None:
+        _watch(ended, output if changed is None else changed)
+    return changed
+
+
+@torch._dynamo.disable
+def _watch(ended: Activation, output: Any) -> None:
+    """Show a call of the whole enabled model to its sentinel."""
+    model, outer = ended.scope.model, ended.outer
+    if ended.plan.call is not None and (outer is None or outer.scope.model is not model):
+        model.sentinel(ended.plan.call, output, ended.packs)  # type: ignore[misc]
 
 
 @torch._dynamo.disable

@@ -55,6 +55,24 @@ def loss_of(output: Any) -> torch.Tensor | None:
     return loss.sum() if loss.dim() else loss
 
 
+def unread(output: Any) -> Any:
+    """An output of any form without reading it: what waits to be padded is packed, (1, tokens, ...) or (tokens, ...).
+
+    Of a model output the parts by name; any other one holds nothing that waits.
+    """
+    if not isinstance(output, ModelOutput):
+        return output
+    return {name: _as_it_waits(OrderedDict.__getitem__(output, name)) for name in OrderedDict.keys(output)}
+
+
+def _as_it_waits(value: Any) -> Any:
+    if type(value) is _Waiting:
+        return _as_it_waits(value.value)
+    if type(value) in (tuple, list):
+        return type(value)(map(_as_it_waits, value))
+    return value.packed if isinstance(value, _Packed) else value
+
+
 class _Packed:
     """A packed tensor of an output, on its way into the form of the batch: `flat` is (tokens, ...)."""
 
@@ -72,6 +90,11 @@ class _Packed:
             gather = self._padding.gather_flat if self._flat else self._padding.gather
             self._place = Place(self._tensor, self._restore, gather, shape)
             yield self._place
+
+    @property
+    def packed(self) -> torch.Tensor:
+        """The tensor as the model gave it."""
+        return self._tensor
 
     def read(self) -> torch.Tensor:
         """The padded tensor."""

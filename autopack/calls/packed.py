@@ -24,6 +24,8 @@ from autopack.runtime.scope import Scope
 class Packed(Plan):
     """Packed rows run as the rows that they are."""
 
+    packs = True
+
     def __init__(self, call: Call, layout: PackedLayout):
         super().__init__(Scope(call.model, layout, want_weights=call.wants_weights))
         self.labelled = call.has_labels

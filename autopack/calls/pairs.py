@@ -28,7 +28,8 @@ from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half, Pair
 from autopack.runtime.scope import Scope
 
-_DROPPED = {*DROPPED, *LAYOUT_KWARGS, *pairs.DECLARATIONS}
+DECLARED = {*DROPPED, *LAYOUT_KWARGS, *pairs.DECLARATIONS}
+"""Arguments that rows of documents have no use for: declarations, masks and caches."""
 _OF_DECODER = ("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask", "encoder_outputs")
 
 
@@ -104,11 +105,11 @@ class PairCall(Call):
     def _without_a_place(self) -> str | None:
         """The first argument of which it is not known what belongs to which document."""
         for name, value in self.arguments.items():
-            if name in _DROPPED or value is None or value is False or name == "encoder_outputs":
+            if name in DECLARED or value is None or value is False or name == "encoder_outputs":
                 continue
             if isinstance(value, torch.Tensor):
-                half = _half_of(name, self.pair)
-                has_a_place = value.numel() == 1 or half is None or _is_of(half, name, value)
+                half = half_of(name, self.pair)
+                has_a_place = value.numel() == 1 or half is None or is_of(half, name, value)
             else:
                 has_a_place = not isinstance(value, tuple | list | dict)
             known = name in self.entry.names or name in PASSED_ON or isinstance(value, bool | int | float | str)
@@ -119,6 +120,8 @@ class PairCall(Call):
 
 class PairAsRows(Plan):
     """Both halves of an encoder-decoder's call as one row each."""
+
+    packs = True
 
     def __init__(self, call: PairCall):
         refusal = (
@@ -137,12 +140,12 @@ class PairAsRows(Plan):
         return restored.to_tuple() if self.wants_tuple else restored
 
 
-def _half_of(name: str, pair: Pair) -> Half | None:
+def half_of(name: str, pair: Pair) -> Half | None:
     """The half that an argument is of, None for an encoder that runs as it is."""
     return pair.decoder if name.startswith("decoder_") or name == "labels" else pair.encoder
 
 
-def _is_of(half: Half, name: str, value: torch.Tensor) -> bool:
+def is_of(half: Half, name: str, value: torch.Tensor) -> bool:
     """Whether a tensor has something for every token of a half."""
     rows, columns = half.places.shape
     shape = tuple(value.shape[:2])
@@ -155,12 +158,12 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in call.arguments.items():
         positions = name.endswith("position_ids") and call.model.traits.uses_positions
-        half = _half_of(name, pair)
-        if name in _DROPPED and not positions and (half is not None or name in CACHES):
+        half = half_of(name, pair)
+        if name in DECLARED and not positions and (half is not None or name in CACHES):
             if name in entry.names:
                 found[name] = None
             continue
-        if half is not None and isinstance(value, torch.Tensor) and _is_of(half, name, value):
+        if half is not None and isinstance(value, torch.Tensor) and is_of(half, name, value):
             value = half.places.gather(value.expand(half.places.rows, *value.shape[1:]))
         found[name] = value
     states = call.arguments.get("encoder_outputs")

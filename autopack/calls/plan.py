@@ -38,6 +38,10 @@ class Plan:
     """Whether a pooler was handed rows of its own."""
     labelled = False
     """Whether the packed rows of the call have labels that are known to be such."""
+    packs = False
+    """Whether documents share a row because of it, or batches of them are made of packed rows."""
+    call: Any = None
+    """The call that it was made for (`autopack.calls.call.Call`)."""
 
     def __init__(self, scope: Scope):
         self.scope = scope

@@ -26,6 +26,8 @@ from autopack.runtime.scope import Scope
 class Unpadded(Plan):
     """The real tokens of a padded batch as one packed row."""
 
+    packs = True
+
     def __init__(self, call: Call):
         self.padding = call.padding
         self.call = call

@@ -21,6 +21,7 @@ from autopack.integrations import boundaries, peft
 from autopack.integrations.wrappers import holds_models, is_trainer, models_of_trainer, unwrap
 from autopack.runtime.marks import HANDLE, handle_of, holds_marks
 from autopack.runtime.model import EnabledModel, Options
+from autopack.watching.sentinel import Sentinel
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -29,10 +30,38 @@ logger = logging.getLogger(__name__)
 
 
 @overload
-def enable(model: Trainer, *, backend: str = ..., unpad: str = ..., verify: str = ...) -> TrainerHandle: ...
+def enable(
+    model: Trainer,
+    *,
+    backend: str = ...,
+    unpad: str = ...,
+    verify: str = ...,
+    watch: int | None = ...,
+    watch_action: str | None = ...,
+) -> TrainerHandle: ...
+
+
 @overload
-def enable(model: Any, *, backend: str = ..., unpad: str = ..., verify: str = ...) -> Handle: ...
-def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: str = "auto") -> Handle | TrainerHandle:
+def enable(
+    model: Any,
+    *,
+    backend: str = ...,
+    unpad: str = ...,
+    verify: str = ...,
+    watch: int | None = ...,
+    watch_action: str | None = ...,
+) -> Handle: ...
+
+
+def enable(
+    model: Any,
+    *,
+    backend: str = "auto",
+    unpad: str = "auto",
+    verify: str = "auto",
+    watch: int | None = None,
+    watch_action: str | None = None,
+) -> Handle | TrainerHandle:
     """Make packed rows exact for this model, and run its padded batches as packed rows.
 
     Every document of a packed row gets what it would get alone, or the call raises. A padded batch of shape (rows,
@@ -50,6 +79,11 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
             where padding takes part in the loss, which it then does not; `never` leaves padded batches as they come.
         verify: `auto` audits a model whose architecture no released run has covered, on the spot, with a few dozen
             tokens; `always` audits any model; `never` trusts the structure that was found.
+        watch: Check every so many training calls: one document of the batch, the next in each check, is run alone
+            through the stock model, without gradients, and every output that it has is compared with what the call gave
+            it. 0 checks none; None reads the environment variable AUTOPACK_WATCH. `handle.watched` has the counts.
+        watch_action: `raise` raises `LeakDetected` where such a document differs by more than rounding, `log` logs a
+            warning each time; None reads AUTOPACK_WATCH_ACTION, whose default is `raise`.
 
     Returns:
         A handle whose repr says what was done; `handle.remove()` or leaving `with autopack.enable(model):` takes
@@ -63,25 +97,23 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
     every attention implementation.
     """
     options.check(backend=backend, unpad=unpad, verify=verify)
+    every, action = options.read_watch(watch, watch_action)
+    wanted = Options(backend, unpad, verify, every, action)
     if is_trainer(model):
-        return _enable_trainer(model, backend, unpad, verify)
+        given = {"backend": backend, "unpad": unpad, "verify": verify, "watch": watch, "watch_action": watch_action}
+        return _enable_trainer(model, given)
     base = unwrap(model)
     present = handle_of(base)
     if present is not None:
-        for name, wanted in (("backend", backend), ("unpad", unpad)):
-            found = getattr(present.enabled.options, name)
-            if wanted not in ("auto", found):
-                raise ValueError(
-                    f"the model is enabled with {name}={found!r}; call autopack.disable(model) before enabling it with "
-                    f"{name}={wanted!r}"
-                )
+        told = {"watch": watch is not None, "watch_action": watch_action is not None}
+        _check_same(present.enabled.options, wanted, [name for name, given in told.items() if given])
         return present
     peft.check(base)
     strip_severed(base)
     if holds_marks(base):
         raise UnsupportedModel("a part of this model is enabled on its own; disable that part, then enable the whole")
     family = registry.family_for(base)
-    enabled = examine(base, family, Options(backend, unpad, verify))
+    enabled = examine(base, family, wanted)
     _check_backend(base, enabled)
     handle = Handle(base, enabled)
     try:
@@ -91,6 +123,7 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
     except BaseException:
         detach(base, enabled)
         raise
+    enabled.sentinel = Sentinel(every, action) if every else None
     head = row_head(base)
     reason = enabled.traits.whole_model_reason if head is None or head.of_choices else why_alone(enabled, 0)
     if reason is not None:
@@ -109,6 +142,17 @@ def enable(model: Any, *, backend: str = "auto", unpad: str = "auto", verify: st
         enabled.proof.how,
     )
     return handle
+
+
+def _check_same(found: Options, wanted: Options, also: list[str]) -> None:
+    """Raise `ValueError` where a model is enabled with other options than were given; `also` have no auto."""
+    for name in ("backend", "unpad", *also):
+        one, other = getattr(found, name), getattr(wanted, name)
+        if other not in ("auto", one):
+            raise ValueError(
+                f"the model is enabled with {name}={one!r}; call autopack.disable(model) before enabling it with "
+                f"{name}={other!r}"
+            )
 
 
 def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
@@ -138,14 +182,14 @@ def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
         )
 
 
-def _enable_trainer(trainer: Any, backend: str, unpad: str, verify: str) -> TrainerHandle:
+def _enable_trainer(trainer: Any, given: dict[str, Any]) -> TrainerHandle:
     needed, others = models_of_trainer(trainer)
     handles, left_alone = {}, {}
     with ExitStack() as undo:
         for name, model in {**needed, **others}.items():
             was_enabled = handle_of(unwrap(model)) is not None
             try:
-                handles[name] = enable(model, backend=backend, unpad=unpad, verify=verify)
+                handles[name] = enable(model, **given)
             except UnsupportedModel as error:
                 if name in needed:
                     raise

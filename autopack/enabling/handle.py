@@ -16,6 +16,7 @@ from autopack.enabling.options import CHOICES
 from autopack.integrations.boundaries import give_columns_back, kept_columns
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.tally import Tally
+from autopack.watching.sentinel import Sentinel, Watched
 
 
 class Handle(AbstractContextManager["Handle"]):
@@ -53,6 +54,12 @@ class Handle(AbstractContextManager["Handle"]):
         """What became of padded batches: how many ran as packed rows, tokens and padding in them, and what was left."""
         return self.enabled.tally
 
+    @property
+    def watched(self) -> Watched | None:
+        """What the checks of training calls have found: how many, the worst error; None where none were asked for."""
+        sentinel = self.enabled.sentinel
+        return sentinel.watched if isinstance(sentinel, Sentinel) else None
+
     def _facts(self) -> list[tuple[str, str]]:
         enabled, unpad = self.enabled, self.enabled.options.unpad
         implementations = ", ".join(enabled.implementations())
@@ -65,6 +72,7 @@ class Handle(AbstractContextManager["Handle"]):
             ("backend", self.backend),
             ("padding", f"unpad={unpad!r}" + ("" if unpad == "never" else f"; {self.tally}")),
             ("verified", self.verified),
+            *([("watched", str(self.watched))] if self.watched is not None else []),
         ]
 
     def __repr__(self) -> str:

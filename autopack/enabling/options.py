@@ -5,6 +5,9 @@ Imports neither torch nor transformers, so that a command can offer the options 
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+
 CHOICES = {
     "backend": ("auto", "flash", "varlen", "flex", "sdpa", "eager"),
     "unpad": ("auto", "always", "never"),
@@ -12,9 +15,33 @@ CHOICES = {
 }
 """The values that each option takes, its default first."""
 
+WATCH_ACTIONS = ("raise", "log")
+"""What becomes of a leak that a watched training call shows, the default first."""
+
 
 def check(**given: str) -> None:
     """Raise `ValueError` where an option has a value that it does not take."""
     for name, value in given.items():
         if value not in CHOICES[name]:
             raise ValueError(f"{name} must be one of {', '.join(CHOICES[name])}; found {value!r}")
+
+
+def read_watch(every: int | None, action: str | None, environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
+    """How often training calls are checked (0: never), and what becomes of a leak; None leaves it to the environment.
+
+    The variables are AUTOPACK_WATCH and AUTOPACK_WATCH_ACTION. Raises `ValueError` for values that are none.
+    """
+    name = "watch"
+    if every is None:
+        name, text = "AUTOPACK_WATCH", environment.get("AUTOPACK_WATCH", "").strip() or "0"
+        if not text.isdecimal():
+            raise ValueError(f"{name} must be a number of training calls, 0 for none; found {text!r}")
+        every = int(text)
+    if isinstance(every, bool) or not isinstance(every, int) or every < 0:
+        raise ValueError(f"{name} must be a number of training calls, 0 for none; found {every!r}")
+    name = "watch_action" if action is not None else "AUTOPACK_WATCH_ACTION"
+    if action is None:
+        action = environment.get(name, "").strip().lower() or WATCH_ACTIONS[0]
+    if action not in WATCH_ACTIONS:
+        raise ValueError(f"{name} must be one of {', '.join(WATCH_ACTIONS)}; found {action!r}")
+    return every, action

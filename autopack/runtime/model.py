@@ -30,6 +30,8 @@ class Options:
     backend: str = "auto"
     unpad: str = "auto"
     verify: str = "auto"
+    watch: int = 0
+    watch_action: str = "raise"
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,8 @@ class EnabledModel:
         """What is known of its code."""
         self.watch: Watch | None = None
         """What it was when that was found out; None for a copy, at which nobody has looked yet."""
+        self.sentinel: Callable[[Any, Any, bool], None] | None = None
+        """What is shown every call of the whole, its output, and whether it packed (`autopack.watching`), if asked."""
         self._renew = renew
         self._settled = True
         self.link = Link(self)

@@ -70,6 +70,8 @@ class Activation:
         """Whether labels have come to the site of the loss (`autopack.calls.loss_site`)."""
         self.arrived: set[Mark] = set()
         """The marks of the modules that have reached their sites."""
+        self.packs = False
+        """Whether this entry or one further in packs or unpads the call."""
         self.frame = frame or _calling_frame()
 
     def enter(self, level: int) -> None:

@@ -99,6 +99,14 @@ def _fsdp1(model: Any) -> Any:
     return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
 
 
+def _fsdp1_by_layer(model: Any) -> Any:
+    """Every layer is gathered by itself, as accelerate's plugin has it."""
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    policy = ModuleWrapPolicy({type(model.model.layers[0])})
+    return FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"), use_orig_params=True)
+
+
 def _checkpointed_by_torch(model: Any) -> Any:
     """Activation checkpointing that transformers knows nothing of: FSDP's own, as accelerate's plugin applies it."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
@@ -177,6 +185,56 @@ def _plain(name: str) -> str:
     for part in ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module."):
         name = name.replace(part, "")
     return name.removeprefix("module.")
+
+
+def _watched(wrap: Wrap, order: str, noise: float = 0.0, plain: int = -1) -> Wrap:
+    """Every call is checked; the batch of one rank, `plain`, may be one that is neither packed nor padded."""
+
+    def run_case(rank: int) -> float:
+        model = _llama()
+        if order == "before":
+            autopack.enable(model, watch=1)
+        wrapped = wrap(model)
+        handle = autopack.enable(wrapped, watch=1)
+        texts = documents(model.config, DOCUMENTS)
+        mine = texts[SHARES[rank]]
+        row = {"input_ids": mine[0], "labels": mine[0]} if rank == plain else packed(mine)
+        for layer in (layer for layer in model.modules() if noise and hasattr(layer, "attention_dropout")):
+            layer.attention_dropout = noise
+        if noise or plain >= 0:
+            for _ in range(2):
+                wrapped(**row).loss.backward()
+                wrapped.zero_grad()
+        for layer in (layer for layer in model.modules() if noise and hasattr(layer, "attention_dropout")):
+            layer.attention_dropout = 0.0
+        error = _error_of_gradients(wrapped, texts, [packed(mine)])
+        before = 2 if noise or plain >= 0 else 0
+        assert handle.watched.checks == (1 if rank == plain else 1 + before), handle
+        assert handle.watched.skipped.total() == (before if rank == plain else 0), handle
+        return max(error, handle.watched.worst)
+
+    return run_case
+
+
+def _watched_leak(wrap: Wrap) -> Wrap:
+    """A layer of the user's leaks, which both ranks find in the same call; the error of a rank that does not is 1."""
+
+    def run_case(rank: int) -> float:
+        model = _llama()
+        model.model.layers[0].mlp.register_forward_pre_hook(
+            lambda _, args: (args[0] + 0.1 * torch.nn.functional.pad(args[0][:, :-1], (0, 0, 1, 0)),)
+        )
+        handle = autopack.enable(model, watch=1, verify="never")
+        wrapped = wrap(model)
+        texts = documents(model.config, DOCUMENTS)
+        wrapped(**packed(texts[SHARES[rank]])).loss.backward()
+        try:
+            wrapped(**packed(texts[SHARES[rank]]))
+        except autopack.LeakDetected as found:
+            return float((handle.watched.checks, found.report.document, found.report.step) != (2, 1, 2))
+        return 1.0
+
+    return run_case
 
 
 def _packed_beside_padded(rank: int) -> float:
@@ -275,6 +333,19 @@ CASES: dict[str, Wrap] = {
     "torch's checkpoint wrapper, enabled before": _case(_checkpointed_by_torch, "before"),
     "torch's checkpoint wrapper, enabled after": _case(_checkpointed_by_torch, "after"),
 }
+SHARDED: dict[str, Wrap] = {"FSDP1": _fsdp1, "FSDP1 by layer": _fsdp1_by_layer}
+SHARDED |= {"fully_shard": _fsdp} if fully_shard else {}
+CASES |= {
+    f"watched, {name}, {label}": _watched(wrap, order, noise, plain)
+    for name, wrap in {"DDP": _ddp, "accelerate": _accelerate, **SHARDED}.items()
+    for label, order, noise, plain in (
+        ("enabled before", "before", 0.0, -1),
+        ("enabled after", "after", 0.0, -1),
+        ("dropout", "before", 0.3, -1),
+        ("one rank packs nothing", "after", 0.0, 1),
+        ("dropout, one rank packs nothing", "after", 0.3, 0),
+    )
+} | {f"watched, {name}, a leak": _watched_leak(wrap) for name, wrap in {"DDP": _ddp, **SHARDED}.items()}
 CASES |= {
     f"padded, {name}, enabled {order}{', logits read' * read}": _unpadded(wrap, order, read)
     for name, wrap in {

@@ -1,0 +1,95 @@
+"""The conditions of a check: nothing drawn at random, nothing left behind, and how precisely the model computes."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from autopack.auditing.left_as_found import without_noise
+from autopack.runtime.model import EnabledModel
+
+
+@contextmanager
+def unnoticed(model: PreTrainedModel, enabled: EnabledModel) -> Iterator[None]:
+    """Run a model without noise, gradients or compiled code, and leave no trace: in it, in its counts, in random state.
+
+    It writes to copies of its buffers, since the graph of the live call may have kept those that it has.
+    """
+    tally = {name: value.copy() if hasattr(value, "copy") else value for name, value in vars(enabled.tally).items()}
+    states = random.getstate(), np.random.get_state()
+    caches = torch.is_autocast_cache_enabled()
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_eager())
+        stack.enter_context(without_noise(model))
+        _copy_buffers(model)
+        # Weights that are cast without gradients must not be found by a later call under the same autocast.
+        torch.set_autocast_cache_enabled(False)
+        try:
+            yield
+        finally:
+            torch.set_autocast_cache_enabled(caches)
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            vars(enabled.tally).update(tally)
+
+
+@contextmanager
+def _eager() -> Iterator[None]:
+    """Run compiled modules as they are: documents have lengths that no graph was made for."""
+    if not hasattr(torch.compiler, "set_stance"):  # before torch 2.6
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _copy_buffers(model: nn.Module) -> None:
+    """Give a model copies of its buffers; `without_noise` puts those back that it has."""
+    copies: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+
+
+def random_state(model: nn.Module) -> list[Any]:
+    """What every generator that a forward may draw from is at; comparable by `==`."""
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+    name, keys, *rest = np.random.get_state()
+    return [random.getstate(), name, tuple(keys), *rest, *(tuple(state.tolist()) for state in states)]
+
+
+class Precision:
+    """The dtypes in which the layers of a model are run while it is in force, as their weights and autocast say."""
+
+    def __init__(self) -> None:
+        self.dtypes: set[torch.dtype] = set()
+        self._thread = threading.get_ident()
+
+    def __enter__(self) -> Precision:
+        # One for all modules and not one for each, which the model would be looked at again for.
+        self._handle = nn.modules.module.register_module_forward_pre_hook(self._note)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._handle.remove()
+
+    def _note(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        weight = module._parameters.get("weight")
+        for tensor in (weight, next(iter(args), None)):
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and weight is not None:
+                kind = tensor.device.type
+                lowered = torch.is_autocast_enabled(kind) and tensor.dtype != torch.float64
+                self.dtypes.add(torch.get_autocast_dtype(kind) if lowered else tensor.dtype)

@@ -1,0 +1,274 @@
+"""One document of a live call: its arguments by itself, and what of the call's output belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from autopack.auditing.fields import Fields, columns_of, rows_first
+from autopack.calls.call import DROPPED, LAST_LOGITS, Call, holds_tensors
+from autopack.calls.document_arguments import DocumentArguments
+from autopack.calls.packed import without_what_packing_drops
+from autopack.calls.pairs import DECLARED, PairCall, half_of, is_of
+from autopack.errors import AutopackError
+from autopack.inspection import media
+from autopack.inspection.configs import text_config
+from autopack.layout.batches import DocumentBatch
+from autopack.layout.declarations import LAYOUT_KWARGS
+from autopack.layout.host import host_values
+from autopack.layout.packed import PackedLayout
+from autopack.layout.pair import Half
+
+_NOT_ALONE = {*DROPPED, *LAYOUT_KWARGS, *LAST_LOGITS}
+_MEDIA_TOKENS = ("image", "video", "audio", "vision", "sound", "protein")
+
+
+class CannotTell(AutopackError):
+    """Why no document of a call can be run by itself."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """Where the tokens of a document lie: in the batch of the caller, in the row it became, and in the run alone."""
+
+    shape: tuple[int, int]
+    """Rows and columns of the batch."""
+    row: int
+    columns: np.ndarray
+    """Columns of the batch that hold its tokens, in order."""
+    inside: np.ndarray
+    """Columns that hold them in the run alone."""
+    width: int
+    """Columns of the run alone."""
+    first: int = 0
+    """Its first token in the one row that the batch became."""
+    tokens: int = -1
+    """Tokens of that row; -1 where the rows of the batch are run as they are."""
+
+    def parts(self, value: torch.Tensor, alone: torch.Tensor, result: Result) -> tuple[torch.Tensor, ...] | None:
+        """What the document got of a field, and what it gets alone, (tokens, ...); None where it is not per token."""
+        axis = columns_of([alone], [(1, self.width)])
+        if axis is not None and value.dim() == alone.dim():
+            found = self._of(rows_first(value, axis), result)
+            if found is not None:
+                return found, rows_first(alone, axis)[0][self._index(self.inside, alone)]
+        if len(alone) == self.width and value.dim() == alone.dim():
+            for rows, columns in (self.shape, (1, self.tokens)):
+                if len(value) == rows * columns:
+                    found = self._of(value.reshape(rows, columns, *value.shape[1:]), result)
+                    return None if found is None else (found, alone[self._index(self.inside, alone)])
+        return None
+
+    def _of(self, value: torch.Tensor, result: Result) -> torch.Tensor | None:
+        shape, length = tuple(value.shape[:2]), len(self.columns)
+        if shape == self.shape:
+            return value[self.row][self._index(self.columns, value)]
+        if shape == (1, self.tokens):
+            return value[0, self.first : self.first + length]
+        return value[result.number, :length] if shape == (result.count, result.longest) else None
+
+    @staticmethod
+    def _index(columns: np.ndarray, like: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(columns).to(like.device)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Which of the results of a head with one result per document is that of the document."""
+
+    number: int
+    count: int
+    longest: int = -1
+    """Tokens of the longest document, by which such a head may have padded the others."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document of a call."""
+
+    arguments: dict[str, Any]
+    """Those of a call with nothing else in it."""
+    sides: tuple[Side, ...]
+    """That of the decoder first, of an encoder-decoder."""
+    result: Result
+
+    @property
+    def place(self) -> tuple[int, int, tuple[int, int]]:
+        """Its number in the call, its row, and its first and end column."""
+        side = self.sides[0]
+        return self.result.number, side.row, (int(side.columns[0]), int(side.columns[-1]) + 1)
+
+    def split(self, outputs: Fields, alone: Fields) -> dict[str, tuple[torch.Tensor, ...]]:
+        """What it got and what it gets alone, (tokens or 1, ...), of every field of which that can be told."""
+        found = {}
+        for name, wanted in alone.items():
+            value = outputs.get(name)
+            parts = None if value is None else self._parts(value, wanted)
+            if parts is not None and parts[0].shape == parts[1].shape:
+                found[name] = parts
+        return found
+
+    def _parts(self, value: torch.Tensor, alone: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        for side in self.sides:
+            parts = side.parts(value, alone, self.result)
+            if parts is not None:
+                return parts
+        number, count = self.result.number, self.result.count
+        if len(alone) == 1 and len(value) == count and value.shape[1:] == alone.shape[1:]:
+            return value[number][None], alone
+        return None
+
+
+def document_of(call: Call, turn: int) -> Document:
+    """A document of a call that packs or pads; the next one in each `turn`. Raises `CannotTell`."""
+    if call.brings_choices:
+        raise CannotTell("its rows are choices of questions")
+    if isinstance(call, PairCall):
+        layout = call.one_sided_layout()
+        if layout is None:
+            return _of_pair(call, turn)
+    else:
+        layout = call.declared.layout
+    if layout is not None:
+        return _of_packed(call, layout, turn)
+    if call.declared.real is None:
+        raise CannotTell("its documents are declared further in")
+    return _of_padded(call, turn)
+
+
+def _of_packed(call: Call, layout: PackedLayout, turn: int) -> Document:
+    whole = DocumentBatch.without_padding(layout)
+    chosen = _without_media(call, [layout.spans[number] for number in whole.documents], turn)
+    number = int(whole.documents[chosen])
+    row, first, end = layout.spans[number]
+    result = Result(chosen, len(whole.documents), whole.shape[1])
+    if call.entry.head is not None:
+        given = DocumentArguments(call.entry.head, without_what_packing_drops(call, call.arguments), layout)
+        batch = DocumentBatch.of(layout, whole.documents[chosen : chosen + 1])
+        arguments = given.map(lambda _, value: batch.spread(value), lambda value: value[chosen : chosen + 1])
+    else:
+        shape = layout.rows, layout.columns
+        arguments = _cut(call, lambda name, value: _of_columns(value, shape, row, np.arange(first, end)))
+    started = 0 if layout.first_positions is None else int(layout.first_positions[number])
+    known = layout.first_positions is None or started == call.entry.first_position
+    if known or not call.entry.uses_positions:
+        arguments.pop("position_ids", None)
+    columns = np.arange(first, end)
+    side = Side((layout.rows, layout.columns), row, columns, np.arange(end - first), end - first)
+    return Document(arguments, (side,), result)
+
+
+def _of_padded(call: Call, turn: int) -> Document:
+    padding, traits = call.padding, call.model.traits
+    spans = [(row, 0, padding.columns) for row in range(padding.rows)]
+    row = _without_media(call, spans, turn)
+    columns = np.flatnonzero(padding.real[row])
+    # Elsewhere, or with frequencies of the longest row, what stock gives depends on the padding.
+    strips = padding.on_the_right and not call.model.anatomy.has_row_dependent_rotary
+    if not strips and (traits.recurs or traits.reads_padding or traits.counts_columns):
+        raise CannotTell("what it gets alone depends on where padding stands")
+    kept = columns if strips else np.arange(padding.columns)
+    arguments = _cut(call, lambda name, value: _of_columns(value, padding.shape, row, kept))
+    if not strips:
+        arguments["attention_mask"] = call.arguments["attention_mask"][row : row + 1]
+    before = int(padding.real[:row].sum())
+    inside = np.arange(len(columns)) if strips else columns
+    side = Side(padding.shape, row, columns, inside, len(kept), before, padding.tokens)
+    return Document(arguments, (side,), Result(row, padding.rows))
+
+
+def _of_pair(call: PairCall, turn: int) -> Document:
+    halves = call.pair.halves
+    count = len(call.pair.decoder.layout.lengths)
+    number = turn % count
+    sides = tuple(_side_of_half(half, number) for half in halves[::-1])
+
+    def cut(name: str, value: torch.Tensor) -> torch.Tensor | None:
+        half = half_of(name, call.pair)
+        if half is None:
+            return value[number : number + 1] if value.dim() and len(value) == count else None
+        side = sides[0] if half is call.pair.decoder else sides[-1]
+        if not is_of(half, name, value):
+            return None
+        return _of_columns(value.expand(side.shape[0], *value.shape[1:]), side.shape, side.row, side.columns)
+
+    arguments: dict[str, Any] = {}
+    for name, value in call.arguments.items():
+        positions = name.endswith("position_ids") and call.model.traits.uses_positions and name in call.entry.names
+        if name in DECLARED and not positions:
+            continue
+        if name == "encoder_outputs" and value is not None:
+            value = value[0]
+            arguments[name] = (_kept_or_cut(name, value, cut),)
+        else:
+            arguments[name] = _kept_or_cut(name, value, cut)
+    return Document(arguments, sides, Result(number, count))
+
+
+def _side_of_half(half: Half, number: int) -> Side:
+    first, end = (int(bound) for bound in half.layout.bounds[number : number + 2])
+    rows, columns = np.divmod(np.flatnonzero(half.places.real)[first:end], half.places.columns)
+    length = end - first
+    return Side(half.places.shape, int(rows[0]), columns, np.arange(length), length, first, half.places.tokens)
+
+
+Cut = Callable[[str, torch.Tensor], "torch.Tensor | None"]
+
+
+def _cut(call: Call, cut: Cut) -> dict[str, Any]:
+    """The arguments with every tensor cut to the document, without what only batches have, and without media."""
+    brought = {*media.given(call.arguments), *_NOT_ALONE}
+    return {name: _kept_or_cut(name, value, cut) for name, value in call.arguments.items() if name not in brought}
+
+
+def _kept_or_cut(name: str, value: Any, cut: Cut) -> Any:
+    if not isinstance(value, torch.Tensor):
+        if holds_tensors(value):
+            raise CannotTell(f"what of {name} belongs to which document is not known")
+        return value
+    found = cut(name, value)
+    if found is None and value.numel() != 1:
+        raise CannotTell(f"what of {name} belongs to which document is not known")
+    return value if found is None else found
+
+
+def _of_columns(value: torch.Tensor, shape: tuple[int, int], row: int, columns: np.ndarray) -> torch.Tensor | None:
+    """Some columns of one row of a tensor (rows or 1, columns, ...), or of positions in sections, (3, rows, columns).
+
+    Of a tensor (rows, ...) the row; None for any other.
+    """
+    index = torch.from_numpy(columns).to(value.device)
+    for axis in (0, 1):
+        if value.dim() > axis + 1 and value.shape[axis + 1] == shape[1] and value.shape[axis] in (shape[0], 1):
+            place = row if value.shape[axis] == shape[0] else 0
+            return value.narrow(axis, place, 1).index_select(axis + 1, index)
+    return value[row : row + 1] if value.dim() and len(value) == shape[0] and value.numel() > 1 else None
+
+
+def _without_media(call: Call, spans: list[tuple[int, int, int]], turn: int) -> int:
+    """The number of the document whose turn it is, among those without placeholders of media if the call has media."""
+    if not media.given(call.arguments):
+        return turn % len(spans)
+    placeholders = sorted(_placeholders(call.module.config))
+    ids = call.arguments.get("input_ids")
+    if not placeholders or not isinstance(ids, torch.Tensor):
+        raise CannotTell("which documents have images or other media is not known")
+    tokens = np.isin(host_values(ids), placeholders)
+    plain = [number for number, (row, first, end) in enumerate(spans) if not tokens[row, first:end].any()]
+    if not plain:
+        raise CannotTell("every document has images or other media")
+    return plain[turn % len(plain)]
+
+
+def _placeholders(config: Any) -> set[int]:
+    """The tokens in whose places a configuration has media."""
+    fields = {**vars(text_config(config)), **vars(config)}
+    return {
+        value
+        for name, value in fields.items()
+        if isinstance(value, int) and name.endswith(("token_id", "token_index")) and name.startswith(_MEDIA_TOKENS)
+    }

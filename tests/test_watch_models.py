@@ -1,0 +1,152 @@
+"""`watch` on exact models of many kinds: every call is checked, and none of them alarms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+import autopack
+from autopack import tiny
+from compat import images
+from tests.encoder_decoder.pairs import Pairs, pad
+from tests.multimodal.models import with_images
+from tests.padded import batch, build, mask_of
+from tests.training_calls import FLOAT32, lengths_of, noisy, padded, row, segments, trained
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+TYPES = (
+    "llama",
+    "gpt2",
+    "gemma3_text",
+    "qwen2_moe",
+    "mixtral",
+    "mamba",
+    "bamba",
+    "rwkv",
+    "bloom",
+    "bert",
+    "deberta-v2",
+)
+"""Rotary and learned positions, windows, experts, recurrences, distance biases, encoders."""
+
+
+@pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
+@pytest.mark.parametrize("model_type", TYPES)
+def test_an_exact_model_never_alarms(model_type, noise):
+    implementation = "sdpa" if model_type in ("llama", "gpt2", "mixtral", "bert") else "eager"
+    model = build(model_type, "masked LM" if model_type in ("bert", "deberta-v2") else "causal LM", implementation)
+    if noise:
+        noisy(model)
+    handle = autopack.enable(model, watch=1)
+    made = [(segments, padded)[step % 2](step) for step in range(50)]
+    trained(model, *made)
+    # Some models are not run without padding, and there is nothing to check then.
+    expected = 25 + handle.tally.batches
+    assert handle.watched.checks == expected > 0
+    assert handle.watched.worst < FLOAT32
+    assert not handle.watched.skipped
+    handle.remove()
+
+
+@pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
+@pytest.mark.parametrize("model_type", ["t5", "bart"])
+def test_an_exact_encoder_decoder_never_alarms(model_type, noise):
+    model = tiny.build(model_type, task="seq2seq").train()
+    if noise:
+        noisy(model)
+    handle = autopack.enable(model, watch=1)
+    forms = ("one_row", "two_rows", "padded")
+    trained(model, *(getattr(Pairs.draw(seed=step), forms[step % 3])() for step in range(30)))
+    assert handle.watched.checks == 30
+    assert handle.watched.worst < FLOAT32
+    handle.remove()
+
+
+def of_heads(task: str, step: int) -> dict[str, torch.Tensor]:
+    """Packed rows for a head: with a label for each document, or for each token."""
+    found = segments(step)
+    if task == "sequence classification":
+        found["labels"] = torch.arange(4) % 3
+    elif task == "question answering":
+        del found["labels"]
+        found |= {
+            "start_positions": torch.zeros(4, dtype=torch.long),
+            "end_positions": torch.tensor(lengths_of(step)) - 1,
+        }
+    else:
+        found["labels"] = found["labels"].where(found["labels"] < 0, found["labels"] % 3)
+    return found
+
+
+@pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
+@pytest.mark.parametrize("task", ["sequence classification", "question answering", "token classification"])
+def test_heads_are_checked(task, noise):
+    model = build("bert", task=task)
+    if noise:
+        noisy(model)
+    with autopack.enable(model, watch=1) as handle:
+        trained(model, *(of_heads(task, step) for step in range(6)))
+        assert handle.watched.checks == 6
+        trained(model, *(batch(task, mask_of(lengths_of(step)), seed=step) for step in range(6)))
+        assert handle.watched.checks == 6 + (0 if task == "question answering" else 6)  # those stay padded
+        assert handle.watched.worst < FLOAT32
+
+
+@pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
+def test_recordings_go_with_their_documents(noise):
+    config = transformers.WhisperConfig(
+        vocab_size=128, num_mel_bins=8, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, d_model=64, encoder_ffn_dim=96, decoder_ffn_dim=96, max_source_positions=20,
+        max_target_positions=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.WhisperForConditionalGeneration(config).train()
+    if noise:
+        noisy(model)
+    texts = Pairs.draw()
+    recordings = torch.randn(len(texts.targets), 8, 40, generator=torch.Generator().manual_seed(0))
+    call = {name: value for name, value in texts.one_row().items() if name in ("labels", "decoder_attention_mask")}
+    with autopack.enable(model, watch=1, verify="never") as handle:
+        trained(model, *[{"input_features": recordings, **call}] * 5)
+        trained(model, *[{"input_features": recordings, "labels": pad(texts.targets, -100)}] * 5)
+        assert handle.watched.checks == 10
+        assert handle.watched.worst < FLOAT32
+
+
+@pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "llava", "gemma3"])
+def test_documents_without_images_are_checked_where_others_have_some(model_type, noise):
+    model = with_images(model_type).train()
+    if noise:
+        noisy(model)
+    found = images.documents(model)
+    (plain,) = (number for number, parts in enumerate(images.DOCUMENTS) if images.IMAGE not in parts)
+    with autopack.enable(model, watch=1, watch_action="log") as handle:
+        call = images.packed(model, [found])
+        for _ in range(3):
+            model(**call)
+        assert handle.watched.checks == 3
+        assert handle.watched.worst < FLOAT32
+        model(**images.packed(model, [found[:plain]]))
+        assert handle.watched.checks == 3
+        assert handle.watched.skipped == {"every document has images or other media": 1}
+
+
+@pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
+def test_mixed_precision_of_accelerate(noise):
+    accelerate = pytest.importorskip("accelerate")
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    model = build("llama")
+    if noise:
+        noisy(model)
+    prepared = accelerate.Accelerator(cpu=True, mixed_precision="bf16").prepare(model)
+    with autopack.enable(prepared, watch=1) as handle:
+        trained(prepared, *((row, padded)[step % 2](step) for step in range(8)))
+        assert handle.watched.checks == 8
+        # Rounding of bfloat16 is there, which tells that the document alone was run under autocast too.
+        assert handle.watched.worst < 0.1
+    AcceleratorState._reset_state(reset_partial_state=True)

@@ -1,0 +1,59 @@
+"""Calls of a training run for the tests of `watch`: packed rows and padded batches of random documents, and noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.conftest import positions, token_ids
+from tests.padded import batch, mask_of
+
+FLOAT32 = 1e-4
+"""Largest error that is rounding, as in the auditor."""
+RATE = 0.3
+"""Probability of dropout."""
+
+
+def noisy(model: Any) -> Any:
+    """The model with dropout wherever it can have some."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and (name == "p" or "dropout" in name or "jitter" in name):
+                setattr(module, name, RATE)
+    return model
+
+
+def lengths_of(step: int) -> list[int]:
+    return torch.randint(1, 14, (4,), generator=torch.Generator().manual_seed(step)).tolist()
+
+
+def row(step: int) -> dict[str, torch.Tensor]:
+    """A packed row of random documents."""
+    lengths = lengths_of(step)
+    ids = token_ids(columns=sum(lengths), seed=step)
+    return {"input_ids": ids, "position_ids": positions(lengths), "labels": ids}
+
+
+def segments(step: int) -> dict[str, torch.Tensor]:
+    """The same by segment ids, for models that take no positions, with padding behind."""
+    lengths = lengths_of(step)
+    ids = token_ids(columns=sum(lengths) + 3, seed=step)
+    numbers = torch.tensor([*range(1, 5), 0]).repeat_interleave(torch.tensor([*lengths, 3]))[None]
+    return {"input_ids": ids, "attention_mask": numbers, "labels": ids.masked_fill(numbers == 0, -100)}
+
+
+def padded(step: int) -> dict[str, torch.Tensor]:
+    return batch("masked LM", mask_of(lengths_of(step)), seed=step)
+
+
+def trained(model: Any, *batches: dict[str, Any]) -> list[Any]:
+    """The outputs of some steps of training."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    outputs = []
+    for each in batches:
+        outputs.append(model(**each))
+        outputs[-1].loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return outputs
