@@ -30,7 +30,11 @@ TYPES = ["llama", "bloom", "mamba", "gpt_neo"]
 CAPACITY = 64
 ROUNDING = 1e-5
 """float32; a loss of documents that see each other is off by 1e-2 or more."""
-ELSEWHERE = {"class PackedDPOTrainer": "tests/packing/test_preference.py", "ray.data": "tests/packing/test_ray.py"}
+ELSEWHERE = {
+    "class PackedDPOTrainer": "tests/packing/test_preference.py",
+    "ray.data": "tests/packing/test_ray.py",
+    "autopack.HostBatch(batch)": "tests/test_host_reads.py",
+}
 """Recipes that other tests run: what is in them, and where."""
 
 

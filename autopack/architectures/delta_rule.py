@@ -30,7 +30,7 @@ _M_ROPE = {
 }
 _TINY: dict[str, dict[str, Any]] = {
     # small heads: the kernel in Python makes (heads, 64, 64, head) of every document, however short
-    "bailing_hybrid": {"head_dim": 16, "linear_num_heads": 2, "linear_head_dim": 8},
+    "bailing_hybrid": {"head_dim": 16, "linear_num_heads": 2},
     "kimi_linear": {"linear_num_heads": 2, "linear_head_dim": 8},
     "qwen3_5_moe_text": _M_ROPE,
     "qwen3_5_text": _M_ROPE,

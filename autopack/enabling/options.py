@@ -26,11 +26,12 @@ def check(**given: str) -> None:
             raise ValueError(f"{name} must be one of {', '.join(CHOICES[name])}; found {value!r}")
 
 
-def read_watch(every: int | None, action: str | None, environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
+def read_watch(every: int | None, action: str | None, environment: Mapping[str, str] | None = None) -> tuple[int, str]:
     """How often training calls are checked (0: never), and what becomes of a leak; None leaves it to the environment.
 
     The variables are AUTOPACK_WATCH and AUTOPACK_WATCH_ACTION. Raises `ValueError` for values that are none.
     """
+    environment = os.environ if environment is None else environment
     name = "watch"
     if every is None:
         name, text = "AUTOPACK_WATCH", environment.get("AUTOPACK_WATCH", "").strip() or "0"

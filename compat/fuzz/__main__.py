@@ -13,6 +13,7 @@ Case k of a seed is the same whatever ran before it. The verdicts are those of c
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import re
@@ -20,6 +21,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +38,25 @@ from compat.fuzz.shrink import shrunk
 from compat.fuzz.snippet import snippet
 
 
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """On one thread, without warnings and log lines."""
+    threads, verbosity = torch.get_num_threads(), transformers.logging.get_verbosity()
+    disabled = logging.root.manager.disable
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        transformers.logging.set_verbosity(verbosity)
+        logging.disable(disabled)
+
+
+@_quietly()
 def main(arguments: list[str] | None = None) -> int:
     """Run the cases that are asked for; 1 where one is silent or crashes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -47,7 +68,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-shrink", action="store_true", help="print failures as they were drawn")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write counts, reasons and failures there")
     asked = parser.parse_args(arguments)
-    _quiet()
     unknown = set(asked.types) - {name for task in tiny.TASKS for name in tiny.types_for(task)}
     if unknown:
         parser.error(f"no model types of the installed transformers: {', '.join(sorted(unknown))}")
@@ -156,13 +176,6 @@ def _python(case: Case, verdict: Verdict) -> str:
         return snippet(case, verdict)
     except Exception as error:  # what cannot be written as Python is still there as JSON
         return f"# {verdict.status}: {verdict.reason}\n# no Python for it: {type(error).__name__}: {error}"
-
-
-def _quiet() -> None:
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    transformers.logging.set_verbosity_error()
-    logging.disable(logging.WARNING)
 
 
 if __name__ == "__main__":
