@@ -165,7 +165,7 @@ class _Race:
 
     def run(self, until: float, progress: Callable[[float], None]) -> None:
         """Run the rounds that were asked for, or as many as there is time for, and at least `LEAST`."""
-        started, number, longest = time.monotonic(), 0, 0.0
+        started, number, longest, over = time.monotonic(), 0, 0.0, 0.0
         few = [[2, 3]]
         ready = {arm.name: calls_of(arm, self.model, self._batches(few, few))[0] for arm in ARMS}
         while racing := [arm for arm in ARMS if self._outcome(arm).failed is None]:
@@ -190,7 +190,8 @@ class _Race:
                 share = (time.monotonic() - started) / max(until - started, longest * LEAST)
             else:
                 share = number / self.settings.rounds
-            progress(min(share, 1.0))
+            over = max(over, min(share, 1.0))  # a guess by the time may go back
+            progress(over)
 
     def _outcome(self, arm: Arm) -> Outcome:
         return self.outcomes[ARMS.index(arm)]
