@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
-from transformers import CompileConfig, masking_utils
+from transformers import CompileConfig
 
 import autopack
 from autopack import tiny
 from autopack.attention.backends.compiled import attend_compiled
-from autopack.inspection.mask_rules import seen_by
-from autopack.inspection.masks import Pattern, describe_mask
+from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 from tests.conftest import (
     FLOAT32,
@@ -146,39 +145,6 @@ def test_chunks_are_exact_although_dynamo_cannot_read_their_mask():
             assert error(_run(compiled, lengths), alone(stock, IDS, lengths)) <= FLOAT32
             graphs.append(counter.frame_count)
     assert graphs[-1] == graphs[-2]  # more graphs, but none per layout
-
-
-MASK_FUNCTIONS = {
-    "causal": masking_utils.causal_mask_function,
-    "bidirectional": masking_utils.bidirectional_mask_function,
-    "window": masking_utils.sliding_window_causal_mask_function(5),
-    "window both ways": masking_utils.sliding_window_bidirectional_mask_function(5),
-    "chunks": masking_utils.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.long)),
-    "window alone": masking_utils.sliding_window_overlay(5),
-}
-UNKNOWN_FUNCTIONS = {
-    "padding": masking_utils.padding_mask_function(torch.ones(1, 9)),
-    "either": masking_utils.or_masks(masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function),
-    "strictly before": lambda batch, head, query, key: key < query,
-    "from a column on": lambda batch, head, query, key: query >= 3,
-    "even keys": lambda batch, head, query, key: key % 2 == 0,
-    "twice as far": lambda batch, head, query, key: key + key <= query,
-    "chunks from a column on": lambda batch, head, query, key: (key + 1) // 4 == (query + 1) // 4,
-    "a branch": lambda batch, head, query, key: True if query <= key else key <= query,
-    "numbers": lambda batch, head, query, key: 1.0,
-}
-
-
-@pytest.mark.parametrize("name", MASK_FUNCTIONS)
-def test_a_rule_says_the_same_to_indices_as_by_its_closure(name):
-    seen, pattern = seen_by(MASK_FUNCTIONS[name]), describe_mask(MASK_FUNCTIONS[name])
-    assert pattern is not None
-    assert pattern == Pattern(seen.causal, seen.before, seen.after, seen.chunk)
-
-
-@pytest.mark.parametrize("name", UNKNOWN_FUNCTIONS)
-def test_of_a_rule_of_another_kind_nothing_is_concluded(name):
-    assert seen_by(UNKNOWN_FUNCTIONS[name]) is None
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointed"])

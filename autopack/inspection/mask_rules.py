@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 
 class Unknown(Exception):
     """The function does something with its indices that is not known here."""
@@ -48,8 +46,7 @@ class Index:
         return Index(self.queries + other.queries, self.keys + other.keys, self.plus + other.plus)
 
     def __sub__(self, other: Any) -> Index:
-        # The columns of padding on the left, of which packed rows have none.
-        other = Index(0, 0) if isinstance(other, torch.Tensor) else _index(other)
+        other = _index(other)
         return Index(self.queries - other.queries, self.keys - other.keys, self.plus - other.plus)
 
     def __abs__(self) -> Distance:
