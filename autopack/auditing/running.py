@@ -31,17 +31,22 @@ class Runner:
 
     def stock(self, arguments: dict[str, Any]) -> Any:
         """What stock gives for a call, whatever ran before it."""
-        one = torch.zeros(1, 1, dtype=torch.long, device=next(self.model.parameters()).device)
         with self.as_stock():
-            for rotary in self._rotaries:
-                kinds = rotary.__dict__.get("rope_type")
-                kind = {"layer_type": next(iter(kinds))} if isinstance(kinds, dict) else {}
-                reset_frequencies(rotary, {"x": one[0].float(), "position_ids": one, **kind})
+            forget_lengths(self._rotaries)
             return self.model(**arguments)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that are trained."""
         return [p for p in self.model.parameters() if p.requires_grad and p.numel()]
+
+
+def forget_lengths(rotaries: Sequence[torch.nn.Module]) -> None:
+    """Have rotary modules whose frequencies depend on the longest position forget that of earlier calls."""
+    for rotary in rotaries:
+        one = torch.zeros(1, 1, dtype=torch.long, device=next(rotary.buffers()).device)
+        kinds = rotary.__dict__.get("rope_type")
+        kind = {"layer_type": next(iter(kinds))} if isinstance(kinds, dict) else {}
+        reset_frequencies(rotary, {"x": one[0].float(), "position_ids": one, **kind})
 
 
 _ROUNDINGS = 4
