@@ -258,8 +258,8 @@ class _Audit:
     def _differentiates(self, name: str, train: bool, training: tuple[bool, ...]) -> bool:
         if name in ("every output", "thresholds"):
             return False
-        chosen = {(t, n) for t in training for n in self.modes} & GRADIENTS
-        return (train, name) in chosen if chosen else True
+        chosen = GRADIENTS & set(self.modes)
+        return (train or True not in training) and name in chosen if chosen else True
 
     def _replaces(self, name: str) -> bool:
         chosen = INFLUENCE & set(self.modes)

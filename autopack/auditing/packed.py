@@ -17,14 +17,14 @@ from autopack.auditing.running import Runner, gradient_error, gradients, weighte
 from autopack.errors import AutopackError, UnsupportedModel
 from autopack.inspection.parameters import parameters_of
 
-INFLUENCE = {"default", "two rows", "thresholds"}
+INFLUENCE = {"default", "two rows"}
 """Modes in which documents are replaced one at a time; in the others, every document is compared with itself alone.
 
-Of several rows, one document of each is replaced; of rows that cross thresholds, the longest alone."""
+Of several rows, one document of each is replaced."""
 WITHOUT_LABELS = {"default", "two rows"}
 """Modes that are called without labels as well as with them; in the others one call tells of results and loss."""
-GRADIENTS = {(False, "default"), (True, "default"), (True, "padding mask"), (True, "two rows")}
-"""Modes, in train or eval, whose gradients are compared where these are among those that were asked for."""
+GRADIENTS = {"default", "padding mask", "two rows"}
+"""Modes whose gradients are compared, where these are among those that were asked for: in train mode if it is run."""
 _ITEMS = "num_items_in_batch"
 
 
@@ -112,7 +112,12 @@ class PackedRuns:
         self.unknown |= set(unknown)
         scales = scales_of(expected)
         worst, field = max(errors_between(found, expected, scales))
-        influence = self._influence(case, call, alone, found, scales) if replace else None
+        influence = None
+        if replace:
+            one_by_one = labels if loss is not None and apart and name == "default" else None
+            influence, of_one, refused_one = self._influence(case, call, alone, found, scales, one_by_one)
+            loss = None if refused_one or loss is None else max(loss, of_one)
+            refused = refused or refused_one
         gradient = self._gradient_error(call, found, expected, scales) if differentiate else None
         return ModeResult(name, self.training, worst, influence, gradient, loss, field=field, loss_refused=refused)
 
@@ -135,22 +140,39 @@ class PackedRuns:
 
     @torch.no_grad()
     def _influence(
-        self, case: Case, call: Call, alone: list[Fields], found: list[Fields], scales: dict[str, float]
-    ) -> np.ndarray:
+        self,
+        case: Case,
+        call: Call,
+        alone: list[Fields],
+        found: list[Fields],
+        scales: dict[str, float],
+        labels: Labels | None,
+    ) -> tuple[np.ndarray, float, str | None]:
         """influence[i, j]: change of document i's results when document j is replaced, relative.
 
-        NaN on the diagonal, and where a document is not replaced.
+        NaN on the diagonal, and where a document is not replaced. With labels of one per token, those of the document
+        behind j are given meanwhile, and no others: whatever a loss makes of several, it must be the loss of that
+        document alone. The largest relative difference from it comes second, and why such labels are refused third.
         """
-        matrix = np.full((len(found), len(found)), np.nan)
-        lengths = [end - first for _, first, end in call.spans]
+        matrix, worst_loss, refused = np.full((len(found), len(found)), np.nan), 0.0, None
         rows = call.shape[0]
-        some = range(len(found)) if rows == 1 else range(1, len(found), len(found) // rows)
-        for j in some if case is self.case else [int(np.argmax(lengths))]:
-            outputs = fields_of(self.runner.model(**case.given(call, j)))
+        for j in range(len(found)) if rows == 1 else range(1, len(found), len(found) // rows):
+            outputs: Fields = {}
+            behind = (j + 1) % len(found)
+            if labels is not None and labels.per_token and labels.counts[behind] > 0:
+                try:
+                    outputs, loss = self._loss(call, labels.packed(call, behind), j)
+                    worst_loss = max(worst_loss, relative_error(loss, self._loss_alone(call, labels, behind)))
+                except AutopackError as error:
+                    refused = f"{type(error).__name__}: {error}"
+                except Exception:  # without labels the call may run
+                    worst_loss = math.inf
+            if not self._tells_as_much(outputs, alone):
+                outputs = fields_of(self.runner.model(**case.given(call, j)))
             changed, _, _ = Sides.of(call).split(outputs, alone)
             matrix[:, j] = [worst for worst, _ in errors_between(changed, found, scales)]
         np.fill_diagonal(matrix, np.nan)
-        return matrix
+        return matrix, worst_loss, refused
 
     def _gradient_error(
         self, call: Call, found: list[Fields], expected: list[Fields], scales: dict[str, float]
@@ -174,9 +196,6 @@ class PackedRuns:
     ) -> tuple[Fields, float | None, str | None]:
         """What the call with labels returns, the relative difference of its loss from that of the documents alone, and
         why there is none where it is refused.
-
-        In the default call labels of one document are given at a time, too, where they are one per token: then it is
-        the loss of that document alone, whatever a loss makes of several.
         """
         counts = [labels.counts[number % len(labels.counts)] for number in range(len(call.spans))]
         if not any(count > 0 for count in counts):
@@ -188,12 +207,6 @@ class PackedRuns:
             expected = min(expected_losses(alone, counts), key=lambda each: relative_error(together, each))
             error = relative_error(together, expected)
             apart = apart and name == "default"
-            if apart and labels.per_token:
-                for number, count in enumerate(counts):
-                    if count > 0:
-                        with torch.no_grad():
-                            _, one = self._loss(call, labels.packed(call, number))
-                        error = max(error, relative_error(one, alone[number]))
             if apart and call.source is not None:
                 error = max(error, self._error_without_tokens(call, labels, counts) or 0.0)
             if apart:
@@ -252,8 +265,10 @@ class PackedRuns:
         found = loss_of(self.runner.model(**packed, num_items_in_batch=items))
         return math.inf if found is None else relative_error(found, expected * share)
 
-    def _loss(self, call: Call, labels: dict[str, torch.Tensor]) -> tuple[Fields, torch.Tensor]:
-        output = self.runner.model(**self.case.given(call), **labels, **self.case.without_router)
+    def _loss(
+        self, call: Call, labels: dict[str, torch.Tensor], replaced: int | None = None
+    ) -> tuple[Fields, torch.Tensor]:
+        output = self.runner.model(**self.case.given(call, replaced), **labels, **self.case.without_router)
         loss = loss_of(output)
         if loss is None:
             raise RuntimeError("the model gives no loss for packed rows, although it gives one for documents alone")
