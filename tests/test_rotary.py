@@ -8,6 +8,7 @@ import torch
 import autopack
 from autopack import tiny
 from autopack.attention.rotary import PerDocumentRotary
+from autopack.auditing.running import Runner
 from autopack.calls import entry
 from autopack.inspection.modules import row_dependent_rotaries
 from tests.conftest import (
@@ -144,3 +145,18 @@ def test_a_head_that_takes_positions_and_does_not_pass_them_on(lengths, found, m
     with autopack.enable(model, verify="never"):
         off = error(model(input_ids=ids, position_ids=positions(lengths)).logits, expected)
     assert off < FLOAT64 if found else off > LEAK
+
+
+@torch.no_grad()
+def test_the_auditors_reference_forgets_longer_calls_in_every_kind_of_layer():
+    """Olmo 3 has frequencies for each kind of layer; dynamic NTK keeps those of a longer call until a short one."""
+    kinds = {
+        "full_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "sliding_attention": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+    }
+    model = tiny.build("olmo3", dtype=torch.float64, rope_parameters=kinds, max_position_embeddings=8)
+    short = {"input_ids": IDS[:1, :9]}
+    expected = model(**short).logits
+    model(input_ids=IDS[:1, :16])
+    assert error(model(**short).logits, expected) >= LEAK
+    assert error(Runner(model).stock(short).logits, expected) <= FLOAT64

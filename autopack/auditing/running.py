@@ -45,8 +45,8 @@ def forget_lengths(rotaries: Sequence[torch.nn.Module]) -> None:
     for rotary in rotaries:
         one = torch.zeros(1, 1, dtype=torch.long, device=next(rotary.buffers()).device)
         kinds = rotary.__dict__.get("rope_type")
-        kind = {"layer_type": next(iter(kinds))} if isinstance(kinds, dict) else {}
-        reset_frequencies(rotary, {"x": one[0].float(), "position_ids": one, **kind})
+        for kind in [{"layer_type": kind} for kind in kinds] if isinstance(kinds, dict) else [{}]:
+            reset_frequencies(rotary, {"x": one[0].float(), "position_ids": one, **kind})
 
 
 _ROUNDINGS = 4
