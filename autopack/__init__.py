@@ -61,29 +61,36 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from autopack.auditing.auditor import audit
-    from autopack.auditing.report import LeakReport
-    from autopack.enabling.enable import disable, enable, is_enabled
-    from autopack.enabling.handle import Handle, TrainerHandle
-    from autopack.errors import (
-        AutopackError,
-        InvalidPacking,
-        LeakDetected,
-        OutsideForward,
-        SiteDrift,
-        UnsupportedModel,
-        UnsupportedVersion,
-    )
-    from autopack.family import Family
-    from autopack.layout.host import HostBatch
-    from autopack.layout.packed import PackedLayout
-    from autopack.packing import PackingCollator
-    from autopack.packing.balance import CostModel
-    from autopack.packing.dataset import pack
-    from autopack.packing.estimate import estimate
-    from autopack.packing.loss import weigh_documents, weighted_loss
-    from autopack.packing.pairs import pair_lengths, weigh_pairs
-    from autopack.packing.plan import Plan, plan
-    from autopack.packing.sampler import PackedBatchSampler
-    from autopack.packing.shards import pack_shards, shard_files
-    from autopack.registry import families, register
+    # Each under its own name once more, by which type checkers know that it is meant for users.
+    from autopack.auditing.auditor import audit as audit
+    from autopack.auditing.report import LeakReport as LeakReport
+    from autopack.enabling.enable import disable as disable
+    from autopack.enabling.enable import enable as enable
+    from autopack.enabling.enable import is_enabled as is_enabled
+    from autopack.enabling.handle import Handle as Handle
+    from autopack.enabling.handle import TrainerHandle as TrainerHandle
+    from autopack.errors import AutopackError as AutopackError
+    from autopack.errors import InvalidPacking as InvalidPacking
+    from autopack.errors import LeakDetected as LeakDetected
+    from autopack.errors import OutsideForward as OutsideForward
+    from autopack.errors import SiteDrift as SiteDrift
+    from autopack.errors import UnsupportedModel as UnsupportedModel
+    from autopack.errors import UnsupportedVersion as UnsupportedVersion
+    from autopack.family import Family as Family
+    from autopack.layout.host import HostBatch as HostBatch
+    from autopack.layout.packed import PackedLayout as PackedLayout
+    from autopack.packing import PackingCollator as PackingCollator
+    from autopack.packing.balance import CostModel as CostModel
+    from autopack.packing.dataset import pack as pack
+    from autopack.packing.estimate import estimate as estimate
+    from autopack.packing.loss import weigh_documents as weigh_documents
+    from autopack.packing.loss import weighted_loss as weighted_loss
+    from autopack.packing.pairs import pair_lengths as pair_lengths
+    from autopack.packing.pairs import weigh_pairs as weigh_pairs
+    from autopack.packing.plan import Plan as Plan
+    from autopack.packing.plan import plan as plan
+    from autopack.packing.sampler import PackedBatchSampler as PackedBatchSampler
+    from autopack.packing.shards import pack_shards as pack_shards
+    from autopack.packing.shards import shard_files as shard_files
+    from autopack.registry import families as families
+    from autopack.registry import register as register

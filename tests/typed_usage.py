@@ -1,0 +1,38 @@
+"""What a type checker sees of the public surface: `mypy` reads this file, and nothing runs it.
+
+An ignored error is one that has to be there: mypy warns of those that are not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from typing_extensions import assert_type
+
+import autopack
+
+
+def enabled(model: nn.Module) -> None:
+    with autopack.enable(model, backend="auto", watch=500) as handle:
+        assert_type(handle.backend, str)
+    assert_type(autopack.is_enabled(model), bool)
+    autopack.enable(model, backend=3)  # type: ignore[call-overload]
+
+
+def audited(model: Any) -> None:
+    report = autopack.audit(model)
+    assert_type(report, autopack.LeakReport)
+    assert_type(report.exact, bool)
+    assert_type(report.packed, str | None)
+    report.exakt  # type: ignore[attr-defined]  # noqa: B018
+
+
+def packed(model: Any, lengths: list[int]) -> None:
+    plan = autopack.plan(lengths, 4096, "multipack")
+    assert_type(plan, autopack.Plan)
+    assert_type(plan.fill, float)
+    assert_type(autopack.PackingCollator.for_model(model), autopack.PackingCollator)
+    autopack.plan(lengths, "4096")  # type: ignore[arg-type]
+    autopack.plan(lengths, 4096, "best")  # type: ignore[arg-type]
+    autopack.PackedBatchSampler(lengths, 4096, overflow="cut")  # type: ignore[arg-type]
