@@ -1,0 +1,43 @@
+"""The pictures of README are drawn from what the code does, and say what is so."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import autopack
+from autopack import tiny
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture(scope="module")
+def draw():
+    spec = importlib.util.spec_from_file_location("draw", DOCS / "draw.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tokens_of_other_documents_change_nothing_once_enabled(draw):
+    number = np.repeat(np.arange(len(draw.LENGTHS)), draw.LENGTHS)
+    across = number[:, None] != number[None, :]
+    model = tiny.build("llama", attn_implementation="sdpa").eval()
+    before = draw.influence(model)
+    autopack.enable(model)
+    after = draw.influence(model)
+    behind = np.tril(across)
+    assert (before[behind] > 1e-2).all(), "stock leaks from every document into those behind it"
+    assert (after[across] == 0).all()
+    assert (np.diagonal(after) > 1e-2).all()
+
+
+@pytest.mark.parametrize("name", ["packing", "plan"])
+def test_every_picture_is_there_in_light_and_dark(draw, name):
+    for theme in draw.THEMES:
+        assert (DOCS / "images" / f"{name}-{theme}.png").stat().st_size > 10_000
+        assert f"docs/images/{name}-{theme}.png" in (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert len(getattr(draw, name)(draw.THEMES["light"]).axes) == 3
