@@ -30,9 +30,13 @@ autodoc_typehints_description_target = "documented_params"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 napoleon_numpy_docstring = False
+toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
 html_title = "autopack"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
+pygments_dark_style = "github-dark"
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {

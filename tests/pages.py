@@ -22,6 +22,7 @@ _BLOCK = re.compile(
     re.S | re.M,
 )
 _NUMBER = re.compile(r"[-+]?\d+\.\d+(?:e[-+]?\d+)?|[-+]?\d+e[-+]\d+")
+_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 _FILE = re.compile(r"# (\w+\.py)\n")
 
 
@@ -51,6 +52,20 @@ def blocks(page: str) -> Iterator[Block]:
     for match in _BLOCK.finditer(text):
         line = text.count("\n", 0, match.start("code")) + 1
         yield Block(page, line, textwrap.dedent(match["code"]), match["reason"], match["printed"])
+
+
+def lost_links(path: Path, text: str) -> Iterator[str]:
+    """Links of a Markdown page to files that are not there, or to headings that the file does not have."""
+    for target, anchor in _LINK.findall(re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S)):
+        there = path.parent / target if target else path
+        if not there.exists() or (anchor and anchor not in anchors(there.read_text())):
+            yield f"{target}#{anchor}" if anchor else target
+
+
+def anchors(text: str) -> set[str]:
+    """Those that GitHub makes of the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def run(block: Block, names: dict[str, Any], instead: Mapping[str, str]) -> str:

@@ -292,6 +292,20 @@ def test_no_fence_is_missed():
         assert len(list(pages.blocks(str(path.relative_to(pages.DOCS))))) == fences, path
 
 
+PATHS = [*sorted(pages.DOCS.rglob("*.md")), pages.DOCS.parent / "README.md"]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(pages.DOCS.parent)))
+def test_links_lead_somewhere(path):
+    """On GitHub, too: the site's build sees those between its own pages alone."""
+    assert list(pages.lost_links(path, path.read_text())) == []
+
+
+def test_a_lost_link_is_found():
+    planted = "[here](trust.md#while-it-trains) [not there](trust.md#nothing) [nor there](none.md) `[no](link.md)`"
+    assert list(pages.lost_links(pages.DOCS / "faq.md", planted)) == ["trust.md#nothing", "none.md"]
+
+
 def test_what_a_page_shows_is_held_to():
     """Negative control: other words, and numbers that are not near, are found."""
     assert pages.same_text("loss  4.2031\n", "loss 4.20\n", WITHIN)
