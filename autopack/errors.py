@@ -22,8 +22,8 @@ class AutopackError(Exception):
         if cls.__module__ == __name__:  # those of single commands are described with the base
             cls.guide = f"{_GUIDE}#{cls.__name__.lower()}"
 
-    def __init__(self, *args: Any):
-        super().__init__(*args)
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
         if hasattr(self, "add_note"):
             self.add_note(f"What this means, and what to do: {self.guide}")
 

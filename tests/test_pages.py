@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -107,9 +108,7 @@ def alone(examples: list[dict[str, Any]]) -> float:
 
 
 def packed_rows() -> dict[str, Any]:
-    from datasets import Dataset
-
-    return loop() | {"dataset": Dataset.from_list(examples())}
+    return loop() | {"dataset": datasets.Dataset.from_list(examples())}
 
 
 def one_process() -> dict[str, Any]:
@@ -137,7 +136,6 @@ def padded_batch() -> dict[str, Any]:
 
 
 def classifier() -> dict[str, Any]:
-    from datasets import Dataset
     from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
 
     tiny.build("llama", task="sequence-classification", pad_token_id=0).save_pretrained("path/to/model")
@@ -145,7 +143,9 @@ def classifier() -> dict[str, Any]:
         "AutoModelForSequenceClassification": AutoModelForSequenceClassification,
         "Trainer": Trainer,
         "args": TrainingArguments("out", max_steps=2, use_cpu=True, disable_tqdm=True),
-        "dataset": Dataset.from_list([each | {"labels": number % 2} for number, each in enumerate(examples())]),
+        "dataset": datasets.Dataset.from_list(
+            [each | {"labels": number % 2} for number, each in enumerate(examples())]
+        ),
         "autopack": autopack,
     }
 
@@ -217,7 +217,7 @@ PAGES = {
         encoder, QUIET, lambda names: len(names["vectors"]) == 16, ("sentence_transformers",)
     ),
     "losses.md": Page(loop),
-    "migrating.md": Page(packed_rows, holds=lambda names: len(names["rows"]) > 0, needs=("datasets",)),
+    "migrating.md": Page(packed_rows, holds=lambda names: len(names["rows"]) > 0),
     "recipes.md": Page(
         one_process,
         {"torch.compile(model)": 'torch.compile(model, backend="eager")'},
@@ -234,8 +234,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(registry, "_registered", [])
-    if "datasets" in sys.modules:
-        monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
@@ -263,6 +262,17 @@ def test_a_page(page, in_a_folder):
             assert not what.anew or what.holds(names), block
     assert what.holds(names)
     disable_all(names)
+
+
+@pytest.mark.parametrize("lacking", ['"ToyMixer": ROWS, ', ', "ToyPositions": RESTARTING'])
+def test_a_family_that_names_too_little_is_refused(lacking, in_a_folder):
+    """What docs/families.md says of its walk: a way that is missing cannot be trained on."""
+    names: dict[str, Any] = {"__name__": "page"}
+    *before, last = pages.blocks("families.md")
+    for block in before:
+        pages.run(block, names, {lacking: ""})
+    with pytest.raises(autopack.UnsupportedModel, match="it is not exact"):
+        pages.run(last, names, {})
 
 
 def disable_all(names: dict[str, Any]) -> None:
