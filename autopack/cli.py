@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 
 from autopack.errors import AutopackError
@@ -29,7 +29,8 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; `argv` is that of the process if left out. Returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    args = _parser(arguments).parse_args(arguments)
+    called = next((argument for argument in arguments if not argument.startswith("-")), None)
+    args = parser([] if called is None else [called]).parse_args(arguments)
     try:
         if args.command != "doctor":  # which says all that is wrong
             refuse_old()
@@ -42,17 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser with all subcommands, of which only the one that is called knows its options."""
-    parser = argparse.ArgumentParser(
+def parser(known: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+    """The parser with all subcommands; those that are `known` have their options, and only they are imported."""
+    whole = argparse.ArgumentParser(
         prog="autopack",
         description="Exact packing for Hugging Face models: what it gains here, whether it works here, and on what.",
     )
-    parser.add_argument("--version", action="version", version=f"autopack {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    called = next((argument for argument in arguments if not argument.startswith("-")), None)
+    whole.add_argument("--version", action="version", version=f"autopack {__version__}")
+    subparsers = whole.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, summary) in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary)
-        if name == called:
+        if name in known:
             import_module(module).add_arguments(subparser)
-    return parser
+    return whole

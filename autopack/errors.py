@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
+
+_GUIDE = "https://github.com/autopack/autopack/blob/main/docs/errors.md"
 
 
 class AutopackError(Exception):
-    """Base of every error that autopack raises on purpose."""
+    """Base of every error that autopack raises on purpose.
+
+    `guide` is the address of what the documentation says about errors of this class: what they mean, and what to do. A
+    traceback shows it below the message (Python 3.11 and later); `str(error)` is the message alone.
+    """
+
+    guide: ClassVar[str] = f"{_GUIDE}#autopackerror"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__module__ == __name__:  # those of single commands are described with the base
+            cls.guide = f"{_GUIDE}#{cls.__name__.lower()}"
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        if hasattr(self, "add_note"):
+            self.add_note(f"What this means, and what to do: {self.guide}")
 
 
 class UnsupportedModel(AutopackError):

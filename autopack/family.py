@@ -137,7 +137,7 @@ def check_tokens(shape: tuple[int, ...], layout: PackedLayout, name: str) -> Non
     if shape[:2] != (layout.rows, layout.columns):
         raise UnsupportedModel(
             f"{name} got tokens of shape {shape} inside a packed forward of {layout.rows} rows of {layout.columns} "
-            f"tokens"
+            f"tokens. Train the model on padded batches, one document per row."
         )
 
 

@@ -87,7 +87,7 @@ class Site:
         self._take_away_abandoned()
         original = self.present()
         if not callable(original):
-            raise SiteDrift(f"autopack expects a function at {self}; found {type(original).__name__}")
+            raise SiteDrift(f"autopack expects a function at {self}; found {type(original).__name__}. {_SUPPORTED}")
         self.check_takes(original, self.parameters)
         parent, attribute, _ = wrapt.resolve_path(import_module(self.module), self.path)
         inherited = self.key is None and attribute not in vars(parent)

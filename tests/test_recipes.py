@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import re
-import textwrap
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,9 @@ from transformers import Trainer, TrainingArguments
 
 import autopack
 from autopack import tiny
+from tests import pages
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-PAGE = Path(__file__).parents[1] / "docs" / "packing.md"
 QUIET: dict[str, Any] = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
 """What has nothing to do with batches; all else is a trainer's default."""
 TYPES = ["llama", "bloom", "mamba", "gpt_neo"]
@@ -38,14 +36,12 @@ ELSEWHERE = {
 """Recipes that other tests run: what is in them, and where."""
 
 
-def blocks() -> list[str]:
-    """The Python code of the page."""
-    return [textwrap.dedent(b) for b in re.findall(r"^ *```python\n(.*?)^ *```", PAGE.read_text(), re.S | re.M)]
+BLOCKS = [block.code for block in pages.blocks("packing.md")]
 
 
 def recipe(*marks: str) -> str:
     """The one block with these words, for rows of `CAPACITY` tokens."""
-    (found,) = [block for block in blocks() if all(mark in block for mark in marks)]
+    (found,) = [block for block in BLOCKS if all(mark in block for mark in marks)]
     return found.replace("4096", str(CAPACITY))
 
 
@@ -68,7 +64,7 @@ RECIPES = {
 
 
 def test_every_recipe_of_the_page_is_run():
-    for block in blocks():
+    for block in BLOCKS:
         known = [name for name, marks in RECIPES.items() if all(mark in block for mark in marks)]
         known += [where for mark, where in ELSEWHERE.items() if mark in block]
         assert len(known) == 1, block

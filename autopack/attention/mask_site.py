@@ -28,7 +28,10 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if scope is None or scope.layout is None or not scope.model.anatomy.attention:
             return original(*args, **kwargs)
         if args:
-            raise SiteDrift(f"{site} is called by position inside a packed forward; autopack needs names")
+            raise SiteDrift(
+                f"{site} is called by position inside a packed forward; autopack needs names. Run `autopack doctor` to "
+                f"see which versions are supported."
+            )
         # Some models make an all-ones mask of their own; padding that the entry has not seen would be lost.
         padding = kwargs.get("attention_mask")
         if padding is not None:
@@ -78,7 +81,7 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
 
 
 def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:
-    why = "the model makes a padding mask of its own inside a packed forward"
+    why = "the model makes a padding mask of its own inside a packed forward; train it on padded batches"
     if torch.compiler.is_compiling() or not (mask.device.type == "cpu" or model.is_settling):
         # What was proven makes none, and to read that on the host would wait for the device, or break a graph.
         torch._assert_async(mask.all(), why)

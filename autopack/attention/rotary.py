@@ -40,7 +40,10 @@ def _per_document(module: nn.Module, layout: PackedLayout, call: dict[str, Any],
     position_ids = position_ids.expand(*position_ids.shape[:-2], layout.rows, layout.columns).flatten(-2)
     parts = output if isinstance(output, tuple) else (output,)
     if any(part.dim() != 3 for part in parts):
-        raise UnsupportedModel(f"{type(module).__name__} gives frequencies of the longest position for several axes")
+        raise UnsupportedModel(
+            f"{type(module).__name__} gives frequencies of the longest position for several axes, which autopack "
+            f"cannot give each document. Train the model on padded batches, one document per row."
+        )
     wholes = [part.new_empty(layout.rows, *part.shape[1:]) for part in parts]
     for tokens in _groups(layout, position_ids):
         index = torch.from_numpy(tokens).to(position_ids.device)

@@ -40,7 +40,10 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
             refuse_stranger(module, query.shape[0], query.shape[2])
             return original(module, query, key, value, attention_mask, *args, **kwargs)
         if args:
-            raise SiteDrift(f"{type(module).__name__} passes options to {site} by position; autopack needs names")
+            raise SiteDrift(
+                f"{type(module).__name__} passes options to {site} by position; autopack needs names. Run `autopack "
+                f"doctor` to see which versions are supported."
+            )
         layout = scope.layout.to(query.device)
         memory = scope.memory.to(query.device) if scope.memory is not None and mark.reads_encoder else None
         _check_shapes(module, layout, memory or layout, query, key)

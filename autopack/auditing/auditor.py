@@ -73,7 +73,7 @@ def audit(
         seed: Seed of the documents.
 
     Returns:
-        A report: `.exact`, `.worst` (relative to the standard deviation of a field alone), what of `.packed`,
+        A report with `.exact`, `.worst` (relative to the standard deviation of a field alone), what of `.packed`,
         `.labels` and `.padded` is not exact, a table per call mode, the influence of each document on each other, as
         text, HTML and picture.
     """

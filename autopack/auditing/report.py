@@ -74,7 +74,7 @@ class LeakReport:
     loss_tolerance: float
     results: list[ModeResult]
     left_out: dict[str, str] = dataclass_field(default_factory=dict)
-    """Call modes that have no reference, with the reason: documents that stock cannot run so, for instance."""
+    """Call modes that have no reference, with the reason, such as documents that stock cannot run so."""
     notes: dict[str, str] = dataclass_field(default_factory=dict)
     """What else was not measured, with the reason."""
     padded_tolerance: float = 0.0

@@ -88,7 +88,8 @@ def add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -
         return
     if not call.entry.takes_positions:
         raise UnsupportedModel(
-            f"{call.name}.forward takes no position_ids, so positions cannot restart at each document"
+            f"{call.name}.forward takes no position_ids, so positions cannot restart at each document. Run the "
+            f"documents one per row, or register a family that restarts them (docs/families.md)."
         )
     arguments["position_ids"] = layout.position_ids(call.entry.first_position)
 

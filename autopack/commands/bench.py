@@ -122,7 +122,9 @@ def _check(args: argparse.Namespace) -> None:
     if args.model is not None and args.type is not None:
         raise CannotTime(f"{args.model} and --type {args.type} name two models; leave one out")
     if args.lengths not in DISTRIBUTIONS and (args.mean or args.sigma):
-        raise CannotTime(f"--mean and --sigma are for lengths that are drawn, and --lengths {args.lengths} is read")
+        raise CannotTime(
+            f"--mean and --sigma are for lengths that are drawn, and --lengths {args.lengths} is read; leave either out"
+        )
 
 
 def _model(args: argparse.Namespace) -> tuple[PreTrainedModel, dict[str, Any]]:

@@ -120,9 +120,12 @@ def _environment(args: argparse.Namespace, launcher: str) -> dict[str, str]:
             environment[option.variable] = option.write(value)
     told = settings.Settings.read(environment)
     if launcher and not told.subprocesses:
-        raise CannotRun(f"{launcher} trains in processes that it starts, and --no-subprocesses leaves those out")
+        raise CannotRun(
+            f"{launcher} trains in processes that it starts, and --no-subprocesses leaves those out; drop it"
+        )
     if os.pathsep in settings.DIRECTORY:
-        raise CannotRun(f"PYTHONPATH cannot hold {settings.DIRECTORY}, where autopack is: it has a {os.pathsep} in it")
+        found = f"PYTHONPATH cannot hold {settings.DIRECTORY}, where autopack is: it has a {os.pathsep} in it"
+        raise CannotRun(f"{found}; install autopack elsewhere")
     environment["PYTHONPATH"] = settings.with_directory(os.environ.get("PYTHONPATH", ""))
     environment[settings.RUN] = "1"
     return environment

@@ -86,8 +86,8 @@ def enable(
             warning each time; None reads AUTOPACK_WATCH_ACTION, whose default is `raise`.
 
     Returns:
-        A handle whose repr says what was done; `handle.remove()` or leaving `with autopack.enable(model):` takes
-        everything back. A second call returns the same handle. For a trainer, a `TrainerHandle` with one per model.
+        A handle whose repr says what was done; `handle.remove()`, or leaving it as a context manager, takes everything
+        back. A second call returns the same handle. For a trainer, a `TrainerHandle` with one per model.
 
     Raises:
         UnsupportedModel: The model, or the backend with it, cannot be served exactly. Nothing was changed.
@@ -170,7 +170,7 @@ def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
             )
         usable, reason = availability()[backend]
         if not usable and backend == "varlen":
-            raise UnsupportedModel(f"backend='varlen' is not available here: {reason}")
+            raise UnsupportedModel(f"backend='varlen' is not available here: {reason}. Use backend='auto'.")
 
 
 def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:

@@ -51,12 +51,12 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def tally(self) -> Tally:
-        """What became of padded batches: how many ran as packed rows, tokens and padding in them, and what was left."""
+        """What became of padded batches, how many ran as packed rows, tokens and padding in them, and what was left."""
         return self.enabled.tally
 
     @property
     def watched(self) -> Watched | None:
-        """What the checks of training calls have found: how many, the worst error; None where none were asked for."""
+        """What the checks of training calls have found; None where none were asked for."""
         sentinel = self.enabled.sentinel
         return sentinel.watched if isinstance(sentinel, Sentinel) else None
 

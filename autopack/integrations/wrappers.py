@@ -32,7 +32,8 @@ def unwrap(model: Any) -> PreTrainedModel:
         )
     raise UnsupportedModel(
         f"autopack enables transformers models (a PreTrainedModel, also inside PEFT, DDP, accelerate, torch.compile or "
-        f"a module or an object of your own that holds one) and transformers Trainers; found {kind}"
+        f"a module or an object of your own that holds one) and transformers Trainers; found {kind}. "
+        f"Pass the model that you train."
     )
 
 
@@ -87,5 +88,6 @@ def models_of_trainer(trainer: Any) -> tuple[dict[str, nn.Module], dict[str, nn.
             seen.update(map(id, models))
             (second if listed else first)[f"{name}[{number}]" if listed else name] = part
     if "model" not in first:
-        raise UnsupportedModel(f"{type(trainer).__name__} holds no transformers model in its attribute 'model'")
+        found = f"{type(trainer).__name__} holds no transformers model in its attribute 'model'"
+        raise UnsupportedModel(f"{found}. Pass the model that you train to autopack.enable.")
     return first, second

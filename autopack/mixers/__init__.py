@@ -203,7 +203,8 @@ def _alone_with_bias(call: MixerCall, bias: torch.Tensor) -> Any:
     output = attend_alone(replace(call, original=original), bias=bias)
     if len(place) != 1:
         raise UnsupportedModel(
-            f"{type(call.mixer).__name__} does not hand on the bias that it was given, which its next layers need"
+            f"{type(call.mixer).__name__} does not hand on the bias that it was given, which its next layers need. "
+            f"Train it on padded batches, one document per row."
         )
     return tuple(bias if number in place else part for number, part in enumerate(output))
 

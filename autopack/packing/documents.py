@@ -248,7 +248,7 @@ def carried(names: Sequence[str], columns: Collection[str] | None, drop_columns:
     for option, given in (("columns", columns or ()), ("drop_columns", drop_columns)):
         check_names(option, given, "columns")
         if missing := [name for name in given if name not in names]:
-            raise InvalidPacking(f"{option}: found no column {missing[0]!r} in {list(names)}")
+            raise InvalidPacking(f"{option}: found no column {missing[0]!r} in {list(names)}; name others")
     wanted = [n for n in names if (columns is None or n in (IDS, MASK, *columns)) and n not in drop_columns]
     if IDS not in wanted:
         wanted.insert(0, IDS)

@@ -180,7 +180,8 @@ def _sizes(dataset: Any, form: Sequence[str]) -> np.ndarray:
             raise InvalidPacking(f"columns {form}: wanted a list of tokens per pair; {error}") from error
         sizes = np.concatenate([np.stack(part, axis=1) for part in found])
         if np.isnan(sizes).any():
-            raise InvalidPacking(f"pair {int(np.isnan(sizes).any(axis=1).argmax())}: found no value in one of {form}")
+            index = int(np.isnan(sizes).any(axis=1).argmax())
+            raise InvalidPacking(f"pair {index}: found no value in one of {form}; leave such pairs out")
         return sizes.astype(np.int64)
     examples = (dataset[index] for index in range(len(dataset)))
     return np.array([[len(example[name]) for name in form] for example in examples], np.int64)

@@ -192,7 +192,7 @@ def nothing_left(counts: Counts) -> InvalidPacking:
     """The error about data that make no row."""
     if not counts.documents:
         return InvalidPacking("wanted at least one example, found an empty dataset")
-    return InvalidPacking(f"no document is left of {counts.documents:,}: all are longer than max_length")
+    return InvalidPacking(f"no document is left of {counts.documents:,}: all are longer than max_length; raise it")
 
 
 def total(counts: list[Counts]) -> Counts:

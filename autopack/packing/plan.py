@@ -129,7 +129,7 @@ class Plan:
 
     @property
     def columns_per_row(self) -> np.ndarray:
-        """Columns that the documents of each row take, (rows,) int64: its tokens, and what `align` pads them with."""
+        """Columns that the documents of each row take, (rows,) int64, with what `align` pads them with."""
         return np.add.reduceat(aligned(self.lengths, self.align), self.bounds[:-1]) if len(self) else zeros(0)
 
     @property

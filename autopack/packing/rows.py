@@ -42,7 +42,9 @@ class Rows:
     def __post_init__(self) -> None:
         documents, counts, key = self.documents, self.plan.counts, self.documents.label_key
         if not len(self.plan):
-            raise InvalidPacking(f"no document is left of {counts.documents:,}: all are longer than max_length")
+            raise InvalidPacking(
+                f"no document is left of {counts.documents:,}: all are longer than max_length; raise it"
+            )
         if counts.split and key in documents.per_document:
             found = f"{counts.split:,} documents are cut into pieces, and {key!r} is one per document"
             raise InvalidPacking(f"{found}; use overflow='truncate' or 'drop', or name it in drop_columns")

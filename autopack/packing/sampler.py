@@ -222,7 +222,9 @@ class PackedBatchSampler:
         self.set_epoch(epoch)
         check_int("step", step, 0)
         if step > len(self._rows):
-            raise InvalidPacking(f"the state is at step {step} of an epoch of {len(self._rows)} steps")
+            raise InvalidPacking(
+                f"the state is at step {step} of an epoch of {len(self._rows)} steps; pass one of them"
+            )
         self._start = self._step = step
 
     @cached_property

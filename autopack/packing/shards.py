@@ -133,7 +133,7 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
         raise InvalidPacking(f"{folder.path}: found shards of several sets, of {counts}; keep one set in a folder")
     if missing := [name for name in wanted if name not in found]:
         raise InvalidPacking(
-            f"{folder.path}: found no {missing[0]!r}; {len(missing)} of {counts[0]} shards are missing"
+            f"{folder.path}: found no {missing[0]!r}; {len(missing)} of {counts[0]} shards are missing; write those"
         )
     marks = [folder.marked(name) for name in wanted]
     if other := [name for name, marked in zip(wanted, marks, strict=True) if marked != marks[0]]:

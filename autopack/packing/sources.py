@@ -51,7 +51,7 @@ class _Reader:
 
     def of_file(self, path: Path) -> np.ndarray:
         if not path.exists():
-            raise InvalidPacking(f"{path}: no such file")
+            raise InvalidPacking(f"{path}: no such file; check the path")
         if path.is_dir():
             try:
                 from datasets import load_from_disk

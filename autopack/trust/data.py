@@ -21,4 +21,6 @@ def load(path: Path | None = None) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text()))
     except FileNotFoundError as error:
-        raise AutopackError(f"{path} is missing, so this installation of autopack is not complete") from error
+        raise AutopackError(
+            f"{path} is missing, so this installation of autopack is not complete; install it anew"
+        ) from error

@@ -1,0 +1,98 @@
+"""The Python code of the documentation, page by page, as it stands there.
+
+A block is fenced by ```python. A comment `<!-- not run: REASON -->` in the line before it says why no test runs it, and
+a block fenced by ```text below it, after an empty line, shows what it prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parents[1] / "docs"
+_BLOCK = re.compile(
+    r"^(?:<!-- not run: (?P<reason>[^\n]*) -->\n)?(?P<indent> *)```python\n(?P<code>.*?)^(?P=indent)```\n"
+    r"(?:\n```text\n(?P<printed>.*?)^```\n)?",
+    re.S | re.M,
+)
+_NUMBER = re.compile(r"[-+]?\d+\.\d+(?:e[-+]?\d+)?|[-+]?\d+e[-+]\d+")
+_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+_FILE = re.compile(r"# (\w+\.py)\n")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a page: its code, the first line of that in the page, why it is not run, and what it prints."""
+
+    page: str
+    line: int
+    code: str
+    reason: str | None
+    printed: str | None
+
+    def __str__(self) -> str:
+        return f"docs/{self.page}, line {self.line}"
+
+
+def pages() -> list[str]:
+    """All pages with Python code, by their path in docs/."""
+    found = (str(path.relative_to(DOCS)) for path in sorted(DOCS.rglob("*.md")))
+    return [page for page in found if any(blocks(page))]
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """The Python blocks of a page, in order."""
+    text = (DOCS / page).read_text()
+    for match in _BLOCK.finditer(text):
+        line = text.count("\n", 0, match.start("code")) + 1
+        yield Block(page, line, textwrap.dedent(match["code"]), match["reason"], match["printed"])
+
+
+def lost_links(path: Path, text: str) -> Iterator[str]:
+    """Links of a Markdown page to files that are not there, or to headings that the file does not have."""
+    for target, anchor in _LINK.findall(re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.S)):
+        there = path.parent / target if target else path
+        if not there.exists() or (anchor and anchor not in anchors(there.read_text())):
+            yield f"{target}#{anchor}" if anchor else target
+
+
+def anchors(text: str) -> set[str]:
+    """Those that GitHub makes of the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def run(block: Block, names: dict[str, Any], instead: Mapping[str, str]) -> str:
+    """Run a block among these names, and return what it printed; a traceback names the page and the line.
+
+    `instead` says by which words others are replaced. A block that begins with `# name.py` becomes that file in the
+    working directory.
+    """
+    code = block.code
+    for words, others in instead.items():
+        code = code.replace(words, others)
+    if file := _FILE.match(code):
+        Path(file[1]).write_text(code)
+        return ""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile("\n" * (block.line - 1) + code, str(DOCS / block.page), "exec"), names)
+    return printed.getvalue()
+
+
+def same_text(found: str, shown: str, within: float) -> bool:
+    """Whether two texts agree, but for spaces and for numbers with a point or an exponent that are near each other.
+
+    Numbers below 1e-4 are rounding: of those, only that they are so small is compared.
+    """
+    numbers = [[float(number) for number in _NUMBER.findall(text)] for text in (found, shown)]
+    words = [_NUMBER.sub("#", text).split() for text in (found, shown)]
+    return words[0] == words[1] and all(
+        abs(a - b) <= within * max(abs(a), abs(b)) or max(abs(a), abs(b)) < 1e-4 for a, b in zip(*numbers, strict=True)
+    )

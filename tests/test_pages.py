@@ -1,0 +1,325 @@
+"""The code of the documentation, run as it stands there, page by page; docs/packing.md has tests/test_recipes.py.
+
+One list, `PAGES`, says what the blocks of each page take for granted. A block that no test runs has to say why.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import autopack
+from autopack import registry, tiny
+from tests import pages
+from tests.conftest import positions
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+ELSEWHERE = {"packing.md": "tests/test_recipes.py"}
+"""Pages whose blocks other tests run, one by one."""
+NOT_RUN = {
+    "it audits 187 models, which takes minutes": 1,
+}
+"""Why blocks are not run, and how many for each reason: what is added to a page is added here."""
+WORDS = [f"word{number}" for number in range(80)]
+ROUNDING = 1e-4
+WITHIN = 0.3
+"""Numbers that a page shows may be off by so much: those of other machines, releases and kernels."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the blocks of a page take for granted, what stands for what is too large, and what holds afterwards."""
+
+    there: Callable[[], dict[str, Any]] = dict
+    instead: Mapping[str, str] = field(default_factory=dict)
+    holds: Callable[[dict[str, Any]], bool] = lambda names: True
+    needs: tuple[str, ...] = ()
+    anew: bool = False
+    """Whether every block begins anew, and what holds is asked after each."""
+
+
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    numbers = {word: number for number, word in enumerate(["<pad>", "<eos>", *WORDS])}
+    words = Tokenizer(models.WordLevel(numbers, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
+
+
+def sentences(count: int = 16) -> list[str]:
+    draw = random.Random(0)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(3, 30))) for _ in range(count)]
+
+
+def examples() -> list[dict[str, Any]]:
+    return [{"input_ids": tokenizer()(text)["input_ids"]} for text in sentences()]
+
+
+def llama() -> Any:
+    return tiny.build("llama", attn_implementation="sdpa", max_position_embeddings=512)
+
+
+def folders() -> dict[str, Any]:
+    """A model, a tokenizer and data in the working directory, as scripts load them."""
+    for written in (llama(), tokenizer()):
+        written.save_pretrained("path/to/model")
+    texts = sentences()
+    Path("train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    pairs = zip(texts[::2], texts[1::2], reversed(texts[::2]), strict=True)
+    names = ("prompt", "chosen", "rejected")
+    Path("pairs.jsonl").write_text("".join(json.dumps(dict(zip(names, pair, strict=True))) + "\n" for pair in pairs))
+    return {"examples": examples()}
+
+
+def loop() -> dict[str, Any]:
+    """What a loop has: a model, a batch of packed rows, and data to make others of."""
+    data = examples()
+    return {
+        "autopack": autopack,
+        "torch": torch,
+        "model": llama().train(),
+        "dataset": data,
+        "lengths": [len(each["input_ids"]) for each in data],
+        "micro_batches": [data[:3], data[3:10], data[10:]],
+        "batch": autopack.PackingCollator()(data[:4]),
+    }
+
+
+def alone(examples: list[dict[str, Any]]) -> float:
+    """The mean loss over all targets of documents by themselves, of the model that the pages begin with."""
+    model, total, count = llama(), 0.0, 0
+    for example in examples:
+        ids = torch.tensor([example["input_ids"]])
+        total += model(input_ids=ids, labels=ids, use_cache=False).loss.item() * (ids.numel() - 1)
+        count += ids.numel() - 1
+    return total / count
+
+
+def packed_rows() -> dict[str, Any]:
+    return loop() | {"dataset": datasets.Dataset.from_list(examples())}
+
+
+def one_process() -> dict[str, Any]:
+    """A process group of this process alone, for FSDP."""
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    return loop()
+
+
+def encoder() -> dict[str, Any]:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Pooling, Transformer
+
+    tokenizer().save_pretrained("tower")
+    tiny.build("bert", task="masked-lm", pad_token_id=0).base_model.save_pretrained("tower")
+    modules = [Transformer("tower"), Pooling(32)]
+    SentenceTransformer(modules=modules, device="cpu").save("path/to/encoder")
+    return {"sentences": sentences()}
+
+
+def padded_batch() -> dict[str, Any]:
+    ids = torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0]])
+    mask = (ids > 0).long()
+    return loop() | {"ids": ids, "mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def classifier() -> dict[str, Any]:
+    from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
+
+    tiny.build("llama", task="sequence-classification", pad_token_id=0).save_pretrained("path/to/model")
+    return {
+        "AutoModelForSequenceClassification": AutoModelForSequenceClassification,
+        "Trainer": Trainer,
+        "args": TrainingArguments("out", max_steps=2, use_cpu=True, disable_tqdm=True),
+        "dataset": datasets.Dataset.from_list(
+            [each | {"labels": number % 2} for number, each in enumerate(examples())]
+        ),
+        "autopack": autopack,
+    }
+
+
+def pictures() -> dict[str, Any]:
+    """A row of two documents with a picture each, and examples with pictures as a processor leaves them."""
+    from autopack.tiny import images
+    from tests.multimodal.models import with_images
+    from tests.packing.test_images import PROCESSOR, example
+
+    model = with_images("qwen2_vl")
+    documents = [images.document(model, (4, "image", 3), seed=seed) for seed in range(2)]
+    row = images.row(model, documents)
+    return {
+        "autopack": autopack,
+        "torch": torch,
+        "model": model,
+        "ids": row["input_ids"],
+        "types": row["mm_token_type_ids"],
+        "positions": positions([len(document) for document in documents]),
+        "pixels": [document.images[0]["pixel_values"] for document in documents],
+        "grids": [document.images[0]["image_grid_thw"] for document in documents],
+        "labels": row["input_ids"].masked_fill(row["mm_token_type_ids"] == 1, -100),
+        "processor": PROCESSOR,
+        "examples": [example(model, number) for number in range(3)],
+    }
+
+
+def halves() -> dict[str, Any]:
+    """An encoder-decoder, which the page takes for enabled, and the row that its comments show."""
+    model = tiny.build("t5", task="seq2seq")
+    autopack.enable(model)
+    return {
+        "autopack": autopack,
+        "model": model,
+        "ids": torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 13, 0]]),
+        "segments": torch.tensor([[1, 1, 1, 2, 2, 3, 3, 3, 3, 0]]),
+        "labels": torch.tensor([[20, 21, 22, 23, 24, 25, -100, -100]]),
+        "label_segments": torch.tensor([[1, 1, 2, 2, 2, 3, 0, 0]]),
+    }
+
+
+def as_alone(names: dict[str, Any]) -> bool:
+    """Whether the loss of a block, if it has one, is that of the batch's documents alone."""
+    return "loss" not in names or abs(names["loss"].item() - alone(names["dataset"][:4])) < ROUNDING
+
+
+QUIET = {"max_steps=2)": "max_steps=2, use_cpu=True, disable_tqdm=True)"}
+TRL = {"max_steps=2)": "max_steps=2, use_cpu=True, bf16=False, disable_tqdm=True)"}
+PAGES = {
+    "tutorial.md": Page(holds=lambda names: abs(names["packed"] - names["single"]) < ROUNDING),
+    "leaks.md": Page(),
+    "families.md": Page(holds=lambda names: names["report"].exact),
+    "unpadding.md": Page(padded_batch, holds=lambda names: names["outputs"].logits.shape[:2] == (2, 4)),
+    "heads.md": Page(classifier, needs=("accelerate",)),
+    "multimodal.md": Page(pictures, holds=lambda names: names["batch"]["image_grid_thw"].shape[1] == 3, needs=("PIL",)),
+    "encoder_decoder.md": Page(halves),
+    "how_to/trainer.md": Page(folders, QUIET, lambda names: names["trainer"].state.global_step == 2, ("accelerate",)),
+    "how_to/trl.md": Page(folders, TRL, lambda names: names["trainer"].state.global_step == 2, ("trl",)),
+    "how_to/accelerate.md": Page(folders, needs=("accelerate",)),
+    "how_to/lightning.md": Page(
+        folders,
+        {"logger=False": 'logger=False, accelerator="cpu", enable_progress_bar=False, enable_model_summary=False'},
+        lambda names: names["trainer"].global_step == 2,
+        ("lightning",),
+    ),
+    "how_to/plain_loop.md": Page(folders),
+    "how_to/sentence_transformers.md": Page(
+        encoder, QUIET, lambda names: len(names["vectors"]) == 16, ("sentence_transformers",)
+    ),
+    "losses.md": Page(loop),
+    "migrating.md": Page(packed_rows, holds=lambda names: len(names["rows"]) > 0),
+    "recipes.md": Page(
+        one_process,
+        {"torch.compile(model)": 'torch.compile(model, backend="eager")'},
+        as_alone,
+        ("peft",),
+        anew=True,
+    ),
+}
+
+
+@pytest.fixture(name="in_a_folder")
+def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Pages write where they stand, register families and import what they wrote: all of that goes away again."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "_registered", [])
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page(page, in_a_folder):
+    what = PAGES[page]
+    for package in what.needs:
+        pytest.importorskip(package)
+    names: dict[str, Any] = {}
+    for block in pages.blocks(page):
+        if block.reason is None:
+            if what.anew or not names:
+                disable_all(names)
+                names |= {"__name__": "page", **what.there()}
+            found = pages.run(block, names, what.instead)
+            if block.printed is not None:
+                assert pages.same_text(found, block.printed, WITHIN), f"{block} prints\n{found}"
+            assert not what.anew or what.holds(names), block
+    assert what.holds(names)
+    disable_all(names)
+
+
+@pytest.mark.parametrize("lacking", ['"ToyMixer": ROWS, ', ', "ToyPositions": RESTARTING'])
+def test_a_family_that_names_too_little_is_refused(lacking, in_a_folder):
+    """What docs/families.md says of its walk: a way that is missing cannot be trained on."""
+    names: dict[str, Any] = {"__name__": "page"}
+    *before, last = pages.blocks("families.md")
+    for block in before:
+        pages.run(block, names, {lacking: ""})
+    with pytest.raises(autopack.UnsupportedModel, match="it is not exact"):
+        pages.run(last, names, {})
+
+
+def disable_all(names: dict[str, Any]) -> None:
+    """Take back what the page enabled, as the end of its process would."""
+    for value in names.values():
+        for module in list(value.modules()) if isinstance(value, torch.nn.Module) else []:
+            if isinstance(module, PreTrainedModel) and autopack.is_enabled(module):
+                autopack.disable(module)
+    names.clear()
+
+
+def test_every_block_is_run_or_says_why_not():
+    reasons: dict[str, int] = {}
+    for page in pages.pages():
+        assert (page in PAGES) + (page in ELSEWHERE) == 1, f"docs/{page} has Python code that no test runs"
+        for block in pages.blocks(page):
+            if block.reason is not None:
+                reasons[block.reason] = reasons.get(block.reason, 0) + 1
+    print("\n".join(f"{count} blocks are not run: {reason}" for reason, count in reasons.items()))
+    assert reasons == NOT_RUN
+
+
+def test_no_fence_is_missed():
+    """Negative control of the pattern: every fence of Python in the pages is a block."""
+    for path in pages.DOCS.rglob("*.md"):
+        fences = sum(line.strip() == "```python" for line in path.read_text().splitlines())
+        assert len(list(pages.blocks(str(path.relative_to(pages.DOCS))))) == fences, path
+
+
+PATHS = [*sorted(pages.DOCS.rglob("*.md")), pages.DOCS.parent / "README.md"]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(pages.DOCS.parent)))
+def test_links_lead_somewhere(path):
+    """On GitHub, too: the site's build sees those between its own pages alone."""
+    assert list(pages.lost_links(path, path.read_text())) == []
+
+
+def test_a_lost_link_is_found():
+    planted = "[here](trust.md#while-it-trains) [not there](trust.md#nothing) [nor there](none.md) `[no](link.md)`"
+    assert list(pages.lost_links(pages.DOCS / "faq.md", planted)) == ["trust.md#nothing", "none.md"]
+
+
+def test_what_a_page_shows_is_held_to():
+    """Negative control: other words, and numbers that are not near, are found."""
+    assert pages.same_text("loss  4.2031\n", "loss 4.20\n", WITHIN)
+    assert pages.same_text("error 3e-06", "error 2e-06", WITHIN)
+    assert not pages.same_text("error 4e+00", "error 2e-06", WITHIN)
+    assert not pages.same_text("loss 4.20", "loss 8.40", WITHIN)
+    assert not pages.same_text("loss 4.20", "exact 4.20", WITHIN)
