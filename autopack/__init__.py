@@ -15,6 +15,7 @@ _PUBLIC = {
     "CostModel": "autopack.packing.balance",
     "Family": "autopack.family",
     "Handle": "autopack.enabling.handle",
+    "Handles": "autopack.enabling.handle",
     "HostBatch": "autopack.layout.host",
     "InvalidPacking": "autopack.errors",
     "LeakDetected": "autopack.errors",
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
     from autopack.auditing.auditor import audit
     from autopack.auditing.report import LeakReport
     from autopack.enabling.enable import disable, enable, is_enabled
-    from autopack.enabling.handle import Handle, TrainerHandle
+    from autopack.enabling.handle import Handle, Handles, TrainerHandle
     from autopack.errors import (
         AutopackError,
         InvalidPacking,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.declarations import Declared
 from autopack.layout.padding import Padding
 from autopack.runtime.scope import Activation
+from autopack.runtime.tally import Volume
 
 CACHES = ("past_key_values", "past_key_value", "cache_params", "state")
 """Arguments that hold a cache."""
@@ -109,6 +111,23 @@ class Call:
         assert self.declared.real is not None
         assert self.inputs is not None
         return Padding(self.declared.real, self.inputs.device)
+
+    @property
+    def volume(self) -> Volume | None:
+        """How much the call holds as it came; None where that is not known on the host."""
+        if self.declared.layout is not None:
+            return Volume.of_layout(self.declared.layout)
+        if self.declared.real is not None:
+            return Volume.of_batch(self.declared.real)
+        shape = () if self.inputs is None else self.inputs.shape[: 3 if self.brings_choices else 2]
+        if not shape or not all(type(size) is int for size in shape):  # in a graph, a size may stand for any
+            return None
+        return Volume(1, prod(shape[:-1]), prod(shape), prod(shape), prod(shape[:-1]))
+
+    def count(self, volume: Volume | None, instead_of: Volume | None = None) -> None:
+        """Count what runs of the call, in place of what was counted before."""
+        if volume is not None and self.documents is None:  # or else the call of the head has been counted
+            self.model.tally.ran(volume, self.model.anatomy.entries[0].training, instead_of)
 
     @property
     def labelled_padding(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -51,7 +52,7 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def tally(self) -> Tally:
-        """What became of padded batches: how many ran as packed rows, tokens and padding in them, and what was left."""
+        """What became of calls: padded batches that ran as packed rows or were left, and how full rows were."""
         return self.enabled.tally
 
     @property
@@ -71,6 +72,8 @@ class Handle(AbstractContextManager["Handle"]):
             *([("mixers", f"{len(enabled.anatomy.mixers)} modules")] if enabled.anatomy.mixers else []),
             ("backend", self.backend),
             ("padding", f"unpad={unpad!r}" + ("" if unpad == "never" else f"; {self.tally}")),
+            *([("trained", self.tally.trained)] if self.tally.trained else []),
+            *([("evaluated", str(self.tally.evaluation))] if self.tally.evaluation.calls else []),
             ("verified", self.verified),
             *([("watched", str(self.watched))] if self.watched is not None else []),
         ]
@@ -98,8 +101,8 @@ class TrainerHandle(AbstractContextManager["TrainerHandle"]):
         self.kept = tuple(kept_columns(trainer))
 
     def remove(self) -> None:
-        """Disable all models, and let the trainer drop the columns that it dropped."""
-        give_columns_back(self._trainer)
+        """Disable all models, and let the trainer drop the columns that it dropped and log what it logged."""
+        take_back(self._trainer)
         for handle in self.handles.values():
             handle.remove()
 
@@ -118,6 +121,41 @@ class TrainerHandle(AbstractContextManager["TrainerHandle"]):
             rows += f"<tr><th colspan='2' style='text-align:left'>{html.escape(name)}</th></tr>{_rows(handle._facts())}"
         rows += _rows([*self.left_alone.items(), *([("data keep", ", ".join(self.kept))] if self.kept else [])])
         return f"<table><caption>autopack: {html.escape(self.trainer)}</caption>{rows}</table>"
+
+
+class Handles(AbstractContextManager["Handles"]):
+    """What `enable` did to several models. Also a context manager that disables them all on leaving.
+
+    `handles` go by the names of the models: the keys of a dict, or `[0]`, `[1]` and so on.
+    """
+
+    def __init__(self, handles: dict[str, Any]):
+        self.handles: dict[str, Handle | TrainerHandle | Handles] = handles
+
+    def remove(self) -> None:
+        """Disable all of them."""
+        for handle in self.handles.values():
+            handle.remove()
+
+    def __exit__(self, *_: Any) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        parts = (f"{name}: {handle!r}" for name, handle in self.handles.items())
+        return "autopack.Handles(\n" + textwrap.indent(",\n".join(parts), "  ") + "\n)"
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f"<div>{html.escape(name)}{handle._repr_html_()}</div>" for name, handle in self.handles.items()
+        )
+
+
+def take_back(trainer: Any) -> None:
+    """Take back what `enable` has done to a trainer itself: the columns that it keeps, and what it logs."""
+    from autopack.enabling import trainer_logs  # it needs transformers' callbacks, which models alone do not
+
+    give_columns_back(trainer)
+    trainer_logs.take_logs(trainer)
 
 
 def _rows(facts: Iterable[tuple[str, str]]) -> str:

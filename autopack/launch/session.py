@@ -34,7 +34,8 @@ class _Outcome:
         if self.tally is None:
             return self.text
         said = any((self.tally.batches, self.tally.left, self.tally.refused))
-        return f"{self.text}; {self.tally if said else 'no padded batch came'}"
+        ran = f"; in training {self.tally.trained}" if self.tally.trained else ""
+        return f"{self.text}; {self.tally if said else 'no padded batch came'}{ran}"
 
 
 class Session:
