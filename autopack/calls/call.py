@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from autopack.calls.entry import Entry
+from autopack.calls.generation import in_pipeline
 from autopack.calls.plan import HeadDocuments
 from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.declarations import Declared
+from autopack.layout.host import noted_padding
 from autopack.layout.padding import Padding
 from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Volume
@@ -85,9 +89,24 @@ class Call:
         first_position = self.model.traits.first_position
         # Some models keep what they continue to themselves (RecurrentGemma).
         continues = self.continues or bool(self.arguments.get("use_cache"))
-        return declarations.read(
+        found = declarations.read(
             arguments, (rows, columns), inputs.device, first_position, self.ignored_label, continues
         )
+        return found if self.noted is None else replace(found, real=self.noted)
+
+    @cached_property
+    def noted(self) -> np.ndarray | None:
+        """Where its tokens are no padding, (rows, columns), as whoever padded them has noted; None where a call says."""
+        if not (self.model.anatomy.causal or self.model.traits.recurs):
+            return None  # tokens would see padding that no mask hides
+        if any(self.arguments.get(name) is not None for name in ("attention_mask", "position_ids", *LABELS)):
+            return None
+        return noted_padding(self.arguments.get("input_ids"))
+
+    @cached_property
+    def is_scored(self) -> bool:
+        """Whether whoever calls the model reads what it gives tokens, and no cache."""
+        return self.noted is not None or in_pipeline(self.model)
 
     @cached_property
     def continues(self) -> bool:

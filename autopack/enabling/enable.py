@@ -17,7 +17,7 @@ from autopack.enabling.attach import detach, examine, settle, strip_severed
 from autopack.enabling.handle import Handle, Handles, TrainerHandle, take_back
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection.heads import row_head
-from autopack.integrations import boundaries, peft
+from autopack.integrations import boundaries, lm_eval, peft
 from autopack.integrations.wrappers import holds_models, is_trainer, models_of_trainer, parts_of, unwrap
 from autopack.runtime.marks import HANDLE, handle_of, holds_marks
 from autopack.runtime.model import EnabledModel, Options
@@ -153,6 +153,8 @@ def _enable_one(model: Any, given: _Given, undo: ExitStack) -> Handle:
         undo.callback(handle.remove)
     else:
         _check_same(handle.enabled.options, given.wanted, given.also)
+    if lm_eval.is_harness(model) and handle.join_harness():
+        undo.callback(handle.leave_harness)
     return handle
 
 

@@ -14,7 +14,9 @@ from autopack.attention.choose import availability, candidates
 from autopack.auditing.report import html_cells
 from autopack.enabling.attach import detach
 from autopack.enabling.options import CHOICES
+from autopack.integrations import lm_eval
 from autopack.integrations.boundaries import give_columns_back, kept_columns
+from autopack.patching import SiteLease
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.tally import Tally
 from autopack.watching.sentinel import Sentinel, Watched
@@ -25,11 +27,28 @@ class Handle(AbstractContextManager["Handle"]):
 
     def __init__(self, model: PreTrainedModel, enabled: EnabledModel):
         self.model, self.enabled = model, enabled
+        self._harness: SiteLease | None = None
 
     def remove(self) -> None:
         """Disable the model: hooks, marks, checkpoint functions and installed functions go back by identity."""
         if self.enabled.active:
             detach(self.model, self.enabled)
+        self.leave_harness()
+
+    def join_harness(self) -> bool:
+        """Have an `HFLM` of lm-eval say where it pads; whether it did not do so before."""
+        if self._harness is not None:
+            return False
+        lease = lm_eval.lease()
+        lease.follow(())
+        self._harness = lease
+        return True
+
+    def leave_harness(self) -> None:
+        """Take back what `join_harness` has done."""
+        if self._harness is not None:
+            self._harness.release()
+            self._harness = None
 
     def __exit__(self, *_: Any) -> None:
         self.remove()
