@@ -145,8 +145,11 @@ class Call:
 
     def count(self, volume: Volume | None, instead_of: Volume | None = None) -> None:
         """Count what runs of the call, in place of what was counted before."""
-        if volume is not None and self.documents is None:  # or else the call of the head has been counted
-            self.model.tally.ran(volume, self.model.anatomy.entries[0].training, instead_of)
+        if volume is None or self.documents is not None:  # the call of the head has been counted
+            return
+        # Lightning trains what comes from `from_pretrained` in evaluation mode.
+        trains = self.model.anatomy.entries[0].training or torch.is_grad_enabled()
+        self.model.tally.ran(volume, trains, instead_of)
 
     @property
     def labelled_padding(self) -> bool:

@@ -12,6 +12,7 @@ from autopack.calls.packed import Packed
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
 from autopack.calls.pairs import PairAsRows, PairCall
 from autopack.calls.plan import Deferred, Plan, Untouched
+from autopack.calls.unmasked import point_out
 from autopack.calls.unpadded import Unpadded
 from autopack.inspection.modules import is_pair
 
@@ -32,6 +33,8 @@ def choose(call: Call) -> Plan:
         return documents.plan(call, layout) if call.entry.head is not None else Packed(call, layout)
     if call.declared.jumps:
         _say_that_positions_jump(call.name)
+    if call.declared.real is None:
+        point_out(call)
     if not call.may_unpad:
         if call.outer is not None and call.declared.real is None and not call.entry.inner:
             call.model.tally.left["the mask is made outside of the text model"] += 1
@@ -69,6 +72,8 @@ def choose_pair(call: PairCall) -> Plan:
         refusals.check_packed(call, layout)
         return documents.plan_of_pair(call, layout)
     packs = call.find_pair()
+    if packs is None:
+        point_out(call)
     if packs is None or (not packs and call.model.options.unpad == "never"):
         return Untouched(call.model, call.volume)
     if packs:

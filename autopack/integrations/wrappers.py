@@ -29,8 +29,6 @@ def unwrap(model: Any) -> PreTrainedModel:
             "a lightning.Trainer holds no model before trainer.fit(model). Call autopack.enable(model) on the "
             "LightningModule."
         )
-    if isinstance(model, type | str):
-        raise UnsupportedModel(f"autopack enables models that are loaded; found {model!r}. Load it, and enable that")
     if found:
         names = ", ".join(type(inner).__name__ for inner in found)
         raise UnsupportedModel(
@@ -40,7 +38,7 @@ def unwrap(model: Any) -> PreTrainedModel:
     raise UnsupportedModel(
         f"autopack enables transformers models (a PreTrainedModel, also inside PEFT, DDP, accelerate, torch.compile or "
         f"a module or an object of your own that holds one), transformers Trainers, and lists, tuples and dicts of "
-        f"these; found {kind}"
+        f"these; found {f'{model!r}, which is to be loaded first' if isinstance(model, type | str) else kind}"
     )
 
 
@@ -74,7 +72,7 @@ def _held_by(holder: Any) -> list[nn.Module]:
         return [] if holder.lightning_module is None else [holder.lightning_module]
     attributes = getattr(holder, "__dict__", {})
     own = [value for value in attributes.values() if isinstance(value, nn.Module)]
-    inner = getattr(attributes.get("model"), "__dict__", {})
+    inner = getattr(attributes.get("model", attributes.get("_model")), "__dict__", {})
     return own or [value for value in inner.values() if isinstance(value, nn.Module)]
 
 

@@ -39,7 +39,7 @@ class _Outcome:
     def __str__(self) -> str:
         if self.tally is None:
             return self.text
-        said = any((self.tally.batches, self.tally.left, self.tally.refused))
+        said = any((self.tally.batches, self.tally.left, self.tally.refused, self.tally.unmasked))
         batches = self.tally if said else "no padded batch came"
         parts = [self.text, str(batches) if self.pads else "padded batches stay as they come"]
         parts += [f"trained: {self.tally.trained}"] if self.tally.trained is not None else []

@@ -96,8 +96,10 @@ class Tally:
     """Padded batches that were left as they came, by reason."""
     refused: Counter[str] = field(default_factory=Counter)
     """Calls that autopack would have refused, and that ran as they would have without it, by reason."""
+    unmasked: bool = False
+    """Whether a batch that looks padded has come without a mask, so that none of its padding could be left out."""
     training: Volume = Volume()
-    """All calls of the model in training mode, packed, padded or neither."""
+    """All calls in training mode or with gradients, packed, padded or neither."""
     evaluation: Volume = Volume()
     """All others."""
     _began: float | None = None
@@ -163,6 +165,8 @@ class Tally:
         parts += [f"{_batches(count)} left as they came: {reason}" for reason, count in self.left.most_common()]
         for reason, count in self.refused.most_common():
             parts.append(f"{count:,} call{'s' if count != 1 else ''} ran as without autopack: {reason}")
+        if self.unmasked:
+            parts.append("batches that look padded came without an attention_mask, and were computed as they came")
         return "; ".join(parts) or "no padded batch yet"
 
 
