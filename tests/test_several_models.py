@@ -59,7 +59,7 @@ def test_where_one_cannot_be_enabled_none_is(refused, tmp_path):
     before, callbacks = [attributes(policy.model), attributes(other)], list(policy.callback_handler.callbacks)
     with pytest.raises(autopack.UnsupportedModel):
         autopack.enable([policy, other, refused()])
-    assert same([attributes(policy.model), attributes(other)], before)
+    assert all(map(same, [attributes(policy.model), attributes(other)], before))
     assert policy.callback_handler.callbacks == callbacks
 
 
