@@ -106,7 +106,9 @@ def test_a_batch_that_has_to_run_again_as_it_came():
     from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = CLIPTextModelWithProjection(CLIPTextConfig(vocab_size=128, eos_token_id=127, bos_token_id=126, **sizes)).train()
+    model = CLIPTextModelWithProjection(
+        CLIPTextConfig(vocab_size=128, eos_token_id=127, bos_token_id=126, **sizes)
+    ).train()
     given = {name: value for name, value in padded().items() if name != "labels"}
     with autopack.enable(model, verify="never") as handle:
         for calls in (1, 2):

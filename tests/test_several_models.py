@@ -20,7 +20,9 @@ def test_one_handle_removes_them_all(kind):
     assert [each.model for each in handle.handles.values()] == [models[0], models[1].layers["inside"]]
     assert all(each.enabled.options.unpad == "always" for each in handle.handles.values())
     assert autopack.is_enabled(models)
-    assert repr(handle).startswith("autopack.Handles(\n  [0]: autopack.Handle(\n    model:     LlamaForCausalLM (llama)\n")
+    assert repr(handle).startswith(
+        "autopack.Handles(\n  [0]: autopack.Handle(\n    model:     LlamaForCausalLM (llama)\n"
+    )
     assert handle._repr_html_().count("<table>") == 2
     handle.remove()
     assert not any(map(autopack.is_enabled, models))
@@ -72,7 +74,7 @@ def test_what_was_enabled_before_stays_so(tmp_path):
         with pytest.raises(autopack.UnsupportedModel):
             autopack.enable([policy, model, object()])
         assert autopack.is_enabled([policy, model])
-        assert [type(each).__name__ for each in policy.callback_handler.callbacks][0] == "PackingLogs"
+        assert type(policy.callback_handler.callbacks[0]).__name__ == "PackingLogs"
         assert autopack.enable([model]).handles["[0]"] is handle.handles["[1]"]
 
 

@@ -96,7 +96,7 @@ class Call:
 
     @cached_property
     def noted(self) -> np.ndarray | None:
-        """Where its tokens are no padding, (rows, columns), as whoever padded them has noted; None where a call says."""
+        """Where its tokens are no padding, (rows, columns), as whoever padded them without a mask has noted."""
         if not (self.model.anatomy.causal or self.model.traits.recurs):
             return None  # tokens would see padding that no mask hides
         if any(self.arguments.get(name) is not None for name in ("attention_mask", "position_ids", *LABELS)):

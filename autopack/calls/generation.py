@@ -1,4 +1,4 @@
-"""Who calls a model: transformers' generation, whose masks, positions and caches are its own, or one of its pipelines."""
+"""Who calls: transformers' generation, whose masks, positions and caches are its own, or one of its pipelines."""
 
 from __future__ import annotations
 

@@ -164,9 +164,7 @@ class Handles(AbstractContextManager["Handles"]):
         return "autopack.Handles(\n" + textwrap.indent(",\n".join(parts), "  ") + "\n)"
 
     def _repr_html_(self) -> str:
-        return "".join(
-            f"<div>{html.escape(name)}{handle._repr_html_()}</div>" for name, handle in self.handles.items()
-        )
+        return "".join(f"<div>{html.escape(name)}{handle._repr_html_()}</div>" for name, handle in self.handles.items())
 
 
 def take_back(trainer: Any) -> None:

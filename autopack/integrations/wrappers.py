@@ -78,7 +78,8 @@ def _held_by(holder: Any) -> list[nn.Module]:
 
 def _is_lightning_trainer(subject: Any) -> bool:
     return any(
-        cls.__name__ == "Trainer" and cls.__module__ in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
+        cls.__name__ == "Trainer"
+        and cls.__module__ in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
         for cls in type(subject).__mro__
     )
 

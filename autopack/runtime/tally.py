@@ -98,9 +98,9 @@ class Tally:
     """Calls that autopack would have refused, and that ran as they would have without it, by reason."""
     unmasked: bool = False
     """Whether a batch that looks padded has come without a mask, so that none of its padding could be left out."""
-    training: Volume = Volume()
+    training: Volume = field(default_factory=Volume)
     """All calls in training mode or with gradients, packed, padded or neither."""
-    evaluation: Volume = Volume()
+    evaluation: Volume = field(default_factory=Volume)
     """All others."""
     _began: float | None = None
     """When the first call in training came in this process, in seconds; of a copy, its first."""

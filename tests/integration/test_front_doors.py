@@ -33,7 +33,9 @@ def numbers(found: Any) -> torch.Tensor:
 def piped(path: Path, task: str, auto: Any, model_type: str, kind: str) -> Any:
     where = folder(path, model_type, kind)
     torch.manual_seed(0)  # of a head that the folder lacks
-    return pipeline(task, model=auto.from_pretrained(where), tokenizer=AutoTokenizer.from_pretrained(where), device="cpu")
+    return pipeline(
+        task, model=auto.from_pretrained(where), tokenizer=AutoTokenizer.from_pretrained(where), device="cpu"
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,7 +200,8 @@ class TestHarness:
         return [Instance(kind, {}, (one, f" {other}"), number) for number, (one, other) in enumerate(pairs)]
 
     @pytest.mark.parametrize(
-        ("model_type", "kind"), [("llama", "causal-lm"), ("gpt2", "causal-lm"), ("mamba", "causal-lm"), ("t5", "seq2seq")]
+        ("model_type", "kind"),
+        [("llama", "causal-lm"), ("gpt2", "causal-lm"), ("mamba", "causal-lm"), ("t5", "seq2seq")],
     )
     def test_likelihoods_are_those_that_were(self, harness, model_type, kind):
         model = harness(model_type, kind)
@@ -210,6 +213,13 @@ class TestHarness:
             assert handle.tally.evaluation.fill == 1
         assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
         assert [one for one, _ in found] == pytest.approx([one for one, _ in expected], rel=NEAR)
+
+    def test_a_model_whose_tokens_see_padding_keeps_it(self, harness):
+        model = harness(model=tiny.build("bert", task="masked-lm"), backend="causal")
+        expected = model.loglikelihood(self.requests(), disable_tqdm=True)
+        with autopack.enable(model) as handle:
+            assert model.loglikelihood(self.requests(), disable_tqdm=True) == expected
+            assert (handle.tally.batches, handle.tally.evaluation.fill) == (0, 1)
 
     def test_rolling_and_generation(self, harness):
         from lm_eval.api.instance import Instance

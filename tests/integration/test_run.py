@@ -94,8 +94,8 @@ def line_of(what: dict[str, Any]) -> str:
     calls = f"{what['batches']} calls, fill 100.0% ({tokens} real tokens in {tokens} columns)"
     return (
         f"autopack: {rank}LlamaForCausalLM (llama) enabled; {what['batches']} padded batches packed inside; {share} "
-        f"({what['padding'] / what['columns']:.1%}); trained: {calls}, {what['rows'] / what['batches']:.1f} documents per "
-        f"row, N real tokens per second"
+        f"({what['padding'] / what['columns']:.1%}); trained: {calls}, {what['rows'] / what['batches']:.1f} documents "
+        f"per row, N real tokens per second"
     )
 
 
@@ -292,7 +292,9 @@ def test_the_table_of_options_has_the_values_that_enable_takes():
 def test_a_variable_reaches_the_model_and_an_option_overrides_one():
     found = start(*RUN, "--no-quiet", "loop.py", AUTOPACK_UNPAD="never", AUTOPACK_QUIET="1")
     (line,) = found.lines
-    assert line.startswith("autopack: LlamaForCausalLM (llama) enabled; padded batches stay as they come; trained: 4 calls")
+    assert line.startswith(
+        "autopack: LlamaForCausalLM (llama) enabled; padded batches stay as they come; trained: 4 calls"
+    )
 
 
 def test_training_calls_are_checked_where_watch_says_so():
@@ -312,7 +314,11 @@ def test_training_calls_are_checked_where_watch_says_so():
         (["."], {}, "is a directory without a __main__.py"),
         (["--no-subprocesses", "-m", "torch.distributed.run"], {}, "--no-subprocesses leaves those out"),
         (["view.py"], {"AUTOPACK_BACKEND": "fast"}, "AUTOPACK_BACKEND must be one of auto, flash"),
-        (["view.py"], {"AUTOPACK_WATCH": "often"}, "AUTOPACK_WATCH must be a whole number of at least 0; found 'often'"),
+        (
+            ["view.py"],
+            {"AUTOPACK_WATCH": "often"},
+            "AUTOPACK_WATCH must be a whole number of at least 0; found 'often'",
+        ),
         (["view.py"], {"AUTOPACK_STRICT": "maybe"}, "AUTOPACK_STRICT must be one of 1, true"),
     ],
 )

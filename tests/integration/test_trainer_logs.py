@@ -134,7 +134,8 @@ def test_what_train_returns_and_saves_is_what_it_was_but_for_logs(tmp_path):
         found = subject.train()
     assert set(found.metrics) == set(expected.metrics)
     before, after = (
-        json.loads((tmp_path / name / "checkpoint-4" / "trainer_state.json").read_text()) for name in ("stock", "enabled")
+        json.loads((tmp_path / name / "checkpoint-4" / "trainer_state.json").read_text())
+        for name in ("stock", "enabled")
     )
     logs = [part.pop("log_history") for part in (before, after)]
     assert after == before
