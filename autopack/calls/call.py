@@ -97,7 +97,8 @@ class Call:
     @cached_property
     def noted(self) -> np.ndarray | None:
         """Where its tokens are no padding, (rows, columns), as whoever padded them without a mask has noted."""
-        if not (self.model.anatomy.causal or self.model.traits.recurs):
+        anatomy = self.model.anatomy
+        if not (anatomy.one_way and (anatomy.causal or self.model.traits.recurs)):
             return None  # tokens would see padding that no mask hides
         if any(self.arguments.get(name) is not None for name in ("attention_mask", "position_ids", *LABELS)):
             return None
