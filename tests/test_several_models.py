@@ -38,6 +38,15 @@ def test_a_dict_names_them():
     assert not autopack.is_enabled(models["student"])
 
 
+def test_keys_stay_what_they_are():
+    models = {1: llama(), "1": llama()}
+    with autopack.enable(models) as handle:
+        assert list(handle.handles) == [1, "1"]
+        assert "1: autopack.Handle(" in repr(handle)
+        assert handle._repr_html_().count("<table>") == 2
+        assert autopack.is_enabled(models)
+
+
 def test_one_model_twice_is_one():
     model = llama()
     with autopack.enable([model, model]) as handle:

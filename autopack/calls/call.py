@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.calls.entry import Entry
-from autopack.calls.generation import in_pipeline
+from autopack.calls.generation import is_only_scored
 from autopack.calls.plan import HeadDocuments
 from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.declarations import Declared
@@ -107,7 +107,7 @@ class Call:
     @cached_property
     def is_scored(self) -> bool:
         """Whether whoever calls the model reads what it gives tokens, and no cache."""
-        return self.noted is not None or in_pipeline(self.model)
+        return self.noted is not None or is_only_scored(self.model)
 
     @cached_property
     def continues(self) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 from autopack.runtime.model import EnabledModel
 
 _GENERATION = "transformers.generation."
-_PIPELINES = "transformers.pipelines."
+_SCORING = (("transformers.pipelines.", "_forward"), ("sentence_transformers.", None))
 
 
 def generates(model: EnabledModel) -> bool:
@@ -23,9 +23,12 @@ def generates(model: EnabledModel) -> bool:
     return not torch.is_grad_enabled() and _is_called_from(_GENERATION, model)
 
 
-def in_pipeline(model: EnabledModel) -> bool:
-    """Whether this model is called by the step of a transformers pipeline that runs it, which keeps no cache."""
-    return _is_called_from(_PIPELINES, model, "_forward")
+def is_only_scored(model: EnabledModel) -> bool:
+    """Whether sentence-transformers, or the step of a pipeline that runs models, calls this one: both drop its cache.
+
+    Generation in a pipeline is `generates`.
+    """
+    return any(_is_called_from(place, model, function) for place, function in _SCORING)
 
 
 def _is_called_from(place: str, model: EnabledModel, function: str | None = None) -> bool:

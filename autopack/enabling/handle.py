@@ -29,6 +29,9 @@ class Handle(AbstractContextManager["Handle"]):
         self.model, self.enabled = model, enabled
         self._harness: SiteLease | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_harness": None}  # it travels with copies of the model, whose harness is another
+
     def remove(self) -> None:
         """Disable the model: hooks, marks, checkpoint functions and installed functions go back by identity."""
         if self.enabled.active:
@@ -148,8 +151,8 @@ class Handles(AbstractContextManager["Handles"]):
     `handles` go by the names of the models: the keys of a dict, or `[0]`, `[1]` and so on.
     """
 
-    def __init__(self, handles: dict[str, Any]):
-        self.handles: dict[str, Handle | TrainerHandle | Handles] = handles
+    def __init__(self, handles: dict[Any, Handle | TrainerHandle | Handles]):
+        self.handles = handles
 
     def remove(self) -> None:
         """Disable all of them."""
@@ -164,7 +167,9 @@ class Handles(AbstractContextManager["Handles"]):
         return "autopack.Handles(\n" + textwrap.indent(",\n".join(parts), "  ") + "\n)"
 
     def _repr_html_(self) -> str:
-        return "".join(f"<div>{html.escape(name)}{handle._repr_html_()}</div>" for name, handle in self.handles.items())
+        return "".join(
+            f"<div>{html.escape(str(name))}{handle._repr_html_()}</div>" for name, handle in self.handles.items()
+        )
 
 
 def take_back(trainer: Any) -> None:

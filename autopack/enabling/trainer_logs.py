@@ -52,18 +52,18 @@ class PackingLogs(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if logs is None:
             return
-        if "total_flos" in logs:
-            ran, seconds = self._tally.training.minus(self._trained_before), self._clock.total
-            self._add(logs, "train_", ran, seconds)
-        elif (runtime := next((name for name in logs if name.endswith("_runtime")), None)) is not None:
-            ran, self._evaluated = self._tally.evaluation.minus(self._evaluated), self._tally.evaluation
-            self._add(logs, runtime.removesuffix("runtime"), ran, float(logs[runtime]))
-        elif "loss" in logs and "learning_rate" in logs:  # others come from code of the user's, at any time
+        # The first have a runtime too where the trainer counts tokens; logs of a script come at any time.
+        if "loss" in logs and "learning_rate" in logs:
             ran, self._trained = self._tally.training.minus(self._trained), self._tally.training
             added = self._add(logs, "", ran, self._clock.lap())
             last = state.log_history[-1] if state.log_history else {}
             if last.get("step") == state.global_step and "loss" in last:
                 last.update(added)
+        elif "total_flos" in logs:
+            self._add(logs, "train_", self._tally.training.minus(self._trained_before), self._clock.total)
+        elif (runtime := next((name for name in logs if name.endswith("_runtime")), None)) is not None:
+            ran, self._evaluated = self._tally.evaluation.minus(self._evaluated), self._tally.evaluation
+            self._add(logs, runtime.removesuffix("runtime"), ran, float(logs[runtime]))
 
     def _add(self, logs: dict[str, Any], prefix: str, ran: Volume, seconds: float) -> dict[str, float]:
         added = numbers(ran, seconds, prefix)

@@ -42,7 +42,7 @@ def unwrap(model: Any) -> PreTrainedModel:
     )
 
 
-def parts_of(models: Any) -> dict[str, Any] | None:
+def parts_of(models: Any) -> dict[Any, Any] | None:
     """The models of a list, tuple or dict, by name; None for anything that is one model or holds one.
 
     Raises `UnsupportedModel` where there are none, or where they could be read but once or in no order.
@@ -57,7 +57,7 @@ def parts_of(models: Any) -> dict[str, Any] | None:
     if not models:
         raise UnsupportedModel(f"autopack enables models; found an empty {type(models).__name__}")
     if isinstance(models, dict):
-        return {str(name): model for name, model in models.items()}
+        return dict(models)
     return {f"[{number}]": model for number, model in enumerate(models)}
 
 

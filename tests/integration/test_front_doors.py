@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from sentence_transformers import CrossEncoder
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.models import Pooling, Transformer
 from transformers import AutoTokenizer, pipeline
 
 import autopack
@@ -104,6 +105,19 @@ def test_a_reranker_of_a_decoder(tmp_path):
         assert scorer.rank("word1", sentences(8))
 
 
+def test_encoders_of_releases_that_leave_the_cache_on(tmp_path):
+    """sentence-transformers 5 does; 6 turns it off in the configuration."""
+    tower = Transformer(folder(tmp_path, "qwen3", "causal-lm", backbone=True))
+    encoder = SentenceTransformer(modules=[tower, Pooling(32, pooling_mode="lasttoken")], device="cpu")
+    tower.auto_model.config.use_cache = True
+    expected = encoder.encode(sentences(16), batch_size=8, convert_to_tensor=True)
+    with autopack.enable(encoder) as handle:
+        found = encoder.encode(sentences(16), batch_size=8, convert_to_tensor=True)
+        assert (found - expected).abs().max() < NEAR * expected.abs().max()
+        assert handle.tally.padding > 0
+        assert not handle.tally.left
+
+
 def test_a_lightning_module_and_its_trainer():
     lightning = pytest.importorskip("lightning")
 
@@ -152,8 +166,6 @@ def test_a_lightning_module_and_its_trainer():
 def test_a_setfit_model_and_its_trainer(tmp_path):
     setfit = pytest.importorskip("setfit")
     from datasets import Dataset
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import Pooling, Transformer
     from sklearn.linear_model import LogisticRegression
 
     tower = Transformer(folder(tmp_path, "bert", "masked-lm", backbone=True))
@@ -256,6 +268,16 @@ class TestHarness:
                 autopack.enable([harness(model=tiny.build("llama")), object()])
         assert huggingface.pad_and_concat is original
         assert inspect.getsource(huggingface.pad_and_concat) == before
+
+    def test_a_copy_pads_with_it_too(self, harness):
+        model = harness()
+        expected = model.loglikelihood(self.requests(), disable_tqdm=True)
+        with autopack.enable(model):
+            copied = copy.deepcopy(model)
+        with autopack.enable(copied) as handle:
+            found = copied.loglikelihood(self.requests(), disable_tqdm=True)
+            assert handle.tally.padding > 0
+        assert [one for one, _ in found] == pytest.approx([one for one, _ in expected], rel=NEAR)
 
     def test_a_model_that_is_not_enabled_is_called_as_ever(self, harness):
         enabled, stock = harness(), harness()

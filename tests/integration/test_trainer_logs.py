@@ -176,6 +176,47 @@ def test_others_keys_and_own_logs_of_a_script_are_left_alone(tmp_path):
     assert not any("autopack" in name for logs in reporter.logs[-2:] for name in logs)
 
 
+def test_a_trainer_that_counts_tokens_itself_has_both(tmp_path):
+    reporter = Reporter()
+    subject = trainer(tmp_path, reporter, include_num_input_tokens_seen=True)
+    with autopack.enable(subject):
+        subject.train()
+    trained = [logs for logs in reporter.logs if "loss" in logs]
+    assert [set(ours(logs)) for logs in trained] == [NAMES] * 2
+    assert all("num_input_tokens_seen" in logs and not ours(logs, "train_") for logs in trained)
+
+
+def test_several_evaluation_sets_are_apart(tmp_path):
+    reporter = Reporter()
+    subject = trainer(tmp_path, reporter, eval_strategy="steps", eval_steps=4)
+    short, long = [{"input_ids": [5] * n} for n in (2, 4)], [{"input_ids": [5] * n} for n in (10, 20, 30)]
+    subject.eval_dataset = {"short": short, "long": long}
+    with autopack.enable(subject):
+        subject.train()
+    found = {prefix: [ours(logs, prefix) for logs in reporter.logs] for prefix in ("eval_short_", "eval_long_")}
+    shares = {prefix: [each["padding_skipped"] for each in every if each] for prefix, every in found.items()}
+    assert shares == {"eval_short_": [0.25], "eval_long_": [round(30 / 90, 4)]}
+
+
+def test_an_evaluation_on_the_training_set_is_no_end_of_training(tmp_path):
+    reporter = Reporter()
+    subject = trainer(tmp_path, reporter)
+    with autopack.enable(subject):
+        returned = subject.evaluate(subject.eval_dataset, metric_key_prefix="train")
+    assert ours(reporter.logs[-1], "train_")["documents_per_row"] == 4.0
+    assert not any("autopack" in name for name in returned)
+
+
+def test_predictions_are_not_counted_into_the_next_evaluation(tmp_path):
+    reporter = Reporter()
+    subject = trainer(tmp_path, reporter)
+    with autopack.enable(subject):
+        found = subject.predict([{"input_ids": [5] * 3}])
+        subject.evaluate()
+    assert not any("autopack" in name for name in found.metrics)
+    assert ours(reporter.logs[-1], "eval_")["documents_per_row"] == 4.0
+
+
 def test_the_callback_comes_once_and_goes_with_the_handle(tmp_path):
     subject = trainer(tmp_path)
     before = list(subject.callback_handler.callbacks)
