@@ -146,7 +146,7 @@ class Call:
 
     def count(self, volume: Volume | None, instead_of: Volume | None = None) -> None:
         """Count what runs of the call, in place of what was counted before."""
-        if volume is None or self.documents is not None:  # the call of the head has been counted
+        if volume is None:
             return
         # Lightning trains what comes from `from_pretrained` in evaluation mode.
         trains = self.model.anatomy.entries[0].training or torch.is_grad_enabled()
