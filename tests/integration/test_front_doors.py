@@ -105,6 +105,21 @@ def test_a_reranker_of_a_decoder(tmp_path):
         assert scorer.rank("word1", sentences(8))
 
 
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_reranker_by_the_logits_of_a_language_model(tmp_path, cache):
+    """It pads on the left, and asks for the last logits alone."""
+    modules = pytest.importorskip("sentence_transformers.cross_encoder.modules")  # since 6.0
+    tower = Transformer(folder(tmp_path, "qwen3", "causal-lm"), transformer_task="text-generation")
+    scorer = CrossEncoder(modules=[tower, modules.LogitScore(true_token_id=7, false_token_id=9)], device="cpu")
+    tower.auto_model.config.use_cache = cache
+    pairs = list(zip(sentences(24), sentences(24, seed=1), strict=True))
+    expected = scorer.predict(pairs, convert_to_tensor=True, batch_size=8)
+    with autopack.enable(scorer) as handle:
+        assert (scorer.predict(pairs, convert_to_tensor=True, batch_size=8) - expected).abs().max() < NEAR
+        assert handle.tally.padding > 0
+        assert not handle.tally.left
+
+
 def test_encoders_of_releases_that_leave_the_cache_on(tmp_path):
     """sentence-transformers 5 does; 6 turns it off in the configuration."""
     tower = Transformer(folder(tmp_path, "qwen3", "causal-lm", backbone=True))
