@@ -15,6 +15,7 @@ _PUBLIC = {
     "CostModel": "autopack.packing.balance",
     "Family": "autopack.family",
     "Handle": "autopack.enabling.handle",
+    "Handles": "autopack.enabling.handle",
     "HostBatch": "autopack.layout.host",
     "InvalidPacking": "autopack.errors",
     "LeakDetected": "autopack.errors",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from autopack.enabling.enable import enable as enable
     from autopack.enabling.enable import is_enabled as is_enabled
     from autopack.enabling.handle import Handle as Handle
+    from autopack.enabling.handle import Handles as Handles
     from autopack.enabling.handle import TrainerHandle as TrainerHandle
     from autopack.errors import AutopackError as AutopackError
     from autopack.errors import InvalidPacking as InvalidPacking

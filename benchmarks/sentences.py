@@ -1,22 +1,28 @@
-"""sentence-transformers: sentences encoded and trained on, stock and with an enabled encoder.
+"""Sentences encoded, trained on, ranked and scored, stock and enabled: sentence-transformers and lm-eval.
 
-    python -m benchmarks.sentences                                      about three minutes on two cores
+    python -m benchmarks.sentences                                      about five minutes on two cores
     python -m benchmarks.sentences --sentences 64 --layers 1 --rounds 2 a first look
     python -m benchmarks.sentences --json benchmarks/results/sentences.json
 
-The arms, each on a copy of the same BERT with mean pooling and the same sentences:
+The arms, on copies of the same random models and on the same sentences, which come in no order of length. Of a BERT
+with mean pooling:
 
 * `training`: one step of `MultipleNegativesRankingLoss` on pairs, drawn as trainers draw them.
 * `as they come`: embeddings of batches in that order, as a service gets them.
 * `encode`: `SentenceTransformer.encode`, which sorts sentences by length first, so that little padding is left.
 
-Before anything is timed, embeddings and losses must agree within 1e-5.
+Of a BERT with one score, `predict`: `CrossEncoder.predict` on pairs of sentences. Of a Llama, `loglikelihood`: that of
+lm-eval's `HFLM` for continuations of the sentences, which it sorts by length; left out where lm-eval is not installed.
+
+Before anything is timed, embeddings, losses and scores must agree within 1e-5 (relative to the largest, where that is
+above 1).
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import importlib.util
 import math
 import random
 import tempfile
@@ -25,9 +31,12 @@ from typing import Any
 
 from benchmarks import interleave, workload
 
+LONGEST_ROW = 512
+"""Positions of the models: two sentences and what stands between them."""
 MEAN, SIGMA, LONGEST = 40, 0.8, 254
 """Words of a sentence or short passage: lognormal, as those of retrieval corpora are."""
-TASKS = ("training", "as they come", "encode")
+CONTINUED = 12
+"""Words of a continuation, at most."""
 GOAL = 1.3
 STATISTICS = ("median", "min", "cpu median")
 TOLERANCE = 1e-5
@@ -41,41 +50,90 @@ def sentences(count: int, options: argparse.Namespace, seed: int) -> list[str]:
     return [" ".join(f"w{w}" for w in generator.choices(chosen, k=min(max(round(n), 2), LONGEST))) for n in lengths]
 
 
-def build(options: argparse.Namespace) -> Any:
-    """A SentenceTransformer of a random BERT and a tokenizer of words."""
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import Pooling, Transformer
+def tokenizer_of_words(options: argparse.Namespace) -> Any:
+    """A tokenizer that knows the words of sentences."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     words = [*special, *(f"w{number}" for number in range(options.vocabulary - len(special)))]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
-    config = BertConfig(
-        vocab_size=options.vocabulary,
-        hidden_size=options.hidden,
-        num_hidden_layers=options.layers,
-        num_attention_heads=options.heads,
-        intermediate_size=4 * options.hidden,
-        max_position_embeddings=256,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        BertModel(config).save_pretrained(folder)
-        PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", model_max_length=256
-        ).save_pretrained(folder)
-        tower = Transformer(folder)
-    return SentenceTransformer(modules=[tower, Pooling(options.hidden)], device="cpu")
+    named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "eos_token": "[SEP]", "model_max_length": LONGEST_ROW}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
 
 
-def arms(options: argparse.Namespace, encoder: Any) -> dict[str, Callable[[], Any]]:
-    """By task, what one arm does; each returns embeddings or a loss."""
+def build(options: argparse.Namespace) -> dict[str, Any]:
+    """By name, a SentenceTransformer, a CrossEncoder and, where lm-eval is installed, an HFLM of random models."""
+    from sentence_transformers import CrossEncoder, SentenceTransformer
+    from sentence_transformers.models import Pooling, Transformer
+    from transformers import BertConfig, BertForSequenceClassification, BertModel, LlamaConfig, LlamaForCausalLM
+
+    sizes = {
+        "vocab_size": options.vocabulary,
+        "hidden_size": options.hidden,
+        "num_hidden_layers": options.layers,
+        "num_attention_heads": options.heads,
+        "intermediate_size": 4 * options.hidden,
+        "max_position_embeddings": LONGEST_ROW,
+    }
+    tokenizer = tokenizer_of_words(options)
+    config = BertConfig(**sizes, num_labels=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    found: dict[str, Any] = {}
+    for name, model in (("encoder", BertModel(config)), ("scorer", BertForSequenceClassification(config))):
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            if name == "scorer":
+                found[name] = CrossEncoder(folder, device="cpu")
+            else:
+                modules = [Transformer(folder), Pooling(options.hidden)]
+                found[name] = SentenceTransformer(modules=modules, device="cpu")
+    if importlib.util.find_spec("lm_eval") is not None:
+        from lm_eval.models.huggingface import HFLM
+
+        llama = LlamaForCausalLM(LlamaConfig(**sizes, eos_token_id=3)).eval()
+        found["harness"] = HFLM(pretrained=llama, tokenizer=tokenizer, batch_size=options.batch, device="cpu")
+    return found
+
+
+def arms(options: argparse.Namespace, models: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    """By task, what one arm does; each returns embeddings, scores or a loss."""
+    encoder, scorer, harness = models["encoder"], models["scorer"], models.get("harness")
+    found = arms_of_encoder(options, encoder)
+    texts, others = (sentences(options.sentences, options, options.seed + i) for i in range(2))
+    pairs = list(zip(texts, others, strict=True))
+
+    def predict() -> Any:
+        return scorer.predict(pairs, batch_size=options.batch, convert_to_tensor=True, show_progress_bar=False)
+
+    found["predict"] = predict
+    if harness is not None:
+        found["loglikelihood"] = arm_of_harness(harness, texts, others)
+    return found
+
+
+def arm_of_harness(harness: Any, texts: list[str], others: list[str]) -> Callable[[], Any]:
+    """The likelihoods of continuations, as tasks with questions and answers have them."""
+    import torch
+    from lm_eval.api.instance import Instance
+
+    asked = [
+        Instance("loglikelihood", {}, (one, " " + " ".join(other.split()[:CONTINUED])), number)
+        for number, (one, other) in enumerate(zip(texts, others, strict=True))
+    ]
+
+    def loglikelihood() -> Any:
+        return torch.tensor([found for found, _ in harness.loglikelihood(asked, disable_tqdm=True)])
+
+    return loglikelihood
+
+
+def arms_of_encoder(options: argparse.Namespace, encoder: Any) -> dict[str, Callable[[], Any]]:
+    """What is done with a SentenceTransformer."""
     import torch
     from sentence_transformers.losses import MultipleNegativesRankingLoss
 
@@ -103,7 +161,7 @@ def arms(options: argparse.Namespace, encoder: Any) -> dict[str, Callable[[], An
     def encode() -> Any:
         return encoder.encode(texts, batch_size=size, convert_to_tensor=True, show_progress_bar=False)
 
-    return dict(zip(TASKS, (training, as_they_come, encode), strict=True))
+    return {"training": training, "as they come": as_they_come, "encode": encode}
 
 
 def main() -> None:
@@ -125,10 +183,11 @@ def main() -> None:
     enabled = copy.deepcopy(stock)
     autopack.enable(enabled)
     prepared = {"stock": arms(options, stock), "enabled": arms(options, enabled)}
-    off = {task: float((prepared["stock"][task]() - prepared["enabled"][task]()).abs().max()) for task in TASKS}
+    tasks = list(prepared["stock"])
+    off = {task: difference(*(prepared[name][task]() for name in ("stock", "enabled"))) for task in tasks}
     if max(off.values()) > TOLERANCE:
         raise SystemExit(f"the arms do not agree within {TOLERANCE}: {off}")
-    times = {task: interleave.interleave({n: a[task] for n, a in prepared.items()}, options.rounds) for task in TASKS}
+    times = {task: interleave.interleave({n: a[task] for n, a in prepared.items()}, options.rounds) for task in tasks}
     speeds = {
         task: {key: found["stock"][key] / found["enabled"][key] for key in STATISTICS} for task, found in times.items()
     }
@@ -143,15 +202,20 @@ def main() -> None:
     interleave.write(options.json, result, describe(result))
 
 
+def difference(expected: Any, found: Any) -> float:
+    """The largest difference, relative to the largest number where that is above 1."""
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1.0))
+
+
 def describe(result: dict[str, Any]) -> str:
     """The result in a few lines."""
     settings = result["settings"]
     lines = [
         interleave.heading(result["origin"]),
         "",
-        f"BERT, {settings['layers']} layers x {settings['hidden']}, fp32, mean pooling; {settings['sentences']} "
-        f"sentences of {MEAN} words on average, batches of {settings['batch']}",
-        f"{settings['rounds']} interleaved rounds; embeddings and losses agree within "
+        f"BERT (loglikelihood: Llama), {settings['layers']} layers x {settings['hidden']}, fp32, mean pooling; "
+        f"{settings['sentences']} sentences of {MEAN} words on average, batches of {settings['batch']}",
+        f"{settings['rounds']} interleaved rounds; embeddings, losses and scores agree within "
         f"{max(result['largest differences'].values()):.0e}",
         "",
         f"{'real tokens/s / stock':<24}{'of medians':>12}{'of minima':>12}{'of cpu':>12}",

@@ -57,7 +57,9 @@ def test_a_module_of_several_models_is_refused_and_names_them():
 
 @pytest.mark.parametrize("subject", [nn.Linear(2, 2), object(), None, "meta-llama/Llama-3.2-1B"])
 def test_what_holds_no_model_is_refused(subject):
-    with pytest.raises(autopack.UnsupportedModel, match="and transformers Trainers; found"):
+    with pytest.raises(
+        autopack.UnsupportedModel, match="transformers Trainers, and lists, tuples and dicts of these; found"
+    ):
         autopack.enable(subject)
 
 
@@ -79,7 +81,9 @@ def test_an_object_that_holds_one_model_stands_for_it():
     with pytest.raises(autopack.UnsupportedModel, match=r"2 transformers models \(LlamaForCausalLM, GPT2LMHeadModel\)"):
         autopack.enable(Plain(one=model, other=tiny.build("gpt2")))
     for nothing in (Plain, Plain(head=nn.Linear(2, 2)), tiny):
-        with pytest.raises(autopack.UnsupportedModel, match="and transformers Trainers; found"):
+        with pytest.raises(
+            autopack.UnsupportedModel, match="transformers Trainers, and lists, tuples and dicts of these; found"
+        ):
             autopack.enable(nothing)
 
 

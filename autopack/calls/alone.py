@@ -16,6 +16,7 @@ from autopack.layout import IGNORED_LABEL
 from autopack.layout.batches import DocumentBatch, by_length, items_of_share, mean_loss
 from autopack.layout.host import host_values, recall
 from autopack.runtime.scope import Scope
+from autopack.runtime.tally import Volume
 
 _OWN_TOKENS = {"logits": (), "start_logits": (1,), "end_logits": (1,), "hidden_states": (1,), "attentions": (2, 3)}
 """Outputs of documents of one length, and their dimensions that are as long as the document."""
@@ -34,6 +35,10 @@ class DocumentsAlone(Plan):
         self.given = given
         self.groups = by_length(given.batch.lengths) if together else list(np.arange(given.documents)[:, None])
         """Numbers of the documents of each batch; of one, where documents are not run `together`."""
+        # Those of the other batches are counted when they are called.
+        first, packed = given.batch.lengths[self.groups[0]], Volume.of_layout(given.batch.layout)
+        columns, skipped = int(first.sum()), packed.columns - packed.tokens
+        self.volume = Volume(1, len(first), columns, columns, len(first), skipped)
         self.wants_tuple = call.wants_tuple
         self._check_ignored()
         counted = _counted(given.arguments.get("labels"), given.documents)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from autopack.calls.entry import Entry
+from autopack.calls.generation import is_only_scored
 from autopack.calls.plan import HeadDocuments
 from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.declarations import Declared
+from autopack.layout.host import noted_padding
 from autopack.layout.padding import Padding
 from autopack.runtime.scope import Activation
+from autopack.runtime.tally import Volume
 
 CACHES = ("past_key_values", "past_key_value", "cache_params", "state")
 """Arguments that hold a cache."""
@@ -83,9 +89,25 @@ class Call:
         first_position = self.model.traits.first_position
         # Some models keep what they continue to themselves (RecurrentGemma).
         continues = self.continues or bool(self.arguments.get("use_cache"))
-        return declarations.read(
+        found = declarations.read(
             arguments, (rows, columns), inputs.device, first_position, self.ignored_label, continues
         )
+        return found if self.noted is None else replace(found, real=self.noted)
+
+    @cached_property
+    def noted(self) -> np.ndarray | None:
+        """Where its tokens are no padding, (rows, columns), as whoever padded them without a mask has noted."""
+        anatomy = self.model.anatomy
+        if not (anatomy.one_way and (anatomy.causal or self.model.traits.recurs)):
+            return None  # tokens would see padding that no mask hides
+        if any(self.arguments.get(name) is not None for name in ("attention_mask", "position_ids", *LABELS)):
+            return None
+        return noted_padding(self.arguments.get("input_ids"))
+
+    @cached_property
+    def is_scored(self) -> bool:
+        """Whether whoever calls the model reads what it gives tokens, and no cache."""
+        return self.noted is not None or is_only_scored(self.model)
 
     @cached_property
     def continues(self) -> bool:
@@ -109,6 +131,26 @@ class Call:
         assert self.declared.real is not None
         assert self.inputs is not None
         return Padding(self.declared.real, self.inputs.device)
+
+    @property
+    def volume(self) -> Volume | None:
+        """How much the call holds as it came; None where that is not known on the host."""
+        if self.declared.layout is not None:
+            return Volume.of_layout(self.declared.layout)
+        if self.declared.real is not None:
+            return Volume.of_batch(self.declared.real)
+        shape = () if self.inputs is None else self.inputs.shape[: 3 if self.brings_choices else 2]
+        if not shape or not all(type(size) is int for size in shape):  # in a graph, a size may stand for any
+            return None
+        return Volume(1, prod(shape[:-1]), prod(shape), prod(shape), prod(shape[:-1]))
+
+    def count(self, volume: Volume | None, instead_of: Volume | None = None) -> None:
+        """Count what runs of the call, in place of what was counted before."""
+        if volume is None:
+            return
+        # Lightning trains what comes from `from_pretrained` in evaluation mode.
+        trains = self.model.anatomy.entries[0].training or torch.is_grad_enabled()
+        self.model.tally.ran(volume, trains, instead_of)
 
     @property
     def labelled_padding(self) -> bool:

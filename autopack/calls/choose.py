@@ -12,6 +12,7 @@ from autopack.calls.packed import Packed
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
 from autopack.calls.pairs import PairAsRows, PairCall
 from autopack.calls.plan import Deferred, Plan, Untouched
+from autopack.calls.unmasked import point_out
 from autopack.calls.unpadded import Unpadded
 from autopack.inspection.modules import is_pair
 
@@ -27,15 +28,17 @@ def choose(call: Call) -> Plan:
     layout = call.declared.layout
     if layout is not None:
         if refusals.says_it_all(call, layout):
-            return Untouched(call.model)
+            return Untouched(call.model, call.volume)
         refusals.check_packed(call, layout)
         return documents.plan(call, layout) if call.entry.head is not None else Packed(call, layout)
     if call.declared.jumps:
         _say_that_positions_jump(call.name)
+    if call.declared.real is None:
+        point_out(call)
     if not call.may_unpad:
         if call.outer is not None and call.declared.real is None and not call.entry.inner:
             call.model.tally.left["the mask is made outside of the text model"] += 1
-        return Untouched(call.model)
+        return Untouched(call.model, call.volume)
     anywhere = next(reasons_anywhere(call, call.padding), None) if call.outer is None else None
     reason = anywhere or next(reasons_here(call, call.padding), None)
     if reason is None:
@@ -48,7 +51,7 @@ def choose(call: Call) -> Plan:
             return Deferred(call.model, call.documents)
     refusals.check_documents_can_stay_padded(call, reason)
     call.model.tally.left[reason] += 1
-    return Untouched(call.model)
+    return Untouched(call.model, call.volume)
 
 
 @cache
@@ -69,8 +72,10 @@ def choose_pair(call: PairCall) -> Plan:
         refusals.check_packed(call, layout)
         return documents.plan_of_pair(call, layout)
     packs = call.find_pair()
+    if packs is None:
+        point_out(call)
     if packs is None or (not packs and call.model.options.unpad == "never"):
-        return Untouched(call.model)
+        return Untouched(call.model, call.volume)
     if packs:
         call.check_packed()
     else:
@@ -80,7 +85,7 @@ def choose_pair(call: PairCall) -> Plan:
             if anywhere is None and any(map(is_pair, call.entry.inner)):
                 return Deferred(call.model, None)
             call.model.tally.left[reason] += 1
-            return Untouched(call.model)
+            return Untouched(call.model, call.volume)
         call.model.tally.count(*(half.places for half in call.pair.halves))
     refusals.check_sites(call.model)
     return PairAsRows(call)

@@ -22,6 +22,7 @@ from autopack.inspection import heads
 from autopack.inspection.configs import text_config
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.scope import Scope
+from autopack.runtime.tally import Volume
 
 
 def plan(call: Call, layout: PackedLayout) -> Plan:
@@ -85,6 +86,7 @@ class PaddedDocuments(Plan):
     def __init__(self, call: Call, given: DocumentArguments):
         super().__init__(Scope(call.model))
         self.documents = HeadDocuments(given.head.name)
+        self.volume = Volume.of_layout(given.batch.layout).without_padding()
         self.spans = given.head.spans
         self.batch = given.batch
         self.defers = self.batch.is_padded

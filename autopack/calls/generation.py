@@ -1,4 +1,4 @@
-"""Whether a call is made by transformers' generation, whose masks, positions and caches are its own."""
+"""Who calls: transformers' generation, whose masks, positions and caches are its own, or one of its pipelines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import nn
 
 from autopack.runtime.model import EnabledModel
 
-_PLACE = "transformers.generation."
+_GENERATION = "transformers.generation."
+_SCORING = (("transformers.pipelines.", "_forward"), ("sentence_transformers.", None))
 
 
 def generates(model: EnabledModel) -> bool:
@@ -19,11 +20,28 @@ def generates(model: EnabledModel) -> bool:
 
     Positions of generation go on past padding, and restart there, without a document that begins.
     """
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    return not torch.is_grad_enabled() and _is_called_from(_GENERATION, model)
+
+
+def is_only_scored(model: EnabledModel) -> bool:
+    """Whether sentence-transformers, or the step of a pipeline that runs models, calls this one: both drop its cache.
+
+    Generation in a pipeline is `generates`.
+    """
+    return any(_is_called_from(place, model, function) for place, function in _SCORING)
+
+
+def _is_called_from(place: str, model: EnabledModel, function: str | None = None) -> bool:
+    """Whether a function of a module under `place` that is running holds this model."""
+    if torch.compiler.is_compiling():
         return False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith(_PLACE) and _holds(frame.f_locals.get("self"), model):
+        if (
+            frame.f_globals.get("__name__", "").startswith(place)
+            and function in (None, frame.f_code.co_name)
+            and _holds(frame.f_locals.get("self"), model)
+        ):
             return True
         frame = frame.f_back
     return False

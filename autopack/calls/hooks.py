@@ -34,6 +34,7 @@ from autopack.runtime import scope as scopes
 from autopack.runtime.checkpointing import bind_checkpointing
 from autopack.runtime.model import Brings, EnabledModel, Link
 from autopack.runtime.scope import Activation
+from autopack.runtime.tally import Volume
 
 logger = logging.getLogger(__name__)
 
@@ -208,6 +209,7 @@ def _chosen(call: Call) -> Plan:
     try:
         plan = choose_pair(call) if isinstance(call, PairCall) else choose(call)
         plan.call = call
+        call.count(plan.volume)
         return plan
     except AutopackError as refused:
         # The documents of packed rows that a head has made the rows of this batch cannot be left to stock.
@@ -236,7 +238,13 @@ def _further_in(
     layout = outer.scope.layout
     if layout is None:
         # Padding was decided about where the call came in.
-        return None if call.declared.layout is None else _open(_chosen(call), hook, args)
+        if call.declared.layout is None:
+            return None
+        if outer.plan is not None and outer.plan.volume is not None:
+            # The call around it was counted as one that packs nothing.
+            outer.plan.call.count(Volume(), instead_of=outer.plan.volume)
+            outer.plan.volume = None
+        return _open(_chosen(call), hook, args)
     if call.inputs is None:
         return None
     refusals.refuse_other_documents(call, layout)

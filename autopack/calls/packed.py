@@ -19,6 +19,7 @@ from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.labels import without_boundaries
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.scope import Scope
+from autopack.runtime.tally import Volume
 
 
 class Packed(Plan):
@@ -29,6 +30,7 @@ class Packed(Plan):
     def __init__(self, call: Call, layout: PackedLayout):
         super().__init__(Scope(call.model, layout, want_weights=call.wants_weights))
         self.labelled = call.has_labels
+        self.volume = Volume.of_layout(layout)
         arguments = without_what_packing_drops(call, call.arguments)
         if call.entry.uses_positions:
             computed = positions_of_documents([call.module, *call.entry.inner], call.arguments, layout)

@@ -48,7 +48,7 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
         yield "it is traced, and a trace would keep where its padding lies"
     if given.get("use_cache") or call.continues:
         yield "a cache is wanted"
-    if not (always or call.module.training or given.get("labels") is not None) and _returns_cache(call):
+    if not (always or call.module.training or given.get("labels") is not None) and _may_want_cache(call):
         yield "evaluation without labels may want the cache (use_cache=False or unpad='always' would unpad it)"
     if call.wants_weights:
         yield "attention weights are wanted"
@@ -129,11 +129,12 @@ def _reaches_the_end(positions: np.ndarray | None, padding: Padding) -> bool:
     return bool(positions[padding.real].max() == positions.max())
 
 
-def _returns_cache(call: Call) -> bool:
+def _may_want_cache(call: Call) -> bool:
     wanted = call.arguments.get("use_cache")
     if wanted is None:
         wanted = any(getattr(config, "use_cache", False) for config in call.model.anatomy.configs)
-    return bool(wanted) and (call.model.anatomy.causal or call.model.traits.recurs)
+    returns = bool(wanted) and (call.model.anatomy.causal or call.model.traits.recurs)
+    return returns and not call.is_scored
 
 
 def _reads_padding(call: Call, padding: Padding) -> bool:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -27,6 +28,7 @@ from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half, Pair
 from autopack.runtime.scope import Scope
+from autopack.runtime.tally import Volume
 
 DECLARED = {*DROPPED, *LAYOUT_KWARGS, *pairs.DECLARATIONS}
 """Arguments that rows of documents have no use for: declarations, masks and caches."""
@@ -38,6 +40,8 @@ class PairCall(Call):
 
     pair: Pair
     """The documents of both halves."""
+    real: list[np.ndarray] | None = None
+    """Where the tokens of the halves that the call brings are no padding, (rows, columns) each, once that is read."""
 
     def one_sided_layout(self) -> PackedLayout | None:
         """The packed documents of a head with one result per row that makes the decoder's tokens of the encoder's."""
@@ -47,10 +51,15 @@ class PairCall(Call):
     def find_pair(self) -> bool | None:
         """Whether documents are packed (True) or padded (False); None for a call that does neither."""
         found = pairs.declared_of(self.arguments, getattr(self.module.config, "pad_token_id", None))
-        if found is None:
+        self.real = found.real
+        if found.pair is None:
             return None
-        self.pair, packs = found
-        return packs
+        self.pair = found.pair
+        return found.packs
+
+    @property
+    def volume(self) -> Volume | None:
+        return None if self.real is None else Volume.of_batch(*self.real)
 
     @property
     def labelled_padding(self) -> bool:
@@ -130,6 +139,8 @@ class PairAsRows(Plan):
         )
         super().__init__(Scope(call.model, refusal=refusal))
         self.pair = call.pair
+        places = [half.places for half in call.pair.halves]
+        self.volume = Volume.of_row(len(call.pair.decoder.layout.lengths), *places)
         self.labelled = call.has_labels
         self.wants_tuple = call.wants_tuple
         """Whether the caller asked for a tuple; inside, outputs go by name, which tells the halves apart."""

@@ -11,6 +11,7 @@ from torch import nn
 from autopack.layout.batches import DocumentBatch
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Scope
+from autopack.runtime.tally import Volume
 
 
 @dataclass
@@ -40,6 +41,8 @@ class Plan:
     """Whether the packed rows of the call have labels that are known to be such."""
     packs = False
     """Whether documents share a row because of it, or batches of them are made of packed rows."""
+    volume: Volume | None = None
+    """How much of the call runs, where that is counted here and not further in."""
     call: Any = None
     """The call that it was made for (`autopack.calls.call.Call`)."""
 
@@ -66,8 +69,9 @@ class Plan:
 class Untouched(Plan):
     """The call goes through as it came: it packs nothing, or its padding stays."""
 
-    def __init__(self, model: EnabledModel):
+    def __init__(self, model: EnabledModel, volume: Volume | None = None):
         super().__init__(Scope(model))
+        self.volume = volume
 
 
 class Deferred(Plan):

@@ -21,6 +21,7 @@ from autopack.inspection import media
 from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.padding import Padding
 from autopack.runtime.scope import Scope
+from autopack.runtime.tally import Volume
 
 
 class Unpadded(Plan):
@@ -33,6 +34,7 @@ class Unpadded(Plan):
         self.call = call
         if call.documents is None:
             call.model.tally.count(self.padding)
+            self.volume = Volume.of_row(self.padding.rows, self.padding)
         else:
             call.documents.unpadded = True
         self.arguments = without_what_packing_drops(call, _gathered(call, self.padding))
@@ -53,6 +55,7 @@ class Unpadded(Plan):
         model, level = self.call.model, self.call.entry.level
         of_rows.remember(model, level, output, names, self.padding.tokens)
         model.tally.take_back(self.padding)
+        self.call.count(self.call.volume, instead_of=self.volume)
         model.tally.left[of_rows.REASON] += 1
         return of_rows.as_it_came(model, module, self.call.arguments)
 

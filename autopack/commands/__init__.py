@@ -25,8 +25,8 @@ def positive(text: str) -> int:
     return number
 
 
-def seed(text: str) -> int:
-    """The type of an option that takes a seed: a whole number of at least 0."""
+def whole_number(text: str) -> int:
+    """The type of an option that takes a whole number of at least 0."""
     number = int(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"wanted a number of at least 0, found {number}")

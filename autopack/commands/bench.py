@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from autopack.bench.lengths import DISTRIBUTIONS, Lengths, draw
 from autopack.bench.sizes import NAMES
-from autopack.commands import check_directory, check_drawable, keep_freed_memory, positive, seed
+from autopack.commands import check_directory, check_drawable, keep_freed_memory, positive, whole_number
 from autopack.commands.models import DTYPES, CannotLoad, load_saved, unknown_name
 from autopack.enabling.options import CHOICES
 from autopack.errors import AutopackError
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--seconds", type=_above_0, default=60, help="time for all of it, loading apart (%(default)s)")
     work.add_argument("--rounds", type=positive, help="just so many rounds, however long they take")
     work.add_argument("--batches", type=positive, help="batches of a round (as many as fit)")
-    work.add_argument("--seed", type=seed, default=0, help="of weights, tokens and lengths (%(default)s)")
+    work.add_argument("--seed", type=whole_number, default=0, help="of weights, tokens and lengths (%(default)s)")
     work.add_argument("--json", type=Path, metavar="FILE", help="also write everything that was measured as JSON")
     about = "also draw it (needs matplotlib)"
     work.add_argument("--picture", "--plot", type=Path, metavar="FILE.png", help=about)

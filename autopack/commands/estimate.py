@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import get_args
 
-from autopack.commands import check_drawable, positive, seed
+from autopack.commands import check_drawable, positive, whole_number
 from autopack.packing.lengths import Overflow
 from autopack.packing.plan import Strategy
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "of the model, which says what attention costs beside the rest (%(default)s)"
     parser.add_argument("--hidden-size", type=positive, default=4096, help=about)
     parser.add_argument("--ranks", type=positive, default=1, help="processes to plan for (%(default)s)")
-    parser.add_argument("--seed", type=seed, default=0, help="of the random orders (%(default)s)")
+    parser.add_argument("--seed", type=whole_number, default=0, help="of the random orders (%(default)s)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the lengths and the gain (matplotlib)")
     parser.add_argument("--json", action="store_true", help="print as JSON")
 

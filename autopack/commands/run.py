@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from autopack.commands import whole_number
 from autopack.errors import AutopackError
 from autopack.launch import settings
 
@@ -41,9 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  autopack run --strict torchrun --nproc-per-node 2 train.py"
     )
     for option in settings.OPTIONS:
-        default = option.default if option.choices else "yes" if option.default else "no"
+        is_switch = not option.choices and option.metavar is None
+        default = ("yes" if option.default else "no") if is_switch else option.default
         described: dict[str, Any] = {"help": f"{option.help} (default: {default})", "default": None}
-        described |= {"choices": option.choices} if option.choices else {"action": argparse.BooleanOptionalAction}
+        if is_switch:
+            described["action"] = argparse.BooleanOptionalAction
+        elif option.choices:
+            described["choices"] = option.choices
+        else:
+            described |= {"type": whole_number, "metavar": option.metavar}
         parser.add_argument(f"--{option.name}", **described)
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`")
     # One argument and not two, for argparse would take a `--` that follows the script away.

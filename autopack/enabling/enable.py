@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -14,11 +14,11 @@ from autopack.attention.choose import availability, candidates
 from autopack.calls.entry import why_alone
 from autopack.enabling import options
 from autopack.enabling.attach import detach, examine, settle, strip_severed
-from autopack.enabling.handle import Handle, TrainerHandle
+from autopack.enabling.handle import Handle, Handles, TrainerHandle, take_back
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection.heads import row_head
-from autopack.integrations import boundaries, peft
-from autopack.integrations.wrappers import holds_models, is_trainer, models_of_trainer, unwrap
+from autopack.integrations import boundaries, lm_eval, peft
+from autopack.integrations.wrappers import holds_models, is_trainer, models_of_trainer, parts_of, unwrap
 from autopack.runtime.marks import HANDLE, handle_of, holds_marks
 from autopack.runtime.model import EnabledModel, Options
 from autopack.watching.sentinel import Sentinel
@@ -38,7 +38,21 @@ def enable(
     verify: str = ...,
     watch: int | None = ...,
     watch_action: str | None = ...,
+    logs: bool = ...,
 ) -> TrainerHandle: ...
+
+
+@overload
+def enable(
+    model: list[Any] | tuple[Any, ...] | dict[Any, Any],
+    *,
+    backend: str = ...,
+    unpad: str = ...,
+    verify: str = ...,
+    watch: int | None = ...,
+    watch_action: str | None = ...,
+    logs: bool = ...,
+) -> Handles: ...
 
 
 @overload
@@ -50,6 +64,7 @@ def enable(
     verify: str = ...,
     watch: int | None = ...,
     watch_action: str | None = ...,
+    logs: bool = ...,
 ) -> Handle: ...
 
 
@@ -61,7 +76,8 @@ def enable(
     verify: str = "auto",
     watch: int | None = None,
     watch_action: str | None = None,
-) -> Handle | TrainerHandle:
+    logs: bool = True,
+) -> Handle | TrainerHandle | Handles:
     """Make packed rows exact for this model, and run its padded batches as packed rows.
 
     Every document of a packed row gets what it would get alone, or the call raises. A padded batch of shape (rows,
@@ -69,9 +85,11 @@ def enable(
 
     Args:
         model: A transformers `PreTrainedModel`, plain or inside PEFT (LoRA and the like), DDP, accelerate,
-            `torch.compile` or a module of your own, such as a Lightning module; or a `transformers.Trainer`, whose
-            policy, reference and other models are enabled. Only these instances change: they get forward hooks, and the
-            attention functions of transformers get stand-ins that are inert for every other model.
+            `torch.compile` or a module or object that holds one: a Lightning module (or the `lightning.Trainer` that
+            runs it), a pipeline, a `SentenceTransformer`, `CrossEncoder` or `SetFitModel`, lm-eval's `HFLM`; or a
+            `transformers.Trainer`, whose policy, reference and other models are enabled; or a list, tuple or dict of
+            all these. Only these instances change: they get forward hooks, and the attention functions of transformers
+            get stand-ins that are inert for every other model.
         backend: What computes attention on packed rows: `auto`, `flash`, `varlen`, `flex`, `sdpa` or `eager`. `auto`
             chooses at each call from the model's `attn_implementation`, device, dtype and what the layer asks for.
         unpad: `auto` runs a padded batch as one packed row and gives its outputs their shape back, zero at padding,
@@ -84,10 +102,13 @@ def enable(
             it. 0 checks none; None reads the environment variable AUTOPACK_WATCH. `handle.watched` has the counts.
         watch_action: `raise` raises `LeakDetected` where such a document differs by more than rounding, `log` logs a
             warning each time; None reads AUTOPACK_WATCH_ACTION, whose default is `raise`.
+        logs: Whether a `transformers.Trainer` logs how full the rows of its model are (`autopack/fill` and its like,
+            docs/unpadding.md), to wherever it reports. Other models and trainers log nothing of it.
 
     Returns:
-        A handle whose repr says what was done; `handle.remove()`, or leaving it as a context manager, takes everything
-        back. A second call returns the same handle. For a trainer, a `TrainerHandle` with one per model.
+        A handle whose repr says what was done; `handle.remove()` or leaving `with autopack.enable(model):` takes
+        everything back. A second call returns the same handle. For a trainer, a `TrainerHandle` with one per model; for
+        several models `Handles`, with one for each. Where one of several cannot be enabled, none is.
 
     Raises:
         UnsupportedModel: The model, or the backend with it, cannot be served exactly. Nothing was changed.
@@ -98,16 +119,46 @@ def enable(
     """
     options.check(backend=backend, unpad=unpad, verify=verify)
     every, action = options.read_watch(watch, watch_action)
-    wanted = Options(backend, unpad, verify, every, action)
+    told = {"watch": watch is not None, "watch_action": watch_action is not None}
+    given = _Given(Options(backend, unpad, verify, every, action), [name for name, yes in told.items() if yes], logs)
+    with ExitStack() as undo:
+        handle = _enable(model, given, undo)
+        undo.pop_all()
+    return handle
+
+
+class _Given(NamedTuple):
+    """What `enable` was told: the options of each model, those of `also` by name, and whether trainers log."""
+
+    wanted: Options
+    also: list[str]
+    logs: bool
+
+
+def _enable(model: Any, given: _Given, undo: ExitStack) -> Handle | TrainerHandle | Handles:
+    """Enable whatever `enable` takes; `undo` gets what takes it back, where it was not enabled before."""
     if is_trainer(model):
-        given = {"backend": backend, "unpad": unpad, "verify": verify, "watch": watch, "watch_action": watch_action}
-        return _enable_trainer(model, given)
+        return _enable_trainer(model, given, undo)
+    parts = parts_of(model)
+    if parts is not None:
+        return Handles({name: _enable(part, given, undo) for name, part in parts.items()})
+    return _enable_one(model, given, undo)
+
+
+def _enable_one(model: Any, given: _Given, undo: ExitStack) -> Handle:
     base = unwrap(model)
-    present = handle_of(base)
-    if present is not None:
-        told = {"watch": watch is not None, "watch_action": watch_action is not None}
-        _check_same(present.enabled.options, wanted, [name for name, given in told.items() if given])
-        return present
+    handle = handle_of(base)
+    if handle is None:
+        handle = _enable_model(base, given.wanted)
+        undo.callback(handle.remove)
+    else:
+        _check_same(handle.enabled.options, given.wanted, given.also)
+    if lm_eval.is_harness(model) and handle.join_harness():
+        undo.callback(handle.leave_harness)
+    return handle
+
+
+def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     peft.check(base)
     strip_severed(base)
     if holds_marks(base):
@@ -123,7 +174,7 @@ def enable(
     except BaseException:
         detach(base, enabled)
         raise
-    enabled.sentinel = Sentinel(every, action) if every else None
+    enabled.sentinel = Sentinel(wanted.watch, wanted.watch_action) if wanted.watch else None
     head = row_head(base)
     reason = enabled.traits.whole_model_reason if head is None or head.of_choices else why_alone(enabled, 0)
     if reason is not None:
@@ -182,39 +233,46 @@ def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
         )
 
 
-def _enable_trainer(trainer: Any, given: dict[str, Any]) -> TrainerHandle:
+def _enable_trainer(trainer: Any, given: _Given, undo: ExitStack) -> TrainerHandle:
+    from autopack.enabling import trainer_logs  # it needs transformers' callbacks, which models alone do not
+
     needed, others = models_of_trainer(trainer)
     handles, left_alone = {}, {}
-    with ExitStack() as undo:
-        for name, model in {**needed, **others}.items():
-            was_enabled = handle_of(unwrap(model)) is not None
-            try:
-                handles[name] = enable(model, **given)
-            except UnsupportedModel as error:
-                if name in needed:
-                    raise
-                left_alone[name] = str(error)
-                continue
-            if not was_enabled:
-                undo.callback(handles[name].remove)
-        if not boundaries.kept_columns(trainer):
-            undo.callback(boundaries.give_columns_back, trainer)
-        boundaries.keep_columns(trainer)
-        lost = boundaries.what_is_lost(trainer)
-        if lost is not None:
-            raise InvalidPacking(lost)
-        undo.pop_all()
+    for name, model in {**needed, **others}.items():
+        try:
+            handles[name] = _enable_one(model, given, undo)
+        except UnsupportedModel as error:
+            if name in needed:
+                raise
+            left_alone[name] = str(error)
+    if not boundaries.kept_columns(trainer):
+        undo.callback(boundaries.give_columns_back, trainer)
+    boundaries.keep_columns(trainer)
+    lost = boundaries.what_is_lost(trainer)
+    if lost is not None:
+        raise InvalidPacking(lost)
+    if given.logs and not trainer_logs.logs_packing(trainer):
+        undo.callback(trainer_logs.take_logs, trainer)
+    if given.logs:
+        trainer_logs.add_logs(trainer, handles["model"].tally)
     return TrainerHandle(trainer, handles, left_alone)
 
 
 def disable(model: Any) -> None:
-    """Take everything back that `enable` did to this model or trainer; does nothing where nothing is enabled.
+    """Take everything back that `enable` did to this model or trainer, or to those of a list, tuple or dict.
 
-    A copy of a part of an enabled model, such as a layer or a backbone, becomes plain too.
+    Does nothing where nothing is enabled. A copy of a part of an enabled model, such as a layer or a backbone, becomes
+    plain too.
     """
+    parts = parts_of(model)
+    if parts is not None:
+        for part in parts.values():
+            disable(part)
+        return
     if isinstance(model, nn.Module) and strip_severed(model) and not holds_models(model):
         return  # a layer
-    boundaries.give_columns_back(model)
+    if is_trainer(model):
+        take_back(model)
     for base in _bases(model):
         handle = handle_of(base)
         if handle is not None:
@@ -222,7 +280,13 @@ def disable(model: Any) -> None:
 
 
 def is_enabled(model: Any) -> bool:
-    """Whether `enable` is in force on this model, on the transformers model inside it, or on the trainer's policy."""
+    """Whether `enable` is in force on this model, on the transformers model inside it, or on the trainer's policy.
+
+    Of a list, tuple or dict: whether it is on all of them.
+    """
+    parts = parts_of(model)
+    if parts is not None:
+        return all(map(is_enabled, parts.values()))
     return handle_of(_bases(model)[0]) is not None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import textwrap
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,7 +14,9 @@ from autopack.attention.choose import availability, candidates
 from autopack.auditing.report import html_cells
 from autopack.enabling.attach import detach
 from autopack.enabling.options import CHOICES
+from autopack.integrations import lm_eval
 from autopack.integrations.boundaries import give_columns_back, kept_columns
+from autopack.patching import SiteLease
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.tally import Tally
 from autopack.watching.sentinel import Sentinel, Watched
@@ -24,11 +27,31 @@ class Handle(AbstractContextManager["Handle"]):
 
     def __init__(self, model: PreTrainedModel, enabled: EnabledModel):
         self.model, self.enabled = model, enabled
+        self._harness: SiteLease | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_harness": None}  # it travels with copies of the model, whose harness is another
 
     def remove(self) -> None:
         """Disable the model: hooks, marks, checkpoint functions and installed functions go back by identity."""
         if self.enabled.active:
             detach(self.model, self.enabled)
+        self.leave_harness()
+
+    def join_harness(self) -> bool:
+        """Have an `HFLM` of lm-eval say where it pads; whether it did not do so before."""
+        if self._harness is not None:
+            return False
+        lease = lm_eval.lease()
+        lease.follow(())
+        self._harness = lease
+        return True
+
+    def leave_harness(self) -> None:
+        """Take back what `join_harness` has done."""
+        if self._harness is not None:
+            self._harness.release()
+            self._harness = None
 
     def __exit__(self, *_: Any) -> None:
         self.remove()
@@ -51,7 +74,7 @@ class Handle(AbstractContextManager["Handle"]):
 
     @property
     def tally(self) -> Tally:
-        """What became of padded batches, how many ran as packed rows, tokens and padding in them, and what was left."""
+        """What became of calls: padded batches that ran as packed rows or were left, and how full rows were."""
         return self.enabled.tally
 
     @property
@@ -71,6 +94,8 @@ class Handle(AbstractContextManager["Handle"]):
             *([("mixers", f"{len(enabled.anatomy.mixers)} modules")] if enabled.anatomy.mixers else []),
             ("backend", self.backend),
             ("padding", f"unpad={unpad!r}" + ("" if unpad == "never" else f"; {self.tally}")),
+            *([("trained", self.tally.trained)] if self.tally.trained else []),
+            *([("evaluated", str(self.tally.evaluation))] if self.tally.evaluation.calls else []),
             ("verified", self.verified),
             *([("watched", str(self.watched))] if self.watched is not None else []),
         ]
@@ -98,8 +123,8 @@ class TrainerHandle(AbstractContextManager["TrainerHandle"]):
         self.kept = tuple(kept_columns(trainer))
 
     def remove(self) -> None:
-        """Disable all models, and let the trainer drop the columns that it dropped."""
-        give_columns_back(self._trainer)
+        """Disable all models, and let the trainer drop the columns that it dropped and log what it logged."""
+        take_back(self._trainer)
         for handle in self.handles.values():
             handle.remove()
 
@@ -118,6 +143,41 @@ class TrainerHandle(AbstractContextManager["TrainerHandle"]):
             rows += f"<tr><th colspan='2' style='text-align:left'>{html.escape(name)}</th></tr>{_rows(handle._facts())}"
         rows += _rows([*self.left_alone.items(), *([("data keep", ", ".join(self.kept))] if self.kept else [])])
         return f"<table><caption>autopack: {html.escape(self.trainer)}</caption>{rows}</table>"
+
+
+class Handles(AbstractContextManager["Handles"]):
+    """What `enable` did to several models. Also a context manager that disables them all on leaving.
+
+    `handles` go by the names of the models: the keys of a dict, or `[0]`, `[1]` and so on.
+    """
+
+    def __init__(self, handles: dict[Any, Handle | TrainerHandle | Handles]):
+        self.handles = handles
+
+    def remove(self) -> None:
+        """Disable all of them."""
+        for handle in self.handles.values():
+            handle.remove()
+
+    def __exit__(self, *_: Any) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        parts = (f"{name}: {handle!r}" for name, handle in self.handles.items())
+        return "autopack.Handles(\n" + textwrap.indent(",\n".join(parts), "  ") + "\n)"
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f"<div>{html.escape(str(name))}{handle._repr_html_()}</div>" for name, handle in self.handles.items()
+        )
+
+
+def take_back(trainer: Any) -> None:
+    """Take back what `enable` has done to a trainer itself: the columns that it keeps, and what it logs."""
+    from autopack.enabling import trainer_logs  # it needs transformers' callbacks, which models alone do not
+
+    give_columns_back(trainer)
+    trainer_logs.take_logs(trainer)
 
 
 def _rows(facts: Iterable[tuple[str, str]]) -> str:

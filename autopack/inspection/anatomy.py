@@ -21,8 +21,8 @@ class Anatomy:
     them; `towers` the attention modules of parts that take no tokens, which pack by themselves; `halves` the encoder
     and the decoder of a model that has both; `checkpointed` the modules that may hold a gradient checkpointing
     function; `configs` those that entries and attention modules read. `causal` says whether any attention hides later
-    tokens, `counts_along_mask` whether the model's code adds up a mask to number tokens,
-    `has_row_dependent_rotary` whether rotary frequencies depend on the longest position of a call.
+    tokens, `one_way` whether all of it does, `counts_along_mask` whether the model's code adds up a mask to number
+    tokens, `has_row_dependent_rotary` whether rotary frequencies depend on the longest position of a call.
     """
 
     model_type: str
@@ -34,6 +34,7 @@ class Anatomy:
     checkpointed: list[nn.Module]
     configs: list[PretrainedConfig]
     causal: bool
+    one_way: bool
     counts_along_mask: bool
     has_row_dependent_rotary: bool
 
@@ -42,7 +43,7 @@ class Anatomy:
         """Take a model apart; `mixers` are the names of the classes of its mixers, `attending` those that attend."""
         entries, attention = modules.entries(model), modules.attention_modules(model)
         configs = modules.configs_of([*entries, *attention])
-        attends = [*attention, *modules.mixers(model, attending)]
+        causal = [source.is_causal(module, model.config) for module in [*attention, *modules.mixers(model, attending)]]
         return cls(
             model_type=model.config.model_type,
             entries=entries,
@@ -52,7 +53,8 @@ class Anatomy:
             halves=modules.halves(model),
             checkpointed=modules.checkpointed(model),
             configs=configs,
-            causal=any(source.is_causal(module, model.config) for module in attends),
+            causal=any(causal),
+            one_way=all(causal),
             counts_along_mask=source.adds_up_mask(entries, configs),
             has_row_dependent_rotary=bool(modules.row_dependent_rotaries(model)),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MappingView, Set
 from types import ModuleType
 from typing import Any
 
@@ -19,29 +19,70 @@ def unwrap(model: Any) -> PreTrainedModel:
     Of an object that is no module it is the one that its attributes hold: a pipeline's, or the body of a SetFit model.
     Raises `UnsupportedModel` for anything that holds none or several, and for PEFT's prompt and prefix tuning.
     """
-    modules = [model] if isinstance(model, nn.Module) else _attributes_of(model)
+    modules = [model] if isinstance(model, nn.Module) else _held_by(model)
     found = list({id(inner): inner for module in modules for inner in _outermost(module)}.values())
     if len(found) == 1:
         return found[0]
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    if _is_lightning_trainer(model) and not modules:
+        raise UnsupportedModel(
+            "a lightning.Trainer holds no model before trainer.fit(model). Call autopack.enable(model) on the "
+            "LightningModule."
+        )
     if found:
         names = ", ".join(type(inner).__name__ for inner in found)
         raise UnsupportedModel(
-            f"{kind} holds {len(found)} transformers models ({names}), and autopack enables one at a time. Enable "
-            f"those that you train, each on its own."
+            f"{kind} holds {len(found)} transformers models ({names}), and nothing says which of them is meant. Enable "
+            f"those that you train: autopack.enable([first, second])."
         )
     raise UnsupportedModel(
         f"autopack enables transformers models (a PreTrainedModel, also inside PEFT, DDP, accelerate, torch.compile or "
-        f"a module or an object of your own that holds one) and transformers Trainers; found {kind}. "
+        f"a module or an object of your own that holds one), transformers Trainers, and lists, tuples and dicts of "
+        f"these; found {f'{model!r}, which is to be loaded first' if isinstance(model, type | str) else kind}. "
         f"Pass the model that you train."
     )
 
 
-def _attributes_of(holder: Any) -> list[nn.Module]:
-    """The modules among the attributes of an object; a class or a module of Python holds none as models are held."""
+def parts_of(models: Any) -> dict[Any, Any] | None:
+    """The models of a list, tuple or dict, by name; None for anything that is one model or holds one.
+
+    Raises `UnsupportedModel` where there are none, or where they could be read but once or in no order.
+    """
+    if isinstance(models, Iterator | Set | MappingView):
+        raise UnsupportedModel(
+            f"autopack enables a model, or a list, tuple or dict of models; found a {type(models).__name__}, which "
+            f"does not keep them in an order. Pass list(models)."
+        )
+    if not isinstance(models, list | tuple | dict):
+        return None
+    if not models:
+        raise UnsupportedModel(f"autopack enables models; found an empty {type(models).__name__}")
+    if isinstance(models, dict):
+        return dict(models)
+    return {f"[{number}]": model for number, model in enumerate(models)}
+
+
+def _held_by(holder: Any) -> list[nn.Module]:
+    """The modules among the attributes of an object, or of its model where that is no module, as a SetFit trainer's.
+
+    A class or a module of Python holds none as models are held.
+    """
     if isinstance(holder, type | ModuleType):
         return []
-    return [value for value in getattr(holder, "__dict__", {}).values() if isinstance(value, nn.Module)]
+    if _is_lightning_trainer(holder):
+        return [] if holder.lightning_module is None else [holder.lightning_module]
+    attributes = getattr(holder, "__dict__", {})
+    own = [value for value in attributes.values() if isinstance(value, nn.Module)]
+    inner = getattr(attributes.get("model", attributes.get("_model")), "__dict__", {})
+    return own or [value for value in inner.values() if isinstance(value, nn.Module)]
+
+
+def _is_lightning_trainer(subject: Any) -> bool:
+    return any(
+        cls.__name__ == "Trainer"
+        and cls.__module__ in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
+        for cls in type(subject).__mro__
+    )
 
 
 def holds_models(module: nn.Module) -> bool:

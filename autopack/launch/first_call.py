@@ -140,9 +140,9 @@ def _enable(here: Session, module: Any) -> bool:
     by_script = handle_of(outermost)
     if by_script is not None:
         _wait_no_longer(here, outermost)
-        here.enabled(outermost, by_script.enabled, " by the script")
+        here.enabled(outermost, by_script, " by the script")
         return False
-    options = {name: getattr(here.settings, name) for name in ("backend", "unpad", "verify")}
+    options = {name: getattr(here.settings, name) for name in ("backend", "unpad", "verify", "watch")}
     for model in dict.fromkeys((outermost, module)):
         _wait_no_longer(here, model)
         try:
@@ -152,7 +152,7 @@ def _enable(here: Session, module: Any) -> bool:
                 _leave(here, model, error)
         else:
             handle.enabled.lenient = not here.settings.strict
-            here.enabled(model, handle.enabled)
+            here.enabled(model, handle)
             return True
     return False
 

@@ -18,23 +18,33 @@ from autopack.launch.settings import Settings
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from autopack.runtime.model import EnabledModel
+    from autopack.enabling.handle import Handle
     from autopack.runtime.tally import Tally
+    from autopack.watching.sentinel import Watched
 
 
 @dataclass(eq=False)
 class _Outcome:
-    """What became of one model. Holds its tally alone: the model, or what refers to it, would be kept alive."""
+    """What became of one model. Holds its counts alone: the model, or what refers to it, would be kept alive.
+
+    `pads` says whether padded batches may run without their padding.
+    """
 
     text: str
     tally: Tally | None = None
+    watched: Watched | None = None
+    pads: bool = True
     process: int = field(default_factory=os.getpid)
 
     def __str__(self) -> str:
         if self.tally is None:
             return self.text
-        said = any((self.tally.batches, self.tally.left, self.tally.refused))
-        return f"{self.text}; {self.tally if said else 'no padded batch came'}"
+        said = any((self.tally.batches, self.tally.left, self.tally.refused, self.tally.unmasked))
+        batches = self.tally if said else "no padded batch came"
+        parts = [self.text, str(batches) if self.pads else "padded batches stay as they come"]
+        parts += [f"trained: {self.tally.trained}"] if self.tally.trained is not None else []
+        parts += [f"watched: {self.watched}"] if self.watched is not None else []
+        return "; ".join(parts)
 
 
 class Session:
@@ -51,12 +61,11 @@ class Session:
         self._outcomes: list[_Outcome] = []
         self._so_far: weakref.WeakKeyDictionary[PreTrainedModel, _Outcome] = weakref.WeakKeyDictionary()
 
-    def enabled(self, model: PreTrainedModel, enabled: EnabledModel, by: str = "") -> None:
+    def enabled(self, model: PreTrainedModel, handle: Handle, by: str = "") -> None:
         """Note a model that is enabled."""
         self._forget(model)
-        padded = enabled.options.unpad != "never"
-        text = f"{_name(model)} enabled{by}" + ("" if padded else "; padded batches stay as they come")
-        self._note(_Outcome(text, enabled.tally if padded else None))
+        pads = handle.enabled.options.unpad != "never"
+        self._note(_Outcome(f"{_name(model)} enabled{by}", handle.tally, handle.watched, pads))
 
     def left(self, model: PreTrainedModel, reason: Exception) -> None:
         """Note a model that cannot be enabled, and say so."""

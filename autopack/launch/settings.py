@@ -27,11 +27,13 @@ class BadSetting(AutopackError):
 
 
 class Option(NamedTuple):
-    """An option of `autopack run` and its variable; without choices it is a switch."""
+    """An option of `autopack run` and its variable: one of some choices, a whole number, or else a switch."""
 
     name: str
     default: Any
     help: str
+    metavar: str | None = None
+    """What stands for the number in the help, for an option that takes one."""
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -46,6 +48,10 @@ class Option(NamedTuple):
     def read(self, environment: Mapping[str, str]) -> Any:
         """The value in the environment; the default where the variable is unset or empty."""
         text = environment.get(self.variable, "").strip()
+        if self.metavar is not None:
+            if text and not text.isdecimal():
+                raise BadSetting(f"{self.variable} must be a whole number of at least 0; found {text!r}")
+            return int(text or self.default)
         value, wanted = text.lower(), self.choices or (*_TRUE, *_FALSE)
         if not text:
             return self.default
@@ -64,6 +70,7 @@ class Settings(NamedTuple):
     backend: str
     unpad: str
     verify: str
+    watch: int
     strict: bool
     quiet: bool
     subprocesses: bool
@@ -80,6 +87,7 @@ OPTIONS = (
     Option("backend", "auto", "what computes attention on packed rows"),
     Option("unpad", "auto", _ABOUT_UNPAD),
     Option("verify", "auto", _ABOUT_VERIFY),
+    Option("watch", 0, "in every Nth training call, check that a document gets what it gets alone; 0 checks none", "N"),
     Option(
         "strict",
         False,

@@ -73,6 +73,24 @@ def recall(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return found
 
 
+_padding: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def note_padding(tokens: torch.Tensor, real: np.ndarray) -> None:
+    """Keep where a batch of tokens is no padding, bool (rows, columns), while that very tensor lives unchanged."""
+    state = _State.of(tokens)
+    if state is not None and not real.all():
+        _padding[tokens] = state, real
+
+
+def noted_padding(tokens: Any) -> np.ndarray | None:
+    """What `note_padding` was told of these tokens; None where it was told nothing, or they were written to since."""
+    if not _padding or not isinstance(tokens, torch.Tensor) or tokens not in _padding:
+        return None
+    state, real = _padding[tokens]
+    return real if state == _State.of(tokens) else None
+
+
 def on_host(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Integer or boolean tensors on the CPU: as they are remembered, or else copied, all of a device at once."""
     found = {**tensors, **recall(tensors)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -64,8 +64,20 @@ class Pair:
         return (self.decoder,) if self.encoder is None else (self.encoder, self.decoder)
 
 
-def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple[Pair, bool] | None:
-    """The halves of a call, and whether it packs documents (False: it pads them); None where it does neither.
+class Found(NamedTuple):
+    """What a call of an encoder-decoder says of its documents.
+
+    `real` is true at the tokens of each half that it brings, (rows, columns); None where it brings no tokens at all.
+    `pair` are its halves where it packs documents (`packs`) or pads them, and None where it does neither.
+    """
+
+    real: list[np.ndarray] | None = None
+    pair: Pair | None = None
+    packs: bool = False
+
+
+def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> Found:
+    """The halves of a call, and whether it packs documents or pads them.
 
     The encoder's documents are declared by `position_ids`, `seq_idx` or an `attention_mask` of segment ids, the
     decoder's by the same names with `decoder_` before them. In a padded batch without `decoder_attention_mask`, what
@@ -79,12 +91,13 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
     target = _first_tensor(*map(arguments.get, ("decoder_input_ids", "decoder_inputs_embeds", "labels")))
     recordings: Any = next((arguments[name] for name in _RECORDINGS if arguments.get(name) is not None), None)
     if target is None or (source is None and recordings is None):
-        if source is not None and _read(arguments, _on_host(arguments), "", source).layout is not None:
+        only = None if source is None else _read(arguments, _on_host(arguments), "", source)
+        if only is not None and only.layout is not None:
             raise InvalidPacking(
                 "the encoder's tokens are packed and the decoder's are missing: pass decoder_input_ids or labels, with "
                 "segment ids in decoder_attention_mask or with decoder_position_ids"
             )
-        return None
+        return Found(None if source is None or only is None else [_real(only, source)])
     unclear = [name for name in declarations.FLASH_KWARGS if source is not None and arguments.get(name) is not None]
     if unclear:
         raise InvalidPacking(
@@ -94,15 +107,14 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
     host = _on_host(arguments)
     declared = [_read(arguments, host, prefix, inputs) for prefix, inputs in sides]
     packs = any(each.layout is not None for each in declared)
-    everything = [np.ones(inputs.shape[:2], dtype=bool) for _, inputs in sides]
-    real = [whole if each.real is None else each.real for each, whole in zip(declared, everything, strict=True)]
+    real = [_real(each, inputs) for each, (_, inputs) in zip(declared, sides, strict=True)]
     if not packs:
         if declared[-1].real is None and arguments.get("decoder_attention_mask") is None:
             real[-1] = _before_last_label(arguments, host, target, pad_token_id)
         if all(part.all() for part in real) or not all(part.any(axis=1).all() for part in real):
-            return None
+            return Found(real)
         if source is None and len(target) != len(recordings):
-            return None
+            return Found(real)
     starts = [_starts(each.layout, part) for each, part in zip(declared, real, strict=True)]
     counts = [begin.sum(axis=1).tolist() for begin in starts]
     if source is None and sum(counts[0]) != len(recordings):
@@ -122,7 +134,11 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> tuple
     labelled = False
     if labels is not None and arguments.get("decoder_attention_mask") is not None and labels.shape == real[-1].shape:
         labelled = bool((host_values(labels)[~real[-1]] != IGNORED_LABEL).any())
-    return Pair(None if source is None else halves[0], halves[-1], labelled), packs
+    return Found(real, Pair(None if source is None else halves[0], halves[-1], labelled), packs)
+
+
+def _real(declared: declarations.Declared, inputs: torch.Tensor) -> np.ndarray:
+    return np.ones(inputs.shape[:2], dtype=bool) if declared.real is None else declared.real
 
 
 def _first_tensor(*values: Any) -> torch.Tensor | None:

@@ -1,16 +1,90 @@
-"""What became of the padded batches of one enabled model, counted."""
+"""What became of the calls of one enabled model, counted on the host."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from autopack.layout.packed import PackedLayout
 from autopack.layout.padding import Padding
+
+
+class Volume(NamedTuple):
+    """How much some calls held, and how much of it was computed."""
+
+    calls: int = 0
+    rows: int = 0
+    """Rows that ran; a padded batch that ran as a packed row is one."""
+    columns: int = 0
+    """Columns that ran, over all rows: each of them costs what a token costs. Of an encoder-decoder, those of both."""
+    tokens: int = 0
+    """Real tokens among them."""
+    documents: int = 0
+    skipped: int = 0
+    """Columns of padding that came and did not run."""
+
+    @classmethod
+    def of_layout(cls, layout: PackedLayout) -> Volume:
+        """Packed rows that run as the rows that they are."""
+        columns, runs = int(layout.bounds[-1]), len(layout.bounds) - 1
+        if layout.is_padding is None:
+            return cls(1, layout.rows, columns, columns, runs)
+        padding = int(np.diff(layout.bounds)[layout.is_padding].sum())
+        return cls(1, layout.rows, columns, columns - padding, runs - int(layout.is_padding.sum()))
+
+    @classmethod
+    def of_row(cls, documents: int, *halves: Padding) -> Volume:
+        """A batch whose real tokens run as one row, or as one for each half of an encoder-decoder."""
+        tokens = sum(padding.tokens for padding in halves)
+        return cls(1, 1, tokens, tokens, documents, sum(padding.real.size for padding in halves) - tokens)
+
+    @classmethod
+    def of_batch(cls, *halves: np.ndarray) -> Volume:
+        """A batch that runs as it came, one document per row; true at real tokens, (rows, columns) for each half."""
+        rows, columns = len(halves[-1]), sum(real.size for real in halves)
+        return cls(1, rows, columns, sum(int(real.sum()) for real in halves), rows)
+
+    def without_padding(self) -> Volume:
+        """The same with its padding taken out before it runs."""
+        return self._replace(columns=self.tokens, skipped=self.skipped + self.columns - self.tokens)
+
+    def plus(self, other: Volume) -> Volume:
+        """Both together."""
+        return Volume(*map(int.__add__, self, other))
+
+    def minus(self, other: Volume) -> Volume:
+        """What of this volume came after the other one, which is a part of it."""
+        return Volume(*map(int.__sub__, self, other))
+
+    @property
+    def fill(self) -> float:
+        """Share of the columns that ran that are real tokens; 1 where nothing ran."""
+        return self.tokens / self.columns if self.columns else 1.0
+
+    @property
+    def padding_skipped(self) -> float:
+        """Share of the columns that came that are padding and did not run."""
+        came = self.columns + self.skipped
+        return self.skipped / came if came else 0.0
+
+    @property
+    def documents_per_row(self) -> float:
+        return self.documents / self.rows if self.rows else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.calls:,} call{'s' if self.calls != 1 else ''}, fill {self.fill:.1%} ({self.tokens:,} real tokens "
+            f"in {self.columns:,} columns), {self.documents_per_row:.1f} documents per row"
+        )
 
 
 @dataclass
 class Tally:
-    """What became of the padded batches of one enabled model."""
+    """What became of the calls of one enabled model; calls of generation are not counted."""
 
     batches: int = 0
     """Padded batches that ran as a packed row."""
@@ -22,6 +96,43 @@ class Tally:
     """Padded batches that were left as they came, by reason."""
     refused: Counter[str] = field(default_factory=Counter)
     """Calls that autopack would have refused, and that ran as they would have without it, by reason."""
+    unmasked: bool = False
+    """Whether a batch that looks padded has come without a mask, so that none of its padding could be left out."""
+    training: Volume = field(default_factory=Volume)
+    """All calls in training mode or with gradients, packed, padded or neither."""
+    evaluation: Volume = field(default_factory=Volume)
+    """All others."""
+    _began: float | None = None
+    """When the first call in training came in this process, in seconds; of a copy, its first."""
+    _latest: float = 0.0
+    _before: int = 0
+    """Real tokens of the training calls before that one."""
+    _between: int = 0
+    """Real tokens of the training calls from that one on, without those of the latest."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_began": None}
+
+    def ran(self, volume: Volume, trains: bool, instead_of: Volume | None = None) -> None:
+        """Count a call that is about to run, or one that runs otherwise than it was counted before."""
+        if instead_of is not None:
+            volume = volume.minus(instead_of)
+        if not trains:
+            self.evaluation = self.evaluation.plus(volume)
+            return
+        if instead_of is None:
+            self._latest = time.perf_counter()
+            if self._began is None:
+                self._began, self._before = self._latest, self.training.tokens
+            self._between = self.training.tokens - self._before
+        self.training = self.training.plus(volume)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Real tokens per second from the first training call to the latest, with all that came between them."""
+        if self._began is None or self._latest <= self._began:
+            return None
+        return self._between / (self._latest - self._began)
 
     def count(self, *halves: Padding) -> None:
         """Count a batch that runs as a packed row, or as one for each half of an encoder-decoder."""
@@ -35,6 +146,14 @@ class Tally:
         self.tokens -= padding.tokens
         self.padding -= padding.real.size - padding.tokens
 
+    @property
+    def trained(self) -> str | None:
+        """What ran in training, in words; None where nothing did."""
+        if not self.training.calls:
+            return None
+        rate = self.tokens_per_second
+        return str(self.training) + ("" if rate is None else f", {rate:,.0f} real tokens per second")
+
     def __str__(self) -> str:
         parts = []
         if self.batches:
@@ -46,6 +165,8 @@ class Tally:
         parts += [f"{_batches(count)} left as they came: {reason}" for reason, count in self.left.most_common()]
         for reason, count in self.refused.most_common():
             parts.append(f"{count:,} call{'s' if count != 1 else ''} ran as without autopack: {reason}")
+        if self.unmasked:
+            parts.append("batches that look padded came without an attention_mask, and were computed as they came")
         return "; ".join(parts) or "no padded batch yet"
 
 

@@ -10,11 +10,12 @@ config = LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=64, num_hi
                      num_key_value_heads=2, pad_token_id=0, eos_token_id=None)
 generator = torch.Generator().manual_seed(1)
 texts = [torch.randint(1, 97, (int(n),), generator=generator) for n in torch.randint(3, 40, (16,), generator=generator)]
-seen = {"batches": 0, "padding": 0, "columns": 0}
+seen = {"batches": 0, "padding": 0, "columns": 0, "rows": 0}
 def collate(rows):
     ids = torch.nn.utils.rnn.pad_sequence([row["input_ids"] for row in rows], batch_first=True)
     mask = (ids != 0).long()
     seen["batches"] += 1; seen["padding"] += int((mask == 0).sum()); seen["columns"] += mask.numel()
+    seen["rows"] += len(rows)
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 def make():
     torch.manual_seed(0)

@@ -41,8 +41,9 @@ class Result(NamedTuple):
 
     @property
     def lines(self) -> list[str]:
-        """What autopack says, but for models that are only evaluated."""
-        return [line for line in self.err.splitlines() if line.startswith("autopack") and UNTRAINED not in line]
+        """What autopack says, but for models that are only evaluated, and for speeds."""
+        said = [line for line in self.err.splitlines() if line.startswith("autopack") and UNTRAINED not in line]
+        return [re.sub(r"[\d,]+ (?=real tokens per second)", "N ", line) for line in said]
 
     @property
     def untrained(self) -> list[str]:
@@ -89,9 +90,12 @@ def _tidy() -> Iterator[None]:
 def line_of(what: dict[str, Any]) -> str:
     rank = f"rank {what['rank']}: " if what["rank"] else ""
     share = f"{what['padding']:,} of {what['columns']:,} tokens were padding and were not computed"
+    tokens = f"{what['columns'] - what['padding']:,}"
+    calls = f"{what['batches']} calls, fill 100.0% ({tokens} real tokens in {tokens} columns)"
     return (
         f"autopack: {rank}LlamaForCausalLM (llama) enabled; {what['batches']} padded batches packed inside; {share} "
-        f"({what['padding'] / what['columns']:.1%})"
+        f"({what['padding'] / what['columns']:.1%}); trained: {calls}, {what['rows'] / what['batches']:.1f} documents "
+        f"per row, N real tokens per second"
     )
 
 
@@ -268,12 +272,14 @@ def variables(*arguments: str, **given: str) -> settings.Settings:
 def test_options_and_variables_agree_and_options_win():
     for option in settings.OPTIONS:
         assert getattr(variables(), option.name) == option.default
-        for value in option.choices or (True, False):
+        numbers = (0, 500) if option.metavar else ()
+        for value in option.choices or numbers or (True, False):
             text = option.write(value)
-            flags = [f"--{option.name}", text] if option.choices else [f"--{'' if value else 'no-'}{option.name}"]
+            is_switch = not option.choices and not numbers
+            flags = [f"--{'' if value else 'no-'}{option.name}"] if is_switch else [f"--{option.name}", text]
             assert getattr(variables(*flags), option.name) == value
             assert variables(*flags) == variables(**{option.variable: text.upper()})
-            for other in option.choices or ("on", "off"):
+            for other in option.choices or tuple(map(str, numbers)) or ("on", "off"):
                 assert getattr(variables(*flags, **{option.variable: other}), option.name) == value
 
 
@@ -285,7 +291,17 @@ def test_the_table_of_options_has_the_values_that_enable_takes():
 
 def test_a_variable_reaches_the_model_and_an_option_overrides_one():
     found = start(*RUN, "--no-quiet", "loop.py", AUTOPACK_UNPAD="never", AUTOPACK_QUIET="1")
-    assert found.lines == ["autopack: LlamaForCausalLM (llama) enabled; padded batches stay as they come"]
+    (line,) = found.lines
+    assert line.startswith(
+        "autopack: LlamaForCausalLM (llama) enabled; padded batches stay as they come; trained: 4 calls"
+    )
+
+
+def test_training_calls_are_checked_where_watch_says_so():
+    (line,) = start(*RUN, "--watch", "2", "loop.py").lines
+    assert "; watched: every 2 training calls; 2 checked, worst relative error " in line
+    (line,) = start(*RUN, "--watch", "0", "loop.py", AUTOPACK_WATCH="2").lines
+    assert "watched" not in line
 
 
 @pytest.mark.parametrize(
@@ -298,6 +314,11 @@ def test_a_variable_reaches_the_model_and_an_option_overrides_one():
         (["."], {}, "is a directory without a __main__.py"),
         (["--no-subprocesses", "-m", "torch.distributed.run"], {}, "--no-subprocesses leaves those out"),
         (["view.py"], {"AUTOPACK_BACKEND": "fast"}, "AUTOPACK_BACKEND must be one of auto, flash"),
+        (
+            ["view.py"],
+            {"AUTOPACK_WATCH": "often"},
+            "AUTOPACK_WATCH must be a whole number of at least 0; found 'often'",
+        ),
         (["view.py"], {"AUTOPACK_STRICT": "maybe"}, "AUTOPACK_STRICT must be one of 1, true"),
     ],
 )

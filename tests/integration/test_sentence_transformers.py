@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import random
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +21,13 @@ from sentence_transformers.cross_encoder import CrossEncoderTrainer, CrossEncode
 from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
 from sentence_transformers.losses import MultipleNegativesRankingLoss
 from sentence_transformers.models import Pooling, Transformer
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
 import autopack
-from autopack import tiny
+from tests.integration.sentences import folder, sentences
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-WORDS = [f"word{number}" for number in range(100)]
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 NEAR = 1e-6
 """Rounding of float32 in vectors of length one."""
-
-
-def _folder(path: Path, model_type: str, task: str, backbone: bool = False, **overrides: Any) -> str:
-    """A tiny model, or its backbone, and a tokenizer of words, as a folder that sentence-transformers loads."""
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(SPECIAL + WORDS)}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    words.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    names = {name: f"[{name[:-6].upper()}]" for name in ("pad_token", "unk_token", "cls_token", "sep_token")}
-    PreTrainedTokenizerFast(tokenizer_object=words, **names, model_max_length=48).save_pretrained(path)
-    model = tiny.build(model_type, task=task, pad_token_id=0, **overrides)
-    (model.base_model if backbone else model).save_pretrained(path)
-    return str(path)
-
-
-def _sentences(count: int, seed: int = 0) -> list[str]:
-    chosen = random.Random(seed)
-    return [" ".join(chosen.choices(WORDS, k=chosen.randint(1, 20))) for _ in range(count)]
 
 
 def _skipped(handle: Any) -> int:
@@ -75,23 +51,23 @@ def _skipped(handle: Any) -> int:
     ],
 )
 def test_sentences_get_what_they_got(tmp_path, model_type, task, pooling):
-    tower = Transformer(_folder(tmp_path, model_type, task, backbone=True))
+    tower = Transformer(folder(tmp_path, model_type, task, backbone=True))
     encoder = SentenceTransformer(modules=[tower, Pooling(32, pooling_mode=pooling)], device="cpu")
-    sentences = _sentences(24)
-    expected = encoder.encode(sentences, batch_size=8, convert_to_tensor=True)
-    tokens = encoder.encode(sentences[:6], output_value="token_embeddings")
+    texts = sentences(24)
+    expected = encoder.encode(texts, batch_size=8, convert_to_tensor=True)
+    tokens = encoder.encode(texts[:6], output_value="token_embeddings")
     with autopack.enable(encoder) as handle:
-        found = encoder.encode(sentences, batch_size=8, convert_to_tensor=True)
+        found = encoder.encode(texts, batch_size=8, convert_to_tensor=True)
         assert (found - expected).abs().max() < NEAR * expected.abs().max()
-        for one, other in zip(encoder.encode(sentences[:6], output_value="token_embeddings"), tokens, strict=True):
+        for one, other in zip(encoder.encode(texts[:6], output_value="token_embeddings"), tokens, strict=True):
             assert (one - other).abs().max() < 4 * NEAR * other.abs().max()
         assert _skipped(handle) > 0
 
 
 @pytest.mark.parametrize("labels", [1, 3])
 def test_pairs_get_the_scores_that_they_got(tmp_path, labels):
-    scorer = CrossEncoder(_folder(tmp_path, "bert", "sequence-classification", num_labels=labels), device="cpu")
-    pairs = list(zip(_sentences(24), _sentences(24, seed=1), strict=True))
+    scorer = CrossEncoder(folder(tmp_path, "bert", "sequence-classification", num_labels=labels), device="cpu")
+    pairs = list(zip(sentences(24), sentences(24, seed=1), strict=True))
     expected = scorer.predict(pairs, convert_to_tensor=True, batch_size=8)
     with autopack.enable(scorer) as handle:
         found = scorer.predict(pairs, convert_to_tensor=True, batch_size=8)
@@ -100,11 +76,11 @@ def test_pairs_get_the_scores_that_they_got(tmp_path, labels):
 
 
 def test_sparse_vectors_are_those_that_were(tmp_path):
-    encoder = SparseEncoder(_folder(tmp_path, "bert", "masked-lm"), device="cpu")
-    expected = encoder.encode(_sentences(16), batch_size=8).to_dense()
+    encoder = SparseEncoder(folder(tmp_path, "bert", "masked-lm"), device="cpu")
+    expected = encoder.encode(sentences(16), batch_size=8).to_dense()
     with autopack.enable(encoder) as handle:
         assert (
-            encoder.encode(_sentences(16), batch_size=8).to_dense() - expected
+            encoder.encode(sentences(16), batch_size=8).to_dense() - expected
         ).abs().max() < 4 * NEAR * expected.max()
         assert _skipped(handle) > 0
 
@@ -135,9 +111,9 @@ def _arguments(kind: Any, path: Path) -> Any:
 
 def _bi_encoder(path: Path) -> Any:
     dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    tower = Transformer(_folder(path / "model", "bert", "masked-lm", backbone=True, **dropouts))
+    tower = Transformer(folder(path / "model", "bert", "masked-lm", backbone=True, **dropouts))
     encoder = SentenceTransformer(modules=[tower, Pooling(32)], device="cpu")
-    data = Dataset.from_dict({"anchor": _sentences(48), "positive": _sentences(48, seed=1)})
+    data = Dataset.from_dict({"anchor": sentences(48), "positive": sentences(48, seed=1)})
     arguments = _arguments(SentenceTransformerTrainingArguments, path)
     loss = MultipleNegativesRankingLoss(encoder)
     return SentenceTransformerTrainer(model=encoder, args=arguments, train_dataset=data, loss=loss)
@@ -145,9 +121,9 @@ def _bi_encoder(path: Path) -> Any:
 
 def _cross_encoder(path: Path) -> Any:
     dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    folder = _folder(path / "model", "bert", "sequence-classification", num_labels=1, **dropouts)
-    scorer = CrossEncoder(folder, device="cpu")
-    columns = {"a": _sentences(48), "b": _sentences(48, seed=1), "label": [float(i % 2) for i in range(48)]}
+    where = folder(path / "model", "bert", "sequence-classification", num_labels=1, **dropouts)
+    scorer = CrossEncoder(where, device="cpu")
+    columns = {"a": sentences(48), "b": sentences(48, seed=1), "label": [float(i % 2) for i in range(48)]}
     arguments = _arguments(CrossEncoderTrainingArguments, path)
     data = Dataset.from_dict(columns)
     return CrossEncoderTrainer(model=scorer, args=arguments, train_dataset=data, loss=BinaryCrossEntropyLoss(scorer))

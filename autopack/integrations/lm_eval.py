@@ -1,0 +1,53 @@
+"""lm-eval's `HFLM`, which pads texts for a causal model and calls it without a mask.
+
+The padding is on the right, so no token sees it, and its logits are never read: the batch may run without it. Where
+it lies is known only to the function that pads, which notes it beside the tensor that it makes, while an `HFLM` is
+enabled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+
+from autopack.errors import UnsupportedModel
+from autopack.layout.host import note_padding
+from autopack.patching import Site, SiteLease
+
+_MODULE = "lm_eval.models.huggingface"
+_PADS = "pad_and_concat"
+
+
+def is_harness(holder: Any) -> bool:
+    """Whether this is an `HFLM` or derives from it; lm-eval is not imported for that."""
+    return any(cls.__name__ == "HFLM" and cls.__module__ == _MODULE for cls in type(holder).__mro__)
+
+
+def lease() -> SiteLease:
+    """What `HFLM` pads with, to be stood at. Raises `UnsupportedModel` where its module has no such function."""
+    if not hasattr(import_module(_MODULE), _PADS):
+        raise UnsupportedModel(
+            f"autopack learns from {_MODULE}.{_PADS} where an HFLM pads, and the installed lm-eval has none. Install "
+            f"lm-eval 0.4.3 or newer, or enable its model alone, autopack.enable(lm.model): its batches stay padded."
+        )
+    return SiteLease(_sites)
+
+
+def _sites(_: tuple[str, ...]) -> list[Site]:
+    return [Site(_MODULE, _PADS, _adapt, parameters=("max_length", "tensors", "padding_side"), soft=True)]
+
+
+def _adapt(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    def pad_and_concat(max_length: int, tensors: list[torch.Tensor], padding_side: Any = "right") -> torch.Tensor:
+        lengths = np.array([tensor.shape[-1] for tensor in tensors])[:, None]  # it writes to the list
+        batch = original(max_length, tensors, padding_side)
+        columns = np.arange(batch.shape[1])
+        if padding_side == "right" and len(lengths) == len(batch):
+            note_padding(batch, columns < lengths)
+        return batch
+
+    return pad_and_concat

@@ -1,0 +1,105 @@
+"""`enable` of several models at once: all of them, or none."""
+
+from __future__ import annotations
+
+import pytest
+
+import autopack
+from autopack import tiny
+from tests.conftest import attributes, llama, same
+from tests.test_wrapping import Holder, trainer
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_one_handle_removes_them_all(kind):
+    models = kind([llama(), Holder(inside=tiny.build("gpt2"))])
+    handle = autopack.enable(models, unpad="always")
+    assert isinstance(handle, autopack.Handles)
+    assert [each.model for each in handle.handles.values()] == [models[0], models[1].layers["inside"]]
+    assert all(each.enabled.options.unpad == "always" for each in handle.handles.values())
+    assert autopack.is_enabled(models)
+    assert repr(handle).startswith(
+        "autopack.Handles(\n  [0]: autopack.Handle(\n    model:     LlamaForCausalLM (llama)\n"
+    )
+    assert handle._repr_html_().count("<table>") == 2
+    handle.remove()
+    assert not any(map(autopack.is_enabled, models))
+
+
+def test_a_dict_names_them():
+    models = {"student": llama(), "teacher": llama()}
+    with autopack.enable(models) as handle:
+        assert {name: each.model for name, each in handle.handles.items()} == models
+        autopack.disable({"any": models["teacher"]})
+        assert [autopack.is_enabled(model) for model in models.values()] == [True, False]
+        assert not autopack.is_enabled(models)
+    assert not autopack.is_enabled(models["student"])
+
+
+def test_keys_stay_what_they_are():
+    models = {1: llama(), "1": llama()}
+    with autopack.enable(models) as handle:
+        assert list(handle.handles) == [1, "1"]
+        assert "1: autopack.Handle(" in repr(handle)
+        assert handle._repr_html_().count("<table>") == 2
+        assert autopack.is_enabled(models)
+
+
+def test_one_model_twice_is_one():
+    model = llama()
+    with autopack.enable([model, model]) as handle:
+        assert len({id(each) for each in handle.handles.values()}) == 1
+    assert not autopack.is_enabled(model)
+
+
+def test_trainers_and_lists_may_be_among_them(tmp_path):
+    policy, other = trainer(tmp_path), llama()
+    with autopack.enable([policy, [other]]) as handle:
+        assert isinstance(handle.handles["[0]"], autopack.TrainerHandle)
+        assert autopack.is_enabled(policy.model)
+        assert autopack.is_enabled(other)
+    assert not autopack.is_enabled(policy)
+    assert not autopack.is_enabled(other)
+
+
+@pytest.mark.parametrize("refused", [lambda: tiny.build("falcon", alibi=True), object, list])
+def test_where_one_cannot_be_enabled_none_is(refused, tmp_path):
+    policy, other = trainer(tmp_path), llama()
+    before, callbacks = [attributes(policy.model), attributes(other)], list(policy.callback_handler.callbacks)
+    with pytest.raises(autopack.UnsupportedModel):
+        autopack.enable([policy, other, refused()])
+    assert all(map(same, [attributes(policy.model), attributes(other)], before))
+    assert policy.callback_handler.callbacks == callbacks
+
+
+def test_what_was_enabled_before_stays_so(tmp_path):
+    policy, model = trainer(tmp_path), llama()
+    with autopack.enable([policy, model], watch=2) as handle:
+        for options in ({"unpad": "never"}, {"watch": 3}):
+            with pytest.raises(ValueError, match=r"call autopack.disable\(model\)"):
+                autopack.enable([llama(), policy, model], **options)
+        with pytest.raises(autopack.UnsupportedModel):
+            autopack.enable([policy, model, object()])
+        assert autopack.is_enabled([policy, model])
+        assert type(policy.callback_handler.callbacks[0]).__name__ == "PackingLogs"
+        assert autopack.enable([model]).handles["[0]"] is handle.handles["[1]"]
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        ([], "found an empty list"),
+        ({}, "found an empty dict"),
+        ((model for model in ()), "found a generator, which does not keep them in an order. Pass list"),
+        ({llama}, "found a set"),
+        ({"one": llama}.values(), "found a dict_values"),
+        (["org/model"], "'org/model', which is to be loaded first"),
+        (type(llama()), "LlamaForCausalLM'>, which is to be loaded first"),
+    ],
+)
+def test_what_is_no_collection_of_models_is_refused_and_says_why(models, said):
+    for call in (autopack.enable, autopack.is_enabled, autopack.disable):
+        with pytest.raises(autopack.UnsupportedModel, match=said):
+            call(models)
