@@ -56,7 +56,9 @@ def parts_of(models: Any) -> dict[Any, Any] | None:
     if not isinstance(models, list | tuple | dict):
         return None
     if not models:
-        raise UnsupportedModel(f"autopack enables models; found an empty {type(models).__name__}")
+        raise UnsupportedModel(
+            f"autopack enables models; found an empty {type(models).__name__}. Pass the models that you train."
+        )
     if isinstance(models, dict):
         return dict(models)
     return {f"[{number}]": model for number, model in enumerate(models)}
