@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from autopack.layout.padding import Padding
@@ -34,6 +36,15 @@ class Tally:
         self.batches -= 1
         self.tokens -= padding.tokens
         self.padding -= padding.real.size - padding.tokens
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Count nothing meanwhile."""
+        before = {name: value.copy() if isinstance(value, Counter) else value for name, value in vars(self).items()}
+        try:
+            yield
+        finally:
+            vars(self).update(before)
 
     def __str__(self) -> str:
         parts = []

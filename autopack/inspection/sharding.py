@@ -1,0 +1,55 @@
+"""Parameters that lie on several processes and are gathered when a module runs: FSDP, DeepSpeed's ZeRO-3."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+Group = Any
+"""A process group of torch.distributed, which not every build of torch has."""
+
+
+def gathering_groups(root: nn.Module) -> tuple[Group, ...]:
+    """The process groups over which a run of `root` gathers parameters or reduces their gradients, each of them once.
+
+    All ranks find them in the same order. Empty where every process has its parameters whole.
+    """
+    if not in_a_group():
+        return ()
+    found = {id(group): group for module in root.modules() for group in _groups_of(module)}
+    return tuple(group for group in found.values() if torch.distributed.get_world_size(group) > 1)
+
+
+def gathers_inside(module: nn.Module) -> bool:
+    """Whether parts of a module gather parameters when they run, and not only the module as a whole."""
+    return any(next(iter(_groups_of(part)), None) is not None for part in module.modules() if part is not module)
+
+
+def in_a_group() -> bool:
+    """Whether this process is one of several that work together."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def _groups_of(module: nn.Module) -> Iterator[Group]:
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+        yield module.process_group
+        between = getattr(module, "_inter_node_pg", None)  # of hybrid sharding
+        if between is not None:
+            yield between
+    elif hasattr(module, "_get_fsdp_state"):  # fully_shard
+        state: Any = module._get_fsdp_state()
+        sharded = getattr(state, "_fsdp_param_groups", None)
+        for part in [state._fsdp_param_group] if sharded is None else sharded:  # one group up to torch 2.10
+            for name in ("shard_process_group", "replicate_process_group"):
+                group = getattr(getattr(part, "mesh_info", None), name, None)
+                if group is not None:
+                    yield group
+    for parameter in module._parameters.values():
+        if hasattr(parameter, "ds_id"):  # ZeRO-3
+            yield parameter.ds_process_group
