@@ -83,7 +83,7 @@ class DocumentsAlone(Plan):
                 if steps is not None:
                     steps.begin()
                 outputs.append(module(**call))
-            idle = [] if steps is None else idle_outputs(self.call, module, steps, self._shortest())
+            idle = [] if steps is None else idle_outputs(self.call, module, steps, self.calls[-1])
         merged = {name: self._merge(name, [out.get(name) for out in outputs]) for name in output if name != "loss"}
         if any(self.given.arguments.get(name) is not None for name in self.given.head.labels):
             losses = [out.get("loss") for out in outputs]
@@ -92,11 +92,6 @@ class DocumentsAlone(Plan):
         merged = with_idle(merged, [{**each} for each in idle])
         whole = type(output)(**{name: value for name, value in merged.items() if value is not None})
         return whole.to_tuple() if self.wants_tuple else whole
-
-    def _shortest(self) -> dict[str, Any]:
-        return self.calls[
-            int(np.argmin([len(numbers) * self.given.batch.lengths[numbers[0]] for numbers in self.groups]))
-        ]
 
     def _merge(self, name: str, parts: list[Any]) -> Any:
         if isinstance(parts[0], (tuple, list)):

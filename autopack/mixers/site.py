@@ -52,7 +52,8 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
         def counted(mixer: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             steps.begin()
-            runs.append(_Run(args, kwargs, running_scope()))
+            given = {**torches.by_name(names, args), **kwargs}
+            runs.append(_Run({**given, **dict.fromkeys(given.keys() & CACHES)}, running_scope()))
             return original(mixer, *args, **kwargs)
 
         packs = scope.layout is not None
@@ -63,9 +64,9 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             output = mix(mixer, scope, arguments, counted) if packs else counted(mixer, *args, **kwargs)
             idle = []
             for _ in steps.idle(None if packs else _obstacle(mixer, arguments)):
-                run = min(runs, key=_Run.cost)
+                run = max(runs, key=_Run.rank)
                 with leaving_nothing(mixer), changed(layout=run.scope.layout, memory=run.scope.memory):
-                    idle.append(original(mixer, *run.args, **run.kwargs))
+                    idle.append(original(mixer, **run.arguments))
         scope.agreed[id(mixer)] = steps.count
         output = with_idle(output, idle)
         return output.to_tuple() if wants_tuple else output
@@ -90,22 +91,23 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
 class _Run:
     """A run of a module, which can be made again."""
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    arguments: dict[str, Any]
     scope: Any
 
-    def cost(self) -> tuple[bool, int]:
-        """Its tokens; one without the labels that others have costs more than any, for it has no loss."""
-        given = (*self.args, *self.kwargs.values())
-        tokens = next((each for each in given if isinstance(each, torch.Tensor)), None)
-        return self.kwargs.get("labels") is None, 0 if tokens is None else tokens.numel()
+    def rank(self) -> tuple[bool, int]:
+        """Whether it has labels, and so a loss where others have one, and how long its documents are.
+
+        What short documents do not reach (compressed windows, experts) has no gradient, and FSDP2 reduces what has one.
+        """
+        tokens = next((each for each in self.arguments.values() if isinstance(each, torch.Tensor)), None)
+        return self.arguments.get("labels") is not None, 0 if tokens is None else tokens.shape[
+            -1 if tokens.dim() < 2 else 1
+        ]
 
 
 def _obstacle(mixer: torch.nn.Module, arguments: dict[str, Any]) -> str | None:
-    """Why a call that packs nothing cannot be run again, or None."""
+    """Why a call that packs nothing cannot be run again, or None. In training a cache is one that nobody reads."""
     held = [name for name in CACHES if arguments.get(name) is not None]
-    if not held:
+    if mixer.training or not held:
         return None
-    return (
-        f"{type(mixer).__name__} was called with a cache ({held[0]}) on this one. Call it with use_cache=False there."
-    )
+    return f"{type(mixer).__name__} was called with a cache ({held[0]}) on this one. Pass use_cache=False there."
