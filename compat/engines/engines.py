@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +24,13 @@ from compat.engines.data import Spec, optimizer_of
 EXACT = 1e-4
 """Of float32; leaks start at 1e-2. Orders of sums differ by 1e-5 after three steps."""
 BFLOAT16 = 5e-2
+STOCK = os.environ.get("ENGINES_STOCK") == "1"
+
+
+def enable(model: Any) -> None:
+    """Enable a model, unless it is asked whether stock trains by itself."""
+    if not STOCK:
+        autopack.enable(model)
 
 
 class Engine:
@@ -38,7 +46,7 @@ class Engine:
     def __init__(self, spec: Spec, seed: int = 0):
         self.spec = spec
         self.base = spec.build(seed)
-        autopack.enable(self.base)
+        enable(self.base)
         self.model = self.wrap(self.base)
         self.optimizer = optimizer_of(self.model)
 
@@ -266,7 +274,7 @@ class Accelerate(Engine):
         self.spec = spec
         self.accelerator = Accelerator(cpu=True)
         self.base = spec.build(seed)
-        autopack.enable(self.base)
+        enable(self.base)
         self.model, self.optimizer = self.accelerator.prepare(self.base, optimizer_of(self.base))
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -355,33 +363,55 @@ class TensorParallel(Engine):
         plan = DistributedConfig(tp_plan="auto", tp_size=dist.get_world_size())
         loaded = type(made).from_pretrained(folder[0], distributed_config=plan, attn_implementation="eager")
         self.spec, self.base = spec, loaded.train()
-        autopack.enable(self.base)
+        enable(self.base)
         self.model = self.base
         self.optimizer = optimizer_of(self.model)
 
 
-ENGINES: dict[str, tuple[type[Engine], int]] = {
-    "ddp": (DDP, 2),
-    "ddp static_graph": (StaticDDP, 2),
-    "ddp find_unused_parameters": (UnusedDDP, 2),
-    "ddp no_sync": (AccumulatingDDP, 2),
-    "fsdp1": (FSDP1, 2),
-    "fsdp1 no_sync": (AccumulatingFSDP1, 2),
-    "fsdp2": (FSDP2, 2),
-    "fsdp2 on 4": (FSDP2, 4),
-    "fsdp2 by linear layer": (FineFSDP2, 2),
-    "fsdp2 without resharding": (KeptFSDP2, 2),
-    "fsdp2 accumulating": (AccumulatingFSDP2, 2),
-    "fsdp2 checkpointing": (CheckpointedFSDP2, 2),
-    "fsdp2 reentrant checkpointing": (ReentrantFSDP2, 2),
-    "fsdp2 bfloat16": (LowerFSDP2, 2),
-    "hsdp": (HSDP, 4),
-    "accelerate ddp": (Accelerate, 2),
-    "accelerate fsdp2": (Accelerate, 2),
-    "tensor parallel": (TensorParallel, 2),
-    "zero1": (Zero, 2),
-    "zero2": (Zero2, 2),
-    "zero3": (Zero3, 2),
+class DyingDDP(DDP):
+    """One rank dies in its second step."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        _die(self)
+        super().backward(loss)
+
+
+class DyingFSDP2(FSDP2):
+    """One rank dies in its second step."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        _die(self)
+        super().backward(loss)
+
+
+def _die(engine: Engine) -> None:
+    if dist.get_rank() == 1 and engine.optimizer.state:
+        raise RuntimeError("a planned death")
+
+
+ENGINES: dict[str, type[Engine]] = {
+    "ddp": DDP,
+    "ddp static_graph": StaticDDP,
+    "ddp find_unused_parameters": UnusedDDP,
+    "ddp no_sync": AccumulatingDDP,
+    "ddp, a rank dies": DyingDDP,
+    "fsdp1": FSDP1,
+    "fsdp1 no_sync": AccumulatingFSDP1,
+    "fsdp2": FSDP2,
+    "fsdp2 on 4": FSDP2,
+    "fsdp2 by linear layer": FineFSDP2,
+    "fsdp2 without resharding": KeptFSDP2,
+    "fsdp2 accumulating": AccumulatingFSDP2,
+    "fsdp2 checkpointing": CheckpointedFSDP2,
+    "fsdp2 reentrant checkpointing": ReentrantFSDP2,
+    "fsdp2 bfloat16": LowerFSDP2,
+    "fsdp2, a rank dies": DyingFSDP2,
+    "hsdp": HSDP,
+    "accelerate ddp": Accelerate,
+    "accelerate fsdp2": Accelerate,
+    "tensor parallel": TensorParallel,
+    "zero1": Zero,
+    "zero2": Zero2,
+    "zero3": Zero3,
 }
-"""Each engine by its name, and on how many processes it runs."""
-Make = Callable[..., Engine]
+"""Each engine by its name in `compat.engines.cells`."""
