@@ -5,7 +5,7 @@
     python -m compat.engines --types llama xlnet              other types; `xlnet:sequence-classification` a head
     python -m compat.engines --json compat/results/engines.json
 
-A cell is an engine and a type: three optimizer steps on packed rows of unequal numbers of documents, the last step after
+A cell is an engine and a type: three optimizer steps on packed rows of unequal numbers of documents, the last after
 a checkpoint has been saved and loaded into a new model. Loss, gradients and parameters after each step have to be those
 of a plain model that gets each document alone. The exit status is 1 where a cell is neither exact nor refused.
 """
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from compat.engines.cells import DYING, ENGINE_NAMES, TYPES
+from compat.engines.cells import DYING, ENGINE_NAMES, types_of
 from compat.engines.start import run
 
 GOOD = ("exact", "refused", "ended", "absent", "no stock")
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     cells = [
         f"{engine}/{kind}"
         for engine in asked.engines
-        for kind in (TYPES["dies"] if engine in DYING else asked.types or types_of(engine))
+        for kind in (types_of(engine) if engine in DYING else asked.types or types_of(engine))
     ]
     found: dict[str, dict[str, object]] = {}
     with tqdm(total=len(cells), file=sys.stderr, unit=" cells") as bar:
@@ -53,11 +53,6 @@ def main(arguments: list[str] | None = None) -> int:
         whole = {"with": versions, "cells": {cell: found[cell] for cell in cells}}
         asked.json.write_text(json.dumps(whole, indent=1) + "\n")
     return 0 if all(verdict["status"] in GOOD for verdict in found.values()) else 1
-
-
-def types_of(engine: str) -> tuple[str, ...]:
-    """The types that an engine is run with."""
-    return TYPES.get(engine, TYPES["all"])
 
 
 def print_table(cells: Iterable[str], found: dict[str, dict[str, object]]) -> None:

@@ -35,7 +35,7 @@ ALONE = ("xlnet", "cpmant", "deepseek_v4", "minimax_m3_vl_text", "prophetnet", "
 HEAD = "xlnet:sequence-classification"
 TYPES: dict[str, tuple[str, ...]] = {
     "all": ("llama", "xlnet", HEAD),
-    "dies": ("llama",),
+    **dict.fromkeys(DYING, ("llama",)),
     "ddp": ("llama", "mamba", "bloom", "xlnet", HEAD),
     "fsdp1": ("llama", "mamba", "bloom", *ALONE, HEAD),
     "fsdp2": ("llama", "mamba", "bloom", *ALONE, HEAD),
@@ -47,3 +47,8 @@ TYPES: dict[str, tuple[str, ...]] = {
     "zero3": ("llama", "mamba", "bloom", "rwkv", "recurrent_gemma", *ALONE, HEAD),
 }
 """The types that each engine is run with, unless others are asked for."""
+
+
+def types_of(engine: str) -> tuple[str, ...]:
+    """The types that an engine is run with."""
+    return TYPES.get(engine, TYPES["all"])
