@@ -83,13 +83,14 @@ def _groups_of(module: nn.Module) -> Iterator[Group]:
         if between is not None:
             yield between
     elif hasattr(module, "_get_fsdp_state"):  # fully_shard
-        state: Any = module._get_fsdp_state()
+        state: Any = module._get_fsdp_state()  # type: ignore[operator]
         sharded = getattr(state, "_fsdp_param_groups", None)
         for part in [state._fsdp_param_group] if sharded is None else sharded:  # one group up to torch 2.10
             for name in ("shard_process_group", "replicate_process_group"):
                 group = getattr(getattr(part, "mesh_info", None), name, None)
                 if group is not None:
                     yield group
+    parameter: Any
     for parameter in module._parameters.values():
         if hasattr(parameter, "ds_id"):  # ZeRO-3
             yield parameter.ds_process_group

@@ -92,7 +92,7 @@ class Engine:
     def load(self, folder: Path) -> None:
         """Read them into a model that has just been made."""
         model, optimizer = states.get_state_dict(self.model, self.optimizer)
-        found = {"model": model, "optimizer": optimizer}
+        found: dict[str, Any] = {"model": model, "optimizer": optimizer}
         dcp.load(found, checkpoint_id=folder)
         states.set_state_dict(
             self.model, self.optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"]
