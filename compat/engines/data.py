@@ -47,6 +47,7 @@ class Spec:
     def build(self, seed: int = 0, **changes: Any) -> Any:
         """The model, in training mode without dropout; parameters that no loss reaches are frozen, as DDP wants it."""
         model = tiny.build(self.type, task=self.task, attn_implementation="eager", seed=seed, **changes).train()
+        model.config.use_cache = self.type != "blt"  # stock cannot make a cache for it in training
         for module in model.modules():
             for name, value in vars(module).items():
                 if "dropout" in name and isinstance(value, float):
