@@ -45,8 +45,7 @@ TYPES: dict[str, tuple[str, ...]] = {
     "fsdp2 bfloat16": ("llama", "xlnet"),
     "tensor parallel": ("llama", "qwen3", "gemma3_text"),
     # Without Reformer, whose reversible layers bring DeepSpeed a gradient for each run, and BLT, which takes minutes.
-    "zero3": ("llama", "mamba", "bloom", "rwkv", "recurrent_gemma", *(t for t in ALONE if t not in ("reformer", "blt")))
-    + (HEAD,),
+    "zero3": ("llama", "mamba", "bloom", "rwkv", "recurrent_gemma", *ALONE[:5], HEAD),
 }
 """The types that each engine is run with, unless others are asked for."""
 
