@@ -45,7 +45,7 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
     rates = noise_of(model)
     configs: list[Any] = list({id(m.config): m.config for m in modules if hasattr(m, "config")}.values())
     problem_type = [(config, getattr(config, "problem_type", _ABSENT)) for config in configs]
-    data = [(module, set(vars(module)), _data_of(module)) for module in modules]
+    data = [(module, {*vars(module), *module._parameters}, _data_of(module)) for module in modules]
     hooks = [(held, set(held)) for module in modules for held in _hooks_of(module)]
     buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
     copies = [(b, _version(b), b.detach().clone()) for _, held in buffers for b in held.values() if b is not None]
@@ -94,11 +94,14 @@ def _hooks_of(module: nn.Module) -> list[dict[int, Any]]:
 
 
 def _put_back(module: nn.Module, names: set[str], before: dict[str, Any]) -> None:
-    """Numbers and tensors that a module keeps on itself: states of its last batch, and the rates of its noise."""
+    """Numbers and tensors that a module keeps on itself: states of its last batch, and the rates of its noise.
+
+    FSDP puts gathered parameters there, and takes them away itself.
+    """
     for name in _data_of(module).keys() - names:
         del module.__dict__[name]
     for name, value in before.items():
-        if vars(module).get(name, _ABSENT) is not value:
+        if vars(module).get(name, _ABSENT) is not value and name not in module._parameters:
             module.__dict__[name] = value
 
 

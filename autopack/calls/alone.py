@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from autopack.calls.again import idle_outputs, running_again, steps_of
 from autopack.calls.call import Call
 from autopack.calls.document_arguments import DocumentArguments
 from autopack.calls.plan import Plan
@@ -15,6 +16,7 @@ from autopack.errors import UnsupportedModel
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.batches import DocumentBatch, by_length, items_of_share, mean_loss
 from autopack.layout.host import host_values, recall
+from autopack.runtime.in_step import with_idle
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Volume
 
@@ -67,17 +69,32 @@ class DocumentsAlone(Plan):
             lambda name, value: batch.spread(value), lambda value: value.index_select(0, index.to(value.device))
         )
         if not count and found.get("labels") is not None:
-            found["labels"] = None  # its mean would be that of nothing
+            # Its mean would be that of nothing. In step with other ranks its loss is in the graph all the same.
+            found["labels"] = torch.zeros_like(found["labels"]) if self.scope.model.groups else None
         return {**found, "return_dict": True}
 
     @torch._dynamo.disable
     def finish(self, module: nn.Module, output: Any) -> Any:
         """Run what is left, and put the outputs of all documents in order."""
-        outputs = [output, *(module(**call) for call in self.calls[1:])]
+        steps = steps_of(self.call)
+        if steps is None and self.call.model.groups:
+            raise UnsupportedModel(
+                f"{self.given.head.name} runs documents alone and is called by another model here, whose parameters "
+                f"lie on several ranks with other numbers of documents. Pass it padded batches, one document per row."
+            )
+        outputs = [output]
+        with running_again(self.call):
+            for call in self.calls[1:]:
+                if steps is not None:
+                    steps.begin()
+                outputs.append(module(**call))
+            idle = [] if steps is None else idle_outputs(self.call, module, steps, self.calls[-1])
         merged = {name: self._merge(name, [out.get(name) for out in outputs]) for name in output if name != "loss"}
         if any(self.given.arguments.get(name) is not None for name in self.given.head.labels):
             losses = [out.get("loss") for out in outputs]
-            merged["loss"] = mean_loss(losses, self.counts, self.given.batch.where.device)
+            loss = mean_loss(losses, self.counts, self.given.batch.where.device)
+            merged["loss"] = with_idle(loss, [each for each, n in zip(losses, self.counts, strict=True) if not n])
+        merged = with_idle(merged, [{**each} for each in idle])
         whole = type(output)(**{name: value for name, value in merged.items() if value is not None})
         return whole.to_tuple() if self.wants_tuple else whole
 

@@ -23,6 +23,7 @@ def choose(call: Call) -> Plan:
     """What becomes of a call of a model with one kind of tokens."""
     if generates(call.model):
         return Untouched(call.model)
+    refusals.refuse_split_rows(call)
     if call.outer is None and (call.module.training or call.has_labels):
         refusals.refuse_lost_documents(call.model)
     layout = call.declared.layout
@@ -67,6 +68,7 @@ def choose_pair(call: PairCall) -> Plan:
     """What becomes of a call of an encoder-decoder."""
     if generates(call.model):
         return Untouched(call.model)
+    refusals.refuse_split_rows(call)
     layout = call.one_sided_layout()
     if layout is not None:
         refusals.check_packed(call, layout)

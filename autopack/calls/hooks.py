@@ -15,6 +15,8 @@ import torch
 from torch import nn
 
 from autopack.calls import refusals
+from autopack.calls.again import run_in_step
+from autopack.calls.alone import DocumentsAlone
 from autopack.calls.call import Call
 from autopack.calls.choose import choose, choose_pair
 from autopack.calls.door import Door
@@ -28,10 +30,12 @@ from autopack.calls.unpadded import Unpadded
 from autopack.errors import AutopackError
 from autopack.inspection import torches
 from autopack.inspection.poolers import pool_documents, pools_single_tokens
+from autopack.inspection.sharding import gathering_groups
 from autopack.integrations import accelerate
 from autopack.layout.batches import DocumentBatch
 from autopack.runtime import scope as scopes
 from autopack.runtime.checkpointing import bind_checkpointing
+from autopack.runtime.in_step import most
 from autopack.runtime.model import Brings, EnabledModel, Link
 from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Volume
@@ -184,6 +188,7 @@ def _enter(
     call = _call(entry, module, args, kwargs, outer)
     if outer is None:
         refusals.refuse_bypassed_top(entry)
+        entry.model.groups = gathering_groups(entry.model.anatomy.entries[0])
         # Of a call that declares nothing, code further in may have documents all the same, but not hooks on layers.
         entry.model.follow_code(partial(_brought, call))
         if hook.entry is not entry:
@@ -193,7 +198,13 @@ def _enter(
 
 
 def _brought(call: Call) -> Brings:
-    """What a call declares; anything else is found out where the call is decided about."""
+    """What a call declares, or the most that any rank's does; anything else is found out where it is decided about."""
+    # What is proven calls the model, so all ranks that gather parameters together do it in the same call.
+    groups = call.model.groups
+    return Brings(most(groups, [_brought_here(call).value])[0]) if groups else _brought_here(call)
+
+
+def _brought_here(call: Call) -> Brings:
     try:
         if isinstance(call, PairCall):
             packs = call.find_pair()
@@ -291,6 +302,8 @@ def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
         _leave_foreign(ended, module, output)
     finished = ended.plan.finish(module, output if pooled is None else pooled)
     changed = pooled if finished is None else finished
+    if ended.scope.model.groups and not isinstance(ended.plan, DocumentsAlone):
+        changed = run_in_step(ended.plan.call, module, output if changed is None else changed)
     if ended.scope.model.sentinel is not None:
         _watch(ended, output if changed is None else changed)
     return changed

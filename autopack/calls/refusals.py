@@ -17,6 +17,7 @@ from autopack.calls.loss_site import documents_of
 from autopack.calls.outputs import loss_of
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.inspection import media
+from autopack.inspection.sharding import splits_rows
 from autopack.integrations import boundaries
 from autopack.integrations.accelerate import covered_mixer
 from autopack.layout import prepared
@@ -63,6 +64,21 @@ def refuse_documents_as_one(call: Call, layout: PackedLayout) -> None:
         raise InvalidPacking(
             f"{collator} made rows of several documents, and {name} adds up the log-probabilities of a row as those of "
             f"one sequence. Leave data_collator to {name}: {call.name} runs its padded batches without the padding."
+        )
+
+
+def refuse_split_rows(call: Call) -> None:
+    """Raise `UnsupportedModel` for a call with parts of rows, the rest of which other ranks hold.
+
+    Whether such a row is packed cannot be told from a part of it: one in which no position begins anew may hold the end
+    of one document and the beginning of the next.
+    """
+    found = splits_rows(call.model.implementations())
+    if found is not None:
+        raise UnsupportedModel(
+            f"{call.name} is called within {found}, where each rank holds a part of every row, so autopack can see "
+            f"neither where documents begin nor which tokens a document has on other ranks. Train packed rows without "
+            f"it, or call autopack.disable(model) where every row is one document."
         )
 
 

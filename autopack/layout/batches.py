@@ -194,11 +194,11 @@ def spread_tokens(value: Any, layout: PackedLayout, spread: Spread) -> Any:
 
 
 def mean_loss(losses: list[torch.Tensor | None], counts: list[int], device: torch.device) -> torch.Tensor:
-    """The mean over all terms, of losses that are each the mean of `counts` terms; None stands for a loss of no term.
+    """The mean over all terms, of losses that are each the mean of `counts` terms; None may stand for one of no term.
 
     Where there is no term at all it is NaN, as a mean over nothing is.
     """
-    known = [(loss, count) for loss, count in zip(losses, counts, strict=True) if loss is not None]
+    known = [(loss, count) for loss, count in zip(losses, counts, strict=True) if loss is not None and count]
     total = sum(count for _, count in known)
     shares = [loss * (count / total) for loss, count in known]
     return torch.stack(shares).sum() if shares else torch.full((), torch.nan, device=device)

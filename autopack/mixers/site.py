@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -11,12 +12,14 @@ import torch
 import wrapt
 
 from autopack.errors import UnsupportedModel
-from autopack.family import MixerCall
+from autopack.family import CACHES, MixerCall
 from autopack.inspection import torches
 from autopack.inspection.parameters import parameters_of
+from autopack.inspection.sharding import gathers_inside
 from autopack.patching import Site
+from autopack.runtime.in_step import Steps, leaving_nothing, with_idle
 from autopack.runtime.marks import mark_of
-from autopack.runtime.scope import Scope, site_scope
+from autopack.runtime.scope import Scope, changed, running_scope, site_scope
 
 
 def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
@@ -34,12 +37,42 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         first = args[0] if args else kwargs.get(names[0])
         one_token = isinstance(first, torch.Tensor) and first.ndim > 1 and first.shape[1] == 1
         scope = site_scope(self, one_token)
+        if scope is not None and scope.model.groups and not (scope.stock or scope.in_step) and gathers_inside(self):
+            return in_step(self, scope, args, kwargs)
         if scope is None or scope.layout is None:
             return original(self, *args, **kwargs)
-        return mix(self, scope, {**torches.by_name(names, args), **kwargs})
+        return mix(self, scope, {**torches.by_name(names, args), **kwargs}, original)
 
     @torch._dynamo.disable
-    def mix(mixer: torch.nn.Module, scope: Scope, arguments: dict[str, Any]) -> Any:
+    def in_step(mixer: torch.nn.Module, scope: Scope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same, with as many runs as the rank makes that makes most."""
+        steps = Steps(scope.model.groups, scope.agreed.get(id(mixer)))
+        arguments = {**torches.by_name(names, args), **kwargs}
+        runs: list[_Run] = []
+
+        def counted(mixer: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            steps.begin()
+            given = {**torches.by_name(names, args), **kwargs}
+            runs.append(_Run({**given, **dict.fromkeys(given.keys() & CACHES)}, running_scope()))
+            return original(mixer, *args, **kwargs)
+
+        packs = scope.layout is not None
+        wants_tuple = packs and arguments.get("return_dict") is False
+        if wants_tuple:  # parts of idle runs are told by name
+            arguments["return_dict"] = True
+        with changed(in_step=True):
+            output = mix(mixer, scope, arguments, counted) if packs else counted(mixer, *args, **kwargs)
+            idle = []
+            for _ in steps.idle(None if packs else _obstacle(mixer, arguments)):
+                run = max(runs, key=_Run.rank)
+                with leaving_nothing(mixer), changed(layout=run.scope.layout, memory=run.scope.memory):
+                    idle.append(original(mixer, **run.arguments))
+        scope.agreed[id(mixer)] = steps.count
+        output = with_idle(output, idle)
+        return output.to_tuple() if wants_tuple else output
+
+    @torch._dynamo.disable
+    def mix(mixer: torch.nn.Module, scope: Scope, arguments: dict[str, Any], original: Callable[..., Any]) -> Any:
         mark = mark_of(mixer)
         assert scope.layout is not None
         assert mark is not None
@@ -52,3 +85,29 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         return mark.way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory))
 
     return autopack_mixer
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A run of a module, which can be made again."""
+
+    arguments: dict[str, Any]
+    scope: Any
+
+    def rank(self) -> tuple[bool, int]:
+        """Whether it has labels, and so a loss where others have one, and how long its documents are.
+
+        What short documents do not reach (compressed windows, experts) has no gradient, and FSDP2 reduces what has one.
+        """
+        tokens = next((each for each in self.arguments.values() if isinstance(each, torch.Tensor)), None)
+        return self.arguments.get("labels") is not None, 0 if tokens is None else tokens.shape[
+            -1 if tokens.dim() < 2 else 1
+        ]
+
+
+def _obstacle(mixer: torch.nn.Module, arguments: dict[str, Any]) -> str | None:
+    """Why a call that packs nothing cannot be run again, or None. In training a cache is one that nobody reads."""
+    held = [name for name in CACHES if arguments.get(name) is not None]
+    if mixer.training or not held:
+        return None
+    return f"{type(mixer).__name__} was called with a cache ({held[0]}) on this one. Pass use_cache=False there."

@@ -16,7 +16,8 @@ from autopack.inspection.source import shifts_labels
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.batches import Batches, DocumentBatch, equally_long, items_of_share, mean_loss
 from autopack.layout.host import host_values
-from autopack.runtime.scope import without_layout
+from autopack.runtime.in_step import with_idle
+from autopack.runtime.scope import running_scope, without_layout
 
 
 def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
@@ -36,12 +37,15 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
 
     every = [{name: spread(value, batch) for name, value in call.arguments.items()} for batch in found.batches]
     counts = _compared(call.mixer, [given.get("labels") for given in every])
+    scope = running_scope()
+    in_step = scope is not None and scope.in_step
     outputs = []
     for given, count in zip(every, counts, strict=True):
         if numbers_itself and _count_from_zero(given.get("position_ids")):
             given["position_ids"] = None
         if not count and given.get("labels") is not None:
-            given["labels"] = None  # its mean would be that of nothing
+            # Its mean would be that of nothing. In step with others its loss is in the graph all the same.
+            given["labels"] = torch.zeros_like(given["labels"]) if in_step else None
         given |= items_of_share(given, count, sum(counts))
         with without_layout():
             outputs.append(call.original(call.mixer, **{**given, "return_dict": True}))
@@ -57,7 +61,8 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
     }
     if call.arguments.get("labels") is not None:
         losses = [output.get("loss") for output in outputs]
-        merged = {"loss": mean_loss(losses, counts, layout.device), **merged}
+        loss = mean_loss(losses, counts, layout.device)
+        merged = {"loss": with_idle(loss, [each for each, n in zip(losses, counts, strict=True) if not n]), **merged}
     whole = type(outputs[0])(**merged)
     return whole.to_tuple() if wants_tuple else whole
 

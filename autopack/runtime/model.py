@@ -18,6 +18,7 @@ from autopack.inspection.anatomy import Anatomy
 from autopack.inspection.modules import configs_of
 from autopack.inspection.parameters import parameters_of
 from autopack.inspection.positions import Numbering
+from autopack.inspection.sharding import Group
 from autopack.inspection.watch import Watch
 from autopack.patching import SiteLease
 from autopack.runtime.tally import Tally
@@ -182,6 +183,8 @@ class EnabledModel:
         """What it was when that was found out; None for a copy, at which nobody has looked yet."""
         self.sentinel: Callable[[Any, Any, bool], None] | None = None
         """What is shown every call of the whole, its output, and whether it packed (`autopack.watching`), if asked."""
+        self.groups: tuple[Group, ...] = ()
+        """The process groups over which its parameters are gathered when it runs, as its last call has found them."""
         self._renew = renew
         self._settled = True
         self.link = Link(self)
@@ -193,7 +196,7 @@ class EnabledModel:
             self.link.model = self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "watch": None, "fed_by": None}
+        return {**self.__dict__, "watch": None, "fed_by": None, "groups": ()}
 
     def follow_code(self, brings: Callable[[], Brings]) -> None:
         """Look at the model anew where it is no longer what it was: a module, a function, its loss, its config.

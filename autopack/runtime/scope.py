@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
@@ -43,6 +43,10 @@ class Scope:
     """Whether the model runs as it would without autopack, whatever the call declares."""
     refusal: str | None = None
     """Why nothing in this forward may mix tokens, where nothing may: the end of a sentence that begins with a class."""
+    in_step: bool = False
+    """Whether it is one of the runs of a module that all ranks make equally many of (`autopack.runtime.in_step`)."""
+    agreed: dict[int, int] = field(default_factory=dict)
+    """How many those are, by the identity of the module: a recomputation in backward makes as many."""
 
 
 class Activation:
@@ -172,13 +176,18 @@ def stock(model: EnabledModel) -> Iterator[None]:
 
 
 @contextmanager
-def without_layout() -> Iterator[None]:
-    """Run a part of the forward that is under way as if it were not packed."""
+def changed(**fields: Any) -> Iterator[None]:
+    """Run a part of the forward that is under way in a scope with other `fields`."""
     outer = ambient.activation
     assert outer is not None
     # In the frame of the forward, for the caller of this function is about to return.
-    with in_force(replace(outer.scope, layout=None, memory=None), outer.level, outer.frame):
+    with in_force(replace(outer.scope, **fields), outer.level, outer.frame):
         yield
+
+
+def without_layout() -> AbstractContextManager[None]:
+    """Run a part of the forward that is under way as if it were not packed."""
+    return changed(layout=None, memory=None)
 
 
 def site_scope(module: nn.Module, one_token: bool = False) -> Scope | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -153,6 +155,15 @@ class Tally:
             return None
         rate = self.tokens_per_second
         return str(self.training) + ("" if rate is None else f", {rate:,.0f} real tokens per second")
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Count nothing meanwhile."""
+        before = {name: value.copy() if isinstance(value, Counter) else value for name, value in vars(self).items()}
+        try:
+            yield
+        finally:
+            vars(self).update(before)
 
     def __str__(self) -> str:
         parts = []

@@ -23,10 +23,10 @@ def unnoticed(model: PreTrainedModel, enabled: EnabledModel) -> Iterator[None]:
 
     It writes to copies of its buffers, since the graph of the live call may have kept those that it has.
     """
-    tally = {name: value.copy() if hasattr(value, "copy") else value for name, value in vars(enabled.tally).items()}
     states = random.getstate(), np.random.get_state()
     caches = torch.is_autocast_cache_enabled()
     with ExitStack() as stack:
+        stack.enter_context(enabled.tally.unchanged())
         stack.enter_context(torch.no_grad())
         stack.enter_context(_eager())
         stack.enter_context(without_noise(model))
@@ -39,7 +39,6 @@ def unnoticed(model: PreTrainedModel, enabled: EnabledModel) -> Iterator[None]:
             torch.set_autocast_cache_enabled(caches)
             random.setstate(states[0])
             np.random.set_state(states[1])
-            vars(enabled.tally).update(tally)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from autopack.calls.call import Call
 from autopack.calls.outputs import loss_of, unread
 from autopack.calls.pairs import PairCall
 from autopack.errors import Leak, LeakDetected
+from autopack.inspection.sharding import in_a_group
 from autopack.watching.conditions import Precision, random_state, unnoticed
 from autopack.watching.differences import error_by_token
 from autopack.watching.document import CannotTell, Document, document_of
@@ -67,7 +68,7 @@ class Sentinel:
         if not call.module.training or not torch.is_grad_enabled() or call.model.is_settling or _is_recorded(call):
             return
         # Ranks must agree on when to check, and each has batches of its own.
-        if not packs and not _in_a_group():
+        if not packs and not in_a_group():
             return
         self._calls += 1
         if self._calls % self.watched.every:
@@ -88,7 +89,7 @@ class Sentinel:
             document = document_of(call, self._calls // self.watched.every - 1)
         except CannotTell as reason:
             self._skip(call, str(reason))
-            if not _is_sharded(call.module):
+            if not call.model.groups:
                 return None
         # Under FSDP every rank has to run its part, whether or not there is anything to compare.
         noisy = bool(noise_of(call.module))
@@ -223,19 +224,6 @@ def _is_recorded(call: Call) -> bool:
         or isinstance(call.inputs, FakeTensor)
         or (call.inputs is not None and call.inputs.is_meta)
     )
-
-
-def _in_a_group() -> bool:
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-
-
-def _is_sharded(model: nn.Module) -> bool:
-    """Whether a forward of the model gathers its parameters from other ranks (FSDP, DeepSpeed's ZeRO-3)."""
-    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
-        return True
-    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
-    return any(kind.__module__.startswith("torch.distributed.fsdp") for kind in kinds)
 
 
 def _routes(model: nn.Module) -> bool:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
-import os
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
 import trl
 from torch.utils.data import DataLoader
 
 import autopack
 from autopack import tiny
+from tests.integration import processes
 from tests.packing.preference import dpo, losses_alone, moved, pairs
 
 WORLD = 2
@@ -34,18 +31,10 @@ class PackedDPOTrainer(trl.DPOTrainer):
 
 def run(directory: Path) -> list[dict[str, Any]]:
     """What each rank found."""
-    torch.multiprocessing.spawn(_rank, args=(str(directory),), nprocs=WORLD)
-    return [torch.load(directory / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+    return processes.run(_rank, directory, WORLD)
 
 
-def _rank(rank: int, directory: str) -> None:
-    torch.set_num_threads(1)
-    # accelerate reads these; the group itself meets in a file.
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1", MASTER_PORT="0"
-    )
-    meeting, timeout = f"file://{directory}/meeting", datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=WORLD, timeout=timeout)
+def _rank(rank: int, directory: Path) -> dict[str, Any]:
     options = {"gradient_accumulation_steps": ACCUMULATED, "num_train_epochs": EPOCHS, "learning_rate": 0.0}
     found: dict[str, Any] = {}
     for name in ("weighed", "stock"):
@@ -70,5 +59,4 @@ def _rank(rank: int, directory: str) -> None:
             batches = [batch for step in steps[first : first + ACCUMULATED] for batch in step]
             found["sizes"].append([len(batch) for batch in batches])
             found["alone"].append(float(alone[[index for batch in batches for index in batch]].mean()))
-    torch.save(found, Path(directory, f"{rank}.pt"))
-    dist.destroy_process_group()
+    return found

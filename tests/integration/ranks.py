@@ -6,8 +6,6 @@ be those of all documents of all ranks, each run alone.
 
 from __future__ import annotations
 
-import datetime
-import os
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -24,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import autopack
 from autopack import tiny
 from autopack.integrations.wrappers import unwrap
+from tests.integration import processes
 from tests.integration.documents import documents, packed, run_alone, targets
 
 try:
@@ -41,23 +40,10 @@ Wrap = Callable[[Any], Any]
 
 def run(directory: Path) -> list[dict[str, Any]]:
     """Run all cases; returns, for each rank, the result of each case: an error, or the text of an exception."""
-    torch.multiprocessing.spawn(_rank, args=(str(directory),), nprocs=WORLD)
-    return [torch.load(directory / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+    return processes.run(_all_cases, directory, WORLD)
 
 
-def _rank(rank: int, directory: str) -> None:
-    torch.set_num_threads(1)
-    # accelerate reads these; the group itself meets in a file.
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1", MASTER_PORT="0"
-    )
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{directory}/meeting",
-        rank=rank,
-        world_size=WORLD,
-        timeout=datetime.timedelta(seconds=60),
-    )
+def _all_cases(rank: int, _: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for name, case in CASES.items():
         try:
@@ -66,8 +52,7 @@ def _rank(rank: int, directory: str) -> None:
             traceback.print_exc()
             results[name] = f"{type(error).__name__}: {error}"
         dist.barrier()
-    torch.save(results, f"{directory}/{rank}.pt")
-    dist.destroy_process_group()
+    return results
 
 
 def _llama() -> Any:

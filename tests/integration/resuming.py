@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import datetime
-import os
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import autopack
 from autopack import tiny
+from tests.integration import processes
 
 WORLD = 2
 DOCUMENTS = 203
@@ -68,8 +66,7 @@ class _Stops(TrainerCallback):
 
 def run(directory: Path) -> list[dict[str, Any]]:
     """For each rank what it saw in a whole run and in one that was resumed, and the parameters at the end."""
-    torch.multiprocessing.spawn(_rank, args=(str(directory),), nprocs=WORLD)
-    return [torch.load(directory / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+    return processes.run(_rank, directory, WORLD)
 
 
 def _train(directory: str, stops: int | None = None, resume: str | None = None) -> tuple[Any, Any]:
@@ -118,13 +115,7 @@ def _stream(directory: str, endless: bool = False, stops: int | None = None, res
     return {"steps": len(trainer.seen), "epoch": trainer.state.epoch, "seen": trainer.seen}
 
 
-def _rank(rank: int, directory: str) -> None:
-    torch.set_num_threads(1)
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1", MASTER_PORT="0"
-    )
-    meeting = {"init_method": f"file://{directory}/meeting", "timeout": datetime.timedelta(seconds=60)}
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD, **meeting)
+def _rank(rank: int, directory: Path) -> dict[str, Any]:
     whole, expected = _train(f"{directory}/whole")
     steps = whole.state.max_steps
     at = steps // 2 + steps // 4  # half of the second epoch
@@ -137,5 +128,4 @@ def _rank(rank: int, directory: str) -> None:
         resume = f"{endless}/checkpoint-27"
         runs = _stream(endless, True), _stream(endless, True, 27), _stream(endless, True, resume=resume)
         result["endless"] = [run["seen"] for run in runs]
-    torch.save({**result, "error": float((found - expected).abs().max())}, f"{directory}/{rank}.pt")
-    dist.destroy_process_group()
+    return {**result, "error": float((found - expected).abs().max())}

@@ -1,0 +1,96 @@
+"""What lies on several processes: parameters that are gathered when a module runs (FSDP, ZeRO-3), and rows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopack.inspection import releases
+from autopack.inspection.provenance import original
+
+_OF_SEQUENCES = ("deepspeed", "ring_flash_attn", "yunchang", "xfuser")
+"""Packages whose attention functions are for rows that several processes share."""
+Group = Any
+"""A process group of torch.distributed, which not every build of torch has."""
+
+
+def gathering_groups(root: nn.Module) -> tuple[Group, ...]:
+    """The process groups over which a run of `root` gathers parameters or reduces their gradients, each of them once.
+
+    All ranks find them in the same order. Empty where every process has its parameters whole.
+    """
+    if not in_a_group():
+        return ()
+    found = {id(group): group for module in root.modules() for group in _groups_of(module)}
+    return tuple(group for group in found.values() if torch.distributed.get_world_size(group) > 1)
+
+
+def gathers_inside(module: nn.Module) -> bool:
+    """Whether parts of a module gather parameters when they run, and not only the module as a whole."""
+    return any(next(iter(_groups_of(part)), None) is not None for part in module.modules() if part is not module)
+
+
+def in_a_group() -> bool:
+    """Whether this process is one of several that work together."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def splits_rows(implementations: Iterable[str]) -> str | None:
+    """What has attention go over rows of which each process has a part (context or sequence parallelism), or None.
+
+    That is torch's `context_parallel` while it is in force, or an attention function that calls other processes.
+    """
+    if not in_a_group():
+        return None
+    sdpa: Any = torch.nn.functional.scaled_dot_product_attention
+    if str(getattr(sdpa, "__module__", "")).startswith("torch.distributed"):
+        return "torch's context_parallel"
+    for name in implementations:
+        found = original(releases.attention_function(name))
+        if isinstance(found, FunctionType) and _communicates(found):
+            return f"the attention function {found.__module__}.{found.__qualname__}"
+    return None
+
+
+def _communicates(function: FunctionType) -> bool:
+    """Whether the code of a function calls torch.distributed, or lies in a package of sequence parallelism."""
+    if function.__module__.partition(".")[0] in _OF_SEQUENCES:
+        return True
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [part for part in code.co_consts if isinstance(part, CodeType)]
+        for name in code.co_names:
+            found = function.__globals__.get(name)
+            if found is torch.distributed or name == "distributed":
+                return True
+            if str(getattr(found, "__module__", "")).startswith(("torch.distributed", *_OF_SEQUENCES)):
+                return True
+    return False
+
+
+def _groups_of(module: nn.Module) -> Iterator[Group]:
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+        yield module.process_group
+        between = getattr(module, "_inter_node_pg", None)  # of hybrid sharding
+        if between is not None:
+            yield between
+    elif hasattr(module, "_get_fsdp_state"):  # fully_shard
+        state: Any = module._get_fsdp_state()  # type: ignore[operator]
+        sharded = getattr(state, "_fsdp_param_groups", None)
+        for part in [state._fsdp_param_group] if sharded is None else sharded:  # one group up to torch 2.10
+            for name in ("shard_process_group", "replicate_process_group"):
+                group = getattr(getattr(part, "mesh_info", None), name, None)
+                if group is not None:
+                    yield group
+    parameter: Any
+    for parameter in module._parameters.values():
+        if hasattr(parameter, "ds_id"):  # ZeRO-3
+            yield parameter.ds_process_group

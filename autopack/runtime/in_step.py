@@ -1,0 +1,126 @@
+"""Ranks that gather parameters together run their parts equally often.
+
+Under FSDP and ZeRO-3 a run of a module waits for the same run on every rank that has a share of its parameters, and so
+does its backward. Where autopack runs a module once for each batch of documents, a rank that has fewer of them goes on
+with *idle* runs: one of its own again, that leaves nothing behind and whose results are in the graph of those that
+count, with a gradient of zero.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from autopack.errors import UnsupportedModel
+from autopack.inspection.sharding import Group
+
+
+class Steps:
+    """The runs of one module in one call on this rank, and how many there are on the rank that has most.
+
+    Before each run but the first, and when it has no more, a rank asks all others over `groups` whether anybody goes
+    on. `total` is what they have agreed on already, for a call that is recomputed in backward; then nobody is asked.
+    """
+
+    def __init__(self, groups: Sequence[Group], total: int | None = None):
+        self._groups = groups
+        self._total = total
+        self.count = 0
+        """Runs of this rank so far."""
+
+    def begin(self) -> None:
+        """Begin a run of one's own."""
+        if self.count and self._total is None:
+            _any(self._groups, True)
+        self.count += 1
+
+    def idle(self, obstacle: str | None = None) -> Iterator[None]:
+        """Once for each run that this rank has yet to make for the sake of others.
+
+        Where there is an `obstacle` on some rank that has to, every rank raises `UnsupportedModel`.
+        """
+        while self.count < self._total if self._total is not None else _any(self._groups, False, obstacle):
+            self.count += 1
+            yield
+
+
+def most(groups: Sequence[Group], values: Sequence[int]) -> list[int]:
+    """The largest of each value over the ranks of all groups together, all of which have to ask."""
+    found = list(values)
+    for group in groups:
+        # Where a group can do so on the CPU, no device is waited for.
+        devices = dict(each.split(":") for each in torch.distributed.get_backend_config(group).split(","))
+        where = torch.device("cpu" if "cpu" in devices else next(iter(devices)))
+        asked = torch.tensor(found, device=where)
+        torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX, group)
+        found = asked.tolist()
+    return found
+
+
+def _any(groups: Sequence[Group], going_on: bool, obstacle: str | None = None) -> bool:
+    anybody, stuck = most(groups, [going_on, obstacle is not None])
+    if anybody and stuck:
+        raise UnsupportedModel(
+            f"ranks of a sharded model have other numbers of documents, so some would have to run on without any, and "
+            f"{obstacle or 'on another rank that cannot be done: its error says why'}"
+        )
+    return bool(anybody)
+
+
+@contextmanager
+def leaving_nothing(module: nn.Module) -> Iterator[None]:
+    """Run a module and leave random state and buffers as they were; its graph keeps copies of the buffers."""
+    devices = sorted({p.device.index or 0 for p in module.parameters() if p.device.type == "cuda"})
+    held = [(part, dict(part._buffers)) for part in module.modules() if part._buffers]
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=devices):
+        try:
+            for part, buffers in held:
+                part._buffers.update({name: None if b is None else b.detach().clone() for name, b in buffers.items()})
+            yield
+        finally:
+            for part, buffers in held:
+                part._buffers.update(buffers)
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+def with_idle(kept: Any, idle: list[Any]) -> Any:
+    """An output with the results of idle runs in its graph: each part of theirs in that of the same part of `kept`."""
+    if not idle:
+        return kept
+    if isinstance(kept, torch.Tensor):
+        parts = [part for part in idle if isinstance(part, torch.Tensor) and part.requires_grad]
+        return _Idle.apply(kept, *parts) if parts else kept
+    if isinstance(kept, dict):
+        of_key = _by(idle, dict, lambda each, key: each.get(key))
+        return type(kept)(**{key: with_idle(part, of_key(key)) for key, part in kept.items()})
+    if type(kept) in (tuple, list):
+        of_place = _by(idle, type(kept), lambda each, place: each[place] if place < len(each) else None)
+        return type(kept)(with_idle(part, of_place(place)) for place, part in enumerate(kept))
+    return kept
+
+
+def _by(idle: list[Any], kind: type, pick: Callable[[Any, Any], Any]) -> Callable[[Any], list[Any]]:
+    alike = [each for each in idle if isinstance(each, kind)]
+    return lambda key: [pick(each, key) for each in alike]
+
+
+class _Idle(torch.autograd.Function):
+    """The first of its inputs; the others get zeros wherever it gets a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, kept: torch.Tensor, *idle: torch.Tensor) -> torch.Tensor:
+        ctx.idle = [(part.shape, part.dtype, part.device) for part in idle]
+        return kept.clone()  # a view could not be changed in place, as Trainer changes a loss
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        zeros = (torch.zeros((), dtype=dtype, device=device).expand(shape) for shape, dtype, device in ctx.idle)
+        return gradient, *zeros

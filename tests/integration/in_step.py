@@ -1,0 +1,155 @@
+"""What ranks that gather parameters find, for test_engines.py: functions of the rank."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.experimental import context_parallel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import autopack
+from autopack import tiny
+from autopack.runtime.in_step import Steps
+from tests.integration.documents import documents, packed
+
+DOCUMENTS = (7, 12, 5, 9, 11, 8)
+SHARES = (slice(0, 4), slice(4, 6))
+
+
+def sharded(kind: str, mesh: Any = None, by_linear_layer: bool = False, **options: Any) -> Any:
+    """An enabled model of a type, by fully_shard."""
+    model = tiny.build(kind, **options)
+    autopack.enable(model)
+    mesh = mesh or init_device_mesh("cpu", (dist.get_world_size(),))
+    layers = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
+    for layer in layers:
+        for module in layer.modules() if by_linear_layer else ():
+            if isinstance(module, torch.nn.Linear):
+                fully_shard(module, mesh=mesh)
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def _without_idle_runs(rank: int) -> str:
+    """The error of a rank where those with fewer documents end their call at once. The last of all: some still wait."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=5))
+    model = sharded("xlnet", DeviceMesh.from_group(group, "cpu")).train()
+    Steps.idle = lambda *_: iter(())  # type: ignore[method-assign]
+    try:
+        model(**packed(documents(model.config, DOCUMENTS)[SHARES[rank]])).loss.backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def all_findings(rank: int, _: Path) -> dict[str, Any]:
+    """Everything that one group of processes can find after another."""
+    dist.barrier()
+    return {
+        "evaluated": _evaluated(rank),
+        "tuple": _loss_of_tuple(rank),
+        "left behind": _left_behind(rank),
+        "cache": _error_of(lambda: _with_a_cache(rank)),
+        "context_parallel": _error_of(lambda: _within_context_parallel(rank)),
+        "attention across ranks": _error_of(lambda: _attention_across_ranks(rank)),
+        "padded beside packed": _padded_beside_packed(rank),
+        "without idle runs": _without_idle_runs(rank),
+    }
+
+
+def _evaluated(rank: int) -> float:
+    """The error of logits without gradients."""
+    model, plain = sharded("xlnet"), tiny.build("xlnet")
+    mine = documents(model.config, DOCUMENTS)[SHARES[rank]]
+    with torch.no_grad():
+        alone = torch.cat([plain(input_ids=each).logits[0] for each in mine])
+        found = model(**packed(mine)).logits[0]
+    return float((found - alone).abs().max() / alone.std())
+
+
+def _loss_of_tuple(rank: int) -> float:
+    """The difference of the loss that is the first of a tuple, and that of an output by name."""
+    model = sharded("xlnet").train()
+    given = packed(documents(model.config, DOCUMENTS)[SHARES[rank]])
+    loss, *_ = model(**given, return_dict=False)
+    loss.backward()
+    return abs(float(loss.detach()) - float(model(**given).loss.detach()))
+
+
+def _left_behind(rank: int) -> bool:
+    """Whether a call with dropout leaves the random state that it leaves where nobody waits for it."""
+    states = []
+    for made in (sharded("xlnet", dropout=0.2), tiny.build("xlnet", dropout=0.2)):
+        autopack.enable(made)
+        torch.manual_seed(rank)
+        made.train()(**packed(documents(made.config, DOCUMENTS)[SHARES[rank]]))
+        states.append(torch.get_rng_state())
+    return not torch.equal(*states)
+
+
+def _with_a_cache(rank: int) -> None:
+    """One rank brings packed rows, the other a call with a cache."""
+    model = sharded("bloom", by_linear_layer=True)
+    mine = documents(model.config, DOCUMENTS)[SHARES[rank]]
+    with torch.no_grad():
+        model(**({"input_ids": mine[0], "use_cache": True} if rank else packed(mine)))
+
+
+def _padded_beside_packed(rank: int) -> float:
+    """One rank brings packed rows, the other a batch with padding; the error of the loss against stock's."""
+    kind = "minimax_m3_vl_text"  # stock XLNet with causal attention raises on padding
+    model, plain = sharded(kind).train(), tiny.build(kind).train()
+    mine = documents(model.config, DOCUMENTS)[SHARES[rank]]
+    lengths = [each.shape[1] for each in mine]
+    alone = [float(plain(input_ids=each, labels=each).loss) * (each.shape[1] - 1) for each in mine]
+    wanted = sum(alone) / sum(n - 1 for n in lengths)
+    given = packed(mine)
+    if rank:
+        rows = [torch.nn.functional.pad(each, (0, max(lengths) - each.shape[1])) for each in mine]
+        ids = torch.cat(rows)
+        mask = torch.tensor([[1] * n + [0] * (max(lengths) - n) for n in lengths])
+        given = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    loss = model(**given).loss
+    loss.backward()
+    return abs(float(loss.detach()) - wanted) / wanted
+
+
+def _within_context_parallel(rank: int) -> None:
+    model = tiny.build("llama", attn_implementation="sdpa")
+    autopack.enable(model)
+    ids, positions = tiny.tokens(model.config, 1, 24), torch.arange(12).repeat(2)[None].clone()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    with torch.no_grad(), context_parallel(mesh, buffers=[ids, positions], buffer_seq_dims=[1, 1]):
+        model(input_ids=ids, position_ids=positions, use_cache=False)
+
+
+def _attention_across_ranks(rank: int) -> None:
+    """A row that two ranks share: no position of a part begins anew, and yet it is packed."""
+    ALL_ATTENTION_FUNCTIONS["across"] = across
+    model = tiny.build("llama", attn_implementation="eager")
+    model.set_attn_implementation("across")
+    autopack.enable(model, verify="never")
+    ids = tiny.tokens(model.config, 1, 24)[:, 12 * rank : 12 * rank + 12]
+    with torch.no_grad():
+        model(input_ids=ids, position_ids=torch.arange(12)[None], use_cache=False)
+
+
+def across(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> Any:
+    """Attention to the keys of all ranks."""
+    parts = [torch.empty_like(key) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, key.contiguous())
+    raise AssertionError("it has been reached")
+
+
+def _error_of(call: Any) -> str:
+    try:
+        call()
+    except autopack.AutopackError as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
