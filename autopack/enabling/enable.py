@@ -104,7 +104,9 @@ def enable(
         return _enable_trainer(model, given)
     base = unwrap(model)
     present = handle_of(base)
-    if present is not None:
+    if present is not None and not present.enabled.active:
+        present.remove()  # to disable it was interrupted
+    elif present is not None:
         told = {"watch": watch is not None, "watch_action": watch_action is not None}
         _check_same(present.enabled.options, wanted, [name for name, given in told.items() if given])
         return present
@@ -223,7 +225,8 @@ def disable(model: Any) -> None:
 
 def is_enabled(model: Any) -> bool:
     """Whether `enable` is in force on this model, on the transformers model inside it, or on the trainer's policy."""
-    return handle_of(_bases(model)[0]) is not None
+    handle = handle_of(_bases(model)[0])
+    return handle is not None and handle.enabled.active
 
 
 def _bases(model: Any) -> list[PreTrainedModel]:

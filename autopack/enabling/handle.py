@@ -14,6 +14,7 @@ from autopack.auditing.report import html_cells
 from autopack.enabling.attach import detach
 from autopack.enabling.options import CHOICES
 from autopack.integrations.boundaries import give_columns_back, kept_columns
+from autopack.runtime.marks import handle_of
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.tally import Tally
 from autopack.watching.sentinel import Sentinel, Watched
@@ -27,7 +28,7 @@ class Handle(AbstractContextManager["Handle"]):
 
     def remove(self) -> None:
         """Disable the model: hooks, marks, checkpoint functions and installed functions go back by identity."""
-        if self.enabled.active:
+        if handle_of(self.model) is self:
             detach(self.model, self.enabled)
 
     def __exit__(self, *_: Any) -> None:

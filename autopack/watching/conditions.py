@@ -26,20 +26,28 @@ def unnoticed(model: PreTrainedModel, enabled: EnabledModel) -> Iterator[None]:
     tally = {name: value.copy() if hasattr(value, "copy") else value for name, value in vars(enabled.tally).items()}
     states = random.getstate(), np.random.get_state()
     caches = torch.is_autocast_cache_enabled()
+
+    def put_back() -> None:
+        torch.set_autocast_cache_enabled(caches)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        vars(enabled.tally).update(tally)
+
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(_eager())
         stack.enter_context(without_noise(model))
         _copy_buffers(model)
-        # Weights that are cast without gradients must not be found by a later call under the same autocast.
-        torch.set_autocast_cache_enabled(False)
         try:
+            # Weights that are cast without gradients must not be found by a later call under the same autocast.
+            torch.set_autocast_cache_enabled(False)
             yield
         finally:
-            torch.set_autocast_cache_enabled(caches)
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-            vars(enabled.tally).update(tally)
+            try:
+                put_back()
+            except BaseException:  # interrupted: not to be left half done
+                put_back()
+                raise
 
 
 @contextmanager
