@@ -21,7 +21,11 @@ from autopack.watching.sentinel import Sentinel, Watched
 
 
 class Handle(AbstractContextManager["Handle"]):
-    """What `enable` did to one model. Also a context manager that disables on leaving."""
+    """What `enable` did to one model. Also a context manager that disables on leaving.
+
+    It keeps the model alive, as any other reference does, also after `remove`; an enabled model to which nobody has a
+    reference, nor to its handle, is collected, and what stands for it in transformers goes with it.
+    """
 
     def __init__(self, model: PreTrainedModel, enabled: EnabledModel):
         self.model, self.enabled = model, enabled
