@@ -17,7 +17,6 @@ import copy
 import gc
 import json
 import logging
-import platform
 import random
 import sys
 import warnings
@@ -34,6 +33,7 @@ from transformers import PreTrainedModel
 import autopack
 from autopack import tiny
 from autopack.layout import IGNORED_LABEL
+from compat.reliability import packages
 
 KINDS = {
     "llama": ("llama", "causal-lm"),
@@ -144,13 +144,16 @@ class Result:
         return (
             f"{self.model_type} ({self.task}): loss {self.first_loss:.3f} to {self.last_loss:.3f}, weights apart "
             f"{self.distance:.1e} packed, {self.yardstick:.1e} reordered, at worst {self.worst_ratio:.2f} times that; "
-            f"{self.objects[1]:+} objects and {self.mebibytes[1]:+} MiB in training, {self.objects_by_rounds:+} objects "
-            f"in {self.rounds} rounds: {'; '.join(self.wrong) or 'held'}"
+            f"{self.objects[1]:+} objects and {self.mebibytes[1]:+} MiB in training, "
+            f"{self.objects_by_rounds:+} objects in {self.rounds} rounds: {'; '.join(self.wrong) or 'held'}"
         )
 
 
 def soak(kind: str, steps: int, rounds: int, seed: int, enabled: bool = True, progress: bool = False) -> Result:
-    """Train the three copies of a model of a kind of `KINDS`; with `enabled=False` the packed one is stock: the control."""
+    """Train the three copies of a model of a kind of `KINDS`.
+
+    With `enabled=False` the packed one is stock too, which leaks: the control.
+    """
     model_type, task = KINDS[kind]
     stock = tiny.build(model_type, task=task, seed=seed).train()
     for module in stock.modules():
@@ -196,7 +199,7 @@ def _train(model: PreTrainedModel, optimizer: torch.optim.Optimizer, arguments: 
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return float(loss)
+    return float(loss.detach())
 
 
 def _of_rounds(model: PreTrainedModel, rounds: int) -> int:
@@ -248,9 +251,8 @@ def main(arguments: list[str] | None = None) -> int:
             results[kind] = soak(kind, asked.steps, asked.rounds, asked.seed, progress=sys.stderr.isatty())
             print(results[kind], flush=True)
     if asked.json is not None:
-        packages = {"python": platform.python_version(), "torch": torch.__version__}
         found = {
-            "with": {"autopack": autopack.__version__, **packages, "transformers": transformers.__version__},
+            "with": packages(),
             "steps": asked.steps,
             "seed": asked.seed,
             "bounds": {"factor": FACTOR, "objects": OBJECTS, "mebibytes": BYTES >> 20},

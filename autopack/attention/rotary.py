@@ -20,7 +20,6 @@ from autopack.layout.packed import PackedLayout
 from autopack.runtime.model import Link
 from autopack.runtime.scope import of_model
 
-
 _ANY_LENGTH = 1 << 31
 """Longest sequence that a module is told to have seen, so that it resets what another call was about to set."""
 
