@@ -76,6 +76,7 @@ def renew(enabled: EnabledModel, packs: bool) -> None:
 def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family, packs: bool = False) -> None:
     """Attach to a model and prove it; from then on it is watched."""
     with enabled.settling():
+        enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its audit
         code = _attach(model, enabled, family)
         prove(model, enabled, code, packs)
         enabled.watch = Watch(model, code.places, enabled.anatomy.configs)
