@@ -94,7 +94,7 @@ def batches(model: PreTrainedModel, classifies: bool, seed: int) -> Iterator[Bat
         lengths = [drawn.randint(1, LONGEST) for _ in range(drawn.randint(2, MOST))]
         lengths[drawn.randrange(len(lengths))] += 1  # somebody predicts something
         ids = tiny.tokens(model.config, 1, sum(lengths), seed=drawn.getrandbits(30))[0]
-        labels = torch.tensor([drawn.randrange(model.config.num_labels) for _ in lengths]) if classifies else None
+        labels = torch.tensor([drawn.randrange(model.config.num_labels or 1) for _ in lengths]) if classifies else None
         yield Batch(list(ids.split(lengths)), labels, drawn.choice(declared))
 
 
