@@ -9,6 +9,7 @@ counted; the last one to leave restores the original by identity.
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import threading
 import weakref
@@ -83,7 +84,7 @@ class Site:
         else:
             wrapt.apply_patch(parent, attribute, function)
 
-    def _install(self) -> _Installed:
+    def _install(self) -> None:
         self._take_away_abandoned()
         original = self.present()
         if not callable(original):
@@ -93,11 +94,12 @@ class Site:
         inherited = self.key is None and attribute not in vars(parent)
         replacement: Any = self.adapter(original, self)
         replacement.autopack_original = original
-        self._set(replacement)
         put_back = None if inherited else original
         if replacement is not original:
             _beneath[replacement] = put_back
-        return _Installed(put_back, replacement)
+        # Noted before it is done: what is interrupted here has no user, and is put back.
+        _installed[self] = _Installed(put_back, replacement)
+        self._set(replacement)
 
     def _take_away_abandoned(self) -> None:
         """Put back what one of our own replaced that no model holds: others covered it while models left, and undid it.
@@ -120,46 +122,53 @@ class _Installed:
 _installed: dict[Site, _Installed] = {}
 _beneath: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any] | None] = weakref.WeakKeyDictionary()
 """What each replacement ever made stood for; None where it was inherited."""
-_abandoned: deque[tuple[Site, ...]] = deque()
+_abandoned: deque[list[Site]] = deque()
 _lock = threading.Lock()
 
 
-def install(sites: Iterable[Site]) -> tuple[Site, ...]:
-    """Install every site, or raise and leave all as it was. Returns them for `uninstall`."""
-    done: list[Site] = []
+def install(sites: Iterable[Site], held: list[Site] | None = None) -> list[Site]:
+    """Install every site, or raise and leave all as it was. Returns them for `uninstall`, in `held` where it is given.
+
+    That list has all that is held at any time, whatever interrupts this.
+    """
+    held = [] if held is None else held
     with _lock:
         try:
             for site in sites:
                 if site in _installed:
                     _check_unwrapped(site)
                 else:
-                    _installed[site] = site._install()
+                    site._install()
+                # An interrupt comes before or after both: Python looks for none between them.
                 _installed[site].users += 1
-                done.append(site)
+                held.append(site)
         except BaseException:
-            _leave(reversed(done))
+            _leave(held)
             raise
         _leave_abandoned()
-    return tuple(done)
+    return held
 
 
-def uninstall(sites: Iterable[Site]) -> None:
-    """Leave every site; restore each that has no user left. Raises `SiteDrift` at the end where one cannot be."""
+def uninstall(held: list[Site]) -> None:
+    """Leave every site, and take it out of the list; restore each that has no user left.
+
+    Raises `SiteDrift` at the end where one cannot be. Where it is interrupted, it can be called again.
+    """
     with _lock:
-        stuck = _leave(sites)
+        stuck = _leave(held)
         _leave_abandoned()
     if stuck:
         raise stuck[0]
 
 
-def abandon(sites: tuple[Site, ...]) -> None:
+def abandon(held: list[Site]) -> None:
     """Leave the sites of a model that was collected. Never waits and never raises.
 
     The collector may call this at any point, in the middle of `install` too; then the running call does it at its end.
     In the middle of a compilation, which has read what stands at the sites and will look there again, it is left to the
     next model that is enabled, disabled or collected.
     """
-    _abandoned.append(sites)
+    _abandoned.append(held)
     guards = sys.modules.get("torch._guards")
     if guards is not None and guards.TracingContext.try_get() is not None:
         return
@@ -172,24 +181,27 @@ def abandon(sites: tuple[Site, ...]) -> None:
 
 def _leave_abandoned() -> None:
     while _abandoned:
-        _leave(_abandoned.popleft())
+        _leave(_abandoned[0])
+        del _abandoned[0]
 
 
-def _leave(sites: Iterable[Site]) -> list[SiteDrift]:
+def _leave(held: list[Site]) -> list[SiteDrift]:
+    """Leave the sites that are held, the last one first, and put back what has no user, of earlier interrupts too."""
     stuck: list[SiteDrift] = []
-    for site in sites:
+    while held:
+        _installed[held[-1]].users -= 1
+        del held[-1]
+    for site in reversed([site for site, entry in _installed.items() if not entry.users]):
         entry = _installed[site]
-        entry.users -= 1
-        if entry.users:
-            continue
         try:
-            _check_unwrapped(site)
-            if _stands(site):
-                site._set(entry.original)
+            # What it replaced may stand there again, or still.
+            if site.present() is not getattr(entry.replacement, "autopack_original", None):
+                _check_unwrapped(site)
+                if _stands(site):
+                    site._set(entry.original)
         except SiteDrift as error:
             stuck.append(error)
-        finally:
-            del _installed[site]
+        del _installed[site]
     return stuck
 
 
@@ -224,7 +236,7 @@ class SiteLease:
     """
 
     _implementations: tuple[str, ...] | None = None
-    _sites: tuple[Site, ...] = ()
+    _sites: list[Site] = []  # noqa: RUF012
     _finalizer: weakref.finalize | None = None
 
     def __init__(self, needed: Callable[[tuple[str, ...]], list[Site]]):
@@ -239,23 +251,34 @@ class SiteLease:
             with _following:
                 if self._implementations == implementations:
                     return  # another thread was first
-                sites = install(self.needed(implementations))
-                self.release()
-                self._sites, self._implementations = sites, implementations
-                self._finalizer = weakref.finalize(self, abandon, sites)
-                self._finalizer.atexit = False
+                sites: list[Site] = []
+                finalizer = weakref.finalize(self, abandon, sites)
+                finalizer.atexit = False
+                try:
+                    install(self.needed(implementations), sites)
+                    self.release()
+                except BaseException:
+                    finalizer()
+                    raise
+                self._sites, self._finalizer, self._implementations = sites, finalizer, implementations
 
     def renew(self, needed: Callable[[tuple[str, ...]], list[Site]]) -> None:
         """Need other sites from the next `follow` on."""
         self.needed, self._implementations = needed, None
 
     def release(self) -> None:
-        """Leave all sites."""
+        """Leave all sites. Raises `SiteDrift` where one cannot be put back; where it is interrupted, call it again."""
         if self._finalizer is not None:
-            self._finalizer.detach()
-            sites, self._sites = self._sites, ()
-            self._finalizer, self._implementations = None, None
-            uninstall(sites)
+            finalizer, self._implementations = self._finalizer, None
+            try:
+                uninstall(self._sites)
+            except SiteDrift:
+                self._finalizer = None
+                raise
+            finally:
+                if not self._sites:
+                    finalizer.detach()
+            self._finalizer = None
 
     def check(self) -> None:
         """Raise `SiteDrift` where another replacement has covered one of ours."""
@@ -263,3 +286,15 @@ class SiteLease:
 
 
 _following = threading.Lock()  # of the process and not of the lease, for locks cannot be copied or pickled
+
+
+def _begin_anew() -> None:
+    """In a child of fork: what another thread of the parent holds there is nobody's here."""
+    global _following
+    _following = threading.Lock()
+    _lock.release()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    # What stands at the sites and what is counted are not taken along half done.
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_begin_anew)

@@ -29,6 +29,7 @@ from queue import SimpleQueue
 from tqdm import tqdm
 
 from compat.matrix import ROOT, tomllib
+from compat.reliability import packages
 
 _LEFT_OUT = (
     ".git",
@@ -207,7 +208,8 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     caught = sum(outcome.caught for outcome in outcomes)
     print(f"\n{len(outcomes)} mutants: {caught} caught, {len(outcomes) - caught} not.")
     if asked.json is not None:
-        found = [{"name": o.mutant.name, "caught": o.caught, "by": o.by} for o in outcomes]
+        tried = [{"name": o.mutant.name, "caught": o.caught, "by": o.by} for o in outcomes]
+        found = {"with": packages(), "mutants": tried}
         asked.json.write_text(json.dumps(found, indent=1) + "\n")
     return int(caught < len(outcomes))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+
 import pytest
 import torch
 
@@ -160,3 +163,39 @@ def test_the_auditors_reference_forgets_longer_calls_in_every_kind_of_layer():
     model(input_ids=IDS[:1, :16])
     assert error(model(**short).logits, expected) >= LEAK
     assert error(Runner(model).stock(short).logits, expected) <= FLOAT64
+
+
+def test_documents_that_are_all_longer_than_the_model_was_trained_on():
+    """Dynamic NTK keeps the frequencies of the longest document of the row until it sees a short one: there is none."""
+    build, lengths = MODELS["llama dynamic NTK"], (16, 9, 12)
+    ids = token_ids(1, sum(lengths))
+    model, expected = build(), _alone(build, ids, lengths)
+    with autopack.enable(model):
+        assert error(model(input_ids=ids, position_ids=positions(lengths)).logits, expected) <= FLOAT64
+
+
+def test_threads_that_share_a_model_have_frequencies_of_their_own():
+    """A rotary module keeps what it has computed for the longest position; two calls at once would share it."""
+    build, rows = MODELS["llama dynamic NTK"], ((16, 9, 12), (37,))
+    ids = token_ids(1, 37)
+    model, expected = build(), [_alone(build, ids, row) for row in rows[:1]]
+    failed = []
+
+    def work(number):
+        for _ in range(40):
+            logits = model(input_ids=ids, position_ids=positions(rows[number])).logits
+            if number == 0 and error(logits, expected[0]) > FLOAT64:
+                failed.append(error(logits, expected[0]))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with autopack.enable(model), torch.no_grad():
+            threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(timeout=120)
+    finally:
+        sys.setswitchinterval(interval)
+    assert failed == []

@@ -6,6 +6,7 @@ the module sees in a call, so a long document changes its short neighbours even 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,9 @@ from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.model import Link
 from autopack.runtime.scope import of_model
+
+_ANY_LENGTH = 1 << 31
+"""Longest sequence that a module is told to have seen, so that it resets what another call was about to set."""
 
 
 class PerDocumentRotary:
@@ -45,14 +49,25 @@ def _per_document(module: nn.Module, layout: PackedLayout, call: dict[str, Any],
             f"cannot give each document. Train the model on padded batches, one document per row."
         )
     wholes = [part.new_empty(layout.rows, *part.shape[1:]) for part in parts]
+    own: Any = _of_this_call(module)
     for tokens in _groups(layout, position_ids):
         index = torch.from_numpy(tokens).to(position_ids.device)
-        reset_frequencies(module, call)
-        found = type(module).forward(module, **{**call, "position_ids": position_ids[..., index].unsqueeze(-2)})
+        reset_frequencies(own, call)
+        found = type(own).forward(own, **{**call, "position_ids": position_ids[..., index].unsqueeze(-2)})
         for whole, part in zip(wholes, found if isinstance(found, tuple) else (found,), strict=True):
             whole.view(-1, *whole.shape[2:])[index] = part[0]
     reset_frequencies(module, call)
     return tuple(wholes) if isinstance(output, tuple) else wholes[0]
+
+
+def _of_this_call(module: nn.Module) -> nn.Module:
+    """The module with frequencies of its own: calls in other threads change those that it keeps."""
+    own = copy.copy(module)
+    own._buffers = {name: None if buffer is None else buffer.clone() for name, buffer in module._buffers.items()}
+    for name in vars(own):
+        if name.endswith("max_seq_len_cached"):
+            own.__dict__[name] = _ANY_LENGTH
+    return own
 
 
 def _groups(layout: PackedLayout, position_ids: torch.Tensor) -> Iterator[np.ndarray]:

@@ -8,7 +8,6 @@ the model's own loss makes of the documents' labels.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -137,7 +136,7 @@ class _Audit:
         """Run all modes and fill in the report."""
         results: dict[tuple[str, bool], ModeResult] = {}
         enabled = self.runner.enabled
-        tally = None if enabled is None else copy.deepcopy(vars(enabled.tally))
+        tally = None if enabled is None else enabled.tally.counted()
         sentinel = None if enabled is None else enabled.sentinel
         try:
             if enabled is not None:

@@ -50,6 +50,26 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
     buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
     copies = [(b, _version(b), b.detach().clone()) for _, held in buffers for b in held.values() if b is not None]
     devices = [device for device in {p.device for p in model.parameters()} if device.type == "cuda"]
+
+    def put_back() -> None:
+        for module, held in buffers:
+            module._buffers.update(held)
+        for buffer, version, copied in copies:
+            if version is None or buffer._version != version:
+                with torch.no_grad():
+                    buffer.copy_(copied)
+        for held_hooks, before_hooks in hooks:
+            for number in set(held_hooks) - before_hooks:
+                del held_hooks[number]
+        for module, names, before in data:
+            _put_back(module, names, before)
+        for module, mode in modes:
+            module.training = mode
+        for config, kind in problem_type:
+            # A loss that finds none writes its guess here.
+            if kind is not _ABSENT and getattr(config, "problem_type", _ABSENT) is not kind:
+                config.problem_type = kind
+
     with torch.random.fork_rng(devices=devices):
         try:
             for module, name, _ in rates:
@@ -60,23 +80,11 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
                     module.__dict__["gradient_checkpointing"] = False
             yield
         finally:
-            for module, held in buffers:
-                module._buffers.update(held)
-            for buffer, version, copied in copies:
-                if version is None or buffer._version != version:
-                    with torch.no_grad():
-                        buffer.copy_(copied)
-            for held_hooks, before_hooks in hooks:
-                for number in set(held_hooks) - before_hooks:
-                    del held_hooks[number]
-            for module, names, before in data:
-                _put_back(module, names, before)
-            for module, mode in modes:
-                module.training = mode
-            for config, kind in problem_type:
-                # A loss that finds none writes its guess here.
-                if kind is not _ABSENT and getattr(config, "problem_type", _ABSENT) is not kind:
-                    config.problem_type = kind
+            try:
+                put_back()
+            except BaseException:  # a model that is left without its dropout would train without it
+                put_back()
+                raise
 
 
 def _version(buffer: torch.Tensor) -> int | None:

@@ -17,7 +17,7 @@ from autopack.calls.entry import Entry
 from autopack.calls.hooks import ArrivalHook, EntryHook, ExitHook, PoolerHook, SpanLogitsHook
 from autopack.enabling.prove import prove
 from autopack.enabling.sites import needed_sites
-from autopack.errors import AutopackError
+from autopack.errors import AutopackError, SiteDrift
 from autopack.family import Family
 from autopack.inspection import modules
 from autopack.inspection.anatomy import Anatomy
@@ -54,16 +54,18 @@ def renew(enabled: EnabledModel, packs: bool) -> None:
     What cannot be proven is refused by later calls; padded batches then stay as they come.
     """
     model, before = enabled.anatomy.entries[0], enabled.anatomy
+    enabled.watch = None  # until it is settled: after an interrupt the next call looks at it again
     try:
         strip_severed(model)  # layers that were copied and put into the model
         family = registry.family_for(model)
-        enabled.anatomy, enabled.traits = _look_at(model, family)
+        anatomy, traits = _look_at(model, family)
         for module in [*before.mixing, *before.towers]:
             module.__dict__.pop(MARK, None)
-        inside = set(map(id, enabled.anatomy.entries))
+        inside = set(map(id, anatomy.entries))
         for module in before.entries:
             if id(module) not in inside:
                 _remove_hooks(module)  # it was taken out of the model
+        enabled.anatomy, enabled.traits = anatomy, traits
         enabled.lease.renew(partial(needed_sites, enabled.anatomy, family.sites))
         settle(model, enabled, family, packs)
     except AutopackError as error:
@@ -74,6 +76,7 @@ def renew(enabled: EnabledModel, packs: bool) -> None:
 def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family, packs: bool = False) -> None:
     """Attach to a model and prove it; from then on it is watched."""
     with enabled.settling():
+        enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its audit
         code = _attach(model, enabled, family)
         prove(model, enabled, code, packs)
         enabled.watch = Watch(model, code.places, enabled.anatomy.configs)
@@ -144,7 +147,10 @@ def _hook_after(module: nn.Module, hook: Any, **options: Any) -> None:
 
 
 def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
-    """Take back all that `attach` and calls since have put on the model; safe after a part of it."""
+    """Take back all that `attach` and calls since have put on the model; safe after a part of it.
+
+    The handle leaves last: where this is interrupted, it can be done again.
+    """
     enabled.active = False
     _remove_hooks(model)
     for entry in enabled.anatomy.entries:
@@ -153,9 +159,13 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
         module.__dict__.pop(MARK, None)
     unbind_checkpointing(enabled.anatomy.checkpointed)
     accelerate.put_back(enabled.anatomy.mixers)
-    model.__dict__.pop(HANDLE, None)
-    enabled.lease.release()
     strip_severed(model)
+    try:
+        enabled.lease.release()
+    except SiteDrift:
+        model.__dict__.pop(HANDLE, None)
+        raise
+    model.__dict__.pop(HANDLE, None)
 
 
 def strip_severed(part: nn.Module) -> bool:
@@ -199,5 +209,6 @@ def _remove_hooks(model: nn.Module, wanted: Callable[[Any], bool] = _is_ours) ->
         ):
             for number in [n for n, hook in hooks.items() if wanted(hook)]:
                 del hooks[number]
-                for extra in extras:
-                    extra.pop(number, None)
+            for extra in extras:
+                for number in [n for n in extra if n not in hooks]:  # of an interrupted removal, too
+                    del extra[number]

@@ -148,6 +148,9 @@ def _enable(model: Any, given: _Given, undo: ExitStack) -> Handle | TrainerHandl
 def _enable_one(model: Any, given: _Given, undo: ExitStack) -> Handle:
     base = unwrap(model)
     handle = handle_of(base)
+    if handle is not None and not handle.enabled.active:
+        handle.remove()  # to disable it was interrupted
+        handle = None
     if handle is None:
         handle = _enable_model(base, given.wanted)
         undo.callback(handle.remove)
@@ -287,7 +290,8 @@ def is_enabled(model: Any) -> bool:
     parts = parts_of(model)
     if parts is not None:
         return all(map(is_enabled, parts.values()))
-    return handle_of(_bases(model)[0]) is not None
+    handle = handle_of(_bases(model)[0])
+    return handle is not None and handle.enabled.active
 
 
 def _bases(model: Any) -> list[PreTrainedModel]:

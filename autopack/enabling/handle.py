@@ -17,13 +17,18 @@ from autopack.enabling.options import CHOICES
 from autopack.integrations import lm_eval
 from autopack.integrations.boundaries import give_columns_back, kept_columns
 from autopack.patching import SiteLease
+from autopack.runtime.marks import handle_of
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.tally import Tally
 from autopack.watching.sentinel import Sentinel, Watched
 
 
 class Handle(AbstractContextManager["Handle"]):
-    """What `enable` did to one model. Also a context manager that disables on leaving."""
+    """What `enable` did to one model. Also a context manager that disables on leaving.
+
+    It keeps the model alive, as any other reference does, also after `remove`; an enabled model to which nobody has a
+    reference, nor to its handle, is collected, and what stands for it in transformers goes with it.
+    """
 
     def __init__(self, model: PreTrainedModel, enabled: EnabledModel):
         self.model, self.enabled = model, enabled
@@ -34,7 +39,7 @@ class Handle(AbstractContextManager["Handle"]):
 
     def remove(self) -> None:
         """Disable the model: hooks, marks, checkpoint functions and installed functions go back by identity."""
-        if self.enabled.active:
+        if handle_of(self.model) is self:
             detach(self.model, self.enabled)
         self.leave_harness()
 

@@ -69,7 +69,11 @@ def check(model: Any) -> None:
 def watch() -> None:
     """Judge what PEFT puts on an enabled model later; inert for other models. PEFT need not be imported yet."""
     for name, stands in _STANDS.items():
-        wrapt.register_post_import_hook(functools.partial(_stand, stands), name)
+        if name in sys.modules:
+            _stand(stands, sys.modules[name])
+        elif name not in _awaited:  # wrapt keeps every hook that it is given until the module is imported
+            _awaited.add(name)
+            wrapt.register_post_import_hook(functools.partial(_stand, stands), name)
 
 
 def _kind(config: Any) -> str:
@@ -150,6 +154,10 @@ _STANDS: dict[str, list[_Stand]] = {
     ],
 }
 """What stands in for which method of which class, by the module that defines it."""
+
+
+_awaited: set[str] = set()
+"""Those modules that have not been imported when a model was enabled."""
 
 
 def _stand(stands: list[_Stand], module: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from os import PathLike
@@ -38,6 +39,8 @@ Strategy = Literal["best_fit", "first_fit", "sequential", "multipack", "sorted",
 FORMAT = 1
 ARRAYS = ("documents", "offsets", "lengths", "bounds")
 SQUARES = "squares"
+_BROKEN = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError)
+"""What reading raises for a file that is not what it seems."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -190,15 +193,23 @@ class Plan:
             with np.load(path, allow_pickle=False) as file:
                 meta = json.loads(str(file["meta"]))
                 arrays = {name: file[name] for name in (*ARRAYS, SQUARES) if name in file}
-        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except (*_BROKEN, EOFError, RecursionError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
             raise InvalidPacking(f"{Path(path)}: wanted a plan that Plan.save wrote, found {error}") from error
         if not isinstance(meta, dict) or meta.pop("format", None) != FORMAT:
             raise InvalidPacking(f"{Path(path)}: wanted a plan of format {FORMAT}; make the plan again")
-        arrays.setdefault("offsets", zeros(len(arrays["documents"])))
-        found = cls(**arrays, **{**meta, "counts": Counts(**meta["counts"])})
-        bounds, sizes = found.bounds, {len(getattr(found, name)) for name in found._arrays if name != "bounds"}
-        ordered = bounds[0] == 0 and sizes == {bounds[-1]} and (np.diff(bounds) > 0).all()
-        if not (ordered and (found.columns_per_row <= found.capacity).all()):
+        try:
+            arrays.setdefault("offsets", zeros(len(arrays["documents"])))
+            check_int("capacity", meta["capacity"], 1, most=LONGEST)
+            check_int("align", meta.get("align", 1), 1)
+            found = cls(**arrays, **{**meta, "counts": Counts(**meta["counts"])})
+            bounds, sizes = found.bounds, {len(getattr(found, name)) for name in found._arrays if name != "bounds"}
+            whole = all(array.ndim == 1 and array.dtype.kind == "i" for array in arrays.values())
+            whole = whole and bounds[0] == 0 and sizes == {bounds[-1]} and bool((np.diff(bounds) > 0).all())
+            whole = whole and all(bool((arrays[name] >= (name == "lengths")).all()) for name in arrays)
+            whole = whole and bool((found.columns_per_row <= found.capacity).all())
+        except _BROKEN as error:
+            raise InvalidPacking(f"{Path(path)}: wanted a plan that Plan.save wrote, found {error!r}") from error
+        if not whole:
             raise InvalidPacking(f"{Path(path)}: the arrays of this plan contradict each other; make the plan again")
         return found
 

@@ -219,8 +219,11 @@ class PackedBatchSampler:
         pairs = {key: (theirs.get(key, "absent"), ours.get(key, "absent")) for key in {**ours, **theirs}}
         if differ := [f"{key} was {was!r} and is {now!r}" for key, (was, now) in pairs.items() if was != now]:
             raise InvalidPacking(f"the state is of another sampler: {'; '.join(differ)}; make this one with the same")
-        self.set_epoch(epoch)
-        check_int("step", step, 0)
+        try:
+            check_int("step", step, 0)
+            self.set_epoch(epoch)
+        except ValueError as error:
+            raise InvalidPacking(f"wanted what PackedBatchSampler.state_dict gave: {error}") from error
         if step > len(self._rows):
             raise InvalidPacking(
                 f"the state is at step {step} of an epoch of {len(self._rows)} steps; pass one of them"

@@ -74,7 +74,8 @@ class _Reader:
             return self.of_json(data, "the file")
         except InvalidPacking as error:
             raise InvalidPacking(f"{path}: {error}") from error
-        except (ValueError, OSError) as error:  # what json, numpy and arrow raise for files that are not theirs
+        # What json, numpy and arrow raise for files that are not theirs, and examples that are nothing of the kind.
+        except (ValueError, OSError, EOFError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidPacking(f"{path}: cannot be read: {error}") from error
 
     def of_parquet(self, path: Path) -> np.ndarray:
@@ -100,7 +101,12 @@ class _Reader:
             raise InvalidPacking(f"wanted lengths or examples in {where}, found none")
         if isinstance(data[0], str):
             return read(self.of_texts(data))
-        return read(data if np.isscalar(data[0]) else [len(values) for values in data])
+        if np.isscalar(data[0]):
+            return read(data)
+        other = next((i for i, values in enumerate(data) if not isinstance(values, (list, tuple))), None)
+        if other is not None:
+            raise InvalidPacking(f"example {other} of {where}: wanted a list of tokens, found {data[other]!r:.60}")
+        return read([len(values) for values in data])
 
     def of_dataset(self, dataset: Any) -> np.ndarray:
         names = dataset.column_names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -186,7 +187,8 @@ class EnabledModel:
         self.groups: tuple[Group, ...] = ()
         """The process groups over which its parameters are gathered when it runs, as its last call has found them."""
         self._renew = renew
-        self._settled = True
+        self._settler: int | None = None
+        """The thread that looks at it, marks it and proves it now."""
         self.link = Link(self)
         """What its marks and hooks know it by."""
 
@@ -196,7 +198,7 @@ class EnabledModel:
             self.link.model = self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "watch": None, "fed_by": None, "groups": ()}
+        return {**self.__dict__, "watch": None, "fed_by": None, "groups": (), "_settler": None}
 
     def follow_code(self, brings: Callable[[], Brings]) -> None:
         """Look at the model anew where it is no longer what it was: a module, a function, its loss, its config.
@@ -207,7 +209,7 @@ class EnabledModel:
         """
         if self._is_stale():
             looked_at = self.watch is not None and self.watch.only_looked_at(self.anatomy.entries)
-            if looked_at and self._settled and brings() is Brings.NOTHING:
+            if looked_at and self._settler is None and brings() is Brings.NOTHING:
                 return
             self._renew_if(self._is_stale, packs=False)
         if self.proof.waits and brings() is Brings.PACKED:
@@ -216,23 +218,23 @@ class EnabledModel:
     def _renew_if(self, needed: Callable[[], bool], packs: bool) -> None:
         with _settling:
             # Another thread may have been first, and what settles a model calls it.
-            if self._settled and needed():
+            if not self.is_settling and needed():
                 self._renew(self, packs)
 
     @contextmanager
     def settling(self) -> Iterator[None]:
         """While a thread looks at the model, marks it and proves it; its own calls of the model go on meanwhile."""
         with _settling:
-            self._settled = False
             try:
+                self._settler = threading.get_ident()
                 yield
             finally:
-                self._settled = True
+                self._settler = None
 
     @property
     def is_settling(self) -> bool:
-        """Whether it is being looked at, marked and proven."""
-        return not self._settled
+        """Whether this thread is looking at it, marking it and proving it."""
+        return self._settler == threading.get_ident()
 
     def _is_stale(self) -> bool:
         return self.watch is None or self.watch.changed() is not None
@@ -244,3 +246,13 @@ class EnabledModel:
 
 
 _settling = threading.RLock()  # of the process and not of the model, for locks cannot be copied or pickled
+
+
+def _begin_anew() -> None:
+    """In a child of fork: the thread of the parent that holds it is not here."""
+    global _settling
+    _settling = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_begin_anew)

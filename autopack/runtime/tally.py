@@ -156,10 +156,14 @@ class Tally:
         rate = self.tokens_per_second
         return str(self.training) + ("" if rate is None else f", {rate:,.0f} real tokens per second")
 
+    def counted(self) -> dict[str, Any]:
+        """What has been counted so far, by attribute: a later count leaves it as it is."""
+        return {name: value.copy() if isinstance(value, Counter) else value for name, value in vars(self).items()}
+
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Count nothing meanwhile."""
-        before = {name: value.copy() if isinstance(value, Counter) else value for name, value in vars(self).items()}
+        before = self.counted()
         try:
             yield
         finally:

@@ -23,22 +23,30 @@ def unnoticed(model: PreTrainedModel, enabled: EnabledModel) -> Iterator[None]:
 
     It writes to copies of its buffers, since the graph of the live call may have kept those that it has.
     """
-    states = random.getstate(), np.random.get_state()
+    counted, states = enabled.tally.counted(), (random.getstate(), np.random.get_state())
     caches = torch.is_autocast_cache_enabled()
+
+    def put_back() -> None:
+        torch.set_autocast_cache_enabled(caches)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        vars(enabled.tally).update(counted)
+
     with ExitStack() as stack:
-        stack.enter_context(enabled.tally.unchanged())
         stack.enter_context(torch.no_grad())
         stack.enter_context(_eager())
         stack.enter_context(without_noise(model))
         _copy_buffers(model)
-        # Weights that are cast without gradients must not be found by a later call under the same autocast.
-        torch.set_autocast_cache_enabled(False)
         try:
+            # Weights that are cast without gradients must not be found by a later call under the same autocast.
+            torch.set_autocast_cache_enabled(False)
             yield
         finally:
-            torch.set_autocast_cache_enabled(caches)
-            random.setstate(states[0])
-            np.random.set_state(states[1])
+            try:
+                put_back()
+            except BaseException:  # interrupted: not to be left half done
+                put_back()
+                raise
 
 
 @contextmanager

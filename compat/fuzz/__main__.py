@@ -36,6 +36,7 @@ from compat.fuzz.case import Case, of_json
 from compat.fuzz.judge import STATUSES, Verdict
 from compat.fuzz.shrink import shrunk
 from compat.fuzz.snippet import snippet
+from compat.reliability import packages
 
 
 @contextlib.contextmanager
@@ -99,10 +100,11 @@ class Run:
         self.kinds: dict[tuple[str, str, str], str] = {}
         """The first case that failed of a type, task and status; the others are not made smaller."""
         self.seconds = 0.0
+        self.seed: int | None = None
 
     def fuzz(self, seed: int, seconds: float | None, cases: int | None, types: frozenset[str]) -> None:
         """Run the builds of a seed one after the other, until the time or the number of cases is reached."""
-        started, build = time.monotonic(), 0
+        started, build, self.seed = time.monotonic(), 0, seed
         with tqdm(total=cases, unit=" cases", mininterval=2, file=sys.stderr) as bar:
             while True:
                 for case, verdict in session.run_build(seed, build, types):
@@ -155,7 +157,9 @@ class Run:
     def to_dict(self) -> dict[str, object]:
         """The same as data."""
         return {
-            "with": {"transformers": transformers.__version__, "torch": torch.__version__},
+            "with": packages(),
+            "seed": self.seed,
+            "cases": sum(self.counts.values()),
             "counts": {status: self.counts[status] for status in STATUSES},
             "types": len(self.types),
             "reasons": [[status, reason, n] for (status, reason), n in self.reasons.most_common()],

@@ -75,7 +75,9 @@ def test_one_is_caught_one_survives_and_one_is_no_program(root):
 def test_the_command(root, capsys):
     report = root / "report.json"
     assert mutants.main(["--only", "sum", "--json", str(report)], root) == 0
-    assert json.loads(report.read_text()) == [{"name": "a sum", "caught": True, "by": "test_sums.py::test_add"}]
+    found = json.loads(report.read_text())
+    assert found["mutants"] == [{"name": "a sum", "caught": True, "by": "test_sums.py::test_add"}]
+    assert set(found["with"]) == {"autopack", "python", "torch", "transformers"}
     assert mutants.main([], root) == 1
     assert "!! SURVIVES" in capsys.readouterr().out
     (root / "code_of_sums.py").write_text(ADDS.replace("+", "*"))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
+import autopack
+from tests.conftest import FLOAT64, LENGTHS, alone, error, llama, positions, token_ids
 from tests.unfamiliar.common import Way, build, crossed, errors, exact_or_refused, leaks, must_be_exact
 from tests.unfamiliar.parts import layers_of, mixer_name
 
@@ -211,3 +215,26 @@ def test_the_changes_show(name):
     moved = errors(WAY.alone(model), before)["states"]
     unread = ("window of the modules", "causal no more", "chunks of mamba2", "kinds of layers")
     assert moved > 1e-3 or name.startswith(unread), moved
+
+
+class LlamaThatMayMix(LlamaForCausalLM):
+    """Takes from the token before where its configuration says so, which it does not when it is enabled."""
+
+    def forward(self, input_ids=None, **kwargs):
+        output = super().forward(input_ids=input_ids, **kwargs)
+        if self.config.mixes:
+            output.logits = output.logits + output.logits.roll(1, dims=1)
+        return output
+
+
+def test_a_field_that_is_changed_later_is_noticed():
+    model = LlamaThatMayMix(copy.deepcopy(llama().config)).double().eval()
+    model.config.mixes = False
+    ids, where = token_ids(), positions(LENGTHS)
+    with autopack.enable(model):
+        model(input_ids=ids, position_ids=where)
+        model.config.mixes = True
+        with pytest.raises(autopack.UnsupportedModel):
+            model(input_ids=ids, position_ids=where)
+        model.config.mixes = False
+        assert error(model(input_ids=ids, position_ids=where).logits, alone(model, ids, LENGTHS)) <= FLOAT64

@@ -81,8 +81,17 @@ def _is_plain_batch(call: AttentionCall) -> bool:
     return (
         len(set(call.layout.lengths)) == 1
         and (call.mask is None or (isinstance(call.mask, DocumentMask) and not call.mask.absolute))
-        and not any(isinstance(option, torch.Tensor) and option.dim() >= 2 for option in call.options.values())
+        and all(not _has_axes(option) or _is_of_columns(option, call.layout) for option in call.options.values())
     )
+
+
+def _has_axes(option: Any) -> bool:
+    return isinstance(option, torch.Tensor) and option.dim() >= 2
+
+
+def _is_of_columns(option: torch.Tensor, layout: PackedLayout) -> bool:
+    """Whether an option has a number for each column, as positions have."""
+    return option.dim() == 2 and option.shape[0] in (1, layout.rows) and option.shape[1] == layout.columns
 
 
 def _attend_as_batch(call: AttentionCall) -> torch.Tensor:
@@ -90,5 +99,9 @@ def _attend_as_batch(call: AttentionCall) -> torch.Tensor:
     length, tokens = call.layout.lengths[0], [each.transpose(1, 2) for each in (call.query, call.key, call.value)]
     states = [each.reshape(-1, length, *each.shape[2:]).transpose(1, 2) for each in tokens]
     mask = call.mask.for_document(0, 0, length) if isinstance(call.mask, DocumentMask) else None
-    output, _ = call.original(call.module, *states, mask, **call.options_beside(mask))
+    options = {
+        name: option.expand(call.layout.rows, -1).reshape(-1, length) if _has_axes(option) else option
+        for name, option in call.options_beside(mask).items()
+    }
+    output, _ = call.original(call.module, *states, mask, **options)
     return output.reshape(call.layout.rows, call.layout.columns, *output.shape[2:])

@@ -1,0 +1,142 @@
+"""Write docs/reliability.md: what was tried to break autopack, how often, and what came of it, as it is recorded.
+
+python -m compat.reliability            write it anew
+python -m compat.reliability --check    exit with 1 where it says something else than the records; write nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import textwrap
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import autopack
+from compat import readme
+from compat.matrix import ROOT
+
+PAGE = ROOT / "docs" / "reliability.md"
+RESULTS = ROOT / "compat" / "results"
+
+_BEGINNING = """# Reliability
+
+What was done to break autopack, and what came of it. Written by `python -m compat.reliability` from recorded runs:
+whoever doubts a number runs the command beside it again.
+"""
+
+
+def packages() -> dict[str, str]:
+    """The versions that a run is recorded with, by package."""
+    found = {name: version(name) for name in ("torch", "transformers")}
+    return {"autopack": autopack.__version__, "python": platform.python_version(), **found}
+
+
+def recorded(name: str) -> dict[str, Any] | None:
+    """What a command has recorded; None where it has not been yet."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _fuzz(found: dict[str, Any]) -> list[str]:
+    counted = ", ".join(f"{number:,} {status}" for status, number in found["counts"].items())
+    failures = [f"* {failure['status']}: {failure['reason']}" for failure in found["failures"]]
+    return [
+        f"{found['cases']:,} random cases (seed {found['seed']}), of {found['types']} types and tasks: {counted}.",
+        *failures,
+    ]
+
+
+def _mutants(found: dict[str, Any]) -> list[str]:
+    survived = [each["name"] for each in found["mutants"] if not each["caught"]]
+    caught = len(found["mutants"]) - len(survived)
+    first = f"{len(found['mutants'])} deliberate breaks of autopack: its tests notice {caught}."
+    return [first, *(f"* not noticed: {name}" for name in survived)]
+
+
+def _soak(found: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{found['steps']:,} optimizer steps on random layouts: the weights of a packed, enabled model beside those of "
+        f"stock on padded batches, relative to how far training has moved them. The yardstick is how far stock ends up "
+        f"from itself where the documents of each batch come in reverse order, which is rounding alone; at most "
+        f"{found['bounds']['factor']:.0f} times that is wanted, at each of a hundred measurements.",
+        "",
+        "| model | packed from padded | yardstick | at worst | objects more | MiB more | rounds of enabling |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for model in found["models"].values():
+        lines.append(
+            f"| {model['model_type']}, {model['task']} | {model['distance']:.1e} | {model['yardstick']:.1e} | "
+            f"{model['worst_ratio']:.2f} × | {model['objects'][1]:+} | {model['mebibytes'][1]:+} | "
+            f"{model['rounds']:,}: {model['objects_by_rounds']:+} objects |"
+        )
+        lines += [f"\n{wrong}\n" for wrong in model["wrong"]]
+    return lines
+
+
+def _as_it_is(found: dict[str, Any]) -> list[str]:
+    """Records of other commands: their own summary, or their numbers."""
+    if isinstance(found.get("summary"), str):
+        return [found["summary"]]
+    counts = {name: value for name, value in found.items() if isinstance(value, int | float | str)}
+    return [", ".join(f"{name}: {value}" for name, value in counts.items()) or f"{len(found)} records."]
+
+
+_SECTIONS = (
+    ("fuzz", "Random cases against stock", "python -m compat.fuzz --json compat/results/fuzz.json", _fuzz),
+    (
+        "mutants",
+        "Breaks that the tests notice",
+        "python -m compat.mutants --json compat/results/mutants.json",
+        _mutants,
+    ),
+    ("soak", "Long runs", "python -m compat.soak --json compat/results/soak.json", _soak),
+    ("engines", "Training engines", "python -m compat.engines", _as_it_is),
+    ("neighbours", "Libraries beside autopack", "python -m compat.neighbours", _as_it_is),
+)
+
+
+def page() -> str:
+    """The text of docs/reliability.md."""
+    parts = [_BEGINNING]
+    parts.append(f"## Model types and releases\n\n{_from_docs(readme.served())}\n\n{_from_docs(readme.versions())}\n")
+    parts.append(
+        "The configurations of each type that were surveyed are in [survey.md](../compat/results/survey.md).\n"
+    )
+    for name, title, command, told in _SECTIONS:
+        found = recorded(name)
+        body = ["Not recorded yet."] if found is None else told(found)
+        lines = [line if line.startswith(("|", "*", "\n")) else textwrap.fill(line, 130) for line in body]
+        said = _with(found["with"]) if found is not None and isinstance(found.get("with"), dict) else ""
+        parts.append(f"## {title}\n\n`{command}`{said}\n\n" + "\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _from_docs(text: str) -> str:
+    """Text of README.md with its links as they are from docs/."""
+    return text.replace("](compat/", "](../compat/")
+
+
+def _with(packages: dict[str, str]) -> str:
+    return ", recorded with " + ", ".join(f"{name} {number}" for name, number in packages.items())
+
+
+def main(arguments: list[str] | None = None, path: Path = PAGE) -> int:
+    """Write the page, or with `--check` return 1 where that would change it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the page is out of date")
+    check = parser.parse_args(arguments).check
+    wanted = page()
+    if not check:
+        path.write_text(wanted, encoding="utf-8")
+    elif not path.is_file() or path.read_text(encoding="utf-8") != wanted:
+        print("docs/reliability.md is not what the records give; run `python -m compat.reliability`.")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

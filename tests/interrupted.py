@@ -1,0 +1,61 @@
+"""A KeyboardInterrupt at any point of autopack: at the n-th call that its code makes or gets."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import autopack
+
+_CODE = str(Path(autopack.__file__).parent) + "/"
+_EVENTS = ("call", "c_call", "c_return")
+"""Where Python looks for signals, among others: where a function begins, and after one that is written in C."""
+
+
+class Interrupter:
+    """Counts the events in the code of autopack, and interrupts at one of them."""
+
+    def __init__(self, at: int | None = None):
+        self.at = at
+        self.events = 0
+        self.place = ""
+        """Where it has interrupted."""
+        self.interrupted = False
+        """Whether that has ended the function: Python swallows what is raised while it ends a generator."""
+
+    def run(self, function: Callable[[], Any]) -> None:
+        """Run a function up to the interrupt, or whole where there is none."""
+        before = sys.getprofile()
+        sys.setprofile(self._count)
+        try:
+            function()
+        except KeyboardInterrupt:
+            if not self.place:
+                raise
+            self.interrupted = True
+        finally:
+            sys.setprofile(before)
+
+    def _count(self, frame: FrameType, event: str, argument: Any) -> None:
+        if event not in _EVENTS or not frame.f_code.co_filename.startswith(_CODE):
+            return
+        self.events += 1
+        if self.events == self.at:
+            sys.setprofile(None)
+            self.place = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name} {event}"
+            raise KeyboardInterrupt
+
+
+def events_of(function: Callable[[], Any]) -> int:
+    """How many places there are at which a function can be interrupted."""
+    counter = Interrupter()
+    counter.run(function)
+    return counter.events
+
+
+def spread(events: int, points: int, offset: int = 0) -> list[int]:
+    """So many of the events, from the first to the last, evenly."""
+    return sorted({1 + (offset + index * events // points) % events for index in range(points)})

@@ -1,0 +1,159 @@
+"""Files and states from elsewhere: what is broken or hostile is an `InvalidPacking`, and nothing in it is run."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import autopack
+from autopack import InvalidPacking
+from autopack.packing.plan import FORMAT, Plan
+from autopack.packing.sources import FILES
+
+RAN = []
+
+
+class Runs:
+    """Notes that it was unpickled."""
+
+    def __reduce__(self):
+        return RAN.append, (1,)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran():
+    RAN.clear()
+    yield
+    assert RAN == []
+
+
+def estimate(path):
+    return autopack.estimate(str(path))
+
+
+CONTENTS = {
+    "nothing": b"",
+    "a pickle": pickle.dumps(Runs()),
+    "not text": b"\xff\xfe\x00\x80" * 8,
+    "cut off": b'[1, 2, {"input_ids": [1,',
+    "deeply nested": b"[" * 100_000,
+    "an object": b'{"length": {"a": 1}}',
+    "text in numbers": b'[1, "two", 3]',
+    "not a number": b"[NaN, 1]",
+    "infinite": b"[1e400]",
+    "negative": b"[-5]",
+    "huge": b"[" + b"9" * 400 + b"]",
+    "null": b"null",
+    "mixed": b'[{"length": 1}, 2, null]',
+    "no list": b"17",
+}
+LINES = [
+    CONTENTS[name] for name in ("text in numbers", "not a number", "infinite", "negative", "huge", "mixed", "no list")
+]
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
+@pytest.mark.parametrize("suffix", FILES)
+def test_lengths(tmp_path, suffix, content):
+    if suffix == ".jsonl" and content in LINES:
+        pytest.skip("a line that is an example: tokens, or a length")
+    path = tmp_path / f"lengths{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(InvalidPacking):
+        estimate(path)
+
+
+@pytest.mark.parametrize("value", [Runs(), np.array([Runs()], object)], ids=["object", "array"])
+def test_an_array_of_objects_is_not_unpickled(tmp_path, value):
+    path = tmp_path / "lengths.npy"
+    np.save(path, value, allow_pickle=True)
+    with pytest.raises(InvalidPacking):
+        estimate(path)
+    torch.save([1, 2, 3], path)
+    with pytest.raises(InvalidPacking):
+        estimate(path)
+    path.unlink()
+    path.symlink_to(tmp_path / "nowhere.npy")
+    with pytest.raises(InvalidPacking):
+        estimate(path)
+
+
+def saved(tmp_path, **changes):
+    """A plan in a file, some of whose parts are others."""
+    plan = autopack.plan([3, 5, 2, 7], 8)
+    path = tmp_path / "plan.npz"
+    plan.save(path)
+    with np.load(path) as file:
+        parts = dict(file)
+    meta = json.loads(str(parts["meta"]))
+    for name, value in changes.items():
+        (parts if name in (*parts, "offsets", "squares") else meta)[name] = value
+    if "meta" not in changes:
+        parts["meta"] = np.array(json.dumps(meta))
+    np.savez(path, **{name: value for name, value in parts.items() if value is not None})
+    return path
+
+
+BROKEN = {
+    "no documents": {"documents": None},
+    "objects": {"documents": np.array([Runs()], object)},
+    "floats": {"lengths": np.array([3.0, np.nan, 2.0, 7.0])},
+    "negative": {"lengths": np.array([3, -5, 2, 7])},
+    "negative documents": {"documents": np.array([-1, 0, 1, 2])},
+    "too many axes": {"lengths": np.ones((4, 1), np.int64)},
+    "no bounds": {"bounds": np.zeros(0, np.int64)},
+    "bounds beyond": {"bounds": np.array([0, 1 << 40])},
+    "capacity": {"capacity": "a lot"},
+    "capacity below": {"capacity": -1},
+    "capacity above": {"capacity": 1 << 70},
+    "align": {"align": 0},
+    "counts": {"counts": {"documents": 4, "what": 1}},
+    "counts are none": {"counts": None},
+    "an unknown field": {"what": 1},
+    "meta is no object": {"meta": np.array("[1]")},
+    "meta is nested": {"meta": np.array("[" * 100_000)},
+    "meta is cut off": {"meta": np.array(json.dumps({"format": FORMAT})[:-2])},
+}
+
+
+@pytest.mark.parametrize("changes", BROKEN.values(), ids=BROKEN.keys())
+def test_plans(tmp_path, changes):
+    assert len(Plan.load(saved(tmp_path))) > 0
+    with pytest.raises(InvalidPacking):
+        Plan.load(saved(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("content", [*CONTENTS.values(), b"PK\x03\x04" + b"\x00" * 60])
+def test_files_that_hold_no_plan(tmp_path, content):
+    path = tmp_path / "plan.npz"
+    path.write_bytes(content)
+    with pytest.raises(InvalidPacking):
+        Plan.load(path)
+    whole = saved(tmp_path).read_bytes()
+    for end in range(0, len(whole), 97):
+        path.write_bytes(whole[:end])
+        with pytest.raises(InvalidPacking):
+            Plan.load(path)
+
+
+@pytest.mark.parametrize("name", ["epoch", "step"])
+@pytest.mark.parametrize("value", [-1, 1.5, float("nan"), "3", None, [1], True, 1 << 70])
+def test_states_of_a_sampler(name, value):
+    sampler = autopack.PackedBatchSampler([3, 5, 2, 7], 8)
+    before = list(sampler)
+    state = {**sampler.state_dict(), name: value}
+    if name == "epoch" and value == 1 << 70:
+        pytest.skip("an epoch may have any number")
+    with pytest.raises(InvalidPacking):
+        sampler.load_state_dict(state)
+    assert list(sampler) == before
+
+
+@pytest.mark.parametrize("state", [None, 3, "state", [], {}, {"epoch": 0, "step": 0, "made_of": 3}])
+def test_states_that_are_none(state):
+    with pytest.raises(InvalidPacking):
+        autopack.PackedBatchSampler([3, 5, 2, 7], 8).load_state_dict(state)

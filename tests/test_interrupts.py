@@ -1,0 +1,305 @@
+"""Whatever ends a call, `enable` or `disable` in the middle: what comes after is right, and nothing stays behind."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import contextmanager, suppress
+
+import pytest
+import torch
+from torch import nn
+
+import autopack
+from autopack import AutopackError, patching, tiny
+from autopack.runtime.scope import current
+from tests.conftest import (
+    FLOAT32,
+    LEAK,
+    LENGTHS,
+    OTHER_LENGTHS,
+    alone,
+    attributes,
+    error,
+    installed_functions,
+    positions,
+    same,
+    token_ids,
+)
+from tests.interrupted import Interrupter, events_of, spread
+
+pytestmark = [
+    pytest.mark.usefixtures("nothing_left_behind"),
+    # Python swallows what is raised while it ends a generator.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+IDS, TWO = token_ids(), token_ids(rows=2)
+MASK = torch.ones_like(TWO)
+MASK[1, 25:] = 0
+LABELS = TWO.masked_fill(MASK == 0, -100)
+
+
+def build(model_type="llama"):
+    return tiny.build(model_type).double()
+
+
+def train(model):
+    """Two training steps, packed and padded, without a step of an optimizer."""
+    model.train()
+    for arguments in (
+        {"input_ids": IDS, "position_ids": positions(LENGTHS), "labels": IDS},
+        {"input_ids": TWO, "attention_mask": MASK, "labels": LABELS},
+    ):
+        model(**arguments).loss.backward()
+    model.zero_grad(set_to_none=True)
+    model.eval()
+
+
+class Expected:
+    """What stock gives, which an enabled model is held to."""
+
+    def __init__(self, model_type="llama"):
+        self.stock = build(model_type)
+        with torch.no_grad():
+            self.packed = alone(self.stock, IDS, OTHER_LENGTHS)
+            self.plain = self.stock(input_ids=IDS, use_cache=False).logits
+            self.padded = self.stock(input_ids=TWO, attention_mask=MASK, use_cache=False).logits[MASK.bool()]
+
+    @torch.no_grad()
+    def of(self, model):
+        """The largest error of three kinds of calls."""
+        model.eval()
+        found = model(input_ids=TWO, attention_mask=MASK).logits[MASK.bool()]
+        packed = model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).logits
+        plain = model(input_ids=IDS, use_cache=False).logits
+        return max(error(found, self.padded), error(packed, self.packed), error(plain, self.plain))
+
+
+def pictures(model):
+    model.eval().zero_grad(set_to_none=True)
+    return attributes(model), installed_functions(), dict(patching._installed)
+
+
+def as_before(model, before):
+    return all(map(same, pictures(model), before)) and torch.is_grad_enabled() and torch.is_autocast_cache_enabled()
+
+
+class TestAtAnyPoint:
+    """A KeyboardInterrupt, which passes by every `except Exception`, torch's own among them."""
+
+    @pytest.mark.parametrize(("model_type", "watch"), [("llama", 0), ("llama", 1), ("mamba", 0)])
+    def test_of_a_training_step(self, model_type, watch):
+        expected, model = Expected(model_type), build(model_type)
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        before = pictures(model)
+        with autopack.enable(model, watch=watch):
+            train(model)
+            for at in spread(events_of(lambda: train(model)), 25):
+                Interrupter(at).run(lambda: train(model))
+                assert expected.of(model) <= FLOAT32
+        assert as_before(model, before)
+
+    def test_of_enabling(self):
+        expected, model = Expected(), build()
+        before = pictures(model)
+        events = events_of(lambda: autopack.enable(model))
+        autopack.disable(model)
+        for at in spread(events, 20):
+            interrupter = Interrupter(at)
+            interrupter.run(lambda: autopack.enable(model))
+            assert not interrupter.interrupted or not autopack.is_enabled(model)
+            autopack.disable(model)
+            assert as_before(model, before), interrupter.place
+        with autopack.enable(model):
+            assert expected.of(model) <= FLOAT32
+
+    def test_of_an_audit_while_enabling(self):
+        model = build()
+        before = pictures(model)
+        for at in spread(events_of(lambda: autopack.enable(model, verify="always")), 6):
+            autopack.disable(model)
+            interrupter = Interrupter(at)
+            interrupter.run(lambda: autopack.enable(model, verify="always"))
+            autopack.disable(model)
+            assert as_before(model, before), interrupter.place
+
+    @pytest.mark.parametrize("model_type", ["llama", "mamba"])
+    def test_of_disabling(self, model_type):
+        """What is half disabled is plain, exact, or refuses; disabling it again ends it, and so does enabling it."""
+        expected, model = Expected(model_type), build(model_type)
+        before = pictures(model)
+        autopack.enable(model)
+        events = events_of(lambda: autopack.disable(model))
+        for at in spread(events, 30):
+            for again in (autopack.disable, autopack.enable):
+                autopack.enable(model)
+                interrupter = Interrupter(at)
+                interrupter.run(lambda: autopack.disable(model))
+                with suppress(AutopackError):
+                    plain = model(input_ids=IDS, use_cache=False).logits
+                    assert error(plain, expected.plain) <= FLOAT32, interrupter.place
+                again(model)
+                if again is autopack.enable:
+                    assert autopack.is_enabled(model)
+                    assert expected.of(model) <= FLOAT32, interrupter.place
+                    autopack.disable(model)
+                assert as_before(model, before), interrupter.place
+
+    @pytest.mark.parametrize("model_type", ["llama", "mamba"])
+    def test_of_looking_at_a_model_again(self, model_type):
+        """A layer was replaced; the call that finds out is interrupted, and a padded batch comes next."""
+        expected, model = Expected(model_type), build(model_type)
+        with autopack.enable(model):
+            train(model)
+            replace_a_layer(model, model_type)
+            for at in spread(events_of(lambda: train(model)), 12):
+                replace_a_layer(model, model_type)
+                interrupter = Interrupter(at)
+                interrupter.run(lambda: train(model))
+                assert expected.of(model) <= FLOAT32, interrupter.place
+
+    def test_without_the_handle_a_half_disabled_model_would_leak(self):
+        """The control: marks and hooks are gone, and what stands at the sites is inert."""
+        expected, model = Expected(), build()
+        autopack.enable(model)
+        Interrupter(events_of_all_but_the_last(model)).run(lambda: autopack.disable(model))
+        found = model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS), attention_mask=torch.ones_like(IDS)).logits
+        assert error(found, expected.packed) > LEAK
+        assert not autopack.is_enabled(model)
+        autopack.disable(model)
+
+
+def events_of_all_but_the_last(model):
+    events = events_of(lambda: autopack.disable(model))
+    autopack.enable(model)
+    return events - 1
+
+
+def replace_a_layer(model, model_type):
+    layers = next(module for module in model.base_model.modules() if isinstance(module, nn.ModuleList))
+    other = next(module for module in build(model_type).base_model.modules() if isinstance(module, nn.ModuleList))
+    layers[1] = other[1].train(model.training)
+
+
+class Planted(Exception):
+    """Somebody's own."""
+
+
+KINDS = [KeyboardInterrupt, RuntimeError, torch.OutOfMemoryError, MemoryError, Planted]
+
+
+@contextmanager
+def raising(module, kind, where):
+    """Somebody's hook that raises: before a module, after it, or in its backward pass."""
+
+    def stop(*_):
+        raise kind("planted")
+
+    register = {
+        "before": module.register_forward_pre_hook,
+        "after": module.register_forward_hook,
+        "backward": module.register_full_backward_hook,
+    }
+    hook = register[where](stop)
+    yield
+    hook.remove()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+class TestRaisedBySomebody:
+    """From inside a layer, a loss, a mask function, an audit, a check of the sentinel."""
+
+    @pytest.mark.parametrize("where", ["before", "after", "backward"])
+    @pytest.mark.parametrize("reentrant", [None, False, True])
+    def test_a_hook_on_a_layer(self, kind, where, reentrant):
+        expected, model = Expected(), build()
+        if reentrant is not None:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        with raising(model.model.layers[1].mlp, kind, where):
+            pass  # torch keeps a note of hooks that were there
+        before = pictures(model)
+        with autopack.enable(model, verify="never"):
+            with raising(model.model.layers[1].mlp, kind, where), pytest.raises(kind):
+                train(model)
+            assert expected.of(model) <= FLOAT32
+            train(model)
+        model.eval()
+        assert as_before(model, before)
+
+    def test_a_loss(self, kind):
+        def loss(*_, **__):
+            raise kind("planted")
+
+        expected, model = Expected(), build()
+        with autopack.enable(model, verify="never"):
+            model.loss_function = loss
+            for _ in range(2):
+                with pytest.raises(kind):
+                    train(model)
+            del model._loss_function
+            assert expected.of(model) <= FLOAT32
+            train(model)
+        assert current() is None
+
+    def test_a_mask_function(self, kind, monkeypatch):
+        from transformers import AttentionMaskInterface
+
+        armed, stock = [], AttentionMaskInterface._global_mapping["sdpa"]
+
+        def mask(*args, **kwargs):
+            if armed:
+                raise kind("planted")
+            return stock(*args, **kwargs)
+
+        monkeypatch.setitem(AttentionMaskInterface._global_mapping, "sdpa", mask)
+        twin, model = (tiny.build("mistral", attn_implementation="sdpa").double() for _ in range(2))
+        expected = alone(twin, IDS, OTHER_LENGTHS)
+        with autopack.enable(model, verify="never"):
+            armed.append(True)
+            with pytest.raises(kind):
+                model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS))
+            armed.clear()
+            assert error(model(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).logits, expected) <= FLOAT32
+            assert torch.equal(model(input_ids=IDS).logits, twin(input_ids=IDS).logits)
+
+    def test_an_audit(self, kind):
+        class Fails(type(build())):
+            """A class that nobody has measured."""
+
+            def forward(self, *args, **kwargs):
+                if armed:
+                    raise kind("planted")
+                return super().forward(*args, **kwargs)
+
+        armed = [True]
+        model = Fails(copy.deepcopy(build().config)).double().eval()
+        model.load_state_dict(build().state_dict())
+        before = pictures(model)
+        with pytest.raises((kind, autopack.UnsupportedModel)):
+            autopack.enable(model)
+        armed.clear()
+        assert as_before(model, before)
+        with autopack.enable(model):
+            assert Expected().of(model) <= FLOAT32
+
+    def test_a_check_of_the_sentinel(self, kind):
+        """The second run of the layer in a step is that of the document alone."""
+        expected, model, calls = Expected(), build(), []
+
+        def stop(*_):
+            calls.append(1)
+            if len(calls) == 2:
+                raise kind("planted")
+
+        before = pictures(model)
+        with autopack.enable(model, verify="never", watch=1) as handle:
+            hook = model.model.layers[1].mlp.register_forward_pre_hook(stop)
+            model.train()
+            with suppress(KeyboardInterrupt):
+                model(input_ids=IDS, position_ids=positions(LENGTHS))
+            hook.remove()
+            assert len(calls) >= 2
+            assert expected.of(model) <= FLOAT32
+            train(model)
+            assert handle.watched.checks >= 1
+            assert handle.watched.leaks == 0
+        assert as_before(model, before)

@@ -1,0 +1,149 @@
+"""How long things live: rounds of enable and disable, models that are dropped, forks, threads."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import threading
+import weakref
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import autopack
+from tests.conftest import FLOAT64, LENGTHS, OTHER_LENGTHS, alone, error, llama, positions, token_ids
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+IDS = token_ids()
+ROUNDS = 60
+
+
+def objects():
+    gc.collect()
+    return len(gc.get_objects())
+
+
+def test_rounds_of_enable_and_disable_leave_nothing():
+    """`python -m compat.soak` makes a thousand of them; a single object that stays is seen in these."""
+    model = llama(num_hidden_layers=1)
+
+    def rounds():
+        for _ in range(ROUNDS):
+            with autopack.enable(model):
+                pass
+
+    rounds()  # caches fill
+    before = objects()
+    rounds()
+    assert objects() - before < ROUNDS / 4
+
+
+def test_an_enabled_model_is_collected_and_lives_as_long_as_its_handle():
+    model = llama(num_hidden_layers=1)
+    gone, handle = weakref.ref(model), autopack.enable(model)
+    model(input_ids=IDS, position_ids=positions(LENGTHS))
+    del model
+    gc.collect()
+    assert gone() is handle.model
+    del handle
+    gc.collect()
+    assert gone() is None
+
+
+def in_child(work):
+    """The exit status of a forked process: 0 where what it has to do is true."""
+    process = os.fork()
+    if process == 0:
+        try:
+            os._exit(0 if work() else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+class TestForks:
+    def test_a_child_calls_disables_and_enables_and_the_parent_stays_as_it_is(self):
+        model = llama(num_hidden_layers=1)
+        expected = alone(model, IDS, LENGTHS)
+
+        def work():
+            exact = error(model(input_ids=IDS, position_ids=positions(LENGTHS)).logits, expected) <= FLOAT64
+            autopack.disable(model)
+            autopack.enable(model)
+            return exact and error(model(input_ids=IDS, position_ids=positions(LENGTHS)).logits, expected) <= FLOAT64
+
+        with torch.no_grad(), autopack.enable(model):
+            assert in_child(work) == 0
+            assert error(model(input_ids=IDS, position_ids=positions(LENGTHS)).logits, expected) <= FLOAT64
+
+    def test_while_another_thread_is_enabling(self):
+        """What that thread holds in the parent is nobody's in the child."""
+        model, at_it, go_on = llama(num_hidden_layers=1), threading.Event(), threading.Event()
+        other = llama(num_hidden_layers=1)
+
+        def settle():
+            with autopack.enable(other).enabled.settling():
+                at_it.set()
+                go_on.wait(timeout=120)
+
+        thread = threading.Thread(target=settle)
+        thread.start()
+        assert at_it.wait(timeout=120)
+        assert in_child(lambda: autopack.enable(model).enabled.active) == 0
+        go_on.set()
+        thread.join(timeout=120)
+        autopack.disable(other)
+
+    def test_workers_of_a_loader(self):
+        model = llama(num_hidden_layers=1)
+        expected = alone(model, IDS, LENGTHS)
+        rows = [{"input_ids": IDS[0], "position_ids": positions(LENGTHS)[0]}] * 4
+        with torch.no_grad(), autopack.enable(model):
+            for batch in DataLoader(rows, num_workers=1, multiprocessing_context="fork"):
+                assert error(model(**batch).logits, expected) <= FLOAT64
+
+
+def exact_in_spawned(model, expected, found):
+    with torch.no_grad():
+        found.put(error(model(input_ids=IDS, position_ids=positions(LENGTHS)).logits, expected))
+
+
+def test_an_enabled_model_in_a_spawned_process():
+    model, context = llama(num_hidden_layers=1), multiprocessing.get_context("spawn")
+    with torch.no_grad():
+        expected = alone(model, IDS, LENGTHS)
+    with autopack.enable(model):
+        found = context.Queue()
+        process = context.Process(target=exact_in_spawned, args=(model, expected, found))
+        process.start()
+        assert found.get(timeout=300) <= FLOAT64
+        process.join(timeout=300)
+
+
+def test_models_come_and_go_in_one_thread_while_another_calls_two():
+    """One of them enabled, the other one not: what is put at the sites and taken away concerns neither."""
+    enabled, plain, ended = llama(num_hidden_layers=1), llama(num_hidden_layers=1), threading.Event()
+    with torch.no_grad():
+        expected = alone(plain, IDS, OTHER_LENGTHS), plain(input_ids=IDS, position_ids=positions(LENGTHS)).logits
+    wrong: list[object] = []
+
+    def come_and_go():
+        try:
+            for implementation in ("eager", "sdpa") * 8:
+                with autopack.enable(llama(implementation, num_hidden_layers=1)):
+                    pass
+        finally:
+            ended.set()
+
+    with torch.no_grad(), autopack.enable(enabled):
+        thread = threading.Thread(target=come_and_go)
+        thread.start()
+        while not ended.is_set():
+            packed = enabled(input_ids=IDS, position_ids=positions(OTHER_LENGTHS)).logits
+            stock = plain(input_ids=IDS, position_ids=positions(LENGTHS)).logits
+            wrong += [packed] * (error(packed, expected[0]) > FLOAT64) + [stock] * (not torch.equal(stock, expected[1]))
+        thread.join(timeout=120)
+    assert wrong == []
