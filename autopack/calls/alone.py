@@ -68,6 +68,9 @@ class DocumentsAlone(Plan):
         found = self.given.map(
             lambda name, value: batch.spread(value), lambda value: value.index_select(0, index.to(value.device))
         )
+        first = whole.layout.first_positions  # of runs of padding too
+        if self.scope.model.traits.numbers_itself and first is not None and not first[whole.documents].any():
+            found.pop("position_ids", None)
         if not count and found.get("labels") is not None:
             # Its mean would be that of nothing. In step with other ranks its loss is in the graph all the same.
             found["labels"] = torch.zeros_like(found["labels"]) if self.scope.model.groups else None

@@ -220,10 +220,7 @@ def _bias(mixer: Any, arguments: dict[str, Any], longest: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class OneByOne(Way):
-    """For a whole model, the last resort: documents of one length as a batch. `reason`: why nothing less will do.
-
-    `numbers_itself`: positions that count a document from 0 are left to the model, which numbers it so by itself.
-    """
+    """For a whole model, the last resort: documents of one length as a batch. `reason`: why nothing less will do."""
 
     reason: str
     numbers_itself: bool = False

@@ -78,6 +78,8 @@ class Traits:
     """Whether something in it counts columns, those of padding too."""
     uses_positions: bool
     """Whether it takes `position_ids`."""
+    numbers_itself: bool
+    """Whether a document is to be run without positions that count it from 0."""
     first_position: int
     """Position of the first token of a document."""
     knows_padded_positions: bool
@@ -103,6 +105,7 @@ class Traits:
             counts_columns=any(family.adjustment_of(module) is not None for module in anatomy.attention)
             or any(way.counts for way in ways),
             uses_positions=family.positions and (attends or told_positions),
+            numbers_itself=any(way.numbers_itself for way in ways),
             first_position=numbering.first_position(anatomy.entries[0].config),
             knows_padded_positions=anatomy.model_type in family.model_types
             and numbering.is_known(anatomy.counts_along_mask),

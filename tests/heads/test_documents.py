@@ -51,6 +51,16 @@ def test_each_document_of_a_packed_row_gets_what_it_gets_alone(model_type, task)
         agrees(model, stock, output, IDS[0].split(LENGTHS), labels, FLOAT32 if single else FLOAT64)
 
 
+@pytest.mark.parametrize("task", ["sequence-classification", "question-answering"])
+def test_reformer_numbers_documents_itself(task):
+    """It pads documents to chunks, and raises where it is handed positions meanwhile; alone they come without."""
+    stock = with_head("reformer", task, attn_layers=["local", "local"], local_attn_chunk_length=9).eval()
+    model = copy.deepcopy(stock)
+    with autopack.enable(model, verify="never"):
+        output = packed(model, **TASKS[task])
+        agrees(model, stock, output, IDS[0].split(LENGTHS), TASKS[task])
+
+
 @pytest.mark.parametrize("model_type", ["llama", "fnet"])
 @pytest.mark.parametrize(
     ("problem_type", "labels"),
