@@ -1,4 +1,4 @@
-"""The examples: they run, with the line and without it to the same losses; the notebook is kept with its outputs."""
+"""The examples: they run, with the line and without it to the same results; notebooks are kept with their outputs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
+from packaging import version
+
+from tests import pages
 
 pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
 pytest.importorskip("ipykernel")
@@ -17,8 +21,10 @@ pytest.importorskip("nbclient")
 nbformat: Any = pytest.importorskip("nbformat")
 
 TREE = Path(__file__).parents[1]
-NOTEBOOK = TREE / "examples" / "trainer.ipynb"
+PICTURES = {"embeddings": 1, "estimate_pack_train": 1, "own_family": 2, "trainer": 3, "trl": 1}
+"""Every notebook, and how many pictures it draws."""
 STEPS = 4
+ROUNDING = 1e-4
 
 
 def run(program: str, *arguments: str) -> str:
@@ -42,9 +48,23 @@ def text(notebook: Any, name: str) -> str:
     return "".join(o.text if o.output_type == "stream" else o.data.get("text/plain", "") for o in cell.outputs)
 
 
-@pytest.fixture(scope="module")
-def kept() -> Any:
-    return nbformat.read(NOTEBOOK, as_version=4)
+def numbers(notebook: Any, name: str, pattern: str) -> list[float]:
+    """What the pattern's group finds in what the cell put out."""
+    return [float(found) for found in re.findall(pattern, text(notebook, name), re.MULTILINE)]
+
+
+def columns(notebook: Any, name: str) -> list[list[float]]:
+    """The columns of a table of losses by step."""
+    rows = re.findall(r"^ *\d+ (?: +\S+)+$", text(notebook, name), re.MULTILINE)
+    return [list(map(float, column)) for column in zip(*(row.split()[1:] for row in rows), strict=True)]
+
+
+@pytest.fixture(name="executed")
+def _executed(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
+    """The notebook of this name, run; fails where a cell does."""
+    name = f"{request.param}.ipynb"
+    run("refresh.py", name, "--output", str(tmp_path))
+    return nbformat.read(tmp_path / name, as_version=4)
 
 
 def test_plain_loop_prints_the_same_losses_with_the_line_and_without():
@@ -57,28 +77,89 @@ def test_plain_loop_prints_the_same_losses_with_the_line_and_without():
     assert f"{STEPS} padded batches packed inside" in enabled
 
 
-def test_notebook_runs_and_its_losses_agree(tmp_path):
-    path = tmp_path / "executed.ipynb"
-    run("refresh.py", "--output", str(path))  # fails where a cell does
-    notebook = nbformat.read(path, as_version=4)
-    rows = re.findall(r"^ *\d+  (\S+)  (\S+) +\S+$", text(notebook, "losses"), re.MULTILINE)
-    assert len(rows) == 20
-    stock, enabled = (list(map(float, column)) for column in zip(*rows, strict=True))
-    assert enabled == pytest.approx(stock, rel=1e-4)
+@pytest.mark.parametrize("executed", ["trainer"], indirect=True)
+def test_trainer(executed):
+    stock, enabled, _ = columns(executed, "losses")
+    assert len(stock) == 20
+    assert enabled == pytest.approx(stock, rel=ROUNDING)
     assert stock[-1] < stock[0]
-    assert "20 padded batches packed inside" in text(notebook, "handle")
-    assert "enabled by autopack, sdpa, float32: exact" in text(notebook, "audit")
-    assert text(notebook, "remove") == "False"
+    assert "20 padded batches packed inside" in text(executed, "handle")
+    assert "enabled by autopack, sdpa, float32: exact" in text(executed, "audit")
+    assert text(executed, "remove") == "False"
 
 
-def test_notebook_is_kept_with_its_outputs_and_little_else(kept):
+@pytest.mark.parametrize("executed", ["trl"], indirect=True)
+def test_trl(executed):
+    for cell in ("sft-losses", "dpo-losses"):
+        stock, enabled, _ = columns(executed, cell)
+        assert len(stock) == 6
+        assert enabled == pytest.approx(stock, rel=ROUNDING)
+        assert stock[-1] < stock[0]
+    leaking, exact = numbers(executed, "packing", r"off by (\S+)$")
+    assert exact < ROUNDING < 1e-2 < leaking
+    assert text(executed, "handle").count("6 padded batches packed inside") == 2
+
+
+@pytest.mark.parametrize("executed", ["embeddings"], indirect=True)
+def test_embeddings(executed):
+    for cell, count in (("encode-enabled", 2), ("predict", 1)):
+        differences = numbers(executed, cell, r"^largest difference.*: +(\S+)$")
+        assert len(differences) == count
+        assert max(differences) < 1e-5
+    stock, enabled = re.findall(r"(\[.*\])", text(executed, "rank"))
+    assert enabled == stock
+
+
+@pytest.mark.parametrize("executed", ["estimate_pack_train"], indirect=True)
+def test_estimate_pack_train(executed):
+    padded, packed, _, leaking, _ = columns(executed, "losses")
+    assert len(padded) == 12
+    assert packed == pytest.approx(padded, rel=ROUNDING)
+    assert leaking[1:] != pytest.approx(padded[1:], rel=10 * ROUNDING)
+    assert padded[-1] < padded[0]
+
+
+@pytest.mark.skipif(version.parse(transformers.__version__) < version.parse("4.57"), reason="has no Qwen3-Next")
+@pytest.mark.parametrize("executed", ["own_family"], indirect=True)
+def test_own_family(executed):
+    assert "float32: LEAKS" in text(executed, "hybrid-stock")
+    assert "enabled by autopack, eager, float32: exact" in text(executed, "hybrid-enabled")
+    assert "has no place to keep documents apart" in text(executed, "own-refused")
+    assert "LEAK" in text(executed, "own-stock")
+    assert "it is not exact" in text(executed, "own-half")
+    assert "enabled by autopack, eager, float32: exact" in text(executed, "own-enabled")
+
+
+def test_every_notebook_is_listed():
+    assert sorted(path.stem for path in (TREE / "examples").glob("*.ipynb")) == sorted(PICTURES)
+
+
+def test_a_notebook_that_is_not_there_is_named():
+    command = [sys.executable, "examples/refresh.py", "trainr.ipynb"]
+    finished = subprocess.run(command, cwd=TREE, capture_output=True, text=True)
+    assert finished.returncode == 2
+    assert "trainr.ipynb" in finished.stderr
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_links_of_a_notebook_lead_somewhere(name):
+    path = TREE / "examples" / f"{name}.ipynb"
+    cells = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
+    assert re.search(r"\]\(\.\./", cells[-1])
+    assert list(pages.lost_links(path, "\n".join(cells))) == []
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_notebook_is_kept_with_its_outputs_and_little_else(name):
+    path = TREE / "examples" / f"{name}.ipynb"
+    kept = nbformat.read(path, as_version=4)
     nbformat.validate(kept)
     cells = [cell for cell in kept.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
     assert not [o for o in outputs if o.output_type == "error" or o.get("name") == "stderr"]
-    assert sum("image/png" in o.get("data", {}) for o in outputs) == 3
-    assert "20 padded batches packed inside" in text(kept, "handle")
-    assert NOTEBOOK.stat().st_size < 300_000
+    assert sum("image/png" in o.get("data", {}) for o in outputs) == PICTURES[name]
+    assert path.stat().st_size < 300_000
+    assert not re.search(r"/(?:tmp|home|work)/", path.read_text())
     assert kept.metadata.keys() == {"kernelspec", "language_info"}
     assert not any(cell.metadata for cell in kept.cells)
