@@ -189,7 +189,10 @@ class PackedRuns:
                 if self.training:  # some models have gradients in train mode alone
                     self.notes["gradients"] = f"not measured, because stock has none: {type(error).__name__}: {error}"
                 return None
-        return gradient_error(gradients(one, parameters), self._gradients[key])
+        gradient = gradients(one, parameters)
+        if any(a.shape != b.shape for a, b in zip(gradient, self._gradients[key], strict=True)):
+            self._gradients[key] = gradients(other, parameters)  # FSDP1 changes shapes of parameters as it gathers them
+        return gradient_error(gradient, self._gradients[key])
 
     def _with_labels(
         self, name: str, call: Call, labels: Labels, apart: bool
