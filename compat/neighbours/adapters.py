@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,6 +71,13 @@ def rounded() -> Iterator[None]:
         yield
 
 
+def _folder(model: Any) -> str:
+    """A folder that is there as long as the model."""
+    folder = tempfile.mkdtemp()
+    weakref.finalize(model, shutil.rmtree, folder)
+    return folder
+
+
 def _cpu_offload(model: Any) -> Any:
     import accelerate
 
@@ -79,7 +87,7 @@ def _cpu_offload(model: Any) -> Any:
 def _disk_offload(model: Any) -> Any:
     import accelerate
 
-    return accelerate.disk_offload(model, tempfile.mkdtemp(), execution_device=torch.device("cpu"))
+    return accelerate.disk_offload(model, _folder(model), execution_device=torch.device("cpu"))
 
 
 def _dispatched(kept: str, rest: str) -> Callable[[Any], Any]:
@@ -89,8 +97,7 @@ def _dispatched(kept: str, rest: str) -> Callable[[Any], Any]:
         # The token embeddings of a tied head stay where the head is.
         where = {"model.embed_tokens": kept, "model.norm": kept, "model.rotary_emb": kept, "lm_head": kept}
         where |= {f"model.layers.{number}": rest for number in range(len(model.model.layers))}
-        folder = Path(tempfile.mkdtemp())
-        return accelerate.dispatch_model(model, where, main_device="cpu", offload_dir=folder, force_hooks=True)
+        return accelerate.dispatch_model(model, where, main_device="cpu", offload_dir=_folder(model), force_hooks=True)
 
     return apply
 

@@ -8,10 +8,11 @@ the gradients of all parameters that have some.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,12 +25,16 @@ BEFORE, AFTER = "before", "after"
 """When `autopack.enable` is called: before the neighbour has done its thing, or after it."""
 LENGTHS = (7, 12, 5, 9)
 IGNORED = -100
-TOLERANCE = {"logits": 1e-4, "loss": 1e-4, "gradients": 1e-3}
-"""Float32: logits, of their standard deviation; losses, relative; gradients, of the norm of their parameter's."""
+TOLERANCE = {"logits": 1e-4, "loss": 1e-4, "gradients": 1e-3, "results": 1e-4}
+"""Float32: logits, of their standard deviation; losses, relative; gradients, of the norm of their parameter's;
+other results, of their standard deviation."""
 BAD = ("LEAKS", "other numbers", "crash")
 
 Enable = Callable[[Any], None]
 Make = Callable[[str, Enable], Any]
+Call = dict[str, Any]
+Train = Callable[[Any, list[Call]], float]
+"""Runs forward and backward of a model on calls with labels, and returns the sum of their losses."""
 
 
 class CannotRun(Exception):
@@ -50,6 +55,18 @@ class Scenario:
     """In what the model is made and called; takes back what the neighbour did to others."""
     trains: bool = True
     """Whether gradients are compared."""
+    train: Train | None = None
+    """How the neighbour runs forward and backward; by calling the model where it is None."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Door:
+    """A neighbour that makes padded batches of texts by itself: what it gives has to be what it gave."""
+
+    neighbour: str
+    what: str
+    run: Callable[[Enable], torch.Tensor]
     note: str = ""
 
 
@@ -75,14 +92,6 @@ class Answers:
             least = 1e-3 * max(given.norm().item() for _, given in pairs)
             found["gradients"] = max((a - b).norm().item() / max(b.norm().item(), least) for a, b in pairs)
         return found
-
-
-@dataclass
-class Made:
-    """A model, and the handle where it is enabled."""
-
-    model: Any
-    handles: list[Any] = field(default_factory=list)
 
 
 def llama(**options: Any) -> Any:
@@ -124,41 +133,61 @@ def measure(scenario: Scenario, order: str) -> dict[str, Any]:
     with scenario.around():
         try:
             stock = scenario.make(order, lambda model: None)
-            alone, padded = run_alone(stock, scenario.trains), run_padded(stock, scenario.trains)
-            leak = run_packed(stock, scenario.trains).errors(alone)["logits"]
+            alone, padded = _run(stock, scenario, "alone"), _run(stock, scenario, "padded")
+            leak = _run(stock, scenario, "packed").errors(alone)["logits"]
         except Exception as error:
             raise CannotRun(said(error)) from error
-    if not (alone.logits.isfinite().all() and alone.loss == alone.loss):
+    if not (alone.logits.isfinite().all() and math.isfinite(alone.loss)):
         raise CannotRun("it gives what is no number")
+    control = float(f"{leak:.1e}")
+    handles: list[autopack.Handle] = []
     with scenario.around():
-        made = Made(None)
         try:
-            made.model = scenario.make(order, lambda model: made.handles.append(autopack.enable(model)))
-        except AutopackError as error:
-            refused = {"status": "refused", "reason": said(error)}
-            return {"packed": refused, "padded": refused, "stock": leak}
+            model = scenario.make(order, lambda model: handles.append(autopack.enable(model)))
         except Exception as error:
-            crash = {"status": "crash", "reason": said(error)}
-            return {"packed": crash, "padded": crash, "stock": leak}
-        found = {"packed": _verdict(run_packed, made, alone, scenario, "LEAKS")}
-        found["padded"] = _verdict(run_padded, made, padded, scenario, "other numbers")
-        return {**found, "stock": leak}
+            raised = _raised(error)
+            return {"packed": raised, "padded": raised, "stock": control}
+        if autopack.is_enabled(model):
+            handles.append(autopack.enable(model))  # that of a copy
+        found = {"packed": _verdict(model, scenario, "packed", alone, "LEAKS")}
+        found["padded"] = _verdict(model, scenario, "padded", padded, "other numbers", handles)
+    return {**found, "stock": control}
 
 
-def _verdict(run: Callable[..., Answers], made: Made, wanted: Answers, of: Scenario, wrong: str) -> dict[str, Any]:
+def measure_door(door: Door) -> dict[str, Any]:
+    """The same of a neighbour that makes its batches by itself, which are padded ones. Raises `CannotRun`."""
     try:
-        errors = run(made.model, of.trains).errors(wanted)
-    except AutopackError as error:
-        return {"status": "refused", "reason": said(error)}
+        wanted = door.run(lambda model: None)
     except Exception as error:
-        return {"status": "crash", "reason": said(error)}
-    errors = {name: float(f"{value:.1e}") for name, value in errors.items()}
-    if any(not value <= TOLERANCE[name] for name, value in errors.items()):
+        raise CannotRun(said(error)) from error
+    handles: list[autopack.Handle] = []
+    try:
+        found = door.run(lambda model: handles.append(autopack.enable(model)))
+    except Exception as error:
+        return {"padded": _raised(error)}
+    error = float(f"{((found - wanted).abs().max() / wanted.std()).item():.1e}")
+    return {"padded": _judged({"results": error}, "other numbers", handles)}
+
+
+def _verdict(model: Any, of: Scenario, form: str, wanted: Answers, wrong: str, handles: Any = None) -> dict[str, Any]:
+    try:
+        errors = _run(model, of, form).errors(wanted)
+    except Exception as error:
+        return _raised(error)
+    return _judged({name: float(f"{value:.1e}") for name, value in errors.items()}, wrong, handles)
+
+
+def _raised(error: Exception) -> dict[str, Any]:
+    return {"status": "refused" if isinstance(error, AutopackError) else "crash", "reason": said(error)}
+
+
+def _judged(errors: dict[str, float], wrong: str, handles: list[autopack.Handle] | None) -> dict[str, Any]:
+    if not all(value <= TOLERANCE[name] for name, value in errors.items()):
         return {"status": wrong, "errors": errors}
-    if run is run_padded:
-        reasons = [reason for handle in made.handles for reason in (*handle.tally.left, *handle.tally.refused)]
-        if reasons or not any(handle.tally.batches for handle in made.handles):
-            reason = "; ".join(dict.fromkeys(reasons)) or "the calls do not reach the enabled model"
+    if handles is not None:
+        reasons = [reason for handle in handles for reason in (*handle.tally.left, *handle.tally.refused)]
+        if reasons or not any(handle.tally.batches for handle in handles):
+            reason = "; ".join(dict.fromkeys(reasons)) or "no padded batch came to the enabled model"
             return {"status": "left as it came", "reason": short(reason), "errors": errors}
     return {"status": "exact", "errors": errors}
 
@@ -168,58 +197,55 @@ def documents(config: Any) -> list[torch.Tensor]:
     return list(tiny.tokens(config, 1, sum(LENGTHS), seed=0).split(list(LENGTHS), dim=1))
 
 
-def packed(texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The documents in one row, as collators make it."""
-    ids = torch.cat(texts, dim=1)
-    return {"input_ids": ids, "position_ids": torch.cat([torch.arange(text.shape[1]) for text in texts])[None]}
-
-
-def padded(texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The documents as rows, padded on the right."""
+def calls_of(form: str, texts: list[torch.Tensor]) -> list[Call]:
+    """The documents as calls with labels: each alone, all in one row, or as rows padded on the right."""
+    if form == "alone":
+        return [{"input_ids": text, "labels": text} for text in texts]
+    if form == "packed":
+        ids = torch.cat(texts, dim=1)
+        where = torch.cat([torch.arange(text.shape[1]) for text in texts])[None]
+        return [{"input_ids": ids, "position_ids": where, "labels": ids}]
     columns = max(text.shape[1] for text in texts)
     ids = torch.cat([torch.nn.functional.pad(text, (0, columns - text.shape[1])) for text in texts])
     mask = torch.tensor([[1] * text.shape[1] + [0] * (columns - text.shape[1]) for text in texts])
-    return {"input_ids": ids, "attention_mask": mask}
+    return [{"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED)}]
 
 
-def run_packed(model: Any, trains: bool) -> Answers:
-    """One packed row."""
-    call = packed(documents(model.config if hasattr(model, "config") else model.module.config))
-    return _run(model, [(call, call["input_ids"], slice(None))], trains)
-
-
-def run_alone(model: Any, trains: bool) -> Answers:
-    """Every document by itself; the loss is the mean over the tokens of all."""
-    texts = documents(model.config if hasattr(model, "config") else model.module.config)
-    return _run(model, [({"input_ids": text}, text, slice(None)) for text in texts], trains)
-
-
-def run_padded(model: Any, trains: bool) -> Answers:
-    """The padded batch."""
-    call = padded(documents(model.config if hasattr(model, "config") else model.module.config))
-    real = call["attention_mask"].bool()
-    return _run(model, [(call, call["input_ids"].masked_fill(~real, IGNORED), real)], trains)
-
-
-def _run(model: Any, calls: list[tuple[dict[str, Any], torch.Tensor, Any]], trains: bool) -> Answers:
+def _run(model: Any, scenario: Scenario, form: str) -> Answers:
     count = sum(length - 1 for length in LENGTHS)
+    config = next(found.config for found in model.modules() if hasattr(found, "config"))
+    calls, logits = calls_of(form, documents(config)), []
     model.eval()
-    with torch.no_grad():
-        logits = [model(**call).logits[real].flatten(0, -2).float() for call, _, real in calls]
-    loss = 0.0
-    model.train(trains)
+    for call in calls:
+        unlabelled = {name: value for name, value in call.items() if name != "labels"}
+        if form == "padded":
+            unlabelled["use_cache"] = False  # without it evaluation may want the cache, and is left as it comes
+        with torch.no_grad():
+            # A learned prompt stands before the tokens.
+            found = model(**unlabelled).logits[:, -call["input_ids"].shape[1] :]
+        logits.append(found[call["attention_mask"].bool()] if form == "padded" else found.flatten(0, 1))
+    model.train(scenario.trains)
     model.zero_grad()
-    with torch.set_grad_enabled(trains):
-        for call, labels, _ in calls:
-            part = model(**call, labels=labels, num_items_in_batch=count).loss
-            if trains:
-                part.backward()
-            loss += part.item()
+    with torch.set_grad_enabled(scenario.trains):
+        loss = (scenario.train or _train)(model, [{**call, "num_items_in_batch": count} for call in calls])
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    samples = {name: p.grad_sample for name, p in model.named_parameters() if hasattr(p, "grad_sample")}
+    if form == "padded":
+        gradients |= {f"{name}, of each sample": each.clone() for name, each in samples.items() if each is not None}
     model.zero_grad()
-    if trains and not gradients:
+    if scenario.trains and not gradients:
         raise CannotRun("no parameter gets a gradient")
-    return Answers(torch.cat(logits), loss, gradients)
+    return Answers(torch.cat(logits).float(), loss, gradients)
+
+
+def _train(model: Any, calls: list[Call]) -> float:
+    loss = 0.0
+    for call in calls:
+        part = model(**call).loss
+        if part.requires_grad:
+            part.backward()
+        loss += part.item()
+    return loss
 
 
 def said(error: BaseException) -> str:
