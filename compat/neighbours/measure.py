@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -57,6 +57,8 @@ class Scenario:
     """Whether gradients are compared."""
     train: Train | None = None
     """How the neighbour runs forward and backward; by calling the model where it is None."""
+    within: Mapping[str, float] = field(default_factory=lambda: TOLERANCE)
+    """Largest errors."""
     note: str = ""
 
 
@@ -166,7 +168,7 @@ def measure_door(door: Door) -> dict[str, Any]:
     except Exception as error:
         return {"padded": _raised(error)}
     error = float(f"{((found - wanted).abs().max() / wanted.std()).item():.1e}")
-    return {"padded": _judged({"results": error}, "other numbers", handles)}
+    return {"padded": _judged({"results": error}, TOLERANCE, "other numbers", handles)}
 
 
 def _verdict(model: Any, of: Scenario, form: str, wanted: Answers, wrong: str, handles: Any = None) -> dict[str, Any]:
@@ -174,15 +176,17 @@ def _verdict(model: Any, of: Scenario, form: str, wanted: Answers, wrong: str, h
         errors = _run(model, of, form).errors(wanted)
     except Exception as error:
         return _raised(error)
-    return _judged({name: float(f"{value:.1e}") for name, value in errors.items()}, wrong, handles)
+    return _judged({name: float(f"{value:.1e}") for name, value in errors.items()}, of.within, wrong, handles)
 
 
 def _raised(error: Exception) -> dict[str, Any]:
     return {"status": "refused" if isinstance(error, AutopackError) else "crash", "reason": said(error)}
 
 
-def _judged(errors: dict[str, float], wrong: str, handles: list[autopack.Handle] | None) -> dict[str, Any]:
-    if not all(value <= TOLERANCE[name] for name, value in errors.items()):
+def _judged(
+    errors: dict[str, float], within: Mapping[str, float], wrong: str, handles: list[autopack.Handle] | None
+) -> dict[str, Any]:
+    if not all(value <= within[name] for name, value in errors.items()):
         return {"status": wrong, "errors": errors}
     if handles is not None:
         reasons = [reason for handle in handles for reason in (*handle.tally.left, *handle.tally.refused)]

@@ -76,12 +76,29 @@ class _Repository:
         return _Norm
 
 
+@contextlib.contextmanager
+def _replaceable() -> Iterator[None]:
+    """transformers' norm of Llama as a layer that `kernelize` may replace, as it is where transformers knows `kernels`."""
+    from kernels import replace_kernel_forward_from_hub
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+    given = dict(vars(LlamaRMSNorm))
+    replace_kernel_forward_from_hub(LlamaRMSNorm, "RMSNorm")
+    try:
+        yield
+    finally:
+        for name in vars(LlamaRMSNorm).keys() - given.keys():
+            delattr(LlamaRMSNorm, name)
+
+
 def _kernelized(model: Any) -> Any:
     from kernels import Mode, kernelize, use_kernel_mapping
 
-    with use_kernel_mapping({"RMSNorm": {"cuda": {Mode.TRAINING: _Repository()}}}, inherit_mapping=False):
-        kernelize(model, mode=Mode.TRAINING, device="cuda")
-    assert type(model.model.norm).forward is not model.model.norm.forward.__func__
+    forward = model.model.norm.forward.__func__
+    with use_kernel_mapping({"RMSNorm": {"cpu": {Mode.TRAINING: _Repository()}}}, inherit_mapping=False):
+        kernelize(model, mode=Mode.TRAINING, device="cpu")
+    if model.model.norm.forward.__func__ is forward:
+        raise RuntimeError("kernelize replaced nothing")
     return model
 
 
@@ -159,6 +176,7 @@ def scenarios() -> list[Scenario | Door]:
             "kernels",
             "`kernelize(model)`",
             wrapping(_kernelized),
+            around=_replaceable,
             note="without a network: torch code stands in for a layer of the hub",
         ),
         Door("sentence-transformers", "`SentenceTransformer.encode`", _sentence_vectors),

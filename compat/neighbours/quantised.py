@@ -57,9 +57,19 @@ def scenarios() -> list[Scenario]:
             "`Int8DynamicActivationInt8WeightConfig`",
             wrapping(_torchao("Int8DynamicActivationInt8WeightConfig")),
             trains=False,
+            within={"logits": 0.1, "loss": 1e-3},
+            note="activations are rounded to 8 bits, which makes of a change by 2e-7 one of 0.05: stock's padded batch differs "
+            "as much from its documents alone (0.04); the bounds are 0.1 and, for the loss, 1e-3",
         ),
         Scenario("bitsandbytes", "`load_in_4bit`", wrapping(lambda model: model, four), **as_is),
         Scenario("bitsandbytes", "`load_in_4bit`, and LoRA on it (QLoRA)", wrapping(_qlora, four)),
-        Scenario("bitsandbytes", "`load_in_8bit`", wrapping(lambda model: model, eight), **as_is),
+        Scenario(
+            "bitsandbytes",
+            "`load_in_8bit`",
+            wrapping(lambda model: model, eight),
+            note="a channel in which any token of the call exceeds `llm_int8_threshold` (6) is computed in 16 bits, for all "
+            "tokens: its documents change each other, packed or padded. With a threshold of 0 they do not",
+            **as_is,
+        ),
         Scenario("bitsandbytes", "`load_in_8bit, llm_int8_threshold=0`", wrapping(lambda model: model, plain), **as_is),
     ]
