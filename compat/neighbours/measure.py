@@ -55,6 +55,8 @@ class Scenario:
     """In what the model is made and called; takes back what the neighbour did to others."""
     trains: bool = True
     """Whether gradients are compared."""
+    evaluates: bool = True
+    """Whether logits are those of evaluation; otherwise those of train mode."""
     train: Train | None = None
     """How the neighbour runs forward and backward; by calling the model where it is None."""
     within: Mapping[str, float] = field(default_factory=lambda: TOLERANCE)
@@ -219,14 +221,14 @@ def _run(model: Any, scenario: Scenario, form: str) -> Answers:
     count = sum(length - 1 for length in LENGTHS)
     config = next(found.config for found in model.modules() if hasattr(found, "config"))
     calls, logits = calls_of(form, documents(config)), []
-    model.eval()
+    model.train(not scenario.evaluates)
     for call in calls:
         unlabelled = {name: value for name, value in call.items() if name != "labels"}
         if form == "padded":
             unlabelled["use_cache"] = False  # without it evaluation may want the cache, and is left as it comes
-        with torch.no_grad():
+        with torch.set_grad_enabled(not scenario.evaluates):
             # A learned prompt stands before the tokens.
-            found = model(**unlabelled).logits[:, -call["input_ids"].shape[1] :]
+            found = model(**unlabelled).logits[:, -call["input_ids"].shape[1] :].detach()
         logits.append(found[call["attention_mask"].bool()] if form == "padded" else found.flatten(0, 1))
     model.train(scenario.trains)
     model.zero_grad()

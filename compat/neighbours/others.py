@@ -181,5 +181,5 @@ def scenarios() -> list[Scenario | Door]:
         ),
         Door("sentence-transformers", "`SentenceTransformer.encode`", _sentence_vectors),
         Door("setfit", "`SetFitModel.fit`, `predict_proba`", _setfit_probabilities),
-        Door("lm-eval", "`HFLM.loglikelihood`", _log_likelihoods),
+        Door("lm-eval", "`HFLM.loglikelihood`", _log_likelihoods, note="it gives no mask, so nothing says what padding is"),
     ]
