@@ -117,7 +117,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _quietly(wanted: list[Scenario | Door]) -> list[dict[str, Any]]:
     """On one thread, without warnings and log lines."""
-    threads, verbosity, disabled = torch.get_num_threads(), transformers.logging.get_verbosity(), logging.root.manager.disable
+    threads, verbosity, disabled = (
+        torch.get_num_threads(),
+        transformers.logging.get_verbosity(),
+        logging.root.manager.disable,
+    )
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     logging.disable(logging.WARNING)

@@ -115,9 +115,9 @@ def _folder(model: Any) -> Iterator[str]:
     )
     names = {name: f"[{name[:-6].upper()}]" for name in ("pad_token", "unk_token", "cls_token", "sep_token")}
     with tempfile.TemporaryDirectory() as folder:
-        PreTrainedTokenizerFast(tokenizer_object=words, eos_token="[SEP]", **names, model_max_length=48).save_pretrained(
-            folder
-        )
+        PreTrainedTokenizerFast(
+            tokenizer_object=words, eos_token="[SEP]", **names, model_max_length=48
+        ).save_pretrained(folder)
         model.save_pretrained(folder)
         yield folder
 
@@ -181,5 +181,10 @@ def scenarios() -> list[Scenario | Door]:
         ),
         Door("sentence-transformers", "`SentenceTransformer.encode`", _sentence_vectors),
         Door("setfit", "`SetFitModel.fit`, `predict_proba`", _setfit_probabilities),
-        Door("lm-eval", "`HFLM.loglikelihood`", _log_likelihoods, note="it gives no mask, so nothing says what padding is"),
+        Door(
+            "lm-eval",
+            "`HFLM.loglikelihood`",
+            _log_likelihoods,
+            note="it gives no mask, so nothing says what padding is",
+        ),
     ]

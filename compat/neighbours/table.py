@@ -40,7 +40,9 @@ def check(bad: Callable[[Iterable[dict[str, Any]]], list[str]]) -> int:
     result = json.loads(RESULTS.read_text(encoding="utf-8"))
     wrong = bad(result["rows"])
     if not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != page(result):
-        wrong.append(f"{PAGE.relative_to(ROOT)} is not what the results give: run `python -m compat.neighbours --table`.")
+        wrong.append(
+            f"{PAGE.relative_to(ROOT)} is not what the results give: run `python -m compat.neighbours --table`."
+        )
     print("\n".join(wrong) or "The table is that of the recorded results.", file=sys.stderr if wrong else sys.stdout)
     return 1 if wrong else 0
 
@@ -59,10 +61,16 @@ def of_rows(result: dict[str, Any]) -> str:
         mark = f" [{notes.setdefault(row['note'], len(notes) + 1)}]" if "note" in row else ""
         head = [row["neighbour"], row["what"] + mark, row.get("enabled", "")]
         if "cannot" in row:
-            number = notes.setdefault(f"It does not run on this CPU without autopack either: {row['cannot']}", len(notes) + 1)
+            number = notes.setdefault(
+                f"It does not run on this CPU without autopack either: {row['cannot']}", len(notes) + 1
+            )
             tail = [f"does not run here [{number}]", "", ""]
         else:
-            tail = [_cell(row.get("packed"), notes), _cell(row["padded"], notes), f"{row['stock']:.1g}" if "stock" in row else ""]
+            tail = [
+                _cell(row.get("packed"), notes),
+                _cell(row["padded"], notes),
+                f"{row['stock']:.1g}" if "stock" in row else "",
+            ]
         lines.append(f"| {' | '.join((*head, *tail))} |")
     lines += ["", *(f"{number}. {text}" for text, number in notes.items())]
     return "\n".join(lines)
@@ -92,7 +100,11 @@ def _kind(row: dict[str, Any]) -> tuple[Any, ...]:
 def _cell(verdict: dict[str, Any] | None, notes: dict[str, int]) -> str:
     if verdict is None:
         return "makes none"
-    said = verdict["status"] if verdict["status"] in ("exact", "refused", "left as it came") else f"**{verdict['status']}**"
+    said = (
+        verdict["status"]
+        if verdict["status"] in ("exact", "refused", "left as it came")
+        else f"**{verdict['status']}**"
+    )
     if "reason" in verdict:
         said += f" [{notes.setdefault(verdict['reason'], len(notes) + 1)}]"
     if "errors" in verdict:
