@@ -79,7 +79,7 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
                 # Reentrant checkpointing knows no torch.autograd.grad, by which an audit differentiates.
                 if vars(module).get("gradient_checkpointing"):
                     module.__dict__["gradient_checkpointing"] = False
-                # In evaluation bitsandbytes packs 4-bit weights for the CPU for good, and then they pass no gradients on.
+                # In evaluation bitsandbytes packs 4-bit weights for the CPU, which then pass no gradients on for good.
                 if vars(module).get("support_avx512bf16_for_cpu"):
                     module.__dict__["support_avx512bf16_for_cpu"] = False
             yield

@@ -1,4 +1,4 @@
-"""Opacus counts the forwards of every layer until as many backwards have come; runs of autopack's own must not count."""
+"""Opacus counts the forwards of each layer until as many backwards have come; autopack's own must not be counted."""
 
 from __future__ import annotations
 

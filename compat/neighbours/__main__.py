@@ -5,7 +5,7 @@
     python -m compat.neighbours --record              also recorded in compat/results/neighbours.json, with the table
     python -m compat.neighbours --json FILE           also written there
     python -m compat.neighbours --table               write docs/neighbours.md from the recorded results
-    python -m compat.neighbours --check               fail where the table is not that of the results, or a result is bad
+    python -m compat.neighbours --check               fail where a result is bad or the table not that of the results
 
 `pip install -e ".[neighbours]"` installs them. The verdicts are those of compat/neighbours/measure.py: `LEAKS`, `other
 numbers` and `crash` are failures, for which the exit status is 1.

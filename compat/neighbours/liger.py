@@ -1,4 +1,4 @@
-"""Liger: its patches of transformers' classes, its modules, its forward and its loss, with torch in place of its kernels.
+"""Liger: its patches of transformers' classes, its modules, forward and loss, with torch in place of its kernels.
 
 Liger's kernels are Triton's and need an accelerator. Everything else of it runs as released; the four functions that
 launch kernels are replaced by torch code of the same arguments, which the table says.

@@ -78,7 +78,7 @@ class _Repository:
 
 @contextlib.contextmanager
 def _replaceable() -> Iterator[None]:
-    """transformers' norm of Llama as a layer that `kernelize` may replace, as it is where transformers knows `kernels`."""
+    """Llama's norm as a layer that `kernelize` may replace, as it is where transformers accepts the `kernels`."""
     from kernels import replace_kernel_forward_from_hub
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 

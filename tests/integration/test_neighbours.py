@@ -1,4 +1,4 @@
-"""A sample of compat.neighbours, of packages that the tests have; and what an audit must leave as the neighbours had it."""
+"""A sample of compat.neighbours, and what an audit must leave as the neighbours had it."""
 
 from __future__ import annotations
 
