@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from torch import nn
 
@@ -16,7 +17,7 @@ def uncounted(modules: Iterable[nn.Module]) -> Iterator[None]:
     a forward without one would make the next batch's gradients those of both.
     """
     hooks = [hook for module in modules for hook in module._forward_hooks.values()]
-    owners = [getattr(hook, "__self__", None) for hook in hooks]
+    owners: list[Any] = [getattr(hook, "__self__", None) for hook in hooks]
     counting = {id(owner): owner for owner in owners if _counts(owner)}.values()
     for owner in counting:
         owner.hooks_enabled = False

@@ -56,11 +56,15 @@ def rows(wanted: Iterable[Scenario | Door]) -> list[dict[str, Any]]:
             about |= {"enabled": order} if order else {}
             about |= {"note": each.note} if each.note else {}
             try:
-                verdicts = measure(each, order) if isinstance(each, Scenario) and order else measure_door(each)  # type: ignore[arg-type]
+                verdicts = _measured(each, order)
             except CannotRun as error:
                 verdicts = {"cannot": str(error)}
             found.append({**about, **verdicts})
     return found
+
+
+def _measured(each: Scenario | Door, order: str | None) -> dict[str, Any]:
+    return measure_door(each) if isinstance(each, Door) else measure(each, str(order))
 
 
 def bad(found: Iterable[dict[str, Any]]) -> list[str]:

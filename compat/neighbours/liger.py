@@ -61,7 +61,7 @@ class _Loss:
     def apply(logits: Any, target: Any, weight: Any, ignored: int, *more: Any) -> Any:
         """Cross entropy of logits, in torch's own code below the function that Liger patches."""
         reduction = {"none": 0, "mean": 1, "sum": 2}[more[2]]
-        return torch._C._nn.cross_entropy_loss(logits.float(), target, weight, reduction, ignored, 0.0), *[None] * 3
+        return torch._C._nn.cross_entropy_loss(logits.float(), target, weight, reduction, ignored, 0.0), *[None] * 3  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

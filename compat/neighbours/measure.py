@@ -144,7 +144,7 @@ def measure(scenario: Scenario, order: str) -> dict[str, Any]:
     if not (alone.logits.isfinite().all() and math.isfinite(alone.loss)):
         raise CannotRun("it gives what is no number")
     control = float(f"{leak:.1e}")
-    handles: list[autopack.Handle] = []
+    handles: list[Any] = []
     with scenario.around():
         try:
             model = scenario.make(order, lambda model: handles.append(autopack.enable(model)))
@@ -164,13 +164,13 @@ def measure_door(door: Door) -> dict[str, Any]:
         wanted = door.run(lambda model: None)
     except Exception as error:
         raise CannotRun(said(error)) from error
-    handles: list[autopack.Handle] = []
+    handles: list[Any] = []
     try:
         found = door.run(lambda model: handles.append(autopack.enable(model)))
     except Exception as error:
         return {"padded": _raised(error)}
-    error = float(f"{((found - wanted).abs().max() / wanted.std()).item():.1e}")
-    return {"padded": _judged({"results": error}, TOLERANCE, "other numbers", handles)}
+    largest = float(f"{((found - wanted).abs().max() / wanted.std()).item():.1e}")
+    return {"padded": _judged({"results": largest}, TOLERANCE, "other numbers", handles)}
 
 
 def _verdict(model: Any, of: Scenario, form: str, wanted: Answers, wrong: str, handles: Any = None) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _raised(error: Exception) -> dict[str, Any]:
 
 
 def _judged(
-    errors: dict[str, float], within: Mapping[str, float], wrong: str, handles: list[autopack.Handle] | None
+    errors: dict[str, float], within: Mapping[str, float], wrong: str, handles: list[Any] | None
 ) -> dict[str, Any]:
     if not all(value <= within[name] for name, value in errors.items()):
         return {"status": wrong, "errors": errors}

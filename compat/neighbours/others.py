@@ -53,12 +53,15 @@ def _fit(model: Any, calls: list[Call]) -> float:
             max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
             enable_model_summary=False, default_root_dir=folder,
         )  # fmt: skip
-        trainer.fit(Module(), torch.utils.data.DataLoader([calls], batch_size=None))
+        trainer.fit(Module(), torch.utils.data.DataLoader([calls], batch_size=None))  # type: ignore[arg-type]
     return losses[0]
 
 
 class _Norm(torch.nn.Module):
     """A layer as the hub has them for RMSNorm: no state of its own, and the forward's signature."""
+
+    weight: torch.Tensor
+    variance_epsilon: float
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Root mean square over the last dimension, by torch's own function."""

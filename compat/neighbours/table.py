@@ -20,12 +20,12 @@ What becomes of packed rows and padded batches where another library has changed
 Measured with the real packages (`pip install -e ".[neighbours]"`, then `python -m compat.neighbours`) on tiny random
 models on a CPU, float32, with `autopack.enable` called before and after the other library did its thing.
 
-The reference is always the same model of the same library without autopack: each of {len(LENGTHS)} documents alone for the
-packed row, the same batch for the padded one. **exact** means that logits (evaluation) agree within {TOLERANCE["logits"]:g}
-of their standard deviation, losses within {TOLERANCE["loss"]:g}, and gradients (training, where the library trains) within
-{TOLERANCE["gradients"]:g} of their norm; the largest of these errors stands in brackets. **left as it came** is a padded
-batch that ran with its padding, and gave what it gave before. *stock* is the error of the packed row's logits without
-autopack, of their standard deviation: what leaks otherwise.
+The reference is always the same model of the same library without autopack: each of {len(LENGTHS)} documents alone
+for the packed row, the same batch for the padded one. **exact** means that logits (evaluation) agree within
+{TOLERANCE["logits"]:g} of their standard deviation, losses within {TOLERANCE["loss"]:g}, and gradients (training, where
+the library trains) within {TOLERANCE["gradients"]:g} of their norm; the largest of these errors stands in brackets.
+**left as it came** is a padded batch that ran with its padding, and gave what it gave before. *stock* is the error of
+the packed row's logits without autopack, of their standard deviation: what leaks otherwise.
 """
 
 
