@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.integrations.accelerate import in_their_own_precision
+from autopack.integrations.opacus import uncounted
 
 _DATA = (torch.Tensor, int, float, str, type(None))
 _ABSENT = object()
@@ -70,7 +71,7 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
             if kind is not _ABSENT and getattr(config, "problem_type", _ABSENT) is not kind:
                 config.problem_type = kind
 
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), uncounted(modules):
         try:
             for module, name, _ in rates:
                 setattr(module, name, 0.0)
@@ -78,6 +79,9 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
                 # Reentrant checkpointing knows no torch.autograd.grad, by which an audit differentiates.
                 if vars(module).get("gradient_checkpointing"):
                     module.__dict__["gradient_checkpointing"] = False
+                # In evaluation bitsandbytes packs 4-bit weights for the CPU, which then pass no gradients on for good.
+                if vars(module).get("support_avx512bf16_for_cpu"):
+                    module.__dict__["support_avx512bf16_for_cpu"] = False
             yield
         finally:
             try:

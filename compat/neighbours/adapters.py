@@ -1,0 +1,137 @@
+"""PEFT's methods, a copy of the weights that follows them (EMA), and where activations and parameters are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from compat.neighbours.measure import Scenario, llama, perturb, wrapping
+
+_TARGETS = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj", "v_proj"]}
+_PROMPT = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
+
+
+def _adapters() -> dict[str, Callable[[Any], Any]]:
+    return {
+        "LoRA": lambda peft: peft.LoraConfig(r=4, **_TARGETS),
+        "DoRA": lambda peft: peft.LoraConfig(r=4, use_dora=True, **_TARGETS),
+        "IA3": lambda peft: peft.IA3Config(feedforward_modules=[], **_TARGETS),
+        # Its regularisation is added once per call, and documents alone are several calls.
+        "AdaLoRA": lambda peft: peft.AdaLoraConfig(init_r=4, total_step=10, orth_reg_weight=1e-12, **_TARGETS),
+        "OFT": lambda peft: peft.OFTConfig(oft_block_size=4, **_TARGETS),
+        "VeRA": lambda peft: peft.VeraConfig(r=4, **_TARGETS),
+        "prompt tuning": lambda peft: peft.PromptTuningConfig(**_PROMPT),
+        "prefix tuning": lambda peft: peft.PrefixTuningConfig(**_PROMPT),
+    }
+
+
+def _with_adapter(config: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def apply(model: Any) -> Any:
+        import peft
+
+        return perturb(peft.get_peft_model(model, config(peft)))
+
+    return apply
+
+
+def averaged(model: Any) -> Any:
+    """An EMA of the model and of what one step made of it, as `torch.optim.swa_utils` keeps one."""
+    ema = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    ema.update_parameters(model)
+    perturb(model)
+    ema.update_parameters(model)
+    return ema
+
+
+def copied(model: Any) -> Any:
+    """An EMA as many trainers keep one: a deepcopy, whose parameters follow."""
+    ema = copy.deepcopy(model)
+    perturb(model)
+    with torch.no_grad():
+        for mean, parameter in zip(ema.parameters(), model.parameters(), strict=True):
+            mean.lerp_(parameter, 0.1)
+    return ema
+
+
+@contextlib.contextmanager
+def rounded() -> Iterator[None]:
+    """Saved tensors packed as others: their bytes, moved to another tensor, and back."""
+
+    def pack(tensor: torch.Tensor) -> tuple[torch.Size, torch.Tensor]:
+        return tensor.shape, tensor.detach().flatten().clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept[1].view(kept[0])):
+        yield
+
+
+def _folder(model: Any) -> str:
+    """A folder that is there as long as the model."""
+    folder = tempfile.mkdtemp()
+    weakref.finalize(model, shutil.rmtree, folder)
+    return folder
+
+
+def _cpu_offload(model: Any) -> Any:
+    import accelerate
+
+    return accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+
+
+def _disk_offload(model: Any) -> Any:
+    import accelerate
+
+    return accelerate.disk_offload(model, _folder(model), execution_device=torch.device("cpu"))
+
+
+def _dispatched(kept: str, rest: str) -> Callable[[Any], Any]:
+    def apply(model: Any) -> Any:
+        import accelerate
+
+        # The token embeddings of a tied head stay where the head is.
+        where = {"model.embed_tokens": kept, "model.norm": kept, "model.rotary_emb": kept, "lm_head": kept}
+        where |= {f"model.layers.{number}": rest for number in range(len(model.model.layers))}
+        return accelerate.dispatch_model(model, where, main_device="cpu", offload_dir=_folder(model), force_hooks=True)
+
+    return apply
+
+
+def scenarios() -> list[Scenario]:
+    """All of them."""
+    found = [Scenario("peft", name, wrapping(_with_adapter(config))) for name, config in _adapters().items()]
+    found += [
+        Scenario("accelerate", "`cpu_offload`", wrapping(_cpu_offload), trains=False),
+        Scenario("accelerate", "`disk_offload`", wrapping(_disk_offload), trains=False),
+        Scenario("accelerate", "`dispatch_model`, layers on disk", wrapping(_dispatched("cpu", "disk")), trains=False),
+        Scenario("accelerate", "`dispatch_model`, all on the CPU", wrapping(_dispatched("cpu", "cpu"))),
+        Scenario("torch", "EMA: `swa_utils.AveragedModel`", wrapping(averaged)),
+        Scenario("torch", "EMA: a `deepcopy` that follows", wrapping(copied)),
+    ]
+    offloads: dict[str, Callable[[], Any]] = {
+        "`autograd.graph.save_on_cpu`": torch.autograd.graph.save_on_cpu,
+        "`autograd.graph.saved_tensors_hooks`": rounded,
+    }
+    return [
+        *found,
+        *(
+            Scenario("torch", f"activations offloaded: {name}", wrapping(lambda model: model), around=around)
+            for name, around in offloads.items()
+        ),
+        Scenario(
+            "torch",
+            "activations offloaded, with gradient checkpointing",
+            wrapping(_checkpointed, llama),
+            around=torch.autograd.graph.save_on_cpu,
+        ),
+    ]
+
+
+def _checkpointed(model: Any) -> Any:
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model

@@ -1,0 +1,145 @@
+"""A sample of compat.neighbours, and what an audit must leave as the neighbours had it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+
+import autopack
+from autopack import tiny
+from compat.neighbours import __main__ as neighbours
+from compat.neighbours import table
+from compat.neighbours.measure import Scenario, llama, measure, wrapping
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+SAMPLE = (
+    "peft DoRA",
+    "peft IA3",
+    "cpu_offload",
+    "layers on disk",
+    "AveragedModel",
+    "deepcopy",
+    "save_on_cpu",
+    "tensors_hooks",
+)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_neighbour_is_exact(name):
+    for module in ("peft", "accelerate"):
+        pytest.importorskip(module)
+    (scenario,) = [each for each in neighbours.scenarios() if name in f"{each.neighbour} {each.what}"][:1]
+    for order in scenario.orders:
+        found = measure(scenario, order)
+        assert (found["packed"]["status"], found["padded"]["status"]) == ("exact", "exact"), found
+        assert found["stock"] > 0.1, "without autopack the packed row must leak"
+
+
+def test_a_prompt_is_refused():
+    pytest.importorskip("peft")
+    (row,) = neighbours.rows(neighbours.chosen(["prefix tuning"]))[:1]
+    assert row["packed"]["status"] == row["padded"]["status"] == "refused"
+    assert not neighbours.bad([row])
+
+
+def test_a_neighbour_that_mixes_documents_is_found():
+    """The negative control: what is compared is what the enabled model gives, packed and padded."""
+
+    def mixing(model):
+        if autopack.is_enabled(model):
+            model.register_forward_hook(_mixed)
+        return model
+
+    scenario = Scenario("mixing", "a mean over the row", wrapping(mixing))
+    row = {"neighbour": "mixing", "what": "a mean", **measure(scenario, "before")}
+    assert row["packed"]["status"] in ("LEAKS", "refused")
+    assert row["padded"]["status"] == "other numbers"
+    assert len(neighbours.bad([row])) >= 1
+
+
+def _mixed(module, args, output):
+    output.logits = output.logits + output.logits.mean(dim=1, keepdim=True)
+    return output
+
+
+def test_the_page_is_that_of_the_recorded_results(capsys):
+    assert neighbours.main(["--check"]) == 0, capsys.readouterr()
+    recorded = {(row["neighbour"], row["what"]) for row in json.loads(table.RESULTS.read_text())["rows"]}
+    assert recorded == {(each.neighbour, each.what) for each in neighbours.scenarios()}
+
+
+def _hooks_of_opacus():
+    """What counts forwards as Opacus's `GradSampleModule` does; its class says that it is of that package."""
+
+    class GradSampleModule(torch.nn.Module):
+        hooks_enabled = True
+
+        def count(self, module, args, output):
+            if self.hooks_enabled and torch.is_grad_enabled():
+                module.weight.forwards = getattr(module.weight, "forwards", 0) + 1
+
+    GradSampleModule.__module__ = "opacus.grad_sample"
+    return GradSampleModule()
+
+
+@pytest.mark.parametrize("verify", ["always", "auto"])
+def test_an_audit_is_not_counted_by_opacus(verify):
+    model, hooks = llama().train(), _hooks_of_opacus()
+    layer = model.model.layers[0].mlp.down_proj
+    layer.register_forward_hook(hooks.count)
+    with autopack.enable(model, verify=verify):
+        ids = tiny.tokens(model.config, 1, 9)
+        model(input_ids=ids, position_ids=torch.arange(9)[None] % 5, labels=ids).loss.backward()
+    assert layer.weight.forwards == 1
+    assert hooks.hooks_enabled
+
+
+def test_bitsandbytes_packs_no_weights_in_an_audit():
+    """Its 4-bit layers pack them in evaluation, where the CPU has AVX512-BF16, and pass no gradients on after that."""
+
+    class Linear4bit(torch.nn.Linear):
+        support_avx512bf16_for_cpu, packed = True, False
+
+        def forward(self, x):
+            if self.__dict__["support_avx512bf16_for_cpu"] and not self.training:
+                self.packs.append(True)
+            return super().forward(x)
+
+    model = llama().train()
+    layer = model.model.layers[0].mlp.down_proj
+    layer.__class__, layer.packs = Linear4bit, []
+    layer.support_avx512bf16_for_cpu = True
+    with autopack.enable(model) as handle:
+        assert "by an audit" in handle.verified
+        assert layer.packs == []
+        assert layer.support_avx512bf16_for_cpu is True
+        model.eval()(input_ids=tiny.tokens(model.config, 1, 5))
+        assert layer.packs, "evaluation is the user's"
+
+
+def test_what_liger_patches_is_put_back():
+    """Without Liger, by a package of its names: the patches of classes go back by identity."""
+    from transformers.models.llama import modeling_llama
+
+    from compat.neighbours.measure import kept
+
+    given = modeling_llama.LlamaMLP, torch.nn.functional.cross_entropy
+    with kept((modeling_llama, "LlamaMLP"), (torch.nn.functional, "cross_entropy")):
+        modeling_llama.LlamaMLP = torch.nn.functional.cross_entropy = None
+    assert (modeling_llama.LlamaMLP, torch.nn.functional.cross_entropy) == given
+
+
+def test_what_is_not_installed_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opacus", None)
+    (row, *_) = neighbours.rows(neighbours.chosen(["opacus"]))
+    assert "opacus" in row["cannot"]
+    assert "does not run here" in table.of_rows({"rows": [row]})
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones(capsys):
+    with pytest.raises(SystemExit):
+        neighbours.main(["--only", "nobody"])
+    assert "there are liger-kernel, peft, accelerate" in capsys.readouterr().err
