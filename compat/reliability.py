@@ -77,26 +77,32 @@ def _soak(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _engines(found: dict[str, Any]) -> list[str]:
+    counts = Counter(cell["status"] for cell in found["cells"].values())
+    engines = {name.partition("/")[0] for name in found["cells"]}
+    return [
+        f"{len(engines)} ways of training on two and four processes, {len(found['cells'])} pairs of a way and a type: "
+        f"{_counted(counts)}. [Several processes](distributed.md) says which."
+    ]
+
+
+def _neighbours(found: dict[str, Any]) -> list[str]:
+    verdicts = [row[form]["status"] for row in found["rows"] for form in ("packed", "padded") if row.get(form)]
+    packages = {row["neighbour"] for row in found["rows"]}
+    return [
+        f"{len(packages)} libraries, {len(verdicts)} calls, packed and padded, enabled before and after them: "
+        f"{_counted(Counter(verdicts))}. [Neighbours](neighbours.md) has each."
+    ]
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {status}" for status, count in counts.most_common())
+
+
 def _as_it_is(found: dict[str, Any]) -> list[str]:
-    """Records of other commands: their own summary, or their numbers."""
-    if isinstance(found.get("summary"), str):
-        return [found["summary"]]
+    """Records of other commands: their numbers."""
     counts = {name: value for name, value in found.items() if isinstance(value, int | float | str)}
-    return [", ".join(f"{name}: {value}" for name, value in counts.items()) or f"{len(found)} records."]
-
-
-_SECTIONS = (
-    ("fuzz", "Random cases against stock", "python -m compat.fuzz --json compat/results/fuzz.json", _fuzz),
-    (
-        "mutants",
-        "Breaks that the tests notice",
-        "python -m compat.mutants --json compat/results/mutants.json",
-        _mutants,
-    ),
-    ("soak", "Long runs", "python -m compat.soak --json compat/results/soak.json", _soak),
-    ("engines", "Training engines", "python -m compat.engines", _as_it_is),
-    ("neighbours", "Libraries beside autopack", "python -m compat.neighbours", _as_it_is),
-)
+    return [", ".join(f"{name}: {value}" for name, value in counts.items())]
 
 
 def page() -> str:

@@ -156,7 +156,10 @@ class Model:
                 backward(total)
             except Exception as error:
                 raise NoStock(said(error)) from error
-            self._gradients[key] = taken(self.parameters(self.stock))
+            of_one = taken(self.parameters(self.stock))
+            if not all(bool(gradient.isfinite().all()) for gradient in of_one):
+                raise NoStock("its gradients for a document alone are not finite")
+            self._gradients[key] = of_one
         return self._gradients[key]
 
     def scales(self, arranged: Arranged, with_labels: bool) -> dict[str, float]:
