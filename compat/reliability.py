@@ -11,6 +11,7 @@ import json
 import platform
 import sys
 import textwrap
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -99,10 +100,18 @@ def _counted(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.most_common())
 
 
-def _as_it_is(found: dict[str, Any]) -> list[str]:
-    """Records of other commands: their numbers."""
-    counts = {name: value for name, value in found.items() if isinstance(value, int | float | str)}
-    return [", ".join(f"{name}: {value}" for name, value in counts.items())]
+_SECTIONS = (
+    ("fuzz", "Random cases against stock", "python -m compat.fuzz --json compat/results/fuzz.json", _fuzz),
+    (
+        "mutants",
+        "Breaks that the tests notice",
+        "python -m compat.mutants --json compat/results/mutants.json",
+        _mutants,
+    ),
+    ("soak", "Long runs", "python -m compat.soak --json compat/results/soak.json", _soak),
+    ("engines", "Training engines", "python -m compat.engines --json compat/results/engines.json", _engines),
+    ("neighbours", "Libraries beside autopack", "python -m compat.neighbours --record", _neighbours),
+)
 
 
 def page() -> str:
