@@ -13,6 +13,7 @@ Memory is counted after a tenth of the steps and at the end. The exit status is 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import gc
 import json
@@ -230,6 +231,24 @@ def _memory() -> tuple[int, int]:
     return len(gc.get_objects()), resident
 
 
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """On one thread, with errors alone in the logs; what was set comes back."""
+    own = logging.getLogger("autopack")
+    threads, level, verbosity = torch.get_num_threads(), own.level, transformers.logging.get_verbosity()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    own.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        transformers.logging.set_verbosity(verbosity)
+        own.setLevel(level)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Soak the models that are asked for; 1 where a bound is broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -241,12 +260,8 @@ def main(arguments: list[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     if asked.steps < 1 or asked.rounds < 1:
         parser.error("wanted at least one step and one round")
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
-    logging.getLogger("autopack").setLevel(logging.ERROR)
     results = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quietly():
         for kind in asked.only:
             results[kind] = soak(kind, asked.steps, asked.rounds, asked.seed, progress=sys.stderr.isatty())
             print(results[kind], flush=True)

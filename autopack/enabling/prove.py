@@ -21,8 +21,10 @@ from autopack.trust.recorded import why_not_recorded
 
 logger = logging.getLogger(__name__)
 
-_LENGTHS = (7, 12, 5)
-"""Of the documents of an audit on the spot: one has neighbours on both sides, and two have another one between them."""
+_LENGTHS = (7, 11, 5)
+"""Of the documents of an audit on the spot: one has neighbours on both sides, and two have another one between them.
+
+Their sum is a prime, so that columns are not taken for heads or channels of that number."""
 
 
 def prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, packs: bool) -> None:
