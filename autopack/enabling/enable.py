@@ -106,9 +106,9 @@ def enable(
             docs/unpadding.md), to wherever it reports. Other models and trainers log nothing of it.
 
     Returns:
-        A handle whose repr says what was done; `handle.remove()` or leaving `with autopack.enable(model):` takes
-        everything back. A second call returns the same handle. For a trainer, a `TrainerHandle` with one per model; for
-        several models `Handles`, with one for each. Where one of several cannot be enabled, none is.
+        A handle whose repr says what was done; `handle.remove()` takes everything back, and so does leaving the block
+        where it is used with `with`. A second call returns the same handle. For a trainer, a `TrainerHandle` with one
+        per model; for several models `Handles`, with one for each. Where one of several cannot be enabled, none is.
 
     Raises:
         UnsupportedModel: The model, or the backend with it, cannot be served exactly. Nothing was changed.
