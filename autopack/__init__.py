@@ -30,6 +30,7 @@ _PUBLIC = {
     "UnsupportedModel": "autopack.errors",
     "UnsupportedVersion": "autopack.errors",
     "audit": "autopack.auditing.auditor",
+    "chunked_loss": "autopack.packing.chunked_loss",
     "disable": "autopack.enabling.enable",
     "enable": "autopack.enabling.enable",
     "estimate": "autopack.packing.estimate",
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from autopack.layout.packed import PackedLayout as PackedLayout
     from autopack.packing import PackingCollator as PackingCollator
     from autopack.packing.balance import CostModel as CostModel
+    from autopack.packing.chunked_loss import chunked_loss as chunked_loss
     from autopack.packing.dataset import pack as pack
     from autopack.packing.estimate import estimate as estimate
     from autopack.packing.loss import weigh_documents as weigh_documents

@@ -76,13 +76,14 @@ def measure_peak(name: str, options: argparse.Namespace, documents: list[int]) -
     ((model, call),) = arms(options, documents, (name,)).values()
     run = step(name, model, call, steps=1)
     run({key: value[:, : workload.SHORTEST] if hasattr(value, "shape") else value for key, value in call.items()})
-    before = _status("VmRSS")
+    before = resident("VmRSS")
     run()
-    peak = _status("VmHWM")  # not ru_maxrss: a process inherits that from the one that started it
+    peak = resident("VmHWM")  # not ru_maxrss: a process inherits that from the one that started it
     return {"before": before, "peak": peak, "added": peak - before}
 
 
-def _status(field: str) -> float:
+def resident(field: str) -> float:
+    """A field of what Linux says of this process, in MiB: VmRSS is resident now, VmHWM was at most."""
     line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
     return int(line.split()[1]) * 1024 / MIB
 

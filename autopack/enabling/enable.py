@@ -16,7 +16,9 @@ from autopack.enabling import options
 from autopack.enabling.attach import detach, examine, settle, strip_severed
 from autopack.enabling.handle import Handle, Handles, TrainerHandle, take_back
 from autopack.errors import InvalidPacking, UnsupportedModel
+from autopack.inspection import releases
 from autopack.inspection.heads import row_head
+from autopack.inspection.source import calls_loss_function
 from autopack.integrations import boundaries, lm_eval, peft
 from autopack.integrations.wrappers import holds_models, is_trainer, models_of_trainer, parts_of, unwrap
 from autopack.runtime.marks import HANDLE, handle_of, holds_marks
@@ -163,6 +165,7 @@ def _enable_one(model: Any, given: _Given, undo: ExitStack) -> Handle:
 
 def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     peft.check(base)
+    _check_loss(base)
     strip_severed(base)
     if holds_marks(base):
         raise UnsupportedModel("a part of this model is enabled on its own; disable that part, then enable the whole")
@@ -187,12 +190,13 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
             type(base).__name__,
             reason,
         )
+    attention = enabled.anatomy.attention
     logger.info(
-        "autopack enabled %s (%s): %s attention modules, %s, verified: %s",
+        "autopack enabled %s (%s): %s%s mixers, verified: %s",
         type(base).__name__,
         enabled.anatomy.model_type,
-        len(enabled.anatomy.attention),
-        handle.backend,
+        f"{len(attention)} attention modules by {handle.backend}, " if attention else "",
+        len(enabled.anatomy.mixers),
         enabled.proof.how,
     )
     return handle
@@ -206,6 +210,24 @@ def _check_same(found: Options, wanted: Options, also: list[str]) -> None:
             raise ValueError(
                 f"the model is enabled with {name}={one!r}; call autopack.disable(model) before enabling it with "
                 f"{name}={other!r}"
+            )
+
+
+def _check_loss(model: PreTrainedModel) -> None:
+    """Raise `UnsupportedModel` where `chunked_loss` stands where no loss of a causal language model is computed."""
+    chosen = [module for module in model.modules() if "_loss_function" in module.__dict__]
+    if not chosen or not releases.losses():
+        return
+    from autopack.packing.chunked_loss import chunked_loss
+
+    for module in chosen:
+        if module.__dict__["_loss_function"] is not chunked_loss:
+            continue
+        stock = releases.losses()[releases.kind_of_loss(module)]
+        if stock is not releases.shifting_loss() or not calls_loss_function(module):
+            raise UnsupportedModel(
+                f"autopack.chunked_loss is the loss of causal language models, which is not what "
+                f"{type(module).__name__} calls its loss_function for. Take it away: del model._loss_function"
             )
 
 

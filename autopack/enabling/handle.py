@@ -90,14 +90,15 @@ class Handle(AbstractContextManager["Handle"]):
 
     def _facts(self) -> list[tuple[str, str]]:
         enabled, unpad = self.enabled, self.enabled.options.unpad
+        attention, mixers = len(enabled.anatomy.attention), len(enabled.anatomy.mixers)
         implementations = ", ".join(enabled.implementations())
         return [
             ("model", f"{type(self.model).__name__} ({enabled.anatomy.model_type})"),
             ("state", "enabled" if enabled.active else "disabled"),
             ("family", enabled.traits.family),
-            ("attention", f"{len(enabled.anatomy.attention)} modules, attn_implementation={implementations}"),
-            *([("mixers", f"{len(enabled.anatomy.mixers)} modules")] if enabled.anatomy.mixers else []),
-            ("backend", self.backend),
+            *([("attention", f"{attention} modules, attn_implementation={implementations}")] if attention else []),
+            *([("mixers", f"{mixers} modules")] if mixers else []),
+            *([("backend", self.backend)] if attention else []),
             ("padding", f"unpad={unpad!r}" + ("" if unpad == "never" else f"; {self.tally}")),
             *([("trained", self.tally.trained)] if self.tally.trained else []),
             *([("evaluated", str(self.tally.evaluation))] if self.tally.evaluation.calls else []),

@@ -40,7 +40,7 @@ def shifts_labels(model: PreTrainedModel) -> bool:
         if name.startswith("_") and "loss" in name and isinstance(method, FunctionType):
             names, variables = names | names_in(method.__code__), variables + method.__code__.co_varnames
     if "loss_function" in names:
-        loss = getattr(model.loss_function, "__name__", "")
+        loss = getattr(inspect.unwrap(model.loss_function), "__name__", "")
         is_causal_lm = type(model).__name__ in releases.causal_lm_class_names()
         return loss == "ForCausalLMLoss" or (is_causal_lm and not loss.startswith("For"))
     if names & _CROSS_ENTROPY:
@@ -48,6 +48,11 @@ def shifts_labels(model: PreTrainedModel) -> bool:
     if any(names_in(code(part)) & _CROSS_ENTROPY for part in model.children() if not isinstance(part, PreTrainedModel)):
         return False  # a head that is given labels compares them with what it is given beside them
     return "labels" in variables and type(model).__name__ in releases.causal_lm_class_names()
+
+
+def calls_loss_function(module: nn.Module) -> bool:
+    """Whether a model's forward computes its loss by `loss_function`, which can be set; others do it themselves."""
+    return "loss_function" in names_in(inspect.unwrap(class_of(module).forward).__code__)
 
 
 def adds_up_mask(entries: list[PreTrainedModel], configs: list[PretrainedConfig]) -> bool:
