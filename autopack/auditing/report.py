@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -213,7 +212,7 @@ loss {self.loss_tolerance:.0e})."""
         head, *body = self._table()
         rows = [html_cells("th", head, "text-align:left;padding-right:1em")]
         rows += [html_cells("td", row, "padding-right:1em") for row in body]
-        notes = "".join(f"<p>{html.escape(line)}</p>" for line in self._not_measured())
+        notes = "".join(f"<p>{escaped(line)}</p>" for line in self._not_measured())
         matrix = [html_cells("th", ["", *map(str, range(1, len(self.influence) + 1))])]
         for number, row in enumerate(self.influence.tolist(), start=1):
             matrix.append(html_cells("th", [str(number)]))
@@ -222,7 +221,7 @@ loss {self.loss_tolerance:.0e})."""
                 style = f"background:rgba(200,60,40,{shade:.2f});padding:0.3em 0.6em;text-align:right"
                 matrix[-1] += html_cells("td", ["" if math.isnan(value) else _number(value)], style)
         return (
-            f"<div><p><b>{html.escape(self._headline())}</b></p>{_html_table(rows)}"
+            f"<div><p><b>{escaped(self._headline())}</b></p>{_html_table(rows)}"
             f"<p>Influence of one document (column) on another (row), worst call mode:</p>{_html_table(matrix)}"
             f"{notes}</div>"
         )
@@ -260,10 +259,17 @@ loss {self.loss_tolerance:.0e})."""
         return ax.figure
 
 
+def escaped(text: str) -> str:
+    """Text for HTML."""
+    from html import escape  # here alone, since a script under `autopack run` may have an html.py of its own
+
+    return escape(text)
+
+
 def html_cells(tag: str, texts: Iterable[str], style: str = "") -> str:
     """The cells of a row of a table, escaped; `tag` is th or td."""
     start = f"<{tag} style='{style}'>" if style else f"<{tag}>"
-    return "".join(f"{start}{html.escape(text)}</{tag}>" for text in texts)
+    return "".join(f"{start}{escaped(text)}</{tag}>" for text in texts)
 
 
 def _html_table(rows: Iterable[str]) -> str:

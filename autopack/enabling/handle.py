@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import textwrap
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -11,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from autopack.attention.choose import availability, candidates
-from autopack.auditing.report import html_cells
+from autopack.auditing.report import escaped, html_cells
 from autopack.enabling.attach import detach
 from autopack.enabling.options import CHOICES
 from autopack.integrations import lm_eval
@@ -146,9 +145,9 @@ class TrainerHandle(AbstractContextManager["TrainerHandle"]):
     def _repr_html_(self) -> str:
         rows = ""
         for name, handle in self.handles.items():
-            rows += f"<tr><th colspan='2' style='text-align:left'>{html.escape(name)}</th></tr>{_rows(handle._facts())}"
+            rows += f"<tr><th colspan='2' style='text-align:left'>{escaped(name)}</th></tr>{_rows(handle._facts())}"
         rows += _rows([*self.left_alone.items(), *([("data keep", ", ".join(self.kept))] if self.kept else [])])
-        return f"<table><caption>autopack: {html.escape(self.trainer)}</caption>{rows}</table>"
+        return f"<table><caption>autopack: {escaped(self.trainer)}</caption>{rows}</table>"
 
 
 class Handles(AbstractContextManager["Handles"]):
@@ -174,7 +173,7 @@ class Handles(AbstractContextManager["Handles"]):
 
     def _repr_html_(self) -> str:
         return "".join(
-            f"<div>{html.escape(str(name))}{handle._repr_html_()}</div>" for name, handle in self.handles.items()
+            f"<div>{escaped(str(name))}{handle._repr_html_()}</div>" for name, handle in self.handles.items()
         )
 
 

@@ -6,6 +6,7 @@ Imported before the script and in every Python process that it starts, so it imp
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ def start() -> None:
         os.environ |= {"PYTHONPATH": path} if path else {}
     session.current = session.Session(settings, started)
     atexit.register(session.current.report)
-    sys.meta_path.insert(0, _Transformers())
+    sys.meta_path.insert(0, _Transformers(_place_of_wrapt()))
 
 
 class _Transformers:
@@ -43,14 +44,29 @@ class _Transformers:
 
     asked = False
 
+    def __init__(self, wrapt: str | None):
+        self.wrapt = wrapt
+        """Where wrapt was found before the script's own directory was searched."""
+
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         # It stays where it is: who removes himself from the path here makes the import miss the finder after him.
         if name == "transformers" and not self.asked:
             self.asked = True
             with _careful():
+                if _place_of_wrapt() != self.wrapt:
+                    raise ImportError(
+                        f"autopack needs wrapt, and {_place_of_wrapt()} stands in front of it, which the script does "
+                        f"not import by itself: rename that file"
+                    )
                 import wrapt
 
                 wrapt.register_post_import_hook(_prepare, "transformers.modeling_utils")
+
+
+def _place_of_wrapt() -> str | None:
+    """The file that an import of wrapt would run here, which is not run by asking."""
+    found = sys.modules.get("wrapt") or importlib.util.find_spec("wrapt")
+    return getattr(found, "__file__", None) or getattr(found, "origin", None)
 
 
 @contextmanager

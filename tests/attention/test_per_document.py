@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import AttentionInterface
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 import autopack
-from tests.conftest import FLOAT64, alone, error, llama, token_ids
+from autopack import tiny
+from tests.conftest import FLOAT32, FLOAT64, alone, error, llama, token_ids
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -28,6 +30,56 @@ def test_calls_of_the_attention_function(monkeypatch, lengths, calls):
         assert error(found, expected) <= FLOAT64
         assert len(seen) == calls
         assert sum(seen) == len(lengths)
+
+
+@pytest.mark.parametrize("lengths", [(3, 1), (1, 3), (2, 2), (1, 1, 1, 1), (4,)])
+def test_as_many_tokens_as_heads(lengths):
+    """Sinks of this type are (rows, heads, columns, 1), and which axis is which cannot be told by their sizes."""
+    model, ids = tiny.build("inkling2_text"), token_ids(columns=4)
+    assert model.config.num_attention_heads == 4
+    expected = alone(model, ids, lengths)
+    with autopack.enable(model), torch.no_grad():
+        found = model(input_ids=ids, cu_seq_lens_q=bounds(lengths), cu_seq_lens_k=bounds(lengths)).logits
+    assert error(found, expected) <= FLOAT32
+
+
+def test_an_attention_of_ones_own_whose_axes_cannot_be_told_apart_is_refused():
+    class Gated(LlamaAttention):
+        """Scales what it attends to by a gate (rows, columns, heads, 1)."""
+
+        def forward(self, hidden_states, position_embeddings, attention_mask=None, **kwargs):
+            gate = hidden_states[..., : self.config.num_attention_heads, None].sigmoid()
+            return super().forward(hidden_states, position_embeddings, attention_mask, gate=gate, **kwargs)
+
+    def gated(module, query, key, value, mask, gate, **options):
+        found, weights = sdpa(module, query, key, value, mask, **options)
+        assert gate.shape[:3] == found.shape[:3]
+        return found * gate, weights
+
+    sdpa = AttentionInterface._global_mapping["sdpa"]
+    AttentionInterface.register("gated", gated)
+    try:
+        model = llama("sdpa", num_hidden_layers=1)
+        heads = model.config.num_attention_heads
+        model.model.layers[0].self_attn.__class__ = Gated
+        model.set_attn_implementation("gated")
+        with autopack.enable(model, verify="never"), torch.no_grad():
+            for columns in (heads + 3, heads):
+                lengths, ids = (columns - 1, 1), token_ids(columns=columns)
+                given = {"input_ids": ids, "cu_seq_lens_q": bounds(lengths), "cu_seq_lens_k": bounds(lengths)}
+                if columns == heads:
+                    with pytest.raises(autopack.UnsupportedModel, match="gate .* cannot tell heads from tokens"):
+                        model(**given)
+                else:
+                    found = model(**given).logits
+        stock = llama("sdpa", num_hidden_layers=1)
+        stock.model.layers[0].self_attn.__class__ = Gated
+        stock.set_attn_implementation("gated")
+        ids = token_ids(columns=heads + 3)
+        with torch.no_grad():
+            assert error(found, alone(stock, ids, (heads + 2, 1))) <= FLOAT64
+    finally:
+        del AttentionInterface._global_mapping["gated"]
 
 
 def bounds(lengths):

@@ -13,6 +13,8 @@ import torch
 
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.document_mask import DocumentMask
+from autopack.errors import UnsupportedModel
+from autopack.inspection.provenance import located
 from autopack.layout.packed import PackedLayout
 
 
@@ -69,11 +71,27 @@ def _slice_option(call: AttentionCall, name: str, option: Any, row: int, first: 
     own = option[row : row + 1] if option.shape[0] == rows > 1 else option
     if option.dim() == 4 and option.shape[-2:] == (columns, columns):
         return own[:, :, first:end, first:end]
-    if option.dim() == 4 and option.shape[2] == columns != option.shape[1]:  # of each head and query: sinks, gates
+    if option.dim() == 4 and option.shape[2] == columns and _is_by_head(call, name, option):  # sinks, gates
         return own[:, :, first:end]
     if option.shape[1] == columns and option.shape[0] in (1, rows):
         return own[:, first:end]
     return option
+
+
+def _is_by_head(call: AttentionCall, name: str, option: torch.Tensor) -> bool:
+    """Whether the second axis of an option whose third is as long as a row is that of heads, as in the states.
+
+    In transformers' own attention it is, wherever it is as long. Raises `UnsupportedModel` where somebody else's could
+    mean the columns by it.
+    """
+    columns, length = call.layout.columns, option.shape[1]
+    if length == columns == call.query.shape[1] and not located(type(call.module)):
+        raise UnsupportedModel(
+            f"{type(call.module).__name__} hands {name} of shape {tuple(option.shape)} to its attention function for a "
+            f"row of {columns} tokens, and has {length} heads: autopack cannot tell heads from tokens. Add a token of "
+            f"padding to the row."
+        )
+    return length in (1, call.query.shape[1]) or length != columns
 
 
 def _is_plain_batch(call: AttentionCall) -> bool:
