@@ -31,6 +31,32 @@ LEAK = 1e-2
 """Least error that a negative control must show."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the tests marked exhaustive too")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `exhaustive`, and most of what is `sampled`, unless it is asked for."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") is not None:
+            groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for group in groups.values():
+        wanted = group[0].get_closest_marker("sampled").args[0]  # type: ignore[union-attr]
+        kept = {len(group) * place // wanted for place in range(wanted)}
+        for place, item in enumerate(group):
+            if place not in kept:
+                item.add_marker(pytest.mark.exhaustive)
+    asked = config.option.all or config.option.markexpr or config.option.keyword
+    if asked or any("::" in argument for argument in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("exhaustive") is not None]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.get_closest_marker("exhaustive") is None]
+
+
 def llama(attn_implementation: str = "sdpa", dtype: torch.dtype = torch.float64, **overrides: Any) -> PreTrainedModel:
     """A tiny Llama; two calls with the same arguments have the same parameters."""
     return tiny.build("llama", attn_implementation=attn_implementation, dtype=dtype, **overrides)
