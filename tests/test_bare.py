@@ -89,6 +89,7 @@ def test_a_model_is_enabled_audited_and_called(bare):
     assert finished.returncode == 0, finished.stderr
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -106,6 +107,7 @@ def test_commands_work(bare, arguments):
     assert finished.stdout
 
 
+@pytest.mark.exhaustive
 def test_the_doctor_finds_nothing_broken(bare):
     finished = bare("-m", "autopack", "doctor")
     assert finished.returncode == 0, finished.stdout

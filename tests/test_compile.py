@@ -62,6 +62,7 @@ def _breaks():
     return sum(counters["graph_break"].values())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_two_graphs_without_a_break_serve_every_layout(backend):
     model, stock = llama(), llama()
@@ -88,6 +89,7 @@ def _fixed_batches(model, steps):
         yield collate([{"input_ids": each.tolist()} for each in ids]), ids
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma3_text", "mixtral", "qwen3"])
 def test_training_steps_of_one_shape_compile_once(model_type):
     model = tiny.build(model_type, attn_implementation="sdpa").train()
@@ -135,6 +137,7 @@ def test_padded_batches_of_any_lengths_take_two_graphs():
     assert counter.frame_count <= 2
 
 
+@pytest.mark.exhaustive
 def test_chunks_are_exact_although_dynamo_cannot_read_their_mask():
     model = tiny.build("llama4_text", attn_implementation="sdpa")
     stock = copy.deepcopy(model)
@@ -329,6 +332,7 @@ def _dense(layout, query, key, value, pattern, scale):
     return (scores.softmax(-1) @ value).transpose(1, 2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bloom", "qwen3", "gemma2", "bart", "t5"])
 def test_a_decoding_step_is_one_graph(model_type):
     """Generation compiles its steps with `fullgraph` where it was asked to; a token holds no two documents."""

@@ -125,6 +125,7 @@ def test_losses_agree_and_only_the_stock_row_leaks(result):
     assert result.succeeded
 
 
+@pytest.mark.exhaustive
 def test_same_seed_gives_the_same_training(result):
     again = compare(SMALL)
     assert again.padded_losses == pytest.approx(result.padded_losses, rel=1e-6)

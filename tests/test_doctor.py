@@ -58,6 +58,7 @@ def test_json_says_the_same(capsys):
     assert on_cpu["eager", "float32"] == "eager"
 
 
+@pytest.mark.exhaustive
 def test_flash_attention_that_cannot_be_imported_is_broken(tmp_path):
     install(tmp_path, "flash-attn", "2.7.4")
     (tmp_path / "flash_attn").mkdir()
@@ -160,6 +161,7 @@ _BROKEN = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("change", "said"), _BROKEN.values(), ids=_BROKEN)
 def test_a_torch_with_which_autopack_does_not_work_is_broken(tmp_path, change, said):
     (tmp_path / "sitecustomize.py").write_text(f"import torch\n{change}\n")

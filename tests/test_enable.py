@@ -40,7 +40,7 @@ def _as_before(model, before):
 class TestRestoring:
     """Afterwards everything is the same object as before: hooks, functions, configs, checkpoint functions, marks."""
 
-    @pytest.fixture(params=["eager", "sdpa", "flex_attention"])
+    @pytest.fixture(params=["eager", "sdpa", pytest.param("flex_attention", marks=pytest.mark.exhaustive)])
     def model(self, request):
         model = llama(request.param, torch.float32)
         model.gradient_checkpointing_enable({"use_reentrant": False})

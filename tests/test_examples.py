@@ -88,6 +88,7 @@ def test_trainer(executed):
     assert text(executed, "remove") == "False"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("executed", ["trl"], indirect=True)
 def test_trl(executed):
     for cell in ("sft-losses", "dpo-losses"):
@@ -100,6 +101,7 @@ def test_trl(executed):
     assert text(executed, "handle").count("6 padded batches packed inside") == 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("executed", ["embeddings"], indirect=True)
 def test_embeddings(executed):
     for cell, count in (("encode-enabled", 2), ("predict", 1)):
@@ -110,6 +112,7 @@ def test_embeddings(executed):
     assert enabled == stock
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("executed", ["estimate_pack_train"], indirect=True)
 def test_estimate_pack_train(executed):
     padded, packed, _, leaking, _ = columns(executed, "losses")
@@ -119,6 +122,7 @@ def test_estimate_pack_train(executed):
     assert padded[-1] < padded[0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(version.parse(transformers.__version__) < version.parse("4.57"), reason="has no Qwen3-Next")
 @pytest.mark.parametrize("executed", ["own_family"], indirect=True)
 def test_own_family(executed):

@@ -36,7 +36,7 @@ def _run(folder, *arguments):
     return status, json.loads((folder / "gpu.json").read_text()), (folder / "gpu.txt").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_part_runs_on_stand_ins_and_one_that_raises_is_named(tmp_path, monkeypatch, capsys):
     first, *others = parts.PARTS
     monkeypatch.setattr(parts, "PARTS", [first, Part("raises", _raise, 0.1), *others])

@@ -13,6 +13,7 @@ from compat.standins import flex_standin, set_implementation
 pytestmark = pytest.mark.skipif(not masks.has_mask_interface(), reason="this transformers has no mask interface")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "llama4_text"])
 def test_packed_equals_alone(model_type):
     model = tiny.build(model_type)

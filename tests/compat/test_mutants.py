@@ -72,6 +72,7 @@ def test_one_is_caught_one_survives_and_one_is_no_program(root):
     assert (root / "code_of_sums.py").read_text() == ADDS
 
 
+@pytest.mark.exhaustive
 def test_the_command(root, capsys):
     report = root / "report.json"
     assert mutants.main(["--only", "sum", "--json", str(report)], root) == 0

@@ -27,6 +27,7 @@ def test_checkpointed_layers_know_their_documents(model_type):
         agrees(model, stock, packed(model, **labels), IDS[0].split(LENGTHS), labels)
 
 
+@pytest.mark.exhaustive
 def test_compiled():
     stock = with_head("llama", "question-answering", num_hidden_layers=1)
     model = copy.deepcopy(stock)

@@ -22,6 +22,7 @@ SAMPLE = ("fsdp2/xlnet", f"fsdp2/{cells.HEAD}")
 RECORDED = Path(__file__).parents[2] / "compat" / "results" / "engines.json"
 
 
+@pytest.mark.exhaustive
 def test_a_sample_of_engines_is_exact():
     """Started by torchrun; three steps with a checkpoint between them, each with other documents per rank."""
     found = dict(start.run(SAMPLE))

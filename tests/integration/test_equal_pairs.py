@@ -19,6 +19,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return equal_pairs.run(tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.mark.exhaustive
 def test_the_loss_of_a_step_is_the_mean_over_its_pairs(results):
     """Rounding of float32 leaves 1e-7; trainers log the mean over processes, on the first."""
     first = results[0]

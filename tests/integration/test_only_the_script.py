@@ -10,6 +10,7 @@ import sysconfig
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 COMMAND = str(Path(sysconfig.get_path("scripts")) / "autopack")
 """The installed command: unlike `python -m autopack` it does not put the working directory on the path."""
@@ -107,6 +108,7 @@ print("done")
 """
 
 
+@pytest.mark.exhaustive
 def test_the_network_is_never_asked_for(tmp_path):
     asked = tmp_path / "asked"
     (tmp_path / "blocked").mkdir()

@@ -129,6 +129,7 @@ class TestTrainer:
             "labels": torch.tensor([r + [-100] * (width - len(r)) for r in rows]),
         }
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize(
         "settings",
         [
@@ -252,6 +253,7 @@ class TestTRL:
         for name in ("eval_loss", "eval_mean_token_accuracy", "eval_entropy"):
             assert found[name] == pytest.approx(wanted[name], rel=DIGITS), name
 
+    @pytest.mark.exhaustive
     def test_dpo(self, pairs, tokenizer, tmp_path):
         import trl
 
@@ -273,6 +275,7 @@ class TestTRL:
         assert found["eval_loss"] == pytest.approx(wanted["eval_loss"], rel=DIGITS)
         assert found["eval_rewards/accuracies"] == wanted["eval_rewards/accuracies"]
 
+    @pytest.mark.exhaustive
     def test_kto(self, pairs, tokenizer, tmp_path):
         import trl
 

@@ -154,6 +154,7 @@ def test_processes_of_torchrun_are_reached_and_say_their_rank():
         assert sorted(packed.lines) == [line_of(what) for what in packed.told]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(shutil.which("accelerate") is None, reason="no accelerate on PATH")
 def test_accelerate_launch():
     options = ("--cpu", "--num_processes", "1", "--num_machines", "1", "--mixed_precision", "no", "trainer.py")
@@ -161,6 +162,7 @@ def test_accelerate_launch():
     assert packed.lines == [line_of(packed.told[0])], packed.err
 
 
+@pytest.mark.exhaustive
 def test_processes_that_the_script_starts():
     reached, kept_out = start(*RUN, "parent.py"), start(*RUN, "--no-subprocesses", "parent.py")
     nothing = "autopack: no transformers model was called in training in this process"
@@ -169,6 +171,7 @@ def test_processes_that_the_script_starts():
     assert same_losses(kept_out, reached)
 
 
+@pytest.mark.exhaustive
 def test_a_forked_process_reports_although_it_leaves_past_atexit():
     lines = start(*RUN, "forked.py").lines
     assert sum("LlamaForCausalLM (llama) enabled; 1 padded batch packed inside" in line for line in lines) == 1
@@ -188,6 +191,7 @@ def reason(line: str) -> str:
     return line.partition("left as it is: ")[2]
 
 
+@pytest.mark.exhaustive
 def test_peft_that_calls_forward_past_the_hooks_and_prompts():
     pytest.importorskip("peft")
     stock, packed = start("peft_script.py"), start(*RUN, "peft_script.py")
@@ -289,6 +293,7 @@ def test_the_table_of_options_has_the_values_that_enable_takes():
     assert set(CHOICES["backend"]) == {"auto", *availability()}
 
 
+@pytest.mark.exhaustive
 def test_a_variable_reaches_the_model_and_an_option_overrides_one():
     found = start(*RUN, "--no-quiet", "loop.py", AUTOPACK_UNPAD="never", AUTOPACK_QUIET="1")
     (line,) = found.lines
@@ -297,6 +302,7 @@ def test_a_variable_reaches_the_model_and_an_option_overrides_one():
     )
 
 
+@pytest.mark.exhaustive
 def test_training_calls_are_checked_where_watch_says_so():
     (line,) = start(*RUN, "--watch", "2", "loop.py").lines
     assert "; watched: every 2 training calls; 2 checked, worst relative error " in line

@@ -96,6 +96,7 @@ def _assert_same_training(found: Any, wanted: Any) -> None:
         torch.testing.assert_close(found[2][name], parameter, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("model_type", ["llama", "gpt_oss"])
 def test_packed_mini_batches_train_and_evaluate_as_padded_ones_on_stock_do(model_type, setting, tmp_path):

@@ -38,6 +38,7 @@ def test_distances_restart(model_type, options, attn_implementation):
     assert error(model(input_ids=ids, use_cache=False).logits, expected) > LEAK
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_masked_language_models(model_type):
     """Of every covered type; autopack.audit holds logits, influence and gradients in all call modes."""

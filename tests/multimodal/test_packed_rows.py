@@ -32,6 +32,7 @@ def hold(errors: dict[str, float], factor: float = 1.0) -> None:
     assert all(value <= bounds[name] * factor for name, value in errors.items()), errors
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_documents_with_images_get_what_they_get_alone(model_type):
     stock, model = twins_with_images(model_type)

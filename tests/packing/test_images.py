@@ -185,6 +185,7 @@ def test_a_sampler_and_the_documents_themselves(twins):
         torch.testing.assert_close(model(**batch).loss, expected, rtol=TOLERANCE, atol=TOLERANCE)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("rows", [None, 3])
 @pytest.mark.parametrize(
     "model_type",

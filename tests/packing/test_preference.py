@@ -96,6 +96,7 @@ def compare(make: Any) -> Any:
     return handle
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model_type", ["llama", "bloom", "mamba", "gpt_neox", "mixtral"])
 def test_dpo_is_stocks(model_type, tmp_path):
     """Of mixtures with the loss of their router."""
@@ -120,11 +121,13 @@ LOSSES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LOSSES)
 def test_options_of_dpo(name, tmp_path):
     compare(lambda: dpo(tmp_path, "llama", PlannedDPO, **LOSSES[name]))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["sigmoid", "ipo", "hinge", "robust"])
 @pytest.mark.parametrize("most", [1024, 15])
 def test_every_pair_alone(name, most, tmp_path):
@@ -319,6 +322,7 @@ def _run(code: str, model_type: str, folder: Path, **options: Any) -> Any:
     return found["trainer"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model_type", ["llama", "bloom", "mamba"])
 def test_the_recipe_trains_on_every_pair_alone(model_type, tmp_path):
     trainer = _run(_recipe(), model_type, tmp_path, learning_rate=0.0)
@@ -339,6 +343,7 @@ def _precision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("_precision")
 @pytest.mark.parametrize(("bf16", "close"), [(False, CLOSE), (None, {"rel": 2e-2})], ids=["float32", "bfloat16"])
 def test_the_recipe_trains_as_stock(bf16, close, tmp_path):

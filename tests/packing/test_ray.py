@@ -27,6 +27,7 @@ on_ray: Any = pytest.importorskip("autopack.packing.on_ray")
 datasets = pytest.importorskip("datasets")
 datasets.disable_progress_bars()
 
+pytestmark = pytest.mark.exhaustive
 LENGTHS = [int(n) for n in np.random.default_rng(0).integers(1, 30, 60)]
 
 

@@ -286,7 +286,7 @@ def test_hooks_that_transformers_puts_on_for_hidden_states_are_no_change(caplog)
         assert _audits(caplog) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_compiled_subclass():
     torch._dynamo.reset()
     compiled = partial(torch.compile, backend="eager", dynamic=True)
