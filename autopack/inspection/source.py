@@ -51,8 +51,10 @@ def shifts_labels(model: PreTrainedModel) -> bool:
 
 
 def calls_loss_function(module: nn.Module) -> bool:
-    """Whether a model's forward computes its loss by `loss_function`, which can be set; others do it themselves."""
-    return "loss_function" in names_in(inspect.unwrap(class_of(module).forward).__code__)
+    """Whether a model computes its loss by `loss_function`, which can be set, in its class's forward or a base's."""
+    forwards = (vars(cls)["forward"] for cls in class_of(module).__mro__ if "forward" in vars(cls))
+    codes = (getattr(inspect.unwrap(forward), "__code__", None) for forward in forwards)
+    return any("loss_function" in names_in(code) for code in codes if code is not None)
 
 
 def adds_up_mask(entries: list[PreTrainedModel], configs: list[PretrainedConfig]) -> bool:

@@ -42,7 +42,7 @@ def chunked_loss(
 ) -> torch.Tensor:
     """The loss of transformers' causal language models, in less memory: `model.loss_function = autopack.chunked_loss`.
 
-    Set it before `autopack.enable(model)`, or on a model that is not enabled. The loss and its gradients are those of
+    Set it on the transformers model itself, enabled or not. The loss and its gradients are those of
     `ForCausalLMLoss` up to float32 rounding. Beside the logits, forward needs one chunk of them, and backward their
     gradient, in their own dtype. Backward cannot be differentiated again. Compiled code, logits on several devices
     (`DTensor`) and other subclasses of tensors get transformers' own loss.
@@ -65,7 +65,7 @@ def chunked_loss(
         assert labels is not None
         shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     targets = shift_labels.reshape(-1).to(logits.device)
-    total = _CrossEntropy.apply(logits.view(-1, vocab_size), targets, ignore_index)
+    total = _CrossEntropy.apply(logits.reshape(-1, vocab_size), targets, ignore_index)
     if num_items_in_batch is None:
         return total / (targets != ignore_index).sum()
     return total / torch.as_tensor(num_items_in_batch, device=total.device)
@@ -79,7 +79,7 @@ class _CrossEntropy(torch.autograd.Function):
     """The sum of cross entropies of logits (N, V) and targets (N), in float32."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignored: int) -> torch.Tensor:
+    def forward(logits: torch.Tensor, targets: torch.Tensor, ignored: int) -> torch.Tensor:
         counted = targets != ignored
         classes = targets.where(counted, 0)
         if classes.device.type == "cpu" and len(classes) and not 0 <= classes.min() <= classes.max() < logits.shape[1]:
@@ -91,13 +91,19 @@ class _CrossEntropy(torch.autograd.Function):
         for rows in _chunks(logits):
             found = logits[rows].log_softmax(-1, dtype=torch.float32).gather(-1, classes[rows, None])[:, 0]
             total -= found.where(counted[rows], 0.0).sum()
-        ctx.save_for_backward(logits, classes, counted)
         return total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor, int], output: torch.Tensor) -> None:
+        logits, targets, ctx.ignored = inputs
+        ctx.save_for_backward(logits, targets)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        logits, classes, counted = ctx.saved_tensors
+        logits, targets = ctx.saved_tensors
+        counted = targets != ctx.ignored
+        classes = targets.where(counted, 0)
         scale = upstream.where(counted, 0.0)[:, None]
         gradient = torch.empty_like(logits)
         for rows in _chunks(logits):

@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 import autopack
 from autopack import tiny
 from autopack.packing import chunked_loss as module
-from tests.conftest import LENGTHS, positions, spans, token_ids
+from tests.conftest import LENGTHS, alone_loss, positions, spans, token_ids
 
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 """Of gradients, by the dtype of the logits: probabilities are computed in float32 and rounded to that dtype."""
@@ -147,6 +147,28 @@ def test_an_enabled_model_is_exact(kind, monkeypatch) -> None:
     assert handle.tally.batches == 1
     handle.remove()
     assert model.loss_function is autopack.chunked_loss
+
+
+class Thin(LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+def test_a_thin_subclass_is_exact():
+    stock = tiny.build("llama")
+    model = Thin(stock.config).train()
+    model.load_state_dict(stock.state_dict())
+    model.loss_function = autopack.chunked_loss
+    ids = token_ids()
+    with autopack.enable(model):
+        loss = model(input_ids=ids, position_ids=positions(LENGTHS), labels=ids).loss
+    torch.testing.assert_close(loss, alone_loss(stock, ids, LENGTHS), rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_by_torch_func() -> None:
+    logits, labels = drawn(0, (2, 9), 30, torch.float32)
+    found = torch.func.grad(lambda each: autopack.chunked_loss(each, labels, 30))(logits.detach())
+    torch.testing.assert_close(found, both(logits, labels)[0][1])
 
 
 @pytest.mark.parametrize(("kind", "task"), [("bert", "masked-lm"), ("whisper", "causal-lm")])
