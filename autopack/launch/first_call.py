@@ -39,7 +39,7 @@ class FirstCall(Door):
     in_evaluation = False
     """Whether a first call in evaluation counts too, as it does where other people's tests are run (`compat/`)."""
 
-    _passed = _evaluated = False
+    _passed = _evaluated = _derived = False
 
     def __init__(self, model: PreTrainedModel):
         self.lease = SiteLease(functools.partial(_forward_sites, type(model)))
@@ -53,10 +53,12 @@ class FirstCall(Door):
         trains = module.training and torch.is_grad_enabled()
         if trains or (self.in_evaluation and not compiling):
             return _first_call(self, module, args, kwargs)
-        if not (compiling or self._evaluated or session.current is None):
-            self._evaluated = True
-            if _outermost(session.current, module) is module:
-                session.current.evaluated(module)
+        if not (compiling or self._derived or session.current is None):
+            self._derived = torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters())
+            if not self._evaluated or self._derived:
+                self._evaluated = True
+                if _outermost(session.current, module) is module:
+                    session.current.evaluated(module, self._derived)
         return None
 
     def is_past(self, module: nn.Module) -> bool:

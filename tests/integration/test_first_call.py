@@ -323,3 +323,18 @@ def test_a_reference_model_is_named_with_the_reason(session, capsys):
     why = "it was not trained, only called in evaluation or without gradients"
     assert left == f"autopack: GPT2LMHeadModel (gpt2) left as it is: {why}"
     assert enabled.startswith("autopack: LlamaForCausalLM (llama) enabled; 1 padded batch packed inside")
+
+
+def test_a_model_that_is_trained_in_evaluation_mode_is_named_with_the_reason(session, capsys):
+    model, frozen = waiting().eval(), waiting("gpt2").eval().requires_grad_(False)
+    with torch.no_grad():
+        model(**batch())  # the check before training
+    model(**batch()).loss.backward()
+    frozen(**batch())
+    model(**batch()).loss.backward()
+    left, reference = sorted(report(session, capsys), reverse=True)
+    assert left == (
+        "autopack: LlamaForCausalLM (llama) left as it is: it was called with gradients, but in evaluation mode; "
+        "if it is trained like that, call model.train() first"
+    )
+    assert "it was not trained" in reference
