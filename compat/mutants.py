@@ -4,9 +4,11 @@
     python -m compat.mutants --only scan: flex:  those whose names contain one of these
     python -m compat.mutants --list              names, files and tests; runs nothing
 
-A break replaces a piece of text in a copy of the repository, never in the working tree, and the tests that it names are
-run there. They have to pass without it and to fail with it. The exit status is 1 where a break survives, where its text
-is not found exactly once, where the tests cannot be run with it, and where they fail without it.
+A break replaces a piece of text in a copy of the repository, never in the working tree. The tests that it names are run
+there twice: without it, for as long as that takes, where they have to pass, and with it, where they have to fail. That
+they hang with it is noticed too, once they have taken ten minutes and twenty times what they took without. A line is
+printed for each break as soon as it has been tried. The exit status is 1 where a break survives, where its text is not
+found exactly once, where the tests cannot be run with it, and where they fail without it.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -42,8 +46,8 @@ _LEFT_OUT = (
     ".venv",
     "build",
 )
-_LIMIT = 600.0
-"""Seconds after which tests that hang are ended."""
+_PATIENCE, _TIMES = 600.0, 20.0
+"""With a break, tests hang that take this many seconds, and so many times what they took without it just before."""
 
 
 @dataclass(frozen=True)
@@ -116,45 +120,86 @@ def copied(root: Path) -> Iterator[Path]:
         yield copy
 
 
-def tested(copy: Path, tests: Iterable[str]) -> tuple[int | None, str]:
-    """Run tests in a copy up to the first failure: pytest's exit status, None where they hang, and what was printed."""
+@dataclass(frozen=True)
+class Tested:
+    """A run of tests up to the first failure: pytest's exit status, None where it was ended, and what was printed."""
+
+    status: int | None
+    output: str = ""
+
+    @property
+    def failed(self) -> str | None:
+        """The test that has failed."""
+        found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", self.output, re.MULTILINE)
+        return None if self.status != 1 or found is None else found[1]
+
+    def __str__(self) -> str:
+        last = next(iter(self.output.strip().splitlines()[-1:]), "nothing was printed")
+        return self.failed or f"status {self.status}: {last}"
+
+
+def tested(copy: Path, tests: Iterable[str], limit: float | None) -> Tested:
+    """Run tests in a copy; after `limit` seconds they are ended, with all processes that they have started."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-rfE", "--no-header", "-p", "no:cacheprovider", *tests]
     environ = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    try:
-        done = subprocess.run(
-            command, cwd=copy, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LIMIT,
-            check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return None, ""
-    return done.returncode, done.stdout + done.stderr
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=copy, env=environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        _running.add(process.pid)
+        try:
+            output, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            _end(process.pid)
+            return Tested(None)
+        finally:
+            _running.discard(process.pid)
+    return Tested(process.returncode, output)
+
+
+_running: set[int] = set()
+"""The groups of processes that run tests, which an interrupt from a terminal does not reach."""
+
+
+def _end(group: int) -> None:
+    os.killpg(group, signal.SIGKILL)
 
 
 def try_out(mutant: Mutant, copy: Path) -> Outcome:
-    """Break a copy, run the tests of the mutant, and mend the copy again."""
+    """Run the tests of a mutant in a copy, break it, run them again, and mend it."""
     path = copy / mutant.file
     text = path.read_text(encoding="utf-8")
     try:
-        path.write_text(mutant.applied(text), encoding="utf-8")
+        broken = mutant.applied(text)
     except ValueError as error:
         return Outcome(mutant, False, str(error))
+    began = time.perf_counter()
+    without = tested(copy, mutant.tests, limit=None)
+    took = time.perf_counter() - began
+    if without.status != 0:
+        return Outcome(mutant, False, f"the tests do not pass without it ({without})")
+    limit = max(_PATIENCE, _TIMES * took)
     try:
-        status, output = tested(copy, mutant.tests)
+        path.write_text(broken, encoding="utf-8")
+        found = tested(copy, mutant.tests, limit)
     finally:
         path.write_text(text, encoding="utf-8")
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-    if status == 0:
+    if found.status == 0:
         return Outcome(mutant, False, "SURVIVES")
-    if status is None:
-        return Outcome(mutant, True, f"its tests hang for {_LIMIT:.0f} s")
-    if status != 1 or failed is None:
-        last = next(iter(output.strip().splitlines()[-1:]), "nothing was printed")
-        return Outcome(mutant, False, f"the tests did not run (status {status}): {last}")
-    return Outcome(mutant, True, failed[1])
+    if found.status is None:
+        return Outcome(
+            mutant, True, f"the tests hang: they took {took:.0f} s without it, and over {limit:.0f} s with it"
+        )
+    if found.failed is None:
+        return Outcome(mutant, False, f"the tests did not run ({found})")
+    return Outcome(mutant, True, found.failed)
 
 
 def run(mutants: list[Mutant], jobs: int, root: Path) -> list[Outcome]:
-    """Try all mutants, `jobs` at a time, each in a copy that nobody else uses meanwhile."""
+    """Try all mutants, `jobs` at a time, each in a copy that nobody else uses meanwhile; prints each outcome."""
+    width = max(len(mutant.name) for mutant in mutants)
+    outcomes = []
     with several_copies(jobs, root) as copies, ThreadPoolExecutor(jobs) as pool:
 
         def one(mutant: Mutant) -> Outcome:
@@ -164,7 +209,16 @@ def run(mutants: list[Mutant], jobs: int, root: Path) -> list[Outcome]:
             finally:
                 copies.put(copy)
 
-        return list(tqdm(pool.map(one, mutants), total=len(mutants), unit=" mutants", disable=not sys.stderr.isatty()))
+        try:
+            for outcome in tqdm(pool.map(one, mutants), total=len(mutants), unit=" mutants", disable=None):
+                outcomes.append(outcome)
+                with tqdm.external_write_mode():
+                    print(f"{outcome.mutant.name:<{width}}  {'' if outcome.caught else '!! '}{outcome.by}", flush=True)
+        except BaseException:
+            for group in list(_running):
+                _end(group)
+            raise
+    return outcomes
 
 
 @contextmanager
@@ -197,14 +251,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     if wrong := problems(mutants, root):
         print("\n".join(wrong))
         return 1
-    with copied(root) as copy:
-        status, output = tested(copy, dict.fromkeys(test for mutant in mutants for test in mutant.tests))
-    if status != 0:
-        print(f"{output}\nThe tests fail without any mutant (status {status}); mend that first.")
-        return 1
     outcomes = run(mutants, asked.jobs, root)
-    width = max(len(mutant.name) for mutant in mutants)
-    print("\n".join(f"{o.mutant.name:<{width}}  {'' if o.caught else '!! '}{o.by}" for o in outcomes))
     caught = sum(outcome.caught for outcome in outcomes)
     print(f"\n{len(outcomes)} mutants: {caught} caught, {len(outcomes) - caught} not.")
     if asked.json is not None:

@@ -5,6 +5,8 @@ Faults are planted in models, or in autopack, so that each is there whatever aut
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -202,6 +204,23 @@ def test_a_fault_of_unpadding_is_found(field, monkeypatch):
     assert "WRONG, without padding" in str(report)
 
 
+def test_padded_batches_that_an_audit_finds_wrong_stay_as_they_came(monkeypatch):
+    stock, finish = tiny.build("llama", attn_implementation="sdpa").train(), Unpadded.finish
+
+    def wrong(self, module, output):
+        finished = finish(self, module, output)
+        finished["logits"] = finished["logits"] * 1.01
+        return finished
+
+    monkeypatch.setattr(Unpadded, "finish", wrong)
+    model, mask = copy.deepcopy(stock), (torch.arange(9) < torch.tensor([[9], [4]])).long()
+    batch = {"input_ids": tiny.tokens(model.config, 2, 9), "attention_mask": mask}
+    with autopack.enable(model, verify="always") as handle:
+        assert torch.equal(model(**batch).logits, stock(**batch).logits)
+        (reason,) = handle.tally.left
+        assert reason.startswith("it was not exact without its padding when it was audited: ")
+
+
 def test_a_shape_that_padding_should_have_is_found(monkeypatch):
     model = enabled(tiny.build("llama", attn_implementation="sdpa"))
     monkeypatch.setattr(Unpadded, "finish", lambda self, module, output: output)
@@ -246,6 +265,36 @@ def test_a_leak_past_a_threshold_is_found(column):
     model.config.attention_chunk = column
     report = autopack.audit(model, gradients=False)
     assert "in mode 'thresholds, eval'" in report.packed
+
+
+class CarriesSomeTokens(LlamaForCausalLM):
+    """Hands something of certain tokens to all that come after them in a row, which no loss shows."""
+
+    carriers: frozenset[int] = frozenset()
+
+    def forward(self, input_ids, **kwargs):
+        output = super().forward(input_ids, **kwargs)
+        carried = torch.isin(input_ids, torch.tensor([*self.carriers], dtype=torch.long)).cumsum(1)
+        output.logits = output.logits + 0.1 * carried[..., None]
+        return output
+
+
+@pytest.mark.parametrize("mode", ["default", "two rows"])
+def test_a_leak_that_shows_only_where_a_document_is_replaced_is_found(mode):
+    """Every document as it stands gets what it gets alone, since none of them has such a token."""
+    model, rows = enabled(as_class(CarriesSomeTokens)), []
+    options = {"lengths": (7, 12, 5, 9), "modes": (mode,), "training": (False,), "gradients": False}
+    hook = model.register_forward_pre_hook(lambda _, args, given: rows.append(given["input_ids"]), with_kwargs=True)
+    assert autopack.audit(model, **options).exact
+    hook.remove()
+    base, *replaced = ({*ids.flatten().tolist()} for ids in rows if ids.shape[1] == 33)
+    model.carriers = frozenset(set().union(*replaced) - base)
+    report = autopack.audit(model, **options)
+    (result,) = report.results
+    assert result.error <= report.tolerance
+    assert result.worst_influence > LEAK
+    assert "one document changes another by" in report.packed
+    assert not report.exact
 
 
 class OtherWithoutCache(LlamaForCausalLM):

@@ -149,6 +149,17 @@ def test_evaluation_is_counted_apart_and_generation_not_at_all():
         assert (handle.tally.training, handle.tally.evaluation) == (RAN.plus(RAN), RAN)
 
 
+@pytest.mark.parametrize("unpad", ["auto", "always"])
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"num_beams": 2}])
+def test_generation_of_an_encoder_decoder_is_not_counted(options, unpad):
+    model = tiny.build("t5", task="seq2seq")
+    prompts = {name: value for name, value in padded().items() if name != "labels"}
+    with autopack.enable(model, unpad=unpad) as handle:
+        model.generate(**prompts, max_new_tokens=3, **options)
+        assert handle.tally.evaluation == Volume()
+        assert str(handle.tally) == "no padded batch yet"
+
+
 def test_layers_that_are_recomputed_count_once():
     model = tiny.build("llama").train()
     model.gradient_checkpointing_enable()

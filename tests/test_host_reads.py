@@ -5,6 +5,7 @@ Tensors on the meta device have no values, so a model there that reads any raise
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections import Counter
 
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import autopack
 from autopack import HostBatch, tiny
-from autopack.layout.host import recall, remember
+from autopack.layout.host import note_padding, recall, remember
 from tests.conftest import token_ids
 
 READS = """
@@ -128,6 +129,13 @@ class TestHostBatch:
         tensor.add_(1)
         assert recall({"one": tensor}) == {}
 
+    def test_a_tensor_that_got_other_data_is_not_known(self):
+        """Which counts no version up."""
+        tensor = torch.arange(4).clone()
+        remember(tensor, tensor)
+        tensor.data = torch.zeros_like(tensor)
+        assert recall({"one": tensor}) == {}
+
     def test_what_is_written_on_the_host_afterwards_changes_nothing(self):
         batch = HostBatch(position_ids=torch.arange(4)[None])
         moved = batch.to("meta")
@@ -182,3 +190,17 @@ def test_a_declaration_that_is_remembered_is_held_to_the_same_rules():
             model(**batch.to("meta"))
         with pytest.raises(autopack.InvalidPacking, match="must lie on the device"):
             model(input_ids=ids.to("meta"), position_ids=torch.tensor([[0, 1, 0, 1]]))
+
+
+def test_padding_that_was_noted_is_forgotten_where_the_tokens_are_written_to():
+    """As lm-eval's HFLM has it noted, which pads without a mask."""
+    stock, lengths = tiny.build("llama"), torch.tensor(LENGTHS)[:, None]
+    model, ids = copy.deepcopy(stock), token_ids(3, 9)
+    real = torch.arange(9) < lengths
+    with autopack.enable(model) as handle, torch.no_grad():
+        note_padding(ids, real.numpy())
+        torch.testing.assert_close(model(input_ids=ids).logits[real], stock(input_ids=ids).logits[real])
+        assert handle.tally.padding == int((~real).sum())
+        ids[1, 5] += 1
+        torch.testing.assert_close(model(input_ids=ids).logits, stock(input_ids=ids).logits)
+        assert handle.tally.batches == 1

@@ -18,7 +18,7 @@ from autopack.attention import choose
 from autopack.calls import packed, unpadded
 from autopack.errors import Leak
 from autopack.layout.packed import PackedLayout
-from tests.conftest import llama, token_ids
+from tests.conftest import llama, positions, token_ids
 from tests.padded import build
 from tests.training_calls import FLOAT32, lengths_of, noisy, padded, row, segments, trained
 
@@ -105,6 +105,29 @@ def test_a_layer_that_mixes_tokens_is_found(noise):
         first, end = raised.value.report.columns
         assert [first, end] == [lengths_of(1)[0], sum(lengths_of(1)[:2])]
         assert handle.watched.leaks == 1
+
+
+class Touching(torch.nn.Module):
+    """Hands one token in the middle of a long row a little of the first."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        if states.shape[1] <= 40:
+            return states
+        column = torch.arange(states.shape[1])[:, None]
+        return torch.where(column == 40, states + 3e-3 * states[:, :1], states)
+
+
+def test_a_small_leak_at_one_token_of_many_is_found():
+    model, lengths = build("llama"), (3, 39, 5)
+    model.model.norm = torch.nn.Sequential(model.model.norm, Touching())
+    ids = token_ids(columns=sum(lengths))
+    given = {"input_ids": ids, "position_ids": positions(lengths), "labels": ids}
+    with autopack.enable(model, watch=1, verify="never") as handle:
+        trained(model, given)  # the first document is not the one
+        with pytest.raises(autopack.LeakDetected) as raised:
+            trained(model, given)
+        assert raised.value.report.columns == (3, 42)
+        assert handle.watched.worst < lengths[1] * FLOAT32, "its mean is no more than rounding"
 
 
 def test_a_leak_of_the_layer_is_in_the_log_each_time(caplog):

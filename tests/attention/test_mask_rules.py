@@ -15,6 +15,11 @@ MASK_FUNCTIONS = {
     "window": masking_utils.sliding_window_causal_mask_function(5),
     "window both ways": masking_utils.sliding_window_bidirectional_mask_function(5),
     "window alone": masking_utils.sliding_window_overlay(5),
+    "the narrower of two windows": masking_utils.and_masks(
+        masking_utils.sliding_window_overlay(5),
+        masking_utils.sliding_window_overlay(3),
+        masking_utils.sliding_window_bidirectional_overlay(4),
+    ),
 }
 UNKNOWN_FUNCTIONS = {
     "padding": masking_utils.padding_mask_function(torch.ones(1, 9)),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
+import time
 
 import pytest
 
@@ -89,4 +92,24 @@ def test_the_command(root, capsys):
 def test_tests_that_fail_by_themselves_prove_nothing(root, capsys):
     (root / "test_sums.py").write_text(TESTS.replace("== 4", "== 5"))
     assert mutants.main(["--only", "sum"], root) == 1
-    assert "fail without any mutant" in capsys.readouterr().out
+    assert "!! the tests do not pass without it (test_sums.py::test_add)" in capsys.readouterr().out
+
+
+def test_tests_that_hang_are_ended_with_what_they_have_started(root, monkeypatch):
+    """However long they take without the break, which nothing ends."""
+    monkeypatch.setattr(mutants, "_PATIENCE", 0.0)
+    monkeypatch.setattr(mutants, "_TIMES", 2.0)
+    held = root / "held"
+    waits = f"import fcntl, time; file = open({str(held)!r}, 'a'); fcntl.flock(file, fcntl.LOCK_EX); time.sleep(3600)"
+    hangs = f"__import__('subprocess').run([__import__('sys').executable, '-c', {waits!r}]) and a + b"
+    (found,) = mutants.run([dataclasses.replace(SUM, after=hangs)], jobs=1, root=root)
+    assert found.caught
+    assert "the tests hang: they took" in found.by
+    assert (root / "code_of_sums.py").read_text() == ADDS
+    with held.open("a") as file:
+        for _ in range(600):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            time.sleep(0.1)
+    pytest.fail("what the tests had started still runs")

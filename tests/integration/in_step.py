@@ -55,9 +55,11 @@ def all_findings(rank: int, _: Path) -> dict[str, Any]:
         "evaluated": _evaluated(rank),
         "tuple": _loss_of_tuple(rank),
         "left behind": _left_behind(rank),
+        "left behind by a head": _left_behind(rank, task="sequence-classification"),
         "cache": _error_of(lambda: _with_a_cache(rank)),
         "context_parallel": _error_of(lambda: _within_context_parallel(rank)),
-        "attention across ranks": _error_of(lambda: _attention_across_ranks(rank)),
+        "attention across ranks": _error_of(lambda: _attention_across_ranks(rank, across)),
+        "attention across ranks, further in": _error_of(lambda: _attention_across_ranks(rank, across_further_in)),
         "padded beside packed": _padded_beside_packed(rank),
         "without idle runs": _without_idle_runs(rank),
     }
@@ -82,15 +84,18 @@ def _loss_of_tuple(rank: int) -> float:
     return abs(float(loss.detach()) - float(model(**given).loss.detach()))
 
 
-def _left_behind(rank: int) -> bool:
-    """Whether a call with dropout leaves the random state that it leaves where nobody waits for it."""
-    states = []
-    for made in (sharded("xlnet", dropout=0.2), tiny.build("xlnet", dropout=0.2)):
-        autopack.enable(made)
+def _left_behind(rank: int, **options: Any) -> list[str]:
+    """What a call with dropout leaves otherwise than where nobody waits for it: random state, counts."""
+    left = []
+    for made in (sharded("xlnet", dropout=0.2, **options), tiny.build("xlnet", dropout=0.2, **options)):
+        handle = autopack.enable(made)
+        given = packed(documents(made.config, DOCUMENTS)[SHARES[rank]])
+        if options:
+            given["labels"] = torch.arange(len(DOCUMENTS))[SHARES[rank]] % 2
         torch.manual_seed(rank)
-        made.train()(**packed(documents(made.config, DOCUMENTS)[SHARES[rank]]))
-        states.append(torch.get_rng_state())
-    return not torch.equal(*states)
+        made.train()(**given)
+        left.append({"random state": torch.get_rng_state().tolist(), "counts": handle.tally.training})
+    return [name for name, found in left[0].items() if found != left[1][name]]
 
 
 def _with_a_cache(rank: int) -> None:
@@ -129,11 +134,11 @@ def _within_context_parallel(rank: int) -> None:
         model(input_ids=ids, position_ids=positions, use_cache=False)
 
 
-def _attention_across_ranks(rank: int) -> None:
+def _attention_across_ranks(rank: int, function: Any) -> None:
     """A row that two ranks share: no position of a part begins anew, and yet it is packed."""
-    ALL_ATTENTION_FUNCTIONS["across"] = across
+    ALL_ATTENTION_FUNCTIONS[function.__name__] = function
     model = tiny.build("llama", attn_implementation="eager")
-    model.set_attn_implementation("across")
+    model.set_attn_implementation(function.__name__)
     autopack.enable(model, verify="never")
     ids = tiny.tokens(model.config, 1, 24)[:, 12 * rank : 12 * rank + 12]
     with torch.no_grad():
@@ -147,9 +152,19 @@ def across(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Ten
     raise AssertionError("it has been reached")
 
 
+def across_further_in(module: Any, query: torch.Tensor, key: torch.Tensor, *_: Any, **__: Any) -> Any:
+    """The same by a function of its own."""
+
+    def gather(states: torch.Tensor) -> None:
+        dist.all_gather([torch.empty_like(states) for _ in range(dist.get_world_size())], states.contiguous())
+
+    gather(key)
+    raise AssertionError("it has been reached")
+
+
 def _error_of(call: Any) -> str:
     try:
         call()
-    except autopack.AutopackError as error:
+    except (autopack.AutopackError, AssertionError) as error:
         return f"{type(error).__name__}: {error}"
     return "none"

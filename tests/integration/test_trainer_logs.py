@@ -90,12 +90,13 @@ def test_training_logs_have_them_before_others_report(tmp_path):
     handle = autopack.enable(subject)
     subject.train()
     first, second, end = reporter.logs
-    for logs in (first, second):
+    # A window is the calls since the last log, over all micro-batches of its steps; 4 steps of 4 are one epoch.
+    for logs, window in ((first, LENGTHS[:8]), (second, LENGTHS[8:])):
         found = ours(logs)
         assert set(found) == NAMES
         assert (found["fill"], found["documents_per_row"]) == (1.0, 2.0)
+        assert found["padding_skipped"] == share_of_padding(window, 2)
         assert found["real_tokens_per_second"] > 0
-    # A window is the calls since the last log, over all micro-batches of its steps; 4 steps of 4 are one epoch.
     total = sum(LENGTHS)
     weights = [sum(max(LENGTHS[i : i + 2]) * 2 for i in range(0, 16, 2))]
     assert ours(end, "train_")["padding_skipped"] == round(1 - total / weights[0], 4)

@@ -97,6 +97,17 @@ def test_image_blocks_that_touch_are_not_one(model_type):
         assert (before - after)[0, : len(touching[0])].abs().max() > LEAK
 
 
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("model_type", ["gemma3", "gemma4"])
+def test_equally_long_documents_have_their_images_where_they_have_them(model_type, implementation):
+    stock, model = twins_with_images(model_type, attn_implementation=implementation)
+    found = documents(stock, [(3, IMAGE, 2), (1, IMAGE, 4), (IMAGE, 5)])
+    with autopack.enable(model):
+        logits = model(**packed(model, [found])).logits
+    for document, row, a, b in spans([found]):
+        assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
+
+
 def test_the_blocks_of_one_document_see_each_other_both_ways():
     """Otherwise that nothing leaks would say little: a placeholder early in an image depends on late pixels."""
     model = with_images("gemma3")

@@ -222,19 +222,33 @@ class LlamaThatMayMix(LlamaForCausalLM):
 
     def forward(self, input_ids=None, **kwargs):
         output = super().forward(input_ids=input_ids, **kwargs)
-        if self.config.mixes:
+        config = self.config
+        if config.mixes or config.rules["how"]["mixes"] or config.mixers[1:] or getattr(config, "new", False):
             output.logits = output.logits + output.logits.roll(1, dims=1)
         return output
 
 
-def test_a_field_that_is_changed_later_is_noticed():
-    model = LlamaThatMayMix(copy.deepcopy(llama().config)).double().eval()
-    model.config.mixes = False
+MIXES = {
+    "a field": (lambda config: setattr(config, "mixes", True), lambda config: setattr(config, "mixes", False)),
+    "a new field": (lambda config: setattr(config, "new", True), lambda config: delattr(config, "new")),
+    "inside a dict": (
+        lambda config: config.rules["how"].update(mixes=True),
+        lambda config: config.rules["how"].update(mixes=False),
+    ),
+    "inside a list": (lambda config: config.mixers.append("all"), lambda config: config.mixers.pop()),
+}
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_a_field_that_is_changed_later_is_noticed(name):
+    model, (mix, mix_no_more) = LlamaThatMayMix(copy.deepcopy(llama().config)).double().eval(), MIXES[name]
+    for field, value in {"mixes": False, "rules": {"how": {"mixes": False}}, "mixers": ["none"]}.items():
+        setattr(model.config, field, value)
     ids, where = token_ids(), positions(LENGTHS)
     with autopack.enable(model):
         model(input_ids=ids, position_ids=where)
-        model.config.mixes = True
+        mix(model.config)
         with pytest.raises(autopack.UnsupportedModel):
             model(input_ids=ids, position_ids=where)
-        model.config.mixes = False
+        mix_no_more(model.config)
         assert error(model(input_ids=ids, position_ids=where).logits, alone(model, ids, LENGTHS)) <= FLOAT64
