@@ -89,7 +89,7 @@ def test_a_model_is_enabled_audited_and_called(bare):
     assert finished.returncode == 0, finished.stderr
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -89,7 +89,7 @@ def _fixed_batches(model, steps):
         yield collate([{"input_ids": each.tolist()} for each in ids]), ids
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "gemma3_text", "mixtral", "qwen3"])
 def test_training_steps_of_one_shape_compile_once(model_type):
     model = tiny.build(model_type, attn_implementation="sdpa").train()
@@ -116,6 +116,7 @@ def test_training_steps_of_one_shape_compile_once(model_type):
     assert _breaks() == 0
 
 
+@pytest.mark.exhaustive
 def test_padded_batches_of_any_lengths_take_two_graphs():
     model, stock = llama().train(), llama().train()
     counter = CompileCounterWithBackend("eager")

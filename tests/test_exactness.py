@@ -44,7 +44,7 @@ def _types(names: list[str]) -> list[str]:
     return [name for name in names if name in AVAILABLE]
 
 
-@pytest.mark.sampled(48)
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize(
     ("model_type", "backend"), [(name, BACKENDS[i % len(BACKENDS)]) for i, name in enumerate(_types(SERVED))]
 )

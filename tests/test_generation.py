@@ -53,7 +53,7 @@ def _generated(model, prompts, **options):
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("unpad", ["auto", "always", "never"])
 @pytest.mark.parametrize("model_type", TYPES)
 def test_the_same_tokens(model_type, unpad):

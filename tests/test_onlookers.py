@@ -146,6 +146,7 @@ def test_a_mock_as_a_hook():
     assert "a hook on it is" in reason
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model_type", ["llama", "mamba", "bert"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_hook_on_a_layer_costs_no_audit_until_rows_are_packed(model_type, when):

@@ -245,6 +245,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     torch._dynamo.reset()
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page(page, in_a_folder):
     what = PAGES[page]
@@ -305,6 +306,7 @@ def test_no_fence_is_missed():
 PATHS = [*sorted(pages.DOCS.rglob("*.md")), pages.DOCS.parent / "README.md"]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: str(path.relative_to(pages.DOCS.parent)))
 def test_links_lead_somewhere(path):
     """On GitHub, too: the site's build sees those between its own pages alone."""

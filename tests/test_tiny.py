@@ -74,6 +74,7 @@ def leak(model: transformers.PreTrainedModel) -> float:
     return float((packed - torch.cat(alone, 1)).abs().max() / torch.cat(alone, 1).std())
 
 
+@pytest.mark.sampled(64)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_every_type_builds_and_runs(model_type: str) -> None:
     if model_type in BROKEN:

@@ -179,6 +179,7 @@ def _sharper(module, query, key, value, attention_mask, **options):
     return sdpa_attention_forward(module, 3 * query, key, value, attention_mask, **options)
 
 
+@pytest.mark.exhaustive
 def test_a_function_registered_in_the_place_of_sdpa_is_run_in_compiled_code():
     torch._dynamo.reset()
     model, stock = llama(), llama()

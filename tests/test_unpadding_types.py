@@ -31,7 +31,7 @@ def padded_alone(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) 
     return found
 
 
-@pytest.mark.sampled(48)
+@pytest.mark.sampled(36)
 @pytest.mark.parametrize(("task", "model_type"), [(task, name) for task in LABELS for name in _types(task)])
 def test_logits_and_loss_of_every_type(task, model_type):
     """Left out, and so equal by themselves, are only those whose positions or windows count the padding."""

@@ -167,6 +167,7 @@ def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
         assert same, name
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "mamba", "qwen2_moe"])
 @pytest.mark.parametrize("checkpointing", [None, True, False])
 def test_training_is_bit_for_bit_what_it_is_without(model_type, checkpointing):
@@ -344,6 +345,7 @@ def test_a_model_that_is_compiled_as_one_graph_stays_one():
     torch._dynamo.reset()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("regional", [False, True])
 def test_compiled_models_are_checked_and_compiled_no_more_than_without(regional):
     frames = []

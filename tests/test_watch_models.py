@@ -32,6 +32,7 @@ TYPES = (
 """Rotary and learned positions, windows, experts, recurrences, distance biases, encoders."""
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
 @pytest.mark.parametrize("model_type", TYPES)
 def test_an_exact_model_never_alarms(model_type, noise):

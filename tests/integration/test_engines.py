@@ -16,13 +16,15 @@ from compat.engines import cells, start
 from compat.engines.__main__ import GOOD
 from tests.integration import in_step, processes
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo"),
+]
 
 SAMPLE = ("fsdp2/xlnet", f"fsdp2/{cells.HEAD}")
 RECORDED = Path(__file__).parents[2] / "compat" / "results" / "engines.json"
 
 
-@pytest.mark.exhaustive
 def test_a_sample_of_engines_is_exact():
     """Started by torchrun; three steps with a checkpoint between them, each with other documents per rank."""
     found = dict(start.run(SAMPLE))

@@ -57,6 +57,7 @@ def started(directory: Path, *arguments: str, **variables: str) -> subprocess.Co
     )
 
 
+@pytest.mark.exhaustive
 def test_no_file_beside_the_script_is_executed_that_the_script_does_not_import(tmp_path):
     (tmp_path / "train.py").write_text(TRAINS)
     plain = started(tmp_path, "train.py")

@@ -129,7 +129,7 @@ class TestTrainer:
             "labels": torch.tensor([r + [-100] * (width - len(r)) for r in rows]),
         }
 
-    @pytest.mark.sampled(2)
+    @pytest.mark.sampled(1)
     @pytest.mark.parametrize(
         "settings",
         [

@@ -177,6 +177,7 @@ def test_a_forked_process_reports_although_it_leaves_past_atexit():
     assert sum("LlamaForCausalLM (llama) enabled; 1 padded batch packed inside" in line for line in lines) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_cannot_be_enabled_runs_as_it_would_have_unless_strict():
     stock, packed = start("unsupported.py"), start(*RUN, "unsupported.py")
     assert packed.told == stock.told

@@ -48,7 +48,7 @@ def measured(*options: str) -> dict[str, dict]:
     return {found["type"]: found for found in map(json.loads, done.stdout.splitlines())}
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_bounds_arrive_in_every_layer(model_type):
     found = measured()[model_type]
@@ -67,7 +67,7 @@ def test_bounds_arrive_in_every_layer(model_type):
         assert scan in told or scan in BLIND
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_kernels_that_cannot_be_told_are_fed_one_document_per_row(model_type):
     found = measured("--without-bounds")[model_type]

@@ -38,7 +38,7 @@ def test_distances_restart(model_type, options, attn_implementation):
     assert error(model(input_ids=ids, use_cache=False).logits, expected) > LEAK
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("model_type", ENCODERS)
 def test_masked_language_models(model_type):
     """Of every covered type; autopack.audit holds logits, influence and gradients in all call modes."""
@@ -53,6 +53,7 @@ def test_masked_language_models(model_type):
         assert report.exact, str(report)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("model_type", "options"), [("deberta-v2", DEBERTA), ("deberta", {"relative_attention": True,
                          "pos_att_type": ["c2p", "p2c"]})])  # fmt: skip
 def test_disentangled_attention_and_its_convolution(model_type, options):

@@ -51,7 +51,7 @@ KINDS = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_every_length_gives_logits_and_gradients_of_the_document_alone(model_type):
     model = tiny.build(model_type).train()
@@ -80,7 +80,7 @@ class InFloat64(TorchFunctionMode):
         return (torch.Tensor.double if func is torch.Tensor.float else func)(*args, **kwargs)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("model_type", TYPES)
 def test_float64(model_type):
     model = tiny.build(model_type).double()

@@ -238,6 +238,7 @@ class TestEqualPairs:
         means_of_means = np.array(logged(self._trained(tmp_path, weigh=False)))
         assert np.abs(means_of_means - wanted).max() > 3e-4, "control: thirty times the tolerance"
 
+    @pytest.mark.exhaustive
     def test_so_are_its_gradients(self, tmp_path):
         """One step of plain descent, against the gradient of a batch of all its pairs."""
         plain = {"max_steps": 1, "optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant"}
@@ -359,6 +360,7 @@ def test_the_recipe_trains_as_stock(bf16, close, tmp_path):
         assert not of_model.tally.left
 
 
+@pytest.mark.exhaustive
 def test_the_recipe_goes_on_where_it_stopped(tmp_path):
     """From a step inside the second epoch, with two batches to a step."""
     seen: list[list[int]] = []

@@ -26,7 +26,7 @@ def tokens(batches):
     return [batch["input_ids"].tolist() for batch in batches]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", ["best_fit", "multipack", "sequential"])
 @pytest.mark.parametrize(("workers", "stops"), [(0, range(13)), (2, (0, 1, 5, 12))])
 def test_it_goes_on_after_every_step_of_a_later_epoch(workers, stops, strategy):

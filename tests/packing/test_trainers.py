@@ -150,6 +150,7 @@ def test_a_collator_that_takes_no_row_alone(tmp_path):
     assert "Trainer drops" in what_is_lost(trainer)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model_type", ["llama", "bloom"])
 def test_trls_collator_takes_rows_for_documents(model_type, tmp_path):
     model, rows = _model(model_type), _rows()

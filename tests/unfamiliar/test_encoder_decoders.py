@@ -31,6 +31,8 @@ from tests.unfamiliar.common import (
 )
 from tests.unfamiliar.test_subclasses import logged, names_some, passes_all_on
 
+pytestmark = pytest.mark.sampled(3)
+
 TYPES = ("t5", "mt5", "umt5", "bart", "mbart", "marian", "pegasus", "m2m_100", "blenderbot", "plbart")
 WHEN = ("before", "after")
 PAIRS = Pairs.draw((5, 7, 4), (3, 6, 4))

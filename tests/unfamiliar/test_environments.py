@@ -34,6 +34,8 @@ from tests.unfamiliar.common import (
 from tests.unfamiliar.test_losses import per_sequence, smoothed, summed
 from tests.unfamiliar.test_subclasses import names_some, passes_all_on
 
+pytestmark = pytest.mark.sampled(3)
+
 WHEN = ("before", "after")
 
 

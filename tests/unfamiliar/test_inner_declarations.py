@@ -25,6 +25,8 @@ from tests.unfamiliar.common import (
 )
 from tests.unfamiliar.parts import layers_of
 
+pytestmark = pytest.mark.sampled(3)
+
 WHEN = ("before", "after")
 HOOKED = [("before", False), ("after", True), ("after", False), ("before", True), ("after", True)]
 """When a hook is added, and whether to the backbone or to the whole."""

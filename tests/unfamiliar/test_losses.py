@@ -24,6 +24,8 @@ from tests.unfamiliar.common import (
 )
 from tests.unfamiliar.test_subclasses import passes_all_on
 
+pytestmark = pytest.mark.sampled(3)
+
 WAY = Way()
 
 

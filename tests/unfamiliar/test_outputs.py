@@ -24,6 +24,8 @@ from tests.unfamiliar.common import (
     spans,
 )
 
+pytestmark = pytest.mark.sampled(3)
+
 ROUTED = ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "granitemoe", "phimoe", "dbrx", "jamba", "minimax", "gpt_oss")
 PADDING = 6
 

@@ -35,6 +35,8 @@ from tests.unfamiliar.common import (
 )
 from tests.unfamiliar.parts import get, layers_of, place
 
+pytestmark = pytest.mark.sampled(3)
+
 WAY = Way()
 WHEN = ("before", "after", "stale")
 Patch = Callable[[pytest.MonkeyPatch], None]

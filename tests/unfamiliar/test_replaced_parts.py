@@ -26,6 +26,8 @@ from tests.unfamiliar.common import (
 )
 from tests.unfamiliar.parts import HARMLESS, MIXING, PLACES, get, layers_of, mixer_name, place, put
 
+pytestmark = pytest.mark.sampled(3)
+
 WAY = Way()
 WITHOUT_CACHE = Way(given={"use_cache": False})
 """For layers that would share one place in the cache."""

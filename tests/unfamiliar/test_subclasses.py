@@ -27,6 +27,8 @@ from tests.unfamiliar.common import (
     subclass,
 )
 
+pytestmark = pytest.mark.sampled(3)
+
 WAY = Way()
 
 
