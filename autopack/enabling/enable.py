@@ -280,6 +280,8 @@ def _enable_trainer(trainer: Any, given: _Given, undo: ExitStack) -> TrainerHand
         undo.callback(trainer_logs.take_logs, trainer)
     if given.logs:
         trainer_logs.add_logs(trainer, handles["model"].tally)
+    else:
+        trainer_logs.take_logs(trainer)
     return TrainerHandle(trainer, handles, left_alone)
 
 

@@ -241,6 +241,16 @@ def test_the_option_of_enable_turns_it_off(tmp_path):
     assert not any("autopack" in name for logs in reporter.logs for name in logs)
 
 
+def test_a_second_call_can_turn_it_off(tmp_path):
+    reporter = Reporter()
+    subject = trainer(tmp_path, reporter)
+    callbacks = list(subject.callback_handler.callbacks)
+    autopack.enable(subject)
+    assert subject.callback_handler.callbacks != callbacks
+    with autopack.enable(subject, logs=False):
+        assert subject.callback_handler.callbacks == callbacks
+
+
 def test_a_model_that_is_disabled_meanwhile_has_nothing_to_log(tmp_path):
     reporter = Reporter()
     subject = trainer(tmp_path, reporter)
