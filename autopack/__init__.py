@@ -42,6 +42,7 @@ _PUBLIC = {
     "plan": "autopack.packing.plan",
     "register": "autopack.registry",
     "shard_files": "autopack.packing.shards",
+    "shard_rows": "autopack.packing.shared_rows",
     "weigh_documents": "autopack.packing.loss",
     "weigh_pairs": "autopack.packing.pairs",
     "weighted_loss": "autopack.packing.loss",
@@ -96,5 +97,6 @@ if TYPE_CHECKING:
     from autopack.packing.sampler import PackedBatchSampler as PackedBatchSampler
     from autopack.packing.shards import pack_shards as pack_shards
     from autopack.packing.shards import shard_files as shard_files
+    from autopack.packing.shared_rows import shard_rows as shard_rows
     from autopack.registry import families as families
     from autopack.registry import register as register

@@ -11,8 +11,10 @@ import torch
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection import masks, releases, torches
+from autopack.layout.packed import PackedLayout
 from autopack.patching import Site
 from autopack.runtime.model import EnabledModel
+from autopack.runtime.row_group import RowGroup
 from autopack.runtime.scope import Scope, running_scope
 
 
@@ -38,6 +40,8 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
             _refuse_padding(padding, scope.model)
         kwargs["attention_mask"] = None
         pattern, layout, memory = masks.describe_mask(kwargs["mask_function"]), scope.layout, scope.memory
+        if scope.shared is not None:
+            kwargs = _of_whole_rows(kwargs, pattern, layout, scope.shared)
         if memory is not None and kwargs["kv_length"] == memory.shape[1]:
             # Of cross-attention, which hides no state of the encoder, or whose rule is asked whether it does.
             across = pattern == masks.Pattern(causal=False) or memory.shape[1] != layout.shape[1]
@@ -78,6 +82,20 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
         return tuple(mask if part is given["attention_mask"] else part for part in original(**given))
 
     return autopack_preprocess_mask_arguments
+
+
+def _of_whole_rows(arguments: dict[str, Any], pattern: Any, layout: PackedLayout, rows: RowGroup) -> dict[str, Any]:
+    """The arguments of a mask function for whole rows, where this rank has a part of their columns."""
+    asked, part = (arguments["batch_size"], arguments["kv_length"]), (layout.rows, layout.columns // rows.ranks)
+    if asked != part or (pattern is None and masks.captured_tensors(arguments["mask_function"])):
+        raise UnsupportedModel(
+            f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, or by a rule of single tokens, but "
+            f"this rank has {part[1]} columns of {part[0]} rows that it shares with others. Train the model without "
+            f"sequence_parallel."
+        )
+    return (
+        arguments | {"kv_length": layout.columns, "kv_offset": 0} | masks.query_arguments(layout.columns, layout.device)
+    )
 
 
 def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:

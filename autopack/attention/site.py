@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from autopack.attention import over_ranks
 from autopack.attention.backends import cross
-from autopack.attention.call import AttentionCall
+from autopack.attention.call import AttentionCall, Output
 from autopack.attention.choose import BACKENDS, choose
 from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection import releases
@@ -16,7 +18,7 @@ from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.packed import PackedLayout
 from autopack.patching import Site
 from autopack.runtime.marks import mark_of
-from autopack.runtime.scope import refuse_stranger, site_scope
+from autopack.runtime.scope import Scope, refuse_stranger, site_scope
 
 PARAMETERS = ("module", "query", "key", "value", "attention_mask")
 """What an attention function of transformers takes first."""
@@ -46,7 +48,10 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
             )
         layout = scope.layout.to(query.device)
         memory = scope.memory.to(query.device) if scope.memory is not None and mark.reads_encoder else None
-        _check_shapes(module, layout, memory or layout, query, key)
+        if scope.shared is None:
+            _check_shapes(module, layout, memory or layout, query, key)
+        else:
+            over_ranks.check_shapes(module, layout, scope.shared, query, key)
         options = {name: option for name, option in kwargs.items() if name not in LAYOUT_KWARGS}
         if mark.adjustment is not None and memory is None:
             query, key, value, options = mark.adjustment(module, layout, query, key, value, options)
@@ -55,9 +60,19 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         )
         if memory is not None:
             return cross.attend(call)
+        if scope.shared is not None:
+            return _attend_over_ranks(call, scope)
         return BACKENDS[choose(scope.model.options.backend, call)].attend(call)
 
     return autopack_attention
+
+
+@torch._dynamo.disable  # graphs of exchanges are not measured
+def _attend_over_ranks(call: AttentionCall, scope: Scope) -> Output:
+    assert scope.shared is not None
+    call = over_ranks.with_whole_rows(call, scope.shared)
+    output, _ = BACKENDS[choose(scope.model.options.backend, call)].attend(call)
+    return over_ranks.parts_of_rows(output, call, scope.shared), None
 
 
 def _check_shapes(module: nn.Module, layout: PackedLayout, memory: PackedLayout, query: Tensor, key: Tensor) -> None:

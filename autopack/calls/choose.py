@@ -12,6 +12,7 @@ from autopack.calls.packed import Packed
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
 from autopack.calls.pairs import PairAsRows, PairCall
 from autopack.calls.plan import Deferred, Plan, Untouched
+from autopack.calls.shared import SharedRows, rows_shared_by
 from autopack.calls.unmasked import point_out
 from autopack.calls.unpadded import Unpadded
 from autopack.inspection.modules import is_pair
@@ -23,6 +24,9 @@ def choose(call: Call) -> Plan:
     """What becomes of a call of a model with one kind of tokens."""
     if generates(call.model):
         return Untouched(call.model)
+    rows = rows_shared_by(call)
+    if rows is not None:
+        return SharedRows(call, rows)
     refusals.refuse_split_rows(call)
     if call.outer is None and (call.module.training or call.has_labels):
         refusals.refuse_lost_documents(call.model)

@@ -35,7 +35,10 @@ def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     @functools.wraps(original, updated=())
     def autopack_cross_entropy(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         activation = scopes.ambient.activation
-        if activation is not None and activation.foreign:
+        if activation is not None and activation.scope.shared is not None:
+            if activation.plan is not None:
+                activation.plan.meet(target)
+        elif activation is not None and activation.foreign:
             target = _masked(target, kwargs.get("ignore_index", IGNORED_LABEL))
         return original(source, target, *args, **kwargs)
 

@@ -73,7 +73,7 @@ def refuse_split_rows(call: Call) -> None:
     Whether such a row is packed cannot be told from a part of it: one in which no position begins anew may hold the end
     of one document and the beginning of the next.
     """
-    found = splits_rows(call.model.implementations())
+    found = splits_rows(call.model.implementations(), call.module.training)
     if found is not None:
         raise UnsupportedModel(
             f"{call.name} is called within {found}, where each rank holds a part of every row, so autopack can see "
@@ -107,7 +107,7 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     refuse_caches(call)
     _refuse_prepared_mask(call.arguments.get("attention_mask"), layout)
     refuse_arguments(call)
-    _refuse_early_positions(call, layout)
+    refuse_early_positions(call, layout)
     if call.arguments.get("encoder_hidden_states") is not None:
         raise UnsupportedModel(
             "encoder_hidden_states were given with packed rows: cross-attention would let every document see the "
@@ -213,7 +213,7 @@ def _refuse_prepared_mask(mask: Any, layout: PackedLayout) -> None:
     )
 
 
-def _refuse_early_positions(call: Call, layout: PackedLayout) -> None:
+def refuse_early_positions(call: Call, layout: PackedLayout) -> None:
     """Positions of RoBERTa's kind begin after that of padding; those before it are other rows of the table."""
     first, least = layout.first_positions, call.entry.earliest_position
     if first is None or not least or not call.entry.uses_positions:

@@ -23,6 +23,7 @@ from autopack.integrations import boundaries, lm_eval, peft
 from autopack.integrations.wrappers import holds_models, is_trainer, models_of_trainer, parts_of, unwrap
 from autopack.runtime.marks import HANDLE, handle_of, holds_marks
 from autopack.runtime.model import EnabledModel, Options
+from autopack.runtime.row_group import RowGroup
 from autopack.watching.sentinel import Sentinel
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def enable(
     watch: int | None = ...,
     watch_action: str | None = ...,
     logs: bool = ...,
+    sequence_parallel: Any = ...,
 ) -> TrainerHandle: ...
 
 
@@ -54,6 +56,7 @@ def enable(
     watch: int | None = ...,
     watch_action: str | None = ...,
     logs: bool = ...,
+    sequence_parallel: Any = ...,
 ) -> Handles: ...
 
 
@@ -67,6 +70,7 @@ def enable(
     watch: int | None = ...,
     watch_action: str | None = ...,
     logs: bool = ...,
+    sequence_parallel: Any = ...,
 ) -> Handle: ...
 
 
@@ -79,6 +83,7 @@ def enable(
     watch: int | None = None,
     watch_action: str | None = None,
     logs: bool = True,
+    sequence_parallel: Any = None,
 ) -> Handle | TrainerHandle | Handles:
     """Make packed rows exact for this model, and run its padded batches as packed rows.
 
@@ -106,6 +111,10 @@ def enable(
             warning each time; None reads AUTOPACK_WATCH_ACTION, whose default is `raise`.
         logs: Whether a `transformers.Trainer` logs how full the rows of its model are (`autopack/fill` and its like,
             docs/unpadding.md), to wherever it reports. Other models and trainers log nothing of it.
+        sequence_parallel: A process group of torch.distributed, or a DeviceMesh of one dimension: its processes share
+            rows, each calls the model with an equal part of the columns of every one (`autopack.shard_rows`), and
+            attention goes over whole rows by an exchange of tokens for heads (docs/distributed.md). Rows that DeepSpeed
+            shares out (ALST) need no word of it.
 
     Returns:
         A handle whose repr says what was done; `handle.remove()` takes everything back, and so does leaving the block
@@ -113,6 +122,7 @@ def enable(
         per model; for several models `Handles`, with one for each. Where one of several cannot be enabled, none is.
 
     Raises:
+        ValueError: An option has a value that it does not take.
         UnsupportedModel: The model, or the backend with it, cannot be served exactly. Nothing was changed.
         SiteDrift: The installed transformers lacks a function that autopack stands at. Nothing was changed.
 
@@ -121,8 +131,10 @@ def enable(
     """
     options.check(backend=backend, unpad=unpad, verify=verify)
     every, action = options.read_watch(watch, watch_action)
-    told = {"watch": watch is not None, "watch_action": watch_action is not None}
-    given = _Given(Options(backend, unpad, verify, every, action), [name for name, yes in told.items() if yes], logs)
+    rows = None if sequence_parallel is None else RowGroup.of(sequence_parallel)
+    told = {"watch": watch, "watch_action": watch_action, "sequence_parallel": sequence_parallel}
+    also = [name for name, value in told.items() if value is not None]
+    given = _Given(Options(backend, unpad, verify, every, action, rows), also, logs)
     with ExitStack() as undo:
         handle = _enable(model, given, undo)
         undo.pop_all()

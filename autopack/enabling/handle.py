@@ -98,6 +98,7 @@ class Handle(AbstractContextManager["Handle"]):
             *([("attention", f"{attention} modules, attn_implementation={implementations}")] if attention else []),
             *([("mixers", f"{mixers} modules")] if mixers else []),
             *([("backend", self.backend)] if attention else []),
+            *([("rows", f"shared by {shared!r}")] if (shared := enabled.options.sequence_parallel) else []),
             ("padding", f"unpad={unpad!r}" + ("" if unpad == "never" else f"; {self.tally}")),
             *([("trained", self.tally.trained)] if self.tally.trained else []),
             *([("evaluated", str(self.tally.evaluation))] if self.tally.evaluation.calls else []),

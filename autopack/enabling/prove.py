@@ -48,7 +48,7 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> N
         return
     unknown = next(iter(code.foreign), code.hook) or why_not_recorded(model)
     if unknown is None and verify == "auto":
-        enabled.proof = Proof(f"by the released leak test of {kind}, in this very code")
+        enabled.proof = Proof(f"by the released leak test of {kind}, in this very code", recorded=True)
         return
     tested = _callable_part(enabled)
     unasked = None
@@ -80,7 +80,8 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> N
     inexact = report.padded or report.packed
     padded = unasked or (inexact and f"it was not exact without its padding when it was audited: {inexact}")
     packed = report.packed and f"{report.packed} (audited because: {because})"
-    enabled.proof = Proof(how, packed, report.labels, padded)
+    recorded = unknown is None and tested is model
+    enabled.proof = Proof(how, packed, report.labels, padded, recorded=recorded)
     logger.info("autopack audited %s in %.1f s", type(model).__name__, time.perf_counter() - started)
 
 

@@ -21,7 +21,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack.inspection import releases
+from autopack.inspection import releases, ulysses
 from autopack.inspection.source import names_in
 
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -183,7 +183,7 @@ class Provenance:
 
     def _registered(self, implementations: tuple[str, ...]) -> None:
         for implementation in implementations:
-            function = releases.attention_function(implementation)
+            function = ulysses.of_whole_rows(releases.attention_function(implementation))
             if function is not None and not self._check(function):
                 self.foreign.append(f"the attention function {implementation!r}: {_whose(function)}")
 
@@ -341,8 +341,17 @@ def hooks_of(module: nn.Module) -> dict[int, Any]:
 
 
 def is_foreign_hook(hook: Any) -> bool:
-    """Whether a hook is somebody else's."""
-    return not is_own(_function_of(hook))
+    """Whether a hook is somebody else's. DeepSpeed's gather parameters and count time; layers that it changes are its."""
+    function = _function_of(hook)
+    return not is_own(function) and not all(map(_is_of_engine, layers(function)))
+
+
+def _is_of_engine(layer: Any) -> bool:
+    engine = getattr(sys.modules.get("deepspeed"), "__file__", None)
+    if engine is None or not isinstance(layer, FunctionType):
+        return False
+    name = layer.__code__.co_filename
+    return name.startswith(os.path.dirname(engine) + os.sep) or _is_own_file(name)
 
 
 def looks_at_rows(hook: Any) -> bool:
@@ -363,7 +372,7 @@ def _function_of(hook: Any) -> Any:
 
 
 def _of_hooks(module: nn.Module) -> str | None:
-    for function in map(_function_of, hooks_of(module).values()):
-        if not is_own(function):
-            return f"a hook on it is {_whose(function)}"
+    for hook in hooks_of(module).values():
+        if is_foreign_hook(hook):
+            return f"a hook on it is {_whose(_function_of(hook))}"
     return None

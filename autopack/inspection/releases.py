@@ -79,6 +79,11 @@ def attention_mapping() -> tuple[str, str]:
     return modeling_utils.__name__, "ALL_ATTENTION_FUNCTIONS" if is_dict else "AttentionInterface._global_mapping"
 
 
+def common_interface(interface: Any) -> str | None:
+    """The name of the module whose interface object this is, where it is the one that models share."""
+    return modeling_utils.__name__ if interface is modeling_utils.ALL_ATTENTION_FUNCTIONS else None
+
+
 def attention_function(implementation: str) -> Callable[..., Any] | None:
     """The attention function registered under a name, whoever registered it; None where there is none."""
     return modeling_utils.ALL_ATTENTION_FUNCTIONS.get(implementation) if has_attention_interface() else None

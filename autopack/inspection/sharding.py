@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopack.inspection import releases
+from autopack.inspection import releases, ulysses
 from autopack.inspection.provenance import original
 
 _OF_SEQUENCES = ("deepspeed", "ring_flash_attn", "yunchang", "xfuser")
@@ -41,10 +41,11 @@ def in_a_group() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
-def splits_rows(implementations: Iterable[str]) -> str | None:
+def splits_rows(implementations: Iterable[str], training: bool) -> str | None:
     """What has attention go over rows of which each process has a part (context or sequence parallelism), or None.
 
-    That is torch's `context_parallel` while it is in force, or an attention function that calls other processes.
+    That is torch's `context_parallel` while it is in force, or an attention function that calls other processes in a
+    call of a model in this mode.
     """
     if not in_a_group():
         return None
@@ -53,6 +54,9 @@ def splits_rows(implementations: Iterable[str]) -> str | None:
         return "torch's context_parallel"
     for name in implementations:
         found = original(releases.attention_function(name))
+        exchange = ulysses.exchange_of(found)
+        if exchange is not None and not ulysses.exchanges_now(exchange, training):
+            continue
         if isinstance(found, FunctionType) and _communicates(found):
             return f"the attention function {found.__module__}.{found.__qualname__}"
     return None

@@ -172,4 +172,5 @@ def modules_with_own_function(modules: list[nn.Module], implementation: str) -> 
     """Names of the Python modules whose interface object overrides an implementation for itself alone."""
     names = [f.__globals__ for cls in {class_of(module) for module in modules} for f in dispatching_functions(cls)]
     own = (n for n in names if implementation in getattr(n.get(_INTERFACE), "_local_mapping", {}))
-    return list(dict.fromkeys(n["__name__"] for n in own))
+    # One object that several have is one place, and has to have one name.
+    return list({id(n[_INTERFACE]): releases.common_interface(n[_INTERFACE]) or n["__name__"] for n in own}.values())

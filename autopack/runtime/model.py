@@ -22,6 +22,7 @@ from autopack.inspection.positions import Numbering
 from autopack.inspection.sharding import Group
 from autopack.inspection.watch import Watch
 from autopack.patching import SiteLease
+from autopack.runtime.row_group import RowGroup
 from autopack.runtime.tally import Tally
 
 
@@ -34,6 +35,7 @@ class Options:
     verify: str = "auto"
     watch: int = 0
     watch_action: str = "raise"
+    sequence_parallel: RowGroup | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Proof:
 
     `how` tells it in words. `packed`, `labels` and `padded` say why packed calls, those of them with labels, and padded
     batches without their padding would not be exact; None where they are. A proof that `waits` is made when rows are
-    first packed.
+    first packed. `recorded` says that a released run has measured this very code.
     """
 
     how: str
@@ -50,6 +52,7 @@ class Proof:
     labels: str | None = None
     padded: str | None = None
     waits: bool = False
+    recorded: bool = False
 
 
 class Brings(Enum):

@@ -21,6 +21,7 @@ from autopack.errors import OutsideForward, UnsupportedModel
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.marks import Mark, mark_of
 from autopack.runtime.model import EnabledModel, severed
+from autopack.runtime.row_group import RowGroup
 
 NO_ENTRY = -1
 """Level of an activation that no entry has opened."""
@@ -43,6 +44,8 @@ class Scope:
     """Whether the model runs as it would without autopack, whatever the call declares."""
     refusal: str | None = None
     """Why nothing in this forward may mix tokens, where nothing may: the end of a sentence that begins with a class."""
+    shared: RowGroup | None = None
+    """The processes that share the rows of `layout`, where each has a part of their columns."""
     in_step: bool = False
     """Whether it is one of the runs of a module that all ranks make equally many of (`autopack.runtime.in_step`)."""
     agreed: dict[int, int] = field(default_factory=dict)

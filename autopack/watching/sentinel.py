@@ -19,6 +19,7 @@ from autopack.auditing.running import Runner
 from autopack.calls.call import Call
 from autopack.calls.outputs import loss_of, unread
 from autopack.calls.pairs import PairCall
+from autopack.calls.shared import rows_shared_by
 from autopack.errors import Leak, LeakDetected
 from autopack.inspection.sharding import in_a_group
 from autopack.watching.conditions import Precision, random_state, unnoticed
@@ -86,6 +87,8 @@ class Sentinel:
         try:
             if not packs:
                 raise CannotTell("the call packed nothing")
+            if rows_shared_by(call) is not None:
+                raise CannotTell("several ranks share its rows")
             document = document_of(call, self._calls // self.watched.every - 1)
         except CannotTell as reason:
             self._skip(call, str(reason))

@@ -26,6 +26,12 @@ PROCESSES = {
     "zero1": 2,
     "zero2": 2,
     "zero3": 2,
+    "shared rows": 2,
+    "shared rows on 4": 4,
+    "shared rows fsdp2": 2,
+    "shared rows fsdp2 checkpointing": 4,
+    "shared rows zero1": 2,
+    "shared rows zero3": 2,
 }
 """On how many processes each engine runs."""
 ENGINE_NAMES = tuple(PROCESSES)
@@ -44,6 +50,11 @@ TYPES: dict[str, tuple[str, ...]] = {
     "fsdp2 reentrant checkpointing": ("llama", "deepseek_v4"),
     "fsdp2 bfloat16": ("llama", "xlnet"),
     "tensor parallel": ("llama", "qwen3", "gemma3_text"),
+    "shared rows": ("llama", "mistral", "gemma3_text", "mixtral", "deepseek_v3", "gpt2", "bloom", "mamba"),
+    **dict.fromkeys(
+        ("shared rows on 4", "shared rows fsdp2", "shared rows fsdp2 checkpointing"), ("llama", "gemma3_text")
+    ),
+    **dict.fromkeys(("shared rows zero1", "shared rows zero3"), ("llama", "mistral", "gemma3_text")),
     # Without Reformer, whose reversible layers bring DeepSpeed a gradient for each run, and BLT, which takes minutes.
     "zero3": ("llama", "mamba", "bloom", "rwkv", "recurrent_gemma", *ALONE[:5], HEAD),
 }

@@ -46,7 +46,8 @@ class Spec:
 
     def build(self, seed: int = 0, **changes: Any) -> Any:
         """The model, in training mode without dropout; parameters that no loss reaches are frozen, as DDP wants it."""
-        model = tiny.build(self.type, task=self.task, attn_implementation="eager", seed=seed, **changes).train()
+        changes.setdefault("attn_implementation", "eager")
+        model = tiny.build(self.type, task=self.task, seed=seed, **changes).train()
         model.config.use_cache = self.type != "blt"  # stock cannot make a cache for it in training
         for module in model.modules():
             for name, value in vars(module).items():

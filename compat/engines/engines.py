@@ -28,10 +28,10 @@ BFLOAT16 = 0.2
 STOCK = os.environ.get("ENGINES_STOCK") == "1"
 
 
-def enable(model: Any) -> None:
+def enable(model: Any, **options: Any) -> None:
     """Enable a model, unless it is asked whether stock trains by itself."""
     if not STOCK:
-        autopack.enable(model)
+        autopack.enable(model, **options)
 
 
 class Engine:
@@ -43,11 +43,17 @@ class Engine:
     """Whether gradients are averaged over the shares."""
     accumulates = False
     """Whether a step is made of two calls."""
+    parts = 1
+    """How many ranks share the rows of a share, each with a part of their columns."""
+    adds_parts = False
+    """Whether gradients of their parts are added up, and averaged over shares alone."""
+    attention = "eager"
+    options_of_enable: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, spec: Spec, seed: int = 0):
         self.spec = spec
-        self.base = spec.build(seed)
-        enable(self.base)
+        self.base = spec.build(seed, attn_implementation=self.attention)
+        enable(self.base, **self.options_of_enable)
         self.model = self.wrap(self.base)
         self.optimizer = optimizer_of(self.model)
 
@@ -61,8 +67,19 @@ class Engine:
         """How many shares there are."""
         return dist.get_world_size()
 
+    @property
+    def averaged_over(self) -> int:
+        """By what the engine divides gradients."""
+        return self.shares * (1 if self.adds_parts else self.parts)
+
     def wrap(self, model: Any) -> Any:
         raise NotImplementedError
+
+    def call(self, batch: dict[str, Any]) -> Any:
+        """What the model makes of packed rows, or of this rank's part of them."""
+        if self.parts > 1:
+            batch = autopack.shard_rows(batch, dist.get_rank() % self.parts, self.parts)
+        return self.model(**batch)
 
     def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         """Around the forward and backward of a call that may not be the last of its step."""
@@ -292,6 +309,7 @@ class Zero(Engine):
     """DeepSpeed's ZeRO."""
 
     stage = 1
+    more: dict[str, Any] = {}  # noqa: RUF012
 
     def wrap(self, model: Any) -> Any:
         import deepspeed
@@ -304,7 +322,7 @@ class Zero(Engine):
             "zero_force_ds_cpu_optimizer": False,
             "gradient_clipping": 0.0,
         }
-        self.engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer_of(model), config=config)
+        self.engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer_of(model), config=config, **self.more)
         return self.engine
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -369,6 +387,73 @@ class TensorParallel(Engine):
         self.optimizer = optimizer_of(self.model)
 
 
+class SharedDDP(DDP):
+    """Two ranks share rows, in DistributedDataParallel."""
+
+    parts = 2
+
+    @property
+    def share(self) -> int:
+        return dist.get_rank() // self.parts
+
+    @property
+    def shares(self) -> int:
+        return dist.get_world_size() // self.parts
+
+    @property
+    def options_of_enable(self) -> dict[str, Any]:  # type: ignore[override]
+        mesh = init_device_mesh("cpu", (self.shares, self.parts), mesh_dim_names=("data", "sequence"))
+        return {"sequence_parallel": mesh["sequence"]}
+
+
+class SharedFSDP2(SharedDDP):
+    """Two ranks share rows, and all of them parameters."""
+
+    checkpointing: bool | None = None
+    options: ClassVar[dict[str, Any]] = {}
+    mesh = FSDP2.mesh
+    wrap = FSDP2.wrap
+
+
+class CheckpointedSharedFSDP2(SharedFSDP2):
+    """With gradient checkpointing."""
+
+    checkpointing = False
+
+
+class SharedZero(Zero):
+    """DeepSpeed's sequence parallelism (ALST), registered with transformers after the first model was enabled."""
+
+    stage, parts, shares, share = 1, 2, 1, 0  # type: ignore[assignment]
+    adds_parts = True
+    attention = "sdpa"
+    registered: ClassVar[list[Any]] = []
+
+    def wrap(self, model: Any) -> Any:
+        import deepspeed
+        from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+        deepspeed.init_distributed("gloo")
+        if not SharedZero.registered:
+            SharedZero.registered.append(
+                UlyssesSPAttentionHF.register_with_transformers(
+                    model_name_or_path=model,
+                    core_attn_implementation="sdpa",
+                    sequence_parallel_size=self.parts,
+                    micro_batch_size=1,
+                    disable_in_eval=True,
+                )
+            )
+        self.more = {"mpu": SharedZero.registered[0]}
+        return super().wrap(model)
+
+
+class SharedZero3(SharedZero):
+    """With parameters gathered module by module, and gradients averaged over all ranks."""
+
+    stage, adds_parts = 3, False
+
+
 class DyingDDP(DDP):
     """One rank dies in its second step."""
 
@@ -414,5 +499,11 @@ ENGINES: dict[str, type[Engine]] = {
     "zero1": Zero,
     "zero2": Zero2,
     "zero3": Zero3,
+    "shared rows": SharedDDP,
+    "shared rows on 4": SharedDDP,
+    "shared rows fsdp2": SharedFSDP2,
+    "shared rows fsdp2 checkpointing": CheckpointedSharedFSDP2,
+    "shared rows zero1": SharedZero,
+    "shared rows zero3": SharedZero3,
 }
 """Each engine by its name in `compat.engines.cells`."""

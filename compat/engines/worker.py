@@ -78,12 +78,12 @@ def _step(engine: Engine, spec: Spec, step: int) -> Step:
         if number == 0 and engine.accumulates and len(given) == 1:
             weight = 0.0  # the only document is that of the second call
         with engine.accumulating(last=number == len(calls) - 1):
-            output = engine.model(**packed(spec, each))
-            scale = weight * (engine.shares if engine.averages else 1)
+            output = engine.call(packed(spec, each))
+            scale = weight * (engine.averaged_over if engine.averages else 1)
             engine.backward(_weighed(output.loss, scale))
         loss_of_all += 0.0 if not weight else float(output.loss.detach()) * weight
     dist.all_reduce(loss_of_all)
-    loss = float(loss_of_all) / (dist.get_world_size() // engine.shares)
+    loss = float(loss_of_all) / (dist.get_world_size() // (engine.shares * engine.parts))
     gradients = engine.gradients()
     engine.step()
     return Step(loss, gradients, engine.parameters())

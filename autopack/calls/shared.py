@@ -1,0 +1,248 @@
+"""Packed rows that several ranks share: each calls the model with its part of the columns of every row.
+
+What is declared is gathered from all ranks, so that every rank knows the documents of whole rows; attention exchanges
+tokens for heads (`autopack.attention.over_ranks`), and everything else in a model that packs exactly by attention alone
+looks at one token at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from autopack.calls import refusals
+from autopack.calls.call import LAST_LOGITS, Call
+from autopack.calls.entry import Kind
+from autopack.calls.outputs import loss_of
+from autopack.calls.packed import add_token_types, without_what_packing_drops
+from autopack.calls.plan import Plan
+from autopack.errors import AutopackError, InvalidPacking, UnsupportedModel
+from autopack.inspection import masks, media, releases, ulysses
+from autopack.inspection.sharding import in_a_group
+from autopack.layout import declarations
+from autopack.layout.host import host_values
+from autopack.layout.packed import PackedLayout
+from autopack.runtime.model import EnabledModel
+from autopack.runtime.row_group import RowGroup
+from autopack.runtime.scope import Scope
+from autopack.runtime.tally import Volume
+
+_DECLARING = ("position_ids", "seq_idx", "attention_mask")
+"""What a part of rows may declare: each (rows, columns of the part)."""
+_WITHOUT = "Train it without sequence parallelism."
+
+
+def rows_shared_by(call: Call) -> RowGroup | None:
+    """The processes that share the rows of a call: those that the model was enabled for, or DeepSpeed's."""
+    if not in_a_group() or call.model.is_settling:
+        return None
+    given = call.model.options.sequence_parallel
+    if given is not None:
+        return given if given.ranks > 1 else None
+    for name in call.model.implementations():
+        function = releases.attention_function(name)
+        exchange = ulysses.exchange_of(function)
+        if exchange is None or not ulysses.exchanges_now(exchange, call.module.training):
+            continue
+        if ulysses.beneath_ours(function) is function:
+            _stand_above(call.model, exchange)
+        return RowGroup(exchange.process_group)
+    return None
+
+
+def _stand_above(model: EnabledModel, exchange: Any) -> None:
+    """Stand over DeepSpeed's function, which was registered after the model was enabled, as if it had been before."""
+    model.lease.renew(model.lease.needed)
+    model.lease.follow(model.implementations())
+    exchange.attn = ulysses.beneath_ours(exchange.attn)
+
+
+class SharedRows(Plan):
+    """The part of packed rows that this rank has."""
+
+    packs = True
+
+    def __init__(self, call: Call, rows: RowGroup):
+        layout, counted = _gathered(call, rows)
+        refusals.refuse_early_positions(call, layout)
+        super().__init__(Scope(call.model, layout, shared=rows))
+        self.volume = Volume.of_layout(layout)
+        self.labelled = call.has_labels
+        arguments = without_what_packing_drops(call, call.arguments)
+        part = layout.columns // rows.ranks
+        mine = slice(rows.rank * part, (rows.rank + 1) * part)
+        if arguments.get("position_ids") is None:
+            arguments["position_ids"] = layout.position_ids(call.entry.first_position)[:, mine].contiguous()
+        add_token_types(call, arguments, layout)
+        self.targets: torch.Tensor | None = None
+        """The labels that the loss has to count, where it shifts its own otherwise."""
+        if counted is not None:
+            _refuse_targets_across(call, layout, counted)
+            self.targets = arguments["shift_labels"] = arguments["shift_labels"].contiguous()
+        self.arguments: dict[str, Any] = arguments
+        self._counted = False
+
+    def meet(self, target: Any) -> None:
+        """See the labels that a loss counts."""
+        mine = self.targets
+        if mine is not None and isinstance(target, torch.Tensor) and target.numel() == mine.numel():
+            self._counted |= target.data_ptr() == mine.data_ptr()
+
+    def finish(self, module: nn.Module, output: Any) -> Any:
+        if self.targets is not None and not self._counted and loss_of(output) is not None:
+            raise UnsupportedModel(
+                f"{type(module).__name__} computed its loss otherwise than from the shift_labels that it was given, so "
+                f"that the last token of a part has no label or a wrong one. Compute the loss from the logits and "
+                f"shift_labels."
+            )
+        return None
+
+    def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor | None:
+        raise UnsupportedModel(
+            f"a pooler reads the first token of each document, and this rank has a part of every row. {_WITHOUT}"
+        )
+
+
+def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | None]:
+    """The documents of whole rows, and where shifted labels count, (rows, columns); None where there are none.
+
+    What one rank cannot serve is refused on all of them, so that none waits for another.
+    """
+    refused: AutopackError | None = None
+    tensors: dict[str, torch.Tensor] = {}
+    try:
+        _check(call)
+        tensors = _declared_here(call)
+    except AutopackError as error:
+        refused = error
+    inputs = call.inputs
+    device = torch.device("cpu") if inputs is None else inputs.device
+    shape = (0, 0) if inputs is None else tuple(inputs.shape[:2])
+    present = [name in tensors for name in (*_DECLARING, "shift_labels")]
+    header = torch.tensor([refused is not None, *shape, *present], dtype=torch.long, device=device)
+    said = host_values(rows.gather(header))
+    if refused is not None:
+        raise refused
+    if said[:, 0].any():
+        raise UnsupportedModel(
+            f"{call.name} was called with parts of rows, and rank {int(said[:, 0].argmax())} of those that share them "
+            f"refused its own; its error says why."
+        )
+    if (said != said[0]).any():
+        raise InvalidPacking(
+            f"all ranks that share rows must call {call.name} with equally many columns of the same rows and with the "
+            f"same arguments; found input_ids of {[tuple(one) for one in said[:, 1:3].tolist()]}, and "
+            f"{', '.join((*_DECLARING, 'shift_labels'))} given: {said[:, 3:].tolist()}. autopack.shard_rows cuts rows "
+            f"like that."
+        )
+    columns = shape[1] * rows.ranks
+    whole = _on_whole_rows(tensors, rows, columns)
+    counted = whole.pop("shift_labels", None)
+    declared = declarations.read(
+        whole, (shape[0], columns), torch.device("cpu"), call.model.traits.first_position, call.ignored_label
+    )
+    layout = declared.layout
+    if layout is None:
+        if declared.jumps:
+            raise InvalidPacking(
+                f"position_ids of rows that ranks share neither go on by one nor begin anew, so autopack cannot tell "
+                f"where documents of {call.name} begin. Declare them by seq_idx as well."
+            )
+        starts = np.zeros((shape[0], columns), dtype=bool)
+        starts[:, 0] = True
+        real = np.ones_like(starts) if declared.real is None else declared.real
+        starts[:, 1:] |= real[:, 1:] != real[:, :-1]
+        layout = PackedLayout.from_starts(starts, device, declared.positions, real)
+    else:
+        layout = layout.to(device)
+    return layout, None if counted is None else host_values(counted).astype(bool)
+
+
+def _check(call: Call) -> None:
+    """Raise `AutopackError` where this rank cannot serve parts of rows, whatever they declare."""
+    refusals.check_sites(call.model)
+    refusals.refuse_unproven(call)
+    reason = _why_not(call)
+    if reason is not None:
+        raise UnsupportedModel(
+            f"{call.name} cannot be called with parts of rows that ranks share: {reason}. {_WITHOUT}"
+        )
+    if call.unnamed:
+        raise UnsupportedModel(f"{call.name}.forward does not name all of its positional arguments. Pass them by name.")
+    refusals.refuse_caches(call)
+    refusals.refuse_arguments(call)
+
+
+def _why_not(call: Call) -> str | None:
+    model, entry, given = call.model, call.entry, call.arguments
+    anatomy, traits = model.anatomy, model.traits
+    if not model.proof.recorded or entry.foreign is not None or call.outer is not None:
+        return f"only what a released run has measured is served there, and this model is verified {model.proof.how}"
+    if entry.kind is not Kind.MODEL or entry.head is not None or entry.inner_head is not None:
+        return "it is no model, or none with a head of its own, that has a result for each token"
+    if anatomy.mixers or anatomy.towers or not anatomy.attention or traits.counts_columns or traits.dense:
+        return "not attention alone, as transformers has it, looks at more than one token at a time"
+    if not entry.uses_positions or anatomy.has_row_dependent_rotary:
+        return "what it knows of positions depends on the columns or on the longest document of a row"
+    if not masks.has_mask_interface():
+        return "this release of transformers makes masks that know nothing of other ranks (before 4.53)"
+    if given.get("encoder_hidden_states") is not None or media.given(given):
+        return "it was given images or states of an encoder"
+    if call.wants_weights or call.wants_router_loss:
+        return "attention weights or the loss of routers were asked for, which are of whole rows"
+    if any(value is not None and not (type(value) is int and value == 0) for value in map(given.get, LAST_LOGITS)):
+        return "logits of the last tokens alone were asked for, which only one rank has"
+    if call.inputs is None:
+        return "it was given neither input_ids nor inputs_embeds"
+    if any(given.get(name) is not None for name in declarations.FLASH_KWARGS):
+        return "cumulative lengths are of whole rows; position_ids or seq_idx declare documents of a part"
+    if entry.shifts_labels and given.get("labels") is not None and given.get("shift_labels") is None:
+        return "labels are shifted within each part; give shift_labels beside them, as autopack.shard_rows does"
+    return None
+
+
+def _declared_here(call: Call) -> dict[str, torch.Tensor]:
+    """What this rank's part declares, and where its shifted labels count: each (rows, columns of the part)."""
+    assert call.inputs is not None
+    shape, found = tuple(call.inputs.shape[:2]), {}
+    for name in (*_DECLARING, "shift_labels"):
+        value = call.arguments.get(name)
+        if value is None:
+            continue
+        if name == "position_ids" and isinstance(value, torch.Tensor) and value.shape == (1, shape[1]):
+            value = value.expand(shape)
+        if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape or value.device != call.inputs.device:
+            raise InvalidPacking(
+                f"{name} of a part of rows must be a tensor of its shape, {shape}, on {call.inputs.device}; found "
+                f"{tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__}"
+                f"{f' on {value.device}' if isinstance(value, torch.Tensor) else ''}"
+            )
+        found[name] = (value != call.ignored_label) if name == "shift_labels" else value
+    return found
+
+
+def _on_whole_rows(tensors: dict[str, torch.Tensor], rows: RowGroup, columns: int) -> dict[str, torch.Tensor]:
+    """The same on the host for whole rows, (rows, columns): one exchange and one copy from the device."""
+    if not tensors:
+        return {}
+    parts = rows.gather(torch.stack([tensor.long() for tensor in tensors.values()]))  # (ranks, names, rows, part)
+    whole = torch.from_numpy(host_values(parts.movedim(0, 2).flatten(2)))
+    return dict(zip(tensors, (each.reshape(-1, columns) for each in whole), strict=True))
+
+
+def _refuse_targets_across(call: Call, layout: PackedLayout, counted: np.ndarray) -> None:
+    """Raise `InvalidPacking` where the last token of a document has a label that counts: it is of the next document."""
+    last = np.zeros_like(counted).reshape(-1)
+    last[layout.bounds[1:] - 1] = True
+    crossing = np.argwhere(last.reshape(counted.shape) & counted)
+    if len(crossing):
+        row, column = crossing[0].tolist()
+        raise InvalidPacking(
+            f"shift_labels of rows that ranks share have a label at row {row}, column {column}, where a document ends: "
+            f"it would be compared with the first token of the next one. Set it to {call.ignored_label}, as "
+            f"autopack.shard_rows does, or set the labels of first tokens to it before they are shifted, as "
+            f"autopack.PackingCollator does."
+        )

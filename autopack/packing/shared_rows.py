@@ -1,0 +1,114 @@
+"""Cut rows into the parts that the ranks of a sequence-parallel group get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from autopack.errors import InvalidPacking
+from autopack.layout import IGNORED_LABEL, declarations
+from autopack.layout.labels import without_boundaries
+from autopack.layout.packed import PackedLayout
+
+_MADE_ANEW = (*declarations.LAYOUT_KWARGS, "attention_mask", "position_ids", "labels", "shift_labels")
+
+
+def shard_rows(
+    batch: Mapping[str, Any],
+    rank: int,
+    ranks: int,
+    *,
+    shift_labels: bool = True,
+    pad_token_id: int = 0,
+    ignored_label: int = IGNORED_LABEL,
+) -> dict[str, Any]:
+    """The part of a batch of packed rows that one of `ranks` ranks gets, which all have the same batch.
+
+    Rank i gets the i-th of `ranks` equal runs of columns of every row, after padding to a multiple of `ranks`. What is
+    declared of documents, in any form that an enabled model takes, becomes `position_ids` that restart at each of them
+    (those of the batch, where it has any), `seq_idx` where the batch has it, and an `attention_mask` of 0 and 1 where
+    there is padding. Call a model enabled with `sequence_parallel=` the group with it.
+
+    Args:
+        batch: Tensors of a collator: `input_ids` (rows, columns) integers, and others of that shape, which are cut
+            alike. What is no tensor goes on as it is.
+        rank: Number of the part, from 0.
+        ranks: Number of parts.
+        shift_labels: Whether the model predicts the next token. The last token of a part is compared with the first of
+            the next one then, so labels become `shift_labels`, which stand at the token that predicts them, without
+            those that a document alone would not have; `labels` are the same, as transformers computes no loss without.
+            `num_items_in_batch` counts them in whole rows: losses of all parts add up to the mean over them.
+        pad_token_id: Token at columns that are added.
+        ignored_label: Label that the loss leaves out.
+
+    Returns:
+        A dict of the part, its tensors (rows, columns / ranks), contiguous.
+
+    Raises:
+        InvalidPacking: The batch declares its documents wrongly, or has a tensor of another shape.
+        ValueError: `rank` is none of `ranks`.
+    """
+    if not 0 <= rank < ranks:
+        raise ValueError(f"rank must be one of {ranks} ranks, 0 to {ranks - 1}; found {rank}")
+    ids = batch.get("input_ids")
+    if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
+        raise InvalidPacking("a batch whose rows are to be shared needs input_ids, a tensor (rows, columns)")
+    rows, columns = ids.shape
+    declared = declarations.read(batch, (rows, columns), ids.device, ignored_label=ignored_label)
+    layout = declared.layout or PackedLayout.from_lengths([[columns]] * rows, ids.device)
+    more = -columns % ranks
+    whole: dict[str, Any] = {"input_ids": pad(ids, (0, more), value=pad_token_id)}
+    whole["position_ids"] = pad(_positions(batch, layout), (0, more))
+    if more:  # positions of padding count, so that it is no longer than any document has them
+        whole["position_ids"][:, columns:] = torch.arange(more, device=ids.device)
+    if batch.get("seq_idx") is not None:
+        number = layout.seq_idx.long()
+        whole["seq_idx"] = torch.cat([number, number[:, -1:].expand(rows, more) + 1], dim=1)
+    if more or declared.real is not None:
+        real = torch.ones_like(ids) if declared.real is None else torch.from_numpy(declared.real).to(ids)
+        whole["attention_mask"] = pad(real, (0, more))
+    whole |= _labels(batch, layout, more, shift_labels, ignored_label)
+    for name, value in batch.items():
+        if name in whole or name in _MADE_ANEW or not isinstance(value, torch.Tensor):
+            continue
+        if tuple(value.shape) != (rows, columns):
+            raise InvalidPacking(
+                f"{name} must be a tensor of the shape of input_ids, {(rows, columns)}, so that it can be cut like "
+                f"them; found {tuple(value.shape)}"
+            )
+        whole[name] = pad(value, (0, more))
+    part = (columns + more) // ranks
+    cut = {
+        name: value[:, rank * part : (rank + 1) * part].contiguous() if isinstance(value, torch.Tensor) else value
+        for name, value in whole.items()
+    }
+    return {name: value for name, value in batch.items() if not isinstance(value, torch.Tensor)} | cut
+
+
+def _positions(batch: Mapping[str, Any], layout: PackedLayout) -> torch.Tensor:
+    given = batch.get("position_ids")
+    if given is None:
+        return layout.position_ids()
+    if given.dim() > 2:
+        raise InvalidPacking(
+            f"position_ids must be (rows, columns) where ranks share rows; found {tuple(given.shape)}, of several sections"
+        )
+    return given.expand(layout.rows, layout.columns)  # type: ignore[no-any-return]
+
+
+def _labels(
+    batch: Mapping[str, Any], layout: PackedLayout, more: int, shifts: bool, ignored: int
+) -> dict[str, torch.Tensor | int]:
+    labels, shifted = batch.get("labels"), batch.get("shift_labels")
+    if labels is None and shifted is None:
+        return {}
+    if not shifts:
+        return {} if labels is None else {"labels": pad(labels, (0, more), value=ignored)}
+    if shifted is None:
+        assert labels is not None
+        shifted = pad(labels, (0, 1), value=ignored)[:, 1:]
+    targets = pad(without_boundaries(shifted, layout, shifted=True, ignored=ignored), (0, more), value=ignored)
+    return {"labels": targets, "shift_labels": targets, "num_items_in_batch": int((targets != ignored).sum())}

@@ -1,0 +1,99 @@
+"""Processes that share rows: each has an equal part of the columns of every row, in the order of their ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from autopack.errors import UnsupportedModel
+from autopack.inspection.sharding import Group
+
+
+class RowGroup:
+    """A process group of torch.distributed over which rows are cut into equal parts.
+
+    A copy of a model has the same group; a pickled one has lost it, and cannot be called.
+    """
+
+    def __init__(self, group: Group):
+        self._group = group
+
+    @classmethod
+    def of(cls, value: Any) -> RowGroup | None:
+        """The group that a user gives: a process group or a mesh of one dimension; None for one process alone.
+
+        Raises `ValueError` for anything else, and where this process is not in it.
+        """
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            if isinstance(value, distributed.DeviceMesh) and value.ndim == 1:
+                value = value.get_group()
+            if isinstance(value, distributed.ProcessGroup):
+                return cls(value) if distributed.get_world_size(value) > 1 else None
+        raise ValueError(
+            f"sequence_parallel must be a process group of torch.distributed that this process is in, or a DeviceMesh "
+            f"of one dimension, made after torch.distributed.init_process_group; found {value!r}"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RowGroup:
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RowGroup) and self._group is other._group
+
+    def __hash__(self) -> int:
+        return id(self._group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_group": None}
+
+    def __repr__(self) -> str:
+        return "a group of another process" if self._group is None else f"a group of {self.ranks} processes"
+
+    @property
+    def group(self) -> Group:
+        """The process group. Raises `UnsupportedModel` where it was lost."""
+        if self._group is None:
+            raise UnsupportedModel(
+                "this model was enabled with sequence_parallel=... and then pickled, and process groups cannot be: "
+                "call autopack.disable(model), then enable it with the group of this process."
+            )
+        return self._group
+
+    @property
+    def ranks(self) -> int:
+        """How many processes share a row."""
+        return torch.distributed.get_world_size(self.group)
+
+    @property
+    def rank(self) -> int:
+        """Which part of a row this process has, from 0."""
+        return torch.distributed.get_rank(self.group)
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """The integers of all ranks, (ranks, ...) for (...) of the same shape on each. Has no gradients."""
+        found = [torch.empty_like(values) for _ in range(self.ranks)]
+        torch.distributed.all_gather(found, values.contiguous(), group=self.group)
+        return torch.stack(found)
+
+    def exchange(self, parts: torch.Tensor) -> torch.Tensor:
+        """Hand part i of (ranks, ...) to rank i: part j of what comes back is what rank j has handed to this one."""
+        found: torch.Tensor = _AllToAll.apply(parts, self.group)
+        return found
+
+
+class _AllToAll(Function):
+    """The exchange is its own transpose, so gradients go back the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: torch.Tensor, group: Group) -> torch.Tensor:
+        ctx.group = group
+        found = torch.empty_like(parts, memory_format=torch.contiguous_format)
+        torch.distributed.all_to_all_single(found, parts.contiguous(), group=group)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _AllToAll.apply(gradients[0], ctx.group), None

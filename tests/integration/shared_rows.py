@@ -1,0 +1,313 @@
+"""Rows that ranks share, for test_sequence_parallel.py: functions of the rank."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import autopack
+from autopack import tiny
+from autopack.runtime.row_group import RowGroup
+from tests.integration.documents import Run, documents, run_alone
+
+LENGTHS = ((7, 12, 5), (9, 11, 4))
+"""Of two rows of 24 columns; no document ends where a part does."""
+KINDS = ("llama", "mistral", "qwen3", "gemma3_text", "mixtral", "deepseek_v3", "gpt2", "olmo2", "bert:masked-lm")
+
+
+def model_of(kind: str, attention: str = "sdpa", **options: Any) -> Any:
+    """A tiny model whose heads two ranks can share, in training mode without dropout."""
+    name, _, task = kind.partition(":")
+    model = tiny.build(name, task=task or "causal-lm", attn_implementation=attention, seed=0, **options).train()
+    model.config.use_cache = False
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for key, value in vars(module).items():
+            if "dropout" in key and isinstance(value, float):
+                setattr(module, key, 0.0)
+    return model
+
+
+def rows_of(config: Any, lengths: Any = LENGTHS, seed: int = 0) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """The documents, and rows of them as collators make them."""
+    texts = documents(config, [n for row in lengths for n in row], seed)
+    rest = iter(texts)
+    rows = [[next(rest) for _ in row] for row in lengths]
+    ids = torch.cat([torch.cat(row, dim=1) for row in rows])
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+    return texts, {"input_ids": ids, "position_ids": positions, "labels": ids.clone()}
+
+
+def shared(model: Any, batch: dict[str, Any], group: Any = None, shifts: bool = True) -> Run:
+    """Forward and backward over this rank's part; logits, loss and gradients of all parts together."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    part = autopack.shard_rows(batch, rank, ranks, shift_labels=shifts)
+    model.zero_grad()
+    output = model(**part)
+    loss = output.loss
+    if not shifts:  # a mean over the tokens of this part
+        loss = loss * int((part["labels"] != -100).sum()) / int((batch["labels"] != -100).sum())
+    loss.backward()
+    total = loss.detach().clone()
+    dist.all_reduce(total, group=group)
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    for gradient in gradients.values():
+        dist.all_reduce(gradient, group=group)
+    logits = [torch.empty_like(output.logits) for _ in range(ranks)]
+    dist.all_gather(logits, output.logits.detach().contiguous(), group=group)
+    model.zero_grad()
+    whole = torch.cat(logits, dim=1)[:, : batch["input_ids"].shape[1]]
+    return Run(whole.flatten(0, 1), float(total), gradients)
+
+
+def error(kind: str, batch_of: Callable[[Any], Any] = rows_of, change: Any = None, **options: Any) -> float:
+    """The error of rows that all ranks share against each document alone on one process."""
+    shifts = not kind.endswith("masked-lm")
+    model, plain = model_of(kind, **options), model_of(kind, **options)
+    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    if change is not None:
+        model = change(model)
+    texts, batch = batch_of(model.config)
+    alone = run_alone(plain, texts) if shifts else _alone_unshifted(plain, texts)
+    return _without_zeros(shared(model, batch, shifts=shifts), alone)
+
+
+def _alone_unshifted(model: Any, texts: list[torch.Tensor]) -> Run:
+    count, logits, loss = sum(text.shape[1] for text in texts), [], 0.0
+    for text in texts:
+        output = model(input_ids=text, labels=text)
+        (output.loss * text.shape[1] / count).backward()
+        logits.append(output.logits[0].detach())
+        loss += output.loss.item() * text.shape[1] / count
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return Run(torch.cat(logits), loss, gradients)
+
+
+def _without_zeros(found: Run, wanted: Run) -> float:
+    """The error without gradients that are zero but for rounding, as those of keys' biases are: they have no scale."""
+    least = 1e-6 * max(float(gradient.norm()) for gradient in wanted.gradients.values())
+    zero = [name for name, gradient in wanted.gradients.items() if float(gradient.norm()) < least]
+    for name in zero:
+        assert float(found.gradients.pop(name).norm()) < least, name
+        del wanted.gradients[name]
+    return found.error(wanted)
+
+
+def _checkpointed(reentrant: bool) -> Callable[[Any], Any]:
+    def change(model: Any) -> Any:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model.enable_input_require_grads()
+        return model
+
+    return change
+
+
+def declared_otherwise(config: Any) -> Any:
+    """23 columns, which two ranks cannot share equally, declared by numbers of documents and without positions."""
+    texts, batch = rows_of(config, ((7, 12, 4), (9, 11, 3)))
+    starts = batch.pop("position_ids") == 0
+    return texts, {**batch, "seq_idx": starts.cumsum(1).int()}
+
+
+def _segments(config: Any) -> Any:
+    """Segment ids, of rows that say no positions."""
+    texts, batch = rows_of(config)
+    return texts, {**batch, "attention_mask": (batch.pop("position_ids") == 0).cumsum(1)}
+
+
+def _whole_rows(config: Any) -> Any:
+    """One document per row, which nothing declares."""
+    texts, batch = rows_of(config, ((24,), (24,)))
+    del batch["position_ids"]
+    return texts, batch
+
+
+def _random_layouts() -> float:
+    """The worst error over layouts drawn at random."""
+    draw, worst = random.Random(0), 0.0
+    for seed in range(8):
+        columns, rows = 2 * draw.randint(3, 16), draw.randint(1, 3)
+        cuts = [sorted(draw.sample(range(1, columns), draw.randint(0, 4))) for _ in range(rows)]
+        lengths = [[b - a for a, b in zip([0, *cut], [*cut, columns], strict=True)] for cut in cuts]
+        worst = max(worst, error("llama", lambda config, lengths=lengths, seed=seed: rows_of(config, lengths, seed)))
+    return worst
+
+
+def _perturbed() -> float:
+    """How far the logits of other documents move when all tokens of one change."""
+    model = model_of("llama")
+    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    _, batch = rows_of(model.config)
+    before = shared(model, batch).logits.clone()
+    batch["input_ids"] = batch["input_ids"].clone()
+    batch["input_ids"][0, 7:19] = (batch["input_ids"][0, 7:19] + 1) % model.config.vocab_size
+    moved = (shared(model, batch).logits - before).abs().amax(-1)
+    assert moved[7:19].min() > 0
+    return float(torch.cat([moved[:7], moved[19:]]).max())
+
+
+def stock_exchange(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **options: Any
+) -> Any:
+    """Sequence parallelism as it is without autopack: whole rows, and every token sees all that come before it."""
+    rows = RowGroup(dist.group.WORLD)
+    whole = [
+        rows.exchange(states.unflatten(1, (rows.ranks, -1)).movedim(1, 0)).movedim(0, 2).flatten(2, 3)
+        for states in (query, key, value)
+    ]
+    output, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, *whole, None, scaling=options["scaling"], is_causal=True)
+    return rows.exchange(output.unflatten(1, (rows.ranks, -1)).movedim(1, 0)).movedim(0, 2).flatten(2, 3), None
+
+
+def _without_autopack() -> float:
+    """The error of the same exchange where nobody keeps documents apart: the negative control."""
+    ALL_ATTENTION_FUNCTIONS["stock_exchange"] = stock_exchange
+    model, plain = model_of("llama"), model_of("llama")
+    model.set_attn_implementation("stock_exchange")
+    texts, batch = rows_of(model.config)
+    return shared(model, batch).error(run_alone(plain, texts))
+
+
+def _trained_beside_data_parallel() -> float:
+    """A copied model in a group of its own rank's alone shares nothing, and trains as ever."""
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    model, plain = model_of("llama"), model_of("llama")
+    autopack.enable(model, sequence_parallel=alone)
+    texts, batch = rows_of(model.config, ((7, 12, 5),))
+    return shared(model, batch, group=alone).error(run_alone(plain, texts))
+
+
+def _error_of(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except (autopack.AutopackError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
+
+
+def _refused(kind: str, part: Callable[[dict[str, Any]], Any] = lambda part: part, **options: Any) -> str:
+    """What a call is refused for; `part` changes what this rank hands in."""
+
+    def call() -> None:
+        model = model_of(kind, **options)
+        autopack.enable(model, sequence_parallel=dist.group.WORLD)
+        _call(model, part)
+
+    return _error_of(call)
+
+
+def _call(model: Any, part: Callable[[dict[str, Any]], Any] = lambda part: part) -> Any:
+    _, batch = rows_of(model.config)
+    given = autopack.shard_rows(batch, dist.get_rank(), dist.get_world_size())
+    found = part(given)
+    return model(**(given if found is None else found))
+
+
+def _subclassed() -> None:
+    model = model_of("llama")
+
+    class Chat(type(model)):  # type: ignore[misc]
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    model.__class__ = Chat
+    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    _call(model)
+
+
+def _own_loss() -> None:
+    model = model_of("llama")
+    model.loss_function = lambda logits, labels, **_: torch.nn.functional.cross_entropy(logits[0], labels[0])
+    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    _call(model)
+
+
+def _pooled() -> None:
+    model = type(model_of("bert:masked-lm").bert)(model_of("bert:masked-lm").config)
+    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    _, batch = rows_of(model.config)
+    del batch["labels"]
+    model(**autopack.shard_rows(batch, dist.get_rank(), dist.get_world_size()))
+
+
+def _pickled() -> None:
+    model = model_of("llama")
+    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    _call(pickle.loads(pickle.dumps(model)))
+
+
+def _otherwise_enabled() -> None:
+    model = model_of("llama")
+    autopack.enable(model)
+    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+
+
+def _on_one_rank(change: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    return lambda part: change(part) if dist.get_rank() == 1 else None
+
+
+def _shorter(part: dict[str, Any]) -> None:
+    for name in ("input_ids", "position_ids", "labels", "shift_labels"):
+        part[name] = part[name][:, :-2]
+
+
+def _counting_boundaries(part: dict[str, Any]) -> None:
+    part["shift_labels"] = part["shift_labels"].where(part["shift_labels"] != -100, 1)
+
+
+def _watched() -> tuple[int, dict[str, int]]:
+    """Checks made and skipped by a sentinel that cannot see a document whole."""
+    model = model_of("llama")
+    handle = autopack.enable(model, watch=1, sequence_parallel=dist.group.WORLD)
+    _call(model).loss.backward()
+    return handle.watched.checks, dict(handle.watched.skipped)
+
+
+def all_findings(rank: int, _: Path) -> dict[str, Any]:
+    """Everything that one group of processes can find after another."""
+    dist.barrier()
+    found: dict[str, Any] = {f"exact {kind}": error(kind) for kind in KINDS}
+    found["exact eager"] = error("llama", attention="eager")
+    found["exact declared by seq_idx, padded"] = error("llama", declared_otherwise)
+    found["exact segments"] = error("mistral", _segments)
+    found["exact whole rows"] = error("llama", _whole_rows)
+    found["exact reentrant"] = error("llama", change=_checkpointed(True))
+    found["exact checkpointing"] = error("llama", change=_checkpointed(False))
+    found["exact copy"] = error("llama", change=copy.deepcopy)
+    found["exact layouts"] = _random_layouts()
+    found["exact alone"] = _trained_beside_data_parallel()
+    found["perturbed"] = _perturbed()
+    found["without autopack"] = _without_autopack()
+    found["watched"] = _watched()
+    found |= {f"refused {name}": reason for name, reason in _refusals()}
+    return found
+
+
+def _refusals() -> Any:
+    yield "alibi", _refused("bloom", attention="eager")
+    yield "mixers", _refused("mamba", attention="eager")
+    yield "sinks", _refused("gpt_oss", attention="eager")
+    yield "dynamic rope", _refused("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
+    yield "heads", _refused("llama", num_key_value_heads=1)
+    yield "labels", _refused("llama", lambda part: {k: v for k, v in part.items() if k != "shift_labels"})
+    yield "boundaries", _refused("llama", _counting_boundaries)
+    yield "columns", _refused("llama", _on_one_rank(_shorter))
+    yield "one rank", _refused("llama", _on_one_rank(lambda part: part.update(use_cache=True)))
+    yield "weights", _refused("llama", lambda part: part.update(output_attentions=True), attention="eager")
+    yield "routers", _refused("mixtral", lambda part: part.update(output_router_logits=True))
+    yield "last logits", _refused("llama", lambda part: part.update(logits_to_keep=1))
+    yield "subclass", _error_of(_subclassed)
+    yield "own loss", _error_of(_own_loss)
+    yield "pooler", _error_of(_pooled)
+    yield "pickled", _error_of(_pickled)
+    yield "otherwise", _error_of(_otherwise_enabled)
+    yield "no group", _error_of(lambda: autopack.enable(model_of("llama"), sequence_parallel=2))

@@ -1,0 +1,86 @@
+"""Rows that several ranks share: `enable(model, sequence_parallel=group)` and `shard_rows`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration import processes, shared_rows
+from tests.integration.documents import FLOAT32, LEAK
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="this torch has no gloo"
+)
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return processes.run(shared_rows.all_findings, tmp_path_factory.mktemp("ranks"))
+
+
+def test_shared_rows_are_exact(findings):
+    exact = {name: max(rank[name] for rank in findings) for name in findings[0] if name.startswith("exact ")}
+    assert len(exact) >= len(shared_rows.KINDS) + 8
+    assert {name: error for name, error in exact.items() if error >= FLOAT32} == {}
+
+
+def test_the_same_exchange_leaks_without_autopack(findings):
+    assert all(rank["without autopack"] > LEAK for rank in findings)
+
+
+def test_no_document_moves_with_another(findings):
+    assert [rank["perturbed"] for rank in findings] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("alibi", "UnsupportedModel", "more than one token"),
+        ("mixers", "UnsupportedModel", "more than one token"),
+        ("sinks", "UnsupportedModel", "s_aux"),
+        ("dynamic rope", "UnsupportedModel", "longest document"),
+        ("heads", "UnsupportedModel", "1 of keys"),
+        ("labels", "UnsupportedModel", "shift_labels"),
+        ("boundaries", "InvalidPacking", "where a document ends"),
+        ("columns", "InvalidPacking", "equally many columns"),
+        ("weights", "UnsupportedModel", "attention weights"),
+        ("routers", "UnsupportedModel", "routers"),
+        ("last logits", "UnsupportedModel", "last tokens"),
+        ("subclass", "UnsupportedModel", "only what a released run has measured"),
+        ("own loss", "UnsupportedModel", "only what a released run has measured"),
+        ("pooler", "UnsupportedModel", "pooler"),
+        ("pickled", "UnsupportedModel", "process groups cannot be"),
+        ("otherwise", "ValueError", "sequence_parallel=None"),
+        ("no group", "ValueError", "init_process_group"),
+    ],
+)
+def test_what_is_not_exact_is_refused_on_every_rank(name, error, words, findings):
+    for rank in findings:
+        assert rank[f"refused {name}"].startswith(error), rank[f"refused {name}"]
+        assert words in rank[f"refused {name}"]
+
+
+def test_no_rank_waits_for_one_that_refuses(findings):
+    first, second = (rank["refused one rank"] for rank in findings)
+    assert "rank 1 of those that share them refused" in first
+    assert second.startswith("InvalidPacking: use_cache=True")
+
+
+def test_the_sentinel_says_that_it_cannot_see_such_documents(findings):
+    assert all(tuple(rank["watched"]) == (0, {"several ranks share its rows": 1}) for rank in findings)
+
+
+def _four(rank: int, _: Path) -> dict[str, float]:
+    return {
+        "llama": shared_rows.error("llama", num_key_value_heads=4),
+        "columns to add": shared_rows.error("llama", shared_rows.declared_otherwise, num_key_value_heads=4),
+    }
+
+
+@pytest.mark.exhaustive
+def test_four_ranks(tmp_path):
+    for rank in processes.run(_four, tmp_path, world=4):
+        assert {name: error for name, error in rank.items() if error >= FLOAT32} == {}
