@@ -31,8 +31,8 @@ def with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
     module = call.module
     if call.query.shape[1] % rows.ranks or call.key.shape[1] % rows.ranks:
         raise UnsupportedModel(
-            f"{type(module).__name__} has {call.query.shape[1]} heads of queries and {call.key.shape[1]} of keys, which "
-            f"{rows.ranks} ranks cannot share equally. Share rows over a number of ranks that divides both."
+            f"{type(module).__name__} has {call.query.shape[1]} heads of queries and {call.key.shape[1]} of keys, "
+            f"which {rows.ranks} ranks cannot share equally. Share rows over a number of ranks that divides both."
         )
     options = {name: option for name, option in call.options.items() if name not in _OF_PARTS}
     tensors = [name for name, option in options.items() if isinstance(option, torch.Tensor) and option.dim()]

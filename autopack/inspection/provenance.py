@@ -341,7 +341,7 @@ def hooks_of(module: nn.Module) -> dict[int, Any]:
 
 
 def is_foreign_hook(hook: Any) -> bool:
-    """Whether a hook is somebody else's. DeepSpeed's gather parameters and count time; layers that it changes are its."""
+    """Whether a hook is somebody else's. Those of DeepSpeed's engine gather parameters and count time, and are none."""
     function = _function_of(hook)
     return not is_own(function) and not all(map(_is_of_engine, layers(function)))
 

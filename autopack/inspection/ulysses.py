@@ -1,4 +1,4 @@
-"""DeepSpeed's attention over rows that ranks share (ALST), as it is registered with transformers in the place of another.
+"""DeepSpeed's attention over rows that ranks share (ALST), as it is registered with transformers.
 
 `UlyssesSPAttentionHF.register_with_transformers` puts a function around the registered one, which exchanges tokens for
 heads, calls that for whole rows without a mask, and so knows of no documents but by what flash attention makes of

@@ -94,9 +94,10 @@ def _positions(batch: Mapping[str, Any], layout: PackedLayout) -> torch.Tensor:
         return layout.position_ids()
     if given.dim() > 2:
         raise InvalidPacking(
-            f"position_ids must be (rows, columns) where ranks share rows; found {tuple(given.shape)}, of several sections"
+            f"position_ids must be (rows, columns) where ranks share rows, not of several sections; found "
+            f"{tuple(given.shape)}"
         )
-    return given.expand(layout.rows, layout.columns)  # type: ignore[no-any-return]
+    return torch.as_tensor(given).expand(layout.rows, layout.columns)
 
 
 def _labels(

@@ -387,73 +387,6 @@ class TensorParallel(Engine):
         self.optimizer = optimizer_of(self.model)
 
 
-class SharedDDP(DDP):
-    """Two ranks share rows, in DistributedDataParallel."""
-
-    parts = 2
-
-    @property
-    def share(self) -> int:
-        return dist.get_rank() // self.parts
-
-    @property
-    def shares(self) -> int:
-        return dist.get_world_size() // self.parts
-
-    @property
-    def options_of_enable(self) -> dict[str, Any]:  # type: ignore[override]
-        mesh = init_device_mesh("cpu", (self.shares, self.parts), mesh_dim_names=("data", "sequence"))
-        return {"sequence_parallel": mesh["sequence"]}
-
-
-class SharedFSDP2(SharedDDP):
-    """Two ranks share rows, and all of them parameters."""
-
-    checkpointing: bool | None = None
-    options: ClassVar[dict[str, Any]] = {}
-    mesh = FSDP2.mesh
-    wrap = FSDP2.wrap
-
-
-class CheckpointedSharedFSDP2(SharedFSDP2):
-    """With gradient checkpointing."""
-
-    checkpointing = False
-
-
-class SharedZero(Zero):
-    """DeepSpeed's sequence parallelism (ALST), registered with transformers after the first model was enabled."""
-
-    stage, parts, shares, share = 1, 2, 1, 0  # type: ignore[assignment]
-    adds_parts = True
-    attention = "sdpa"
-    registered: ClassVar[list[Any]] = []
-
-    def wrap(self, model: Any) -> Any:
-        import deepspeed
-        from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
-
-        deepspeed.init_distributed("gloo")
-        if not SharedZero.registered:
-            SharedZero.registered.append(
-                UlyssesSPAttentionHF.register_with_transformers(
-                    model_name_or_path=model,
-                    core_attn_implementation="sdpa",
-                    sequence_parallel_size=self.parts,
-                    micro_batch_size=1,
-                    disable_in_eval=True,
-                )
-            )
-        self.more = {"mpu": SharedZero.registered[0]}
-        return super().wrap(model)
-
-
-class SharedZero3(SharedZero):
-    """With parameters gathered module by module, and gradients averaged over all ranks."""
-
-    stage, adds_parts = 3, False
-
-
 class DyingDDP(DDP):
     """One rank dies in its second step."""
 
@@ -499,11 +432,5 @@ ENGINES: dict[str, type[Engine]] = {
     "zero1": Zero,
     "zero2": Zero2,
     "zero3": Zero3,
-    "shared rows": SharedDDP,
-    "shared rows on 4": SharedDDP,
-    "shared rows fsdp2": SharedFSDP2,
-    "shared rows fsdp2 checkpointing": CheckpointedSharedFSDP2,
-    "shared rows zero1": SharedZero,
-    "shared rows zero3": SharedZero3,
 }
-"""Each engine by its name in `compat.engines.cells`."""
+"""Each engine whose ranks have whole rows, by its name in `compat.engines.cells`."""

@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from autopack.errors import AutopackError
 from compat.engines.data import SHARES, Spec, Step, documents, packed, reference
-from compat.engines.engines import ENGINES, STOCK, Engine
+from compat.engines.engines import STOCK, Engine
+from compat.engines.shared import ALL_ENGINES
 
 
 def main(arguments: list[str]) -> None:
@@ -39,7 +40,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _verdict(name: str, spec: Spec, folder: Path) -> dict[str, Any]:
-    kind = ENGINES[name]
+    kind = ALL_ENGINES[name]
     try:
         error = trained(kind, spec, folder)
     except AutopackError as refused:
