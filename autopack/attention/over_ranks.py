@@ -15,7 +15,6 @@ from torch import nn
 
 from autopack.attention.call import AttentionCall
 from autopack.errors import UnsupportedModel
-from autopack.inspection import ulysses
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.row_group import RowGroup
 
@@ -42,8 +41,7 @@ def with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
             f"tokens, so it cannot attend over rows that ranks share. Train it without sequence_parallel."
         )
     query, key, value = (_whole_rows(states, rows) for states in (call.query, call.key, call.value))
-    function = ulysses.beneath_ours(ulysses.of_whole_rows(call.original))
-    return replace(call, original=function, query=query, key=key, value=value, options=options)
+    return replace(call, query=query, key=key, value=value, options=options)
 
 
 def parts_of_rows(output: torch.Tensor, call: AttentionCall, rows: RowGroup) -> torch.Tensor:

@@ -13,7 +13,7 @@ from autopack.attention.backends import cross
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.choose import BACKENDS, choose
 from autopack.errors import SiteDrift, UnsupportedModel
-from autopack.inspection import releases
+from autopack.inspection import releases, ulysses
 from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.packed import PackedLayout
 from autopack.patching import Site
@@ -33,6 +33,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         site.check_takes(original, PARAMETERS)
     # A registered function goes by its key; one in a modeling module is what that model calls eager attention.
     name = site.key or "eager"
+    exchanges = ulysses.exchange_of(original) is not None
 
     def autopack_attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any
@@ -55,8 +56,10 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         options = {name: option for name, option in kwargs.items() if name not in LAYOUT_KWARGS}
         if mark.adjustment is not None and memory is None:
             query, key, value, options = mark.adjustment(module, layout, query, key, value, options)
+        # DeepSpeed's loses masks, also where it exchanges nothing.
+        function = ulysses.of_whole_rows(original) if exchanges else original
         call = AttentionCall(
-            original, name, module, query, key, value, attention_mask, layout, options, memory, scope.want_weights
+            function, name, module, query, key, value, attention_mask, layout, options, memory, scope.want_weights
         )
         if memory is not None:
             return cross.attend(call)

@@ -37,27 +37,33 @@ _WITHOUT = "Train it without sequence parallelism."
 
 def rows_shared_by(call: Call) -> RowGroup | None:
     """The processes that share the rows of a call: those that the model was enabled for, or DeepSpeed's."""
-    if not in_a_group() or call.model.is_settling:
+    if not in_a_group():
         return None
-    given = call.model.options.sequence_parallel
+    exchange, model = _exchange_of(call.model), call.model
+    given = model.options.sequence_parallel
+    if model.is_settling or (given is None and exchange is None):
+        return None
     if given is not None:
         return given if given.ranks > 1 else None
-    for name in call.model.implementations():
+    return RowGroup(exchange.process_group) if ulysses.exchanges_now(exchange, call.module.training) else None
+
+
+def _exchange_of(model: EnabledModel) -> Any:
+    """DeepSpeed's exchange around the model's attention function, with autopack around it and not inside; or None.
+
+    Where it was registered after the model was enabled, all is as if it had been before.
+    """
+    for name in model.implementations():
         function = releases.attention_function(name)
         exchange = ulysses.exchange_of(function)
-        if exchange is None or not ulysses.exchanges_now(exchange, call.module.training):
+        if exchange is None:
             continue
         if ulysses.beneath_ours(function) is function:
-            _stand_above(call.model, exchange)
-        return RowGroup(exchange.process_group)
+            model.lease.renew(model.lease.needed)
+            model.lease.follow(model.implementations())
+        exchange.attn = ulysses.beneath_ours(exchange.attn)
+        return exchange
     return None
-
-
-def _stand_above(model: EnabledModel, exchange: Any) -> None:
-    """Stand over DeepSpeed's function, which was registered after the model was enabled, as if it had been before."""
-    model.lease.renew(model.lease.needed)
-    model.lease.follow(model.implementations())
-    exchange.attn = ulysses.beneath_ours(exchange.attn)
 
 
 class SharedRows(Plan):

@@ -28,7 +28,7 @@ def exchange_of(function: Any) -> Any:
 def of_whole_rows(function: Any) -> Any:
     """The attention function that runs on whole rows: the one around which DeepSpeed has put its own, or itself."""
     found = exchange_of(function)
-    return function if found is None else found.attn
+    return function if found is None else beneath_ours(found.attn)
 
 
 def exchanges_now(exchange: Any, training: bool) -> bool:

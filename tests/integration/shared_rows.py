@@ -16,6 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import autopack
 from autopack import tiny
 from autopack.runtime.row_group import RowGroup
+from tests.integration import alst
 from tests.integration.documents import Run, documents, run_alone
 
 LENGTHS = ((7, 12, 5), (9, 11, 4))
@@ -177,6 +178,46 @@ def _without_autopack() -> float:
     return shared(model, batch).error(run_alone(plain, texts))
 
 
+def _by_deepspeed(order: str, kind: str = "llama") -> dict[str, Any]:
+    """What comes of rows that DeepSpeed shares out, registered before or after the model is enabled."""
+    model, plain = model_of(kind), model_of(kind)
+    texts, batch = rows_of(model.config)
+    try:
+        if order == "stock":
+            alst.register(dist.group.WORLD)
+            return {"error": _without_zeros(shared(model, batch), run_alone(plain, texts))}
+        if order == "before":
+            standing = alst.register(dist.group.WORLD)
+            autopack.enable(model)
+        else:
+            autopack.enable(model)
+            standing = alst.register(dist.group.WORLD)
+        found = shared(model, batch)
+        other = model_of("qwen3")  # of another type, which looks at the same place
+        autopack.enable(other)
+        after = shared(model, batch)
+        model.eval()
+        plain.eval()
+        whole = run_packed_rows(model, batch)
+        autopack.disable(other)
+        autopack.disable(model)
+        restored = ALL_ATTENTION_FUNCTIONS["sdpa"] is standing
+        plain.train()
+    finally:
+        ALL_ATTENTION_FUNCTIONS._local_mapping.clear()
+    alone = run_alone(plain, texts)
+    evaluated = float((whole - alone.logits).abs().max() / alone.logits.std())
+    errors = [_without_zeros(found, copy.deepcopy(alone)), _without_zeros(after, copy.deepcopy(alone)), evaluated]
+    return {"error": max(errors), "restored": restored}
+
+
+def run_packed_rows(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """The logits of whole rows on this process alone: (tokens, vocabulary)."""
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits
+    return found.flatten(0, 1)
+
+
 def _trained_beside_data_parallel() -> float:
     """A copied model in a group of its own rank's alone shares nothing, and trains as ever."""
     alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
@@ -285,6 +326,8 @@ def all_findings(rank: int, _: Path) -> dict[str, Any]:
     found["exact copy"] = error("llama", change=copy.deepcopy)
     found["exact layouts"] = _random_layouts()
     found["exact alone"] = _trained_beside_data_parallel()
+    found |= {f"deepspeed {order}": _by_deepspeed(order) for order in ("before", "after", "stock")}
+    found["deepspeed windows"] = _by_deepspeed("after", "mistral")
     found["perturbed"] = _perturbed()
     found["without autopack"] = _without_autopack()
     found["watched"] = _watched()

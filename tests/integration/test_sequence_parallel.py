@@ -31,6 +31,18 @@ def test_the_same_exchange_leaks_without_autopack(findings):
     assert all(rank["without autopack"] > LEAK for rank in findings)
 
 
+@pytest.mark.parametrize("order", ["before", "after", "windows"])
+def test_rows_that_deepspeed_shares_out_are_exact(order, findings):
+    """Its attention is a stand-in here, after its source; it is registered before or after the model is enabled."""
+    for rank in findings:
+        assert rank[f"deepspeed {order}"]["error"] < FLOAT32
+        assert rank[f"deepspeed {order}"]["restored"]
+
+
+def test_they_leak_without_autopack(findings):
+    assert all(rank["deepspeed stock"]["error"] > LEAK for rank in findings)
+
+
 def test_no_document_moves_with_another(findings):
     assert [rank["perturbed"] for rank in findings] == [0.0, 0.0]
 

@@ -1,0 +1,54 @@
+"""A stand-in for DeepSpeed's sequence parallelism, after `UlyssesSPAttentionHF.register_with_transformers` of 0.19.
+
+DeepSpeed itself is no package of these tests; `python -m compat.engines --engines "shared rows zero3"`
+runs it where it is installed.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from autopack.runtime.row_group import RowGroup
+
+NAME = "deepspeed.runtime.sequence_parallel.ulysses_sp"
+_SOURCE = """
+def make(uattn):
+    def uattn_wrapper(module, query, key, value, attention_mask, *args, **kwargs):
+        return uattn(module, query, key, value, None, *args, **kwargs)
+    return uattn_wrapper
+"""
+
+
+class Exchange(torch.nn.Module):
+    """What is around the attention function `attn`: tokens of all ranks and some heads, and back."""
+
+    def __init__(self, attn: Any, group: Any):
+        super().__init__()
+        self.attn, self.process_group, self.disable_in_eval = attn, group, True
+
+    def forward(self, module: Any, query: Any, key: Any, value: Any, mask: Any, *_: Any, **kwargs: Any) -> Any:
+        if not module.training and self.disable_in_eval:
+            return self.attn(module, query, key, value, mask, **kwargs)
+        rows = RowGroup(self.process_group)
+
+        def exchanged(states: torch.Tensor, dim: int) -> torch.Tensor:
+            return rows.exchange(states.unflatten(dim, (rows.ranks, -1)).movedim(dim, 0)).movedim(0, 2).flatten(2, 3)
+
+        whole = [exchanged(states, 1) for states in (query, key, value)]
+        output, weights = self.attn(module, *whole, mask, scaling=kwargs["scaling"])
+        return exchanged(output, 1), weights
+
+
+def register(group: Any, implementation: str = "sdpa") -> Any:
+    """Put an exchange around the function of an implementation, where models look first; returns what stands there."""
+    made = ModuleType(NAME)
+    sys.modules.setdefault(NAME, made)
+    exec(_SOURCE, made.__dict__)
+    function = made.make(Exchange(ALL_ATTENTION_FUNCTIONS[implementation], group))
+    ALL_ATTENTION_FUNCTIONS[implementation] = function
+    return function
