@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 import types
+from typing import Any
 
 import pytest
 import torch
 
-from autopack import SiteDrift, patching
+import autopack
+from autopack import SiteDrift, patching, tiny
 from autopack.patching import Site, abandon, install, intact, uninstall
 
 
@@ -234,3 +236,34 @@ def _thrice(original, site):
         return 3 * original(self, value)
 
     return replacement
+
+
+def test_models_of_two_types_meet_a_function_that_was_set_for_all(monkeypatch):
+    """`ALL_ATTENTION_FUNCTIONS[...] = ...` is one place, under whatever module's name a model finds it."""
+    interface = pytest.importorskip("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS
+    if not hasattr(interface, "_local_mapping"):
+        pytest.skip("these releases register functions in a plain dict")
+    stock = interface["sdpa"]
+
+    def own(*args: Any, **kwargs: Any) -> Any:
+        return stock(*args, **kwargs)
+
+    monkeypatch.setitem(interface._local_mapping, "sdpa", own)
+    models = [tiny.build(kind, attn_implementation="sdpa") for kind in ("llama", "qwen3")]
+    for model in models:
+        autopack.enable(model)
+    for model in models:
+        assert packed_error(model) < 1e-5
+    for model in models:
+        autopack.disable(model)
+    assert interface["sdpa"] is own
+
+
+def packed_error(model: Any) -> float:
+    """The error of the logits of a packed row against those of its documents alone, by the stock model."""
+    documents = tiny.tokens(model.config, 1, 24).split([7, 12, 5], dim=1)
+    positions = torch.cat([torch.arange(text.shape[1]) for text in documents])[None]
+    with torch.no_grad():
+        packed = model(input_ids=torch.cat(documents, dim=1), position_ids=positions).logits[0]
+        alone = torch.cat([model(input_ids=text).logits[0] for text in documents])
+    return float((packed - alone).abs().max() / alone.std())
