@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from packaging import version
 
+from compat.engines.start import launched
 from tests import pages
 
 pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
@@ -67,6 +69,7 @@ def _executed(tmp_path: Path, request: pytest.FixtureRequest) -> Any:
     return nbformat.read(tmp_path / name, as_version=4)
 
 
+@pytest.mark.exhaustive
 def test_plain_loop_prints_the_same_losses_with_the_line_and_without():
     stock, enabled = plain_loop("--stock"), plain_loop()
     assert len(losses(stock)) == STEPS
@@ -77,6 +80,7 @@ def test_plain_loop_prints_the_same_losses_with_the_line_and_without():
     assert f"{STEPS} padded batches packed inside" in enabled
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("executed", ["trainer"], indirect=True)
 def test_trainer(executed):
     stock, enabled, _ = columns(executed, "losses")
@@ -132,6 +136,15 @@ def test_own_family(executed):
     assert "LEAK" in text(executed, "own-stock")
     assert "it is not exact" in text(executed, "own-half")
     assert "enabled by autopack, eager, float32: exact" in text(executed, "own-enabled")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
+def test_rows_that_two_processes_share_have_the_losses_of_one():
+    printed = [launched(["examples/sequence_parallel.py"], processes).stdout for processes in (1, 2)]
+    one, two = ([float(loss) for loss in re.findall(r"loss ([\d.]+)", text)] for text in printed)
+    assert len(one) == 8
+    assert two == pytest.approx(one, abs=2e-4)  # as they are printed
 
 
 def test_every_notebook_is_listed():

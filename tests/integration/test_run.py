@@ -139,6 +139,7 @@ def free_port() -> str:
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
+@pytest.mark.exhaustive
 def test_processes_of_torchrun_are_reached_and_say_their_rank():
     options = ("--nproc-per-node", "2", "--master-port", free_port(), "trainer.py")
     stock = start("-m", "torch.distributed.run", *options)
