@@ -36,13 +36,19 @@ def adapt_loss(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     def autopack_cross_entropy(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         activation = scopes.ambient.activation
         if activation is not None and activation.scope.shared is not None:
-            if activation.plan is not None:
-                activation.plan.meet(target)
+            meet(target)
         elif activation is not None and activation.foreign:
             target = _masked(target, kwargs.get("ignore_index", IGNORED_LABEL))
         return original(source, target, *args, **kwargs)
 
     return autopack_cross_entropy
+
+
+def meet(target: Any) -> None:
+    """Note that a loss counts these labels, where ranks share the rows of the call that is under way."""
+    activation = scopes.ambient.activation
+    if activation is not None and activation.scope.shared is not None and activation.plan is not None:
+        activation.plan.meet(target)
 
 
 @torch._dynamo.disable

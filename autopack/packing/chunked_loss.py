@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from autopack.calls.loss_site import meet
 from autopack.errors import InvalidPacking, UnsupportedVersion
 from autopack.inspection import releases
 from autopack.layout import IGNORED_LABEL
@@ -64,6 +65,7 @@ def chunked_loss(
     if shift_labels is None:
         assert labels is not None
         shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    meet(shift_labels)
     targets = shift_labels.reshape(-1).to(logits.device)
     total = _CrossEntropy.apply(logits.reshape(-1, vocab_size), targets, ignore_index)
     if num_items_in_batch is None:

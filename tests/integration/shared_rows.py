@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -113,6 +114,38 @@ def _checkpointed(reentrant: bool) -> Callable[[Any], Any]:
         return model
 
     return change
+
+
+def _compiled(model: Any) -> Any:
+    for layer in model.model.layers:
+        layer.compile(backend="eager")
+    return model
+
+
+def _with_chunked_loss(model: Any) -> Any:
+    model.loss_function = autopack.chunked_loss
+    return model
+
+
+def _evaluated() -> float:
+    """The error of logits in evaluation mode, with a window."""
+    model, plain = model_of("mistral").eval(), model_of("mistral").eval()
+    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    texts, batch = rows_of(model.config)
+    return shared(model, batch).error(run_alone(plain, texts))
+
+
+def _adapted() -> float:
+    """The error of a model with LoRA."""
+    peft = pytest.importorskip("peft")
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        adapter = peft.LoraConfig(r=4, init_lora_weights=False, target_modules=["q_proj", "v_proj"])
+        models.append(peft.get_peft_model(model_of("llama"), adapter))
+    autopack.enable(models[0], sequence_parallel=dist.group.WORLD)
+    texts, batch = rows_of(models[0].config)
+    return shared(models[0], batch).error(run_alone(models[1], texts))
 
 
 def declared_otherwise(config: Any) -> Any:
@@ -327,6 +360,10 @@ def all_findings(rank: int, _: Path) -> dict[str, Any]:
     found["exact reentrant"] = error("llama", change=_checkpointed(True))
     found["exact checkpointing"] = error("llama", change=_checkpointed(False))
     found["exact copy"] = error("llama", change=copy.deepcopy)
+    found["exact compiled"] = error("llama", change=_compiled)
+    found["exact chunked loss"] = error("llama", change=_with_chunked_loss)
+    found["exact evaluated"] = _evaluated()
+    found["exact adapted"] = _adapted()
     found["exact layouts"] = _random_layouts()
     found["exact alone"] = _trained_beside_data_parallel()
     found |= {f"deepspeed {order}": _by_deepspeed(order) for order in ("before", "after", "stock")}
