@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from autopack.attention.call import AttentionCall
+from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.row_group import RowGroup
@@ -35,10 +36,12 @@ def with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
         )
     options = {name: option for name, option in call.options.items() if name not in _OF_PARTS}
     tensors = [name for name, option in options.items() if isinstance(option, torch.Tensor) and option.dim()]
+    tensors += ["a mask of its own"] if call.mask is not None and not isinstance(call.mask, DocumentMask) else []
     if tensors:
         raise UnsupportedModel(
             f"{type(module).__name__} hands its attention function {tensors[0]}, which may be of single heads or "
-            f"tokens, so it cannot attend over rows that ranks share. Train it without sequence_parallel."
+            f"of the tokens of a part, so it cannot attend over rows that ranks share. Train it without "
+            f"sequence_parallel."
         )
     query, key, value = (_whole_rows(states, rows) for states in (call.query, call.key, call.value))
     return replace(call, query=query, key=key, value=value, options=options)

@@ -83,6 +83,9 @@ class SharedRows(Plan):
         if arguments.get("position_ids") is None:
             arguments["position_ids"] = layout.position_ids(call.entry.first_position)[:, mine].contiguous()
         add_token_types(call, arguments, layout)
+        kinds = arguments.get("token_type_ids")
+        if call.arguments.get("token_type_ids") is None and kinds is not None:  # those of whole rows
+            arguments["token_type_ids"] = kinds[:, mine].contiguous()
         self.targets: torch.Tensor | None = None
         """The labels that the loss has to count, where it shifts its own otherwise."""
         if counted is not None:

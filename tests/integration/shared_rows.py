@@ -379,6 +379,7 @@ def _refusals() -> Any:
     yield "alibi", _refused("bloom", attention="eager")
     yield "mixers", _refused("mamba", attention="eager")
     yield "sinks", _refused("gpt_oss", attention="eager")
+    yield "own mask", _refused("layoutlm:masked-lm", lambda part: {"input_ids": part["input_ids"]})
     yield "dynamic rope", _refused("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
     yield "heads", _refused("llama", num_key_value_heads=1)
     yield "labels", _refused("llama", lambda part: {k: v for k, v in part.items() if k != "shift_labels"})

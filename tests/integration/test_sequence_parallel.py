@@ -53,6 +53,7 @@ def test_no_document_moves_with_another(findings):
         ("alibi", "UnsupportedModel", "more than one token"),
         ("mixers", "UnsupportedModel", "more than one token"),
         ("sinks", "UnsupportedModel", "s_aux"),
+        ("own mask", "UnsupportedModel", "a mask of its own"),
         ("dynamic rope", "UnsupportedModel", "longest document"),
         ("heads", "UnsupportedModel", "1 of keys"),
         ("labels", "UnsupportedModel", "shift_labels"),
