@@ -276,6 +276,7 @@ def test_models_without_a_loss_over_tokens_are_refused():
             compare(tiny.build(model_type, task=task), np.array([3, 4]), Settings())
 
 
+@pytest.mark.exhaustive
 def test_the_time_decides_how_many_rounds_there_are():
     model = tiny.build("llama")
     shares: list[float] = []

@@ -246,6 +246,7 @@ class TestErrorsInCompiledCode:
 
         return backend, raising
 
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
     def test_the_next_calls_have_their_own_layouts(self, failing, kind):
         backend, raising = failing
@@ -264,6 +265,7 @@ class TestErrorsInCompiledCode:
                 else:
                     assert max(_errors(compiled if call == "compiled" else model, stock, BATCHES[1:3])) <= FLOAT64
 
+    @pytest.mark.exhaustive
     def test_a_compiled_backbone_under_an_eager_top(self, failing):
         backend, raising = failing
         model, stock = _small(), _small()

@@ -120,6 +120,7 @@ def test_threads_that_make_the_first_call_of_a_copy_install_once(monkeypatch):
     assert same(installed_functions(), before)
 
 
+@pytest.mark.exhaustive
 def test_hooks_registered_after_loading_take_no_place_of_ours(stock, tmp_path):
     """Hooks are numbered by process: a loaded number must not be given out again."""
     model = llama()

@@ -160,6 +160,7 @@ def test_rotations_and_poolers_of_a_part_are_served_where_they_are_put_into_a_mo
             assert name != "pooler" or torch.equal(after.pooler_output, before.pooler_output)
 
 
+@pytest.mark.exhaustive
 def test_a_part_in_another_process(tmp_path):
     model = build("llama")
     autopack.enable(model, verify="never")

@@ -177,6 +177,7 @@ def test_picture_is_written(result, tmp_path):
         assert path.stat().st_size > 10_000
 
 
+@pytest.mark.exhaustive
 def test_command_prints_the_table_and_draws_the_picture(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "result.png"

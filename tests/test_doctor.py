@@ -70,6 +70,7 @@ def test_flash_attention_that_cannot_be_imported_is_broken(tmp_path):
     assert "undefined symbol: _ZN3c105Error" in broken
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "version"), [("transformers", "4.40.0"), ("torch", "2.1.2")])
 def test_version_that_is_too_old_is_broken(tmp_path, name, version):
     install(tmp_path, name, version)
@@ -161,7 +162,7 @@ _BROKEN = {
 }
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("change", "said"), _BROKEN.values(), ids=_BROKEN)
 def test_a_torch_with_which_autopack_does_not_work_is_broken(tmp_path, change, said):
     (tmp_path / "sitecustomize.py").write_text(f"import torch\n{change}\n")

@@ -111,6 +111,7 @@ def exact_in_spawned(model, expected, found):
         found.put(error(model(input_ids=IDS, position_ids=positions(LENGTHS)).logits, expected))
 
 
+@pytest.mark.exhaustive
 def test_an_enabled_model_in_a_spawned_process():
     model, context = llama(num_hidden_layers=1), multiprocessing.get_context("spawn")
     with torch.no_grad():

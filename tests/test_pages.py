@@ -118,6 +118,15 @@ def one_process() -> dict[str, Any]:
     return loop()
 
 
+def one_rank() -> dict[str, Any]:
+    """A group of this process alone; test_sequence_parallel.py has more of them."""
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+    model = tiny.build("llama").train()
+    rows = autopack.PackingCollator()([{"input_ids": tiny.tokens(model.config, 1, n, seed=n)[0]} for n in (5, 9, 3)])
+    group = torch.distributed.group.WORLD
+    return {"autopack": autopack, "model": model, "group": group, "rows": rows, "rank": 0, "ranks": 1}
+
+
 def encoder() -> dict[str, Any]:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Pooling, Transformer
@@ -200,6 +209,9 @@ PAGES = {
     "leaks.md": Page(),
     "families.md": Page(holds=lambda names: names["report"].exact),
     "unpadding.md": Page(padded_batch, holds=lambda names: names["outputs"].logits.shape[:2] == (2, 4)),
+    "distributed.md": Page(
+        one_rank, holds=lambda names: abs(names["model"](**names["rows"]).loss - names["loss"]) < ROUNDING
+    ),
     "heads.md": Page(classifier, needs=("accelerate",)),
     "multimodal.md": Page(pictures, holds=lambda names: names["batch"]["image_grid_thw"].shape[1] == 3, needs=("PIL",)),
     "encoder_decoder.md": Page(halves),

@@ -180,6 +180,7 @@ class TestAgreement:
                 assert ours.shape == theirs.shape
                 assert (ours[real] - theirs[real]).abs().max() < FLOAT32
 
+    @pytest.mark.exhaustive
     def test_compiled(self):
         stock, model = twins(build("llama", num_hidden_layers=1))
         compiled = torch.compile(model, backend="aot_eager")

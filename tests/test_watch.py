@@ -345,7 +345,7 @@ def test_a_model_that_is_compiled_as_one_graph_stays_one():
     torch._dynamo.reset()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("regional", [False, True])
 def test_compiled_models_are_checked_and_compiled_no_more_than_without(regional):
     frames = []

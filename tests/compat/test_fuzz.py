@@ -77,6 +77,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found_and_made_small(name, monkeypatch):
     spec, plant, form, status, reason = FAULTS[name]

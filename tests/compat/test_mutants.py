@@ -60,6 +60,7 @@ def test_one_that_does_not_fit_is_named(root, change, said):
     assert problems([SUM, SUM], root) == ["a sum: there are several of this name"]
 
 
+@pytest.mark.exhaustive
 def test_one_is_caught_one_survives_and_one_is_no_program(root):
     survives = dataclasses.replace(SUM, name="survives", tests=("test_sums.py::test_nothing",))
     broken = dataclasses.replace(SUM, name="broken", after="a +")
@@ -95,6 +96,7 @@ def test_tests_that_fail_by_themselves_prove_nothing(root, capsys):
     assert "!! the tests do not pass without it (test_sums.py::test_add)" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_tests_that_hang_are_ended_with_what_they_have_started(root, monkeypatch):
     """However long they take without the break, which nothing ends."""
     monkeypatch.setattr(mutants, "_PATIENCE", 0.0)

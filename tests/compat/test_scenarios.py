@@ -114,6 +114,7 @@ def test_disable_restores(stock: Any) -> None:
     assert state() == before
 
 
+@pytest.mark.exhaustive
 def test_demo() -> None:
     """The demo: packed training gives the losses of padded training, and documents do not change each other."""
     result = compare(Settings(steps=3, batch_size=6, longest=96, vocabulary=512, hidden=64, layers=2))

@@ -190,7 +190,7 @@ def test_the_bias_is_that_of_the_longest_document():
     assert [bias.shape[-2:] for bias in seen] == [(16, 16)]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model_type", ["t5", "bart"])
 def test_compiled(model_type):
     model = tiny.build(model_type, task="seq2seq", attn_implementation="sdpa")

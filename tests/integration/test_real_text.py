@@ -129,7 +129,7 @@ class TestTrainer:
             "labels": torch.tensor([r + [-100] * (width - len(r)) for r in rows]),
         }
 
-    @pytest.mark.sampled(1)
+    @pytest.mark.exhaustive
     @pytest.mark.parametrize(
         "settings",
         [
@@ -194,6 +194,7 @@ class TestTrainer:
         assert enabled.evaluate()["eval_accuracy"] == stock.evaluate()["eval_accuracy"]
         assert avoided(handle) > 1000
 
+    @pytest.mark.exhaustive
     def test_a_checkpoint_loads_without_autopack(self, texts, tokenizer, tmp_path):
         trainer = self._make(texts, tokenizer, tmp_path, max_steps=3)()
         autopack.enable(trainer)

@@ -104,6 +104,7 @@ def same_losses(found: Result, expected: Result) -> bool:
     return bool(pairs) and all(a["losses"] == pytest.approx(b["losses"], rel=FLOAT32) for a, b in pairs)
 
 
+@pytest.mark.exhaustive
 def test_a_loop_has_its_losses_and_the_line_counts_the_padding_of_every_batch():
     stock, packed = start("loop.py", "--backend", "x"), start(*RUN, "loop.py", "--backend", "x")
     assert (stock.status, packed.status) == (0, 0), stock.err + packed.err

@@ -229,6 +229,7 @@ class TestEqualPairs:
         trainer.train()
         return trainer
 
+    @pytest.mark.exhaustive
     def test_a_step_is_the_mean_over_its_pairs(self, tmp_path):
         """Three batches of 2 to 5 pairs, and what is left of an epoch."""
         trainer = self._trained(tmp_path, weigh=True)

@@ -89,6 +89,7 @@ def test_thin_subclasses_are_exact(model_type, forward):
     must_be_exact(make(model_type), CALLS, lambda model: subclass(model, forward))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model_type", TYPES[:4])
 def test_a_subclass_that_uses_its_own_logits(model_type):
     """A convolution over the target's tokens, in what looks like a thin subclass."""
