@@ -355,7 +355,7 @@ SOUND = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("model_type", "task"), SOUND)
 def test_nothing_is_said_of_models_that_have_no_fault(model_type, task):
     model = tiny.build(model_type, task=task)

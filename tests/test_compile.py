@@ -151,6 +151,7 @@ def test_chunks_are_exact_although_dynamo_cannot_read_their_mask():
     assert graphs[-1] == graphs[-2]  # more graphs, but none per layout
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointed"])
 def test_training_is_exact(checkpointing):
     model, stock = llama().train(), llama()
@@ -169,6 +170,7 @@ def test_training_is_exact(checkpointing):
         assert _breaks() == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("how", "another_enabled"), [("torch.compile", True), ("model.compile", False), ("layers", True)]
 )
@@ -300,6 +302,7 @@ PATTERNS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("queries", [3, 512], ids=["in blocks", "whole"])
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS.keys())
 def test_the_operator_has_the_gradients_of_attention_written_out(pattern, queries, monkeypatch):
@@ -335,7 +338,7 @@ def _dense(layout, query, key, value, pattern, scale):
     return (scores.softmax(-1) @ value).transpose(1, 2)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "bloom", "qwen3", "gemma2", "bart", "t5"])
 def test_a_decoding_step_is_one_graph(model_type):
     """Generation compiles its steps with `fullgraph` where it was asked to; a token holds no two documents."""

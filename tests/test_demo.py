@@ -43,6 +43,7 @@ def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=TREE, env=variables, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.exhaustive
 def test_corpus_is_the_same_every_time(texts):
     assert collect_documents() == texts
 

@@ -70,7 +70,7 @@ def test_flash_attention_that_cannot_be_imported_is_broken(tmp_path):
     assert "undefined symbol: _ZN3c105Error" in broken
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "version"), [("transformers", "4.40.0"), ("torch", "2.1.2")])
 def test_version_that_is_too_old_is_broken(tmp_path, name, version):
     install(tmp_path, name, version)

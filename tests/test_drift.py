@@ -262,7 +262,7 @@ def _hides_function(function):
 DECORATORS = {"wraps": _keeps_signature, "signature hidden": _hides_signature, "function hidden": _hides_function}
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("decorate", DECORATORS.values(), ids=DECORATORS)
 @every_forward
 def test_a_decorated_forward_is_exact_or_refused(monkeypatch, owner, model_type, decorate):

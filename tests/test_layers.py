@@ -90,6 +90,7 @@ def test_imports_go_downward():
     assert wrong_imports(sources()) == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("module", "planted"),
     [

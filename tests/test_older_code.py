@@ -324,6 +324,7 @@ def test_padded_batches_are_those_of_stock(kind, side):
     assert abs(float(found.loss / stock.loss) - 1) < 1e-9
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=12)
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=6), st.sampled_from(FORMS), st.integers(0, 99))
 def test_any_layout(lengths, kind, seed):

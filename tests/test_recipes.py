@@ -233,6 +233,7 @@ def test_streams(there):
             assert close(there["model"](**batch).loss.item(), alone(there, documents_in(batch)))
 
 
+@pytest.mark.sampled(1)
 def test_a_trainer_of_an_endless_stream(there):
     there["dataset"] = there["dataset"].to_iterable_dataset()
     code = recipe(*RECIPES["endless stream"]).replace("...", "output_dir").replace("10_000)", "3)")

@@ -76,7 +76,7 @@ class TestAgreement:
             assert model_gradient_error(model, stock) < GRADIENT
             assert tally_of(model).batches == 1
 
-    @pytest.mark.sampled(12)
+    @pytest.mark.sampled(3)
     @pytest.mark.parametrize("settings", [{}, {"accumulate": 2}, {"reentrant": False}, {"reentrant": True}], ids=str)
     @pytest.mark.parametrize(
         "case",

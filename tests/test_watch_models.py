@@ -32,7 +32,7 @@ TYPES = (
 """Rotary and learned positions, windows, experts, recurrences, distance biases, encoders."""
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
 @pytest.mark.parametrize("model_type", TYPES)
 def test_an_exact_model_never_alarms(model_type, noise):
@@ -51,6 +51,7 @@ def test_an_exact_model_never_alarms(model_type, noise):
     handle.remove()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
 @pytest.mark.parametrize("model_type", ["t5", "bart"])
 def test_an_exact_encoder_decoder_never_alarms(model_type, noise):

@@ -82,6 +82,7 @@ OWN_RULES = {
 """Rules of BlockMasks that somebody makes; the last two depend on where in the row a document lies."""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", OWN_RULES)
 def test_a_block_mask_that_counts_columns_is_refused(monkeypatch, name):
     from torch.nn.attention.flex_attention import create_block_mask

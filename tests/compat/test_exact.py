@@ -71,6 +71,7 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
+@pytest.mark.sampled(3)
 def test_audit(enabled: torch.nn.Module, record_property: Callable[[str, object], None]) -> None:
     """No document sees another one, whatever else the call carries."""
     report = autopack.audit(enabled)
@@ -153,6 +154,7 @@ def test_disable(stock: torch.nn.Module) -> None:
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
+@pytest.mark.sampled(3)
 def test_control(stock: torch.nn.Module, record_property: Callable[[str, object], None]) -> None:
     """The stock model leaks in a plain call and the auditor sees it: `test_audit` does not pass by chance."""
     parts = documents(stock, LAYOUTS[0], seed=3)

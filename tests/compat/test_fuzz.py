@@ -119,6 +119,7 @@ def test_what_stock_cannot_do_is_counted_apart():
     assert (verdict.status, "IndexError" in verdict.reason) == ("no stock", True)
 
 
+@pytest.mark.exhaustive
 def test_the_command_reports_a_fault_so_that_it_can_be_run_again(monkeypatch, capsys, tmp_path):
     case = Case(LLAMA, Arranged(ROWS, mask=True))
     assert fuzz.main(["--case", case.to_json()]) == 0

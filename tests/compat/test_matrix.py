@@ -208,6 +208,7 @@ class TestEnvironment:
 class TestWorkers:
     """Processes that measure, and what becomes of a run when they do not."""
 
+    @pytest.mark.exhaustive
     def test_a_worker_that_dies_or_hangs_is_a_crash_and_the_run_goes_on(self, environment: Environment) -> None:
         units = [Unit("causal-lm", name, MODES) for name in ("gpt2", "mamba", "t5")]
         found = [(c["type"], c["mode"], c["status"], c.get("reason")) for c in workers.measure(environment, units, 2)]

@@ -67,7 +67,7 @@ def test_bounds_arrive_in_every_layer(model_type):
         assert scan in told or scan in BLIND
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("model_type", TYPES)
 def test_kernels_that_cannot_be_told_are_fed_one_document_per_row(model_type):
     found = measured("--without-bounds")[model_type]

@@ -51,6 +51,7 @@ M_ROPE = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model_type", M_ROPE)
 def test_three_sections_that_begin_anew_keep_documents_apart(model_type):
     stock, model = twins_with_images(model_type)

@@ -95,6 +95,7 @@ def check(rows: Any, made: list[dict[str, Any]], sorts: dict[str, str]) -> None:
     assert seen == len(made)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("form", ["list", "dataset", "stream"])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn=data())

@@ -121,13 +121,13 @@ LOSSES = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", LOSSES)
 def test_options_of_dpo(name, tmp_path):
     compare(lambda: dpo(tmp_path, "llama", PlannedDPO, **LOSSES[name]))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["sigmoid", "ipo", "hinge", "robust"])
 @pytest.mark.parametrize("most", [1024, 15])
 def test_every_pair_alone(name, most, tmp_path):

@@ -34,7 +34,7 @@ from tests.unfamiliar.common import (
 from tests.unfamiliar.test_losses import per_sequence, smoothed, summed
 from tests.unfamiliar.test_subclasses import names_some, passes_all_on
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(2)
 
 WHEN = ("before", "after")
 

@@ -25,7 +25,7 @@ from tests.unfamiliar.common import (
 )
 from tests.unfamiliar.parts import layers_of
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(2)
 
 WHEN = ("before", "after")
 HOOKED = [("before", False), ("after", True), ("after", False), ("before", True), ("after", True)]

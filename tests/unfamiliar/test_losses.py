@@ -24,7 +24,7 @@ from tests.unfamiliar.common import (
 )
 from tests.unfamiliar.test_subclasses import passes_all_on
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(2)
 
 WAY = Way()
 

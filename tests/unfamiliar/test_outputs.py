@@ -24,7 +24,7 @@ from tests.unfamiliar.common import (
     spans,
 )
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(2)
 
 ROUTED = ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe", "granitemoe", "phimoe", "dbrx", "jamba", "minimax", "gpt_oss")
 PADDING = 6

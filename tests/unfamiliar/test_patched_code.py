@@ -35,7 +35,7 @@ from tests.unfamiliar.common import (
 )
 from tests.unfamiliar.parts import get, layers_of, place
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(2)
 
 WAY = Way()
 WHEN = ("before", "after", "stale")

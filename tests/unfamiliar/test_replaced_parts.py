@@ -26,7 +26,7 @@ from tests.unfamiliar.common import (
 )
 from tests.unfamiliar.parts import HARMLESS, MIXING, PLACES, get, layers_of, mixer_name, place, put
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(2)
 
 WAY = Way()
 WITHOUT_CACHE = Way(given={"use_cache": False})

@@ -27,7 +27,7 @@ from tests.unfamiliar.common import (
     subclass,
 )
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(2)
 
 WAY = Way()
 
