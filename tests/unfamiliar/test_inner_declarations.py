@@ -53,7 +53,8 @@ def hooked(hook: Any, inner: bool, kind: str = "pre") -> Any:
     """Adds a hook of the user's to the model, or to its backbone."""
 
     def change(model: Any) -> None:
-        module = model.base_model if inner else model
+        # OPT's head calls the decoder of its base model, and never that model.
+        module = getattr(model.base_model, "decoder", model.base_model) if inner else model
         register = module.register_forward_pre_hook if kind == "pre" else module.register_forward_hook
         register(hook, with_kwargs=True)
 
