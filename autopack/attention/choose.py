@@ -61,6 +61,9 @@ def candidates(implementation: str, model: PreTrainedModel) -> tuple[str, ...]:
 
 def choose(requested: str, call: AttentionCall) -> str:
     """The backend for one attention call: the requested one, or the best that serves it. Raises `UnsupportedModel`."""
+    own = _own_backend(call.implementation)
+    if "sdpa" in (own, requested):
+        call.refuse_two_directions()
     if requested != "auto":
         reason = BACKENDS[requested].refusal(call)
         if reason is not None:
@@ -69,7 +72,6 @@ def choose(requested: str, call: AttentionCall) -> str:
                 f"backend='auto'."
             )
         return requested
-    own = _own_backend(call.implementation)
     if own == "sdpa" and not call.replaces_sdpa and varlen.refusal(call) is None and varlen.availability()[0]:
         return "varlen"
     dense = isinstance(call.mask, torch.Tensor) or not masks.has_mask_interface()

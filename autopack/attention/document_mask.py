@@ -41,15 +41,16 @@ class DocumentMask:
         length = end - first
         local = self.arguments.get("local_size")
         if local is not None and length <= local:
-            return self._alone(length)
+            return self.for_length(length)
         # A rule over relative indices is the same for every length, so one mask serves all documents.
-        longest = self._alone(self.layout.max_seqlen)
+        longest = self.for_length(self.layout.max_seqlen)
         if isinstance(longest, torch.Tensor):
             return longest[:, :, :length, :length]
         # A BlockMask forgets its rule when it is sliced, so it is made for each length.
-        return None if longest is None else self._alone(length)
+        return None if longest is None else self.for_length(length)
 
-    def _alone(self, length: int) -> Any:
+    def for_length(self, length: int) -> Any:
+        """The mask of a document of so many tokens alone, by a rule that is the same for all documents."""
         if length not in self._made:
             self._made[length] = self.function(**masks.with_length(self.arguments, length))
         return self._made[length]

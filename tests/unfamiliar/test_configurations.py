@@ -42,7 +42,7 @@ ORDINARY: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("mistral", {"sliding_window": 3}),
-    ("recurrent_gemma", {"block_types": ["recurrent", "recurrent"]}),
+    ("recurrent_gemma", {"block_types": ["attention", "recurrent"]}),
     ("mistral", {"sliding_window": None}),
     ("mistral", {"sliding_window": 6}),
     (
@@ -145,6 +145,12 @@ def in_mixers(**fields: Any) -> Any:
     return change
 
 
+def both_directions(model: Any) -> None:
+    """What makes an encoder of a decoder: its mask and its modules say so alike."""
+    in_config(is_causal=False)(model)
+    in_mixers(is_causal=False)(model)
+
+
 def rotary(**fields: Any) -> Any:
     """Other rotary positions, by the module of the model's own class for another configuration."""
 
@@ -193,6 +199,7 @@ HARMLESS = {
     "no cache": in_config(use_cache=False),
     "hidden states": in_config(output_hidden_states=True),
     "another padding token": in_config(pad_token_id=5),
+    "an encoder of it": both_directions,
 }
 
 

@@ -123,7 +123,9 @@ def tower(name: str) -> Any:
             setattr(config, field, value)
     for field in [field for field in vars(config) if "drop" in field]:
         setattr(config, field, 0.0)
-    model = getattr(transformers, name)(config).double().eval()
+    with torch.random.fork_rng():  # Siglip's biases begin with noise
+        torch.manual_seed(0)
+        model = getattr(transformers, name)(config).double().eval()
     randomize(model, 0)
     return model
 

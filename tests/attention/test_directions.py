@@ -1,0 +1,74 @@
+"""Attention modules whose `is_causal` says another thing than the mask of their model.
+
+Stock SDPA follows the mask where a batch has padding, and `is_causal` where it has none, so that the documents of a
+padded batch do not get what they get alone.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+import autopack
+from autopack import tiny
+from tests.unfamiliar.common import LEAK, Way, build, errors, must_be_exact
+
+WAY = Way()
+TURNED = {"llama": False, "olmo2": False, "qwen2_moe": False, "gpt2": False, "bert": True, "roberta": True}
+"""Types, and what is said of their modules against their masks."""
+
+
+def turn(model, causal):
+    for module in model.modules():
+        if hasattr(module, "is_causal"):
+            module.is_causal = causal
+
+
+def way_of(model_type):
+    return WAY if not TURNED[model_type] else Way(shifts=False)
+
+
+@pytest.mark.parametrize("model_type", TURNED)
+def test_stock_attends_one_way_alone_and_the_other_way_beside_padding(model_type):
+    model, way = build(model_type, _task(model_type)), way_of(model_type)
+    turn(model, TURNED[model_type])
+    assert errors(way.padded(model), way.alone(model))["states"] > LEAK
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("model_type", TURNED)
+def test_it_is_refused(model_type, when):
+    model, way = build(model_type, _task(model_type)), way_of(model_type)
+    if when == "before":
+        turn(model, TURNED[model_type])
+    with autopack.enable(model):
+        if when == "after":
+            way.packed(model), way.padded(model)
+            turn(model, TURNED[model_type])
+        for run in (way.packed, way.padded):
+            with pytest.raises(autopack.UnsupportedModel, match=r"is_causal=\w+, but the model makes a \w+ mask"):
+                run(model)
+        model(input_ids=tiny.tokens(model.config, 1, 5))  # as stock: no document is kept apart in it
+        turn(model, not TURNED[model_type])
+        assert errors(way.packed(model), way.alone(build(model_type, _task(model_type))))["states"] < 1e-9
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_sdpa_that_is_asked_for_by_name_refuses_it_too(implementation):
+    """Of an eager model, too: its own attention would read the mask alone, SDPA in its place would not."""
+    model = build("llama", attn_implementation=implementation)
+    turn(model, False)
+    with autopack.enable(model, backend="sdpa"), pytest.raises(autopack.UnsupportedModel, match="is_causal=False"):
+        WAY.packed(model)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "olmo2", "gpt2", "bert"])
+def test_eager_attention_reads_the_mask_alone_and_is_exact(model_type):
+    task = _task(model_type)
+    change = partial(turn, causal=TURNED[model_type])
+    must_be_exact(partial(build, model_type, task, attn_implementation="eager"), way_of(model_type).both, change)
+
+
+def _task(model_type):
+    return "masked-lm" if TURNED[model_type] else "causal-lm"
