@@ -68,21 +68,27 @@ class AttentionCall:
         causal = self.mask.pattern is not None and self.mask.pattern.causal
         return {**self.options, "is_causal": mask is None and causal}
 
-    def refuse_two_directions(self) -> None:
+    def refuse_two_directions(self, backend: str) -> None:
         """Raise `UnsupportedModel` where the mask and the module's `is_causal` disagree, and either may be followed.
 
-        transformers leaves a mask out for SDPA where it takes `is_causal` to say the same. Such a model attends one way
-        where there is padding, and the other way where there is none.
+        transformers leaves a mask out where it takes `is_causal` to say the same: for SDPA, and for functions that
+        users register with its masks. Such a model attends one way where there is padding, and the other way where
+        there is none. `backend` is the one that was asked for.
         """
         mask, told = self.mask, self.options.get("is_causal")
         if not isinstance(mask, DocumentMask) or mask.pattern is None or told is not None:
             return
         causal = mask.pattern.causal
-        if causal != self.is_causal and mask.made_by(unpatched(masks.mask_function("sdpa"))).for_length(2) is None:
+        if causal == self.is_causal:
+            return
+        if backend == "sdpa":
+            mask = mask.made_by(unpatched(masks.mask_function("sdpa")))
+        if mask.for_length(2) is None:
             raise UnsupportedModel(
                 f"{type(self.module).__name__} has is_causal={self.is_causal}, but the model makes a "
-                f"{'causal' if causal else 'bidirectional'} mask: stock attends by that mask where a batch has padding, "
-                f"and by is_causal where it has none. Set is_causal of the attention modules and of model.config alike."
+                f"{'causal' if causal else 'bidirectional'} mask: stock attends by that mask where a batch has "
+                f"padding, and by is_causal where it has none. Say the same in model.config.is_causal, or load the "
+                f"model with attn_implementation='eager'."
             )
 
     def refuse_dense_mask(self, kernel: str) -> None:

@@ -62,8 +62,9 @@ def candidates(implementation: str, model: PreTrainedModel) -> tuple[str, ...]:
 def choose(requested: str, call: AttentionCall) -> str:
     """The backend for one attention call: the requested one, or the best that serves it. Raises `UnsupportedModel`."""
     own = _own_backend(call.implementation)
-    if "sdpa" in (own, requested):
-        call.refuse_two_directions()
+    # The model's own eager attention reads no `is_causal`, flash attention no mask, and flex makes one in any case.
+    if requested == "sdpa" or (own in ("sdpa", "eager") and call.implementation != "eager"):
+        call.refuse_two_directions(requested)
     if requested != "auto":
         reason = BACKENDS[requested].refusal(call)
         if reason is not None:

@@ -6,13 +6,18 @@ padded batch do not get what they get alone.
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import pytest
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import autopack
 from autopack import tiny
-from tests.unfamiliar.common import LEAK, Way, build, errors, must_be_exact
+from tests.unfamiliar.common import LEAK, Way, build, errors, exact_or_refused, must_be_exact
 
 WAY = Way()
 TURNED = {"llama": False, "olmo2": False, "qwen2_moe": False, "gpt2": False, "bert": True, "roberta": True}
@@ -68,6 +73,25 @@ def test_eager_attention_reads_the_mask_alone_and_is_exact(model_type):
     task = _task(model_type)
     change = partial(turn, causal=TURNED[model_type])
     must_be_exact(partial(build, model_type, task, attn_implementation="eager"), way_of(model_type).both, change)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_function_that_is_registered_with_the_masks_of_sdpa(when, registered_as_sdpa):
+    model = build("llama", attn_implementation=registered_as_sdpa)
+    change = partial(turn, causal=False)
+    verdict = exact_or_refused(partial(copy.deepcopy, model), WAY.both, change, when)
+    assert "is_causal=False" in verdict
+    must_be_exact(partial(copy.deepcopy, model), WAY.both)
+
+
+@pytest.fixture
+def registered_as_sdpa():
+    name = "users_sdpa"
+    AttentionInterface.register(name, lambda *args, **kwargs: sdpa_attention_forward(*args, **kwargs))
+    AttentionMaskInterface.register(name, sdpa_mask)
+    yield name
+    for interface in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+        interface._global_mapping.pop(name)
 
 
 def _task(model_type):
