@@ -322,11 +322,14 @@ def flex_standin(broadcast: bool = False) -> Iterator[None]:
         scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
         if score_mod is not None:
             places = _places_of((rows, heads, queries, keys))
-            try:
-                scores = score_mod(scores, *places)
-            except IndexError:  # it indexes step by step, as before 4.50, which does not broadcast
+            # Where it indexes step by step, as before 4.50, it does not broadcast, or to too many axes for one token.
+            modified = None
+            with contextlib.suppress(IndexError):
+                modified = score_mod(scores, *places)
+            if modified is None or modified.shape != scores.shape:
                 one_by_one = torch_flex._vmap_for_bhqkv(score_mod, prefix=(0,))
-                scores = one_by_one(scores, *(place.flatten() for place in places))
+                modified = one_by_one(scores, *(place.flatten() for place in places))
+            scores = modified
         if block_mask is not None:
             visible = torch_flex.create_mask(block_mask.mask_mod, rows, heads, queries, keys, device="cpu")
             scores = scores.masked_fill(~visible, float("-inf"))

@@ -133,7 +133,10 @@ class Sides:
         raise WrongShape(f"{name} has shape {tuple(value.shape)}; wanted {wanted} and what a token has alone")
 
     def flat(self, name: str, value: torch.Tensor) -> list[torch.Tensor]:
-        """Each document's part of a field (rows * columns, ...)."""
+        """Each document's part of a field (rows * columns, ...), or of one that leaves padding out."""
+        if len(value) == sum(self.lengths):
+            parts = dict(zip(self.order, value.split([self.lengths[number] for number in self.order]), strict=True))
+            return [parts[number] for number in range(len(self.lengths))]
         for rows, columns in (self.shape, (len(self.columns), max(self.lengths))):
             if len(value) == rows * columns:
                 return self.per_token(name, value.reshape(rows, columns, *value.shape[1:]))

@@ -47,6 +47,22 @@ def test_every_form_of_call_is_exact(form, labels):
     assert session.run_case(Case(LLAMA, call)).status == "exact"
 
 
+SPARSE = ("modernbert.sparse_prediction=True", {"sparse_prediction": True})
+
+
+@pytest.mark.parametrize(
+    ("spec", "call"),
+    [
+        (Spec("modernbert", "masked-lm", changes=(SPARSE,), lengths=(1, 2)), Arranged(((0, 1, -5),), labels=True)),
+        (Spec("doge", implementation="flex", lengths=(2, 1)), Arranged(((0, 1),))),
+    ],
+    ids=["logits without padding", "rules that index step by step"],
+)
+def test_results_of_other_forms_are_told_by_document(spec, call):
+    """Of models that stock runs, too: both were counted as faults of autopack."""
+    assert session.run_case(Case(spec, call)).status == "exact"
+
+
 def without_mask(monkeypatch):
     monkeypatch.setattr(DocumentMask, "for_document", lambda *of_document: None)
 
