@@ -48,6 +48,13 @@ def test_a_backend_that_has_no_backward_here_is_refused_at_the_call():
         model(input_ids=tiny.tokens(model.config, 1, 16), position_ids=positions)
 
 
+def test_sinks_are_refused_off_a_gpu():
+    model = tiny.build("gpt_oss", attn_implementation="eager")
+    autopack.enable(model, backend="flex")
+    with torch.no_grad(), pytest.raises(autopack.UnsupportedModel, match=r"backend='flex'.*attention sinks on a GPU"):
+        model(input_ids=tiny.tokens(model.config, 1, 5), position_ids=torch.tensor([[0, 1, 0, 1, 2]]))
+
+
 def test_a_block_mask_of_the_models_own_is_cut_by_documents(monkeypatch):
     """Such as OPT and BART make up to 4.57; here somebody has Llama make its own, one for all layers of a forward."""
     from torch.nn.attention.flex_attention import create_block_mask

@@ -35,6 +35,8 @@ def refusal(call: AttentionCall) -> str | None:
         return "the model makes a dense mask of its own"
     if not call.query.is_cuda and call.query.requires_grad:
         return "torch has no backward of flex_attention off CUDA"
+    if not call.query.is_cuda and call.options.get("s_aux") is not None:
+        return "transformers' flex attention takes attention sinks on a GPU alone"
     if call.options.get("dropout"):
         return "flex_attention has no attention dropout"
     return None
