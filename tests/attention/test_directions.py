@@ -10,6 +10,7 @@ import copy
 from functools import partial
 
 import pytest
+import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
@@ -73,6 +74,46 @@ def test_eager_attention_reads_the_mask_alone_and_is_exact(model_type):
     task = _task(model_type)
     change = partial(turn, causal=TURNED[model_type])
     must_be_exact(partial(build, model_type, task, attn_implementation="eager"), way_of(model_type).both, change)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_compiled_it_is_refused_or_as_stock(when):
+    """A graph that was made before the change follows the mask, as stock does beside padding."""
+    model, stock = build("llama"), build("llama")
+    turn(stock, False)
+    tokens, mask = tiny.tokens(model.config, 3, 4), torch.ones(3, 4, dtype=torch.long)
+    mask[1, 3:] = mask[2, 1:] = 0
+    where = torch.tensor([[0, 1, 0, 1], [0, 1, 2, 0], [0, 0, 1, 2]])
+    with autopack.enable(model):
+        compiled = torch.compile(model, backend="eager")
+        if when == "before":
+            turn(model, False)
+        else:
+            compiled(input_ids=tokens, attention_mask=mask)
+            compiled(input_ids=tokens, position_ids=where)
+            turn(model, False)
+        with pytest.raises(autopack.UnsupportedModel, match="is_causal=False"):
+            compiled(input_ids=tokens, position_ids=where)
+        try:
+            found = compiled(input_ids=tokens, attention_mask=mask).logits
+        except autopack.UnsupportedModel:
+            return
+        expected = stock(input_ids=tokens, attention_mask=mask).logits
+        torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("place", ["one layer", "hook"])
+def test_a_part_of_the_model_is_refused_or_exact(place):
+    def change(model):
+        layers = model.model.layers
+        if place == "one layer":
+            layers[1].self_attn.is_causal = False
+        else:
+            layers[0].register_forward_pre_hook(lambda layer, args: setattr(layer.self_attn, "is_causal", False))
+
+    for when in ("before", "after"):
+        assert "refused" in exact_or_refused("llama", WAY.both, change, when)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
