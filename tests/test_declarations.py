@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopack import InvalidPacking
+from autopack.layout import declarations
 from autopack.layout.declarations import read
 from tests.conftest import positions
 
@@ -336,3 +337,42 @@ def test_of_a_mask_that_covers_a_cache_the_end_is_that_of_the_tokens():
     arguments = {"position_ids": _tensor([3, 3, 0, 0, 1, 2]), "attention_mask": _tensor([1, 1, 1, 1, 0, 0, 0, 1, 1])}
     assert read(arguments, (1, 6), CPU).layout is not None
     assert read(arguments, (1, 6), CPU, continues=True).layout is None
+
+
+@given(data=st.data(), rows=st.integers(1, 3), columns=st.integers(0, 5), continues=st.booleans())
+def test_the_short_way_of_calls_that_declare_nothing_says_what_the_long_one_says(data, rows, columns, continues):
+    def nearly(plain):
+        """A plain tensor with at most two other numbers in it."""
+        changed = plain.expand(rows, columns).clone()
+        for _ in range(data.draw(st.integers(0, 2)) if columns else 0):
+            row, column = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, columns - 1))
+            changed[row, column] = data.draw(st.integers(-1, columns + 1))
+        return changed
+
+    ways = {
+        "position_ids": nearly(torch.arange(columns) + data.draw(st.integers(-1, 3))),
+        "attention_mask": nearly(torch.ones(columns, dtype=torch.long)),
+        "seq_idx": nearly(torch.zeros(columns, dtype=torch.long)),
+        "labels": nearly(torch.full((columns,), 5)),
+    }
+    arguments = {name: ways[name] for name in data.draw(st.sets(st.sampled_from(sorted(ways))))}
+    first_position = data.draw(st.integers(0, 2))
+
+    def said():
+        try:
+            found = read(arguments, (rows, columns), CPU, first_position, continues=continues)
+        except InvalidPacking as error:
+            return str(error)
+        layout = None if found.layout is None else found.layout.bounds
+        arrays = (layout, found.real, found.positions)
+        return (
+            [None if each is None else each.tolist() for each in arrays],
+            found.labelled_padding,
+            found.labelled_after_padding,
+            found.jumps,
+        )
+
+    short = said()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(declarations, "_declares_nothing", lambda host: False)
+        assert short == said()

@@ -29,12 +29,15 @@ def point_out(call: Call) -> None:
     # By its exact type: one that is recorded has no values.
     if type(ids) is not torch.Tensor or ids.device.type != "cpu" or ids.dim() != 2 or ids.shape[1] < 3 or len(ids) < 2:
         return
+    # Two of them: a text may well end with one, where it is also the token at the end of texts.
+    tokens = ids.detach().numpy()
+    twice = [tokens[tokens[:, one] == tokens[:, other], one] for one, other in ((-1, -2), (0, 1))]
+    if max(map(len, twice)) < 2:
+        return
     pad = text_config(call.module.config).pad_token_id
     if not isinstance(pad, int):
         return
-    # Two of them: a text may well end with one, where it is also the token at the end of texts.
-    pads = ids.detach().numpy() == pad
-    rows = max(int(pads[:, -2:].all(axis=1).sum()), int(pads[:, :2].all(axis=1).sum()))
+    rows = max(int((each == pad).sum()) for each in twice)
     if rows < 2 or 2 * rows < len(ids):
         return
     tally.unmasked = True

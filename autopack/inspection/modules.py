@@ -188,8 +188,9 @@ def _passes_all_on(model: PreTrainedModel) -> bool:
 
 def configs_of(modules: list[nn.Module]) -> list[PretrainedConfig]:
     """The distinct configs that these modules read, by identity."""
-    configs: list[Any] = [getattr(module, "config", None) for module in modules]
-    return list({id(config): config for config in configs if hasattr(config, "_attn_implementation")}.values())
+    found: list[Any] = [getattr(module, "config", None) for module in modules]
+    distinct = {id(config): config for config in found}.values()
+    return [config for config in distinct if hasattr(config, "_attn_implementation")]
 
 
 def device_of(model: PreTrainedModel) -> torch.device:
