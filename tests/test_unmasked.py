@@ -42,6 +42,16 @@ def test_it_is_said_once_and_names_rows_and_token(caplog, left, trains):
         assert "without an attention_mask" in str(handle.tally)
 
 
+def test_of_many_calls_some_are_looked_at(caplog):
+    model = tiny.build("llama", pad_token_id=PAD).train()
+    with autopack.enable(model), caplog.at_level(logging.WARNING):
+        for _ in range(20):
+            model(input_ids=tokens(0, 0, 0, 0))
+        for number in range(20, 40):
+            model(input_ids=tokens(0, 3, 2, 5))
+            assert len(warnings(caplog)) == (number >= 32), number
+
+
 @pytest.mark.parametrize(
     "call",
     [

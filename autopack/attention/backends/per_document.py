@@ -48,9 +48,11 @@ def _by_document(states: torch.Tensor, layout: PackedLayout) -> list[torch.Tenso
     """States (rows, heads, columns, channels) cut into documents, each (1, heads, tokens, channels).
 
     By `split`, whose backward puts the parts together at once: that of slices adds up a whole row for every document.
+    A single row is not split off from others, for that would be copied once more on the way back.
     """
-    rows = zip(states.split(1), layout.lengths_by_row, strict=True)
-    return [document for row, lengths in rows for document in row.split(lengths, dim=2)]
+    rows = states.split(1) if layout.rows > 1 else (states,)
+    by_row = zip(rows, layout.lengths_by_row, strict=True)
+    return [document for row, lengths in by_row for document in row.split(lengths, dim=2)]
 
 
 def slice_mask(mask: torch.Tensor | None, row: int, queries: slice, keys: slice) -> torch.Tensor | None:
