@@ -1,6 +1,6 @@
 """One training step on a packed row: stock, hand-written per-document attention, autopack.
 
-    python -m benchmarks.training_step                                  T = 8192, about five minutes on two cores
+    python -m benchmarks.training_step                                  T = 8192, ten minutes on two cores
     python -m benchmarks.training_step --tokens 2048 --rounds 3         a first look
     python -m benchmarks.training_step --tokens 2048 --each 32          many short documents, all alike
     python -m benchmarks.training_step --tokens 2048 --mean 32          many short documents of many lengths
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--padded", action="store_true", help="time the padded batch too")
     parser.add_argument("--each", type=int, help="tokens of every document, instead of lengths of many sizes")
     parser.add_argument("--mean", type=int, help="mean tokens of a document, from half to one and a half of it")
-    workload.add_arguments(parser, rounds=5)
+    workload.add_arguments(parser, rounds=15)
     options = parser.parse_args()
     interleave.keep_freed_memory()
 
