@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from autopack.errors import SiteDrift
+from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection.parameters import parameters_of
 from autopack.inspection.provenance import found_by_name, located
 from autopack.inspection.source import attends_by_itself, class_of, dispatching_functions
@@ -122,7 +122,17 @@ def defining_class(kind: type[nn.Module]) -> Any:
 
 
 def check_forwards(model: nn.Module) -> None:
-    """Raise `SiteDrift` where a class of transformers has no function as its forward: its code could not be read."""
+    """Raise `SiteDrift` where a class of transformers has no function as its forward: its code could not be read.
+
+    Raises `UnsupportedModel` for modules of TorchScript, which have none either.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedModel(
+                f"{name or 'the model'} is a {type(module).__name__} of torch.jit, and autopack cannot read what that "
+                f"does with the tokens of a row. Put the module that it was made from in its place (torch.compile "
+                f"serves to make that faster)."
+            )
     kinds = {kind for kind in map(defining_class, map(type, model.modules())) if located(kind)}
     for kind in sorted(kinds, key=lambda kind: kind.__qualname__):
         forward = vars(kind)["forward"]

@@ -116,7 +116,7 @@ def _structure(modules: list[nn.Module]) -> tuple[list[Any], ...]:
 
 def _hooks(modules: list[nn.Module]) -> list[int]:
     """The numbers of the forward and backward hooks of modules."""
-    return list(chain.from_iterable(chain.from_iterable(map(_KINDS_OF_HOOKS, modules))))
+    return list(chain.from_iterable(filter(None, chain.from_iterable(map(_KINDS_OF_HOOKS, modules)))))
 
 
 def _own_functions(module: nn.Module) -> tuple[Any, Any]:
