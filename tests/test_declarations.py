@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopack import InvalidPacking
@@ -339,23 +339,40 @@ def test_of_a_mask_that_covers_a_cache_the_end_is_that_of_the_tokens():
     assert read(arguments, (1, 6), CPU, continues=True).layout is None
 
 
-@given(data=st.data(), rows=st.integers(1, 3), columns=st.integers(0, 5), continues=st.booleans())
-def test_the_short_way_of_calls_that_declare_nothing_says_what_the_long_one_says(data, rows, columns, continues):
-    def nearly(plain):
-        """A plain tensor with at most two other numbers in it."""
-        changed = plain.expand(rows, columns).clone()
-        for _ in range(data.draw(st.integers(0, 2)) if columns else 0):
-            row, column = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, columns - 1))
-            changed[row, column] = data.draw(st.integers(-1, columns + 1))
-        return changed
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"position_ids": _tensor([0, 1, 2, 0, 1, 2, 3, 4])},
+        {"position_ids": torch.arange(8)[None], "seq_idx": _tensor([0, 0, 0, 1, 1, 1, 1, 1])},
+        {"seq_idx": _tensor([0, 0, 0, 1, 1, 1, 1, 1])},
+        {"cu_seq_lens_q": torch.tensor([0, 3, 8])},
+    ],
+)
+def test_a_mask_of_ones_hides_no_other_declaration(said):
+    if "position_ids" in said and "seq_idx" in said:
+        with pytest.raises(InvalidPacking, match="disagree"):
+            _read((1, 8), attention_mask=_tensor([1] * 8), **said)
+    else:
+        assert _bounds((1, 8), attention_mask=_tensor([1] * 8), **said) == [0, 3, 8]
 
-    ways = {
-        "position_ids": nearly(torch.arange(columns) + data.draw(st.integers(-1, 3))),
-        "attention_mask": nearly(torch.ones(columns, dtype=torch.long)),
-        "seq_idx": nearly(torch.zeros(columns, dtype=torch.long)),
-        "labels": nearly(torch.full((columns,), 5)),
+
+BOTH = ("position_ids", "attention_mask")
+
+
+@given(data=st.data(), rows=st.integers(1, 2), columns=st.integers(2, 5), continues=st.booleans())
+@settings(max_examples=300)
+def test_the_short_way_of_calls_that_declare_nothing_says_what_the_long_one_says(data, rows, columns, continues):
+    plain = {
+        "position_ids": torch.arange(columns) + data.draw(st.integers(-1, 2)),
+        "attention_mask": torch.ones(columns, dtype=torch.long),
+        "labels": torch.full((columns,), 5),
+        "seq_idx": torch.zeros(columns, dtype=torch.long),
     }
-    arguments = {name: ways[name] for name in data.draw(st.sets(st.sampled_from(sorted(ways))))}
+    names = data.draw(st.sampled_from([BOTH, BOTH[:1], BOTH[1:], (*BOTH, "labels"), (*BOTH, "seq_idx")]))
+    arguments = {name: plain[name].repeat(rows, 1) for name in names}
+    for _ in range(data.draw(st.integers(0, 2))):
+        row, column = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, columns - 1))
+        arguments[data.draw(st.sampled_from(names))][row, column] = data.draw(st.sampled_from([0, 1, 2, -1, columns]))
     first_position = data.draw(st.integers(0, 2))
 
     def said():
@@ -363,8 +380,7 @@ def test_the_short_way_of_calls_that_declare_nothing_says_what_the_long_one_says
             found = read(arguments, (rows, columns), CPU, first_position, continues=continues)
         except InvalidPacking as error:
             return str(error)
-        layout = None if found.layout is None else found.layout.bounds
-        arrays = (layout, found.real, found.positions)
+        arrays = (None if found.layout is None else found.layout.bounds, found.real, found.positions)
         return (
             [None if each is None else each.tolist() for each in arrays],
             found.labelled_padding,
