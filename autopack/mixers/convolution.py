@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd.function import once_differentiable
 
 from autopack.layout.packed import PackedLayout
 
@@ -32,7 +31,6 @@ class _CausalConvolution(torch.autograd.Function):
         ctx.save_for_backward(tokens, weight)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         tokens, weight = ctx.saved_tensors
         for_tokens = gradient * weight[:, -1]
@@ -41,7 +39,9 @@ class _CausalConvolution(torch.autograd.Function):
         for lag, without in enumerate(ctx.outside, start=1):
             seen = gradient[lag:].index_fill(0, without, 0)
             for_tokens[:-lag].addcmul_(seen, weight[:, -1 - lag])
-            for_weight[:, -1 - lag] = seen.mul_(tokens[:-lag]).sum(0)
+            # In place only where this is not differentiated again: that would need what it was.
+            seen = seen * tokens[:-lag] if torch.is_grad_enabled() else seen.mul_(tokens[:-lag])
+            for_weight[:, -1 - lag] = seen.sum(0)
         return for_tokens, for_weight, None
 
 
@@ -55,7 +55,7 @@ def causal_convolution(
     """What a depthwise causal convolution of each document alone gives: (rows, channels, tokens), dtype of `hidden`.
 
     `hidden` is (rows, channels, tokens), `weight` (channels, width), `bias` (channels,). Sums are taken in float32 or
-    better. Once differentiable.
+    better.
     """
     width = weight.shape[-1]
     outside = layout.derived(("outside", width), lambda: _outside(layout, width))

@@ -8,11 +8,11 @@ backwards, where a graph of single steps would add up gradients of the whole row
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import silu, softplus
 
 from autopack.layout.packed import PackedLayout
@@ -34,7 +34,7 @@ class LinearRecurrence(torch.autograd.Function):
     """h_t = decay_t * h_(t-1) + inputs_t from h = 0, on float tensors (tokens, ...) in the order of steps.
 
     `bounds` says where each step begins and the last ends; the first entries of a step go on from those of the step
-    before. Once differentiable.
+    before.
     """
 
     @staticmethod
@@ -52,9 +52,10 @@ class LinearRecurrence(torch.autograd.Function):
         ctx.save_for_backward(decay, output)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         (decay, states), bounds = ctx.saved_tensors, ctx.bounds
+        if torch.is_grad_enabled():
+            return *_gradients(decay, states, gradient, bounds), None
         gradient = gradient.clone()
         for_decay = torch.zeros_like(decay)
         for i in range(len(bounds) - 3, -1, -1):
@@ -63,6 +64,20 @@ class LinearRecurrence(torch.autograd.Function):
             gradient[before].addcmul_(decay[middle:end], gradient[middle:end])
             torch.mul(gradient[middle:end], states[before], out=for_decay[middle:end])
         return for_decay, gradient, None
+
+
+def _gradients(
+    decay: torch.Tensor, states: torch.Tensor, gradient: torch.Tensor, bounds: list[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of decay and inputs, step by step and nothing in place: they can be differentiated again."""
+    sizes = [end - start for start, end in pairwise(bounds)]
+    decays, before, parts = (list(each.split(sizes)) for each in (decay, states, gradient))
+    for_decay = [torch.zeros_like(each) for each in decays]
+    for i in range(len(sizes) - 2, -1, -1):
+        later = sizes[i + 1]
+        for_decay[i + 1] = parts[i + 1] * before[i][:later]
+        parts[i] = torch.cat([parts[i][:later] + decays[i + 1] * parts[i + 1], parts[i][later:]])
+    return torch.cat(for_decay), torch.cat(parts)
 
 
 def selective_scan(

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from autopack.calls.loss_site import meet
 from autopack.errors import InvalidPacking, UnsupportedVersion
@@ -45,8 +44,9 @@ def chunked_loss(
 
     Set it on the transformers model itself, enabled or not. The loss and its gradients are those of
     `ForCausalLMLoss` up to float32 rounding. Beside the logits, forward needs one chunk of them, and backward their
-    gradient, in their own dtype. Backward cannot be differentiated again. Compiled code, logits on several devices
-    (`DTensor`) and other subclasses of tensors get transformers' own loss.
+    gradient, in their own dtype; one that is to be differentiated again (`create_graph=True`) is made of all logits at
+    once. Compiled code, logits on several devices (`DTensor`) and other subclasses of tensors get transformers' own
+    loss.
 
     Args:
         logits: (..., T, V) floats; computed with in float32, as transformers does.
@@ -101,12 +101,15 @@ class _CrossEntropy(torch.autograd.Function):
         ctx.save_for_backward(logits, targets)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         logits, targets = ctx.saved_tensors
         counted = targets != ctx.ignored
         classes = targets.where(counted, 0)
         scale = upstream.where(counted, 0.0)[:, None]
+        if torch.is_grad_enabled():  # to be differentiated again, so of differentiable parts
+            part = logits.softmax(-1, dtype=torch.float32)
+            minus = part.new_full((len(part), 1), -1.0)
+            return (part.scatter_add(-1, classes[:, None], minus) * scale).to(logits.dtype), None, None
         gradient = torch.empty_like(logits)
         for rows in _chunks(logits):
             part = logits[rows].softmax(-1, dtype=torch.float32)

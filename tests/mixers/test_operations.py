@@ -112,6 +112,23 @@ def test_the_gradient_of_the_recurrence():
     assert torch.autograd.gradcheck(lambda a, b: LinearRecurrence.apply(a, b, [0, 3, 5, 6, 7]), (decay, inputs))
 
 
+def test_gradients_of_gradients():
+    """Also where the gradient that comes from above depends on nothing, as that of a sum does."""
+    decay, inputs = random(7, 2), random(7, 2, seed=1)
+    layout, hidden, weight = PackedLayout.from_lengths([[4, 3]]), random(1, 3, 7), random(3, 3, seed=1)
+    for function, (first, second) in (
+        (lambda a, b: LinearRecurrence.apply(a, b, [0, 3, 5, 6, 7]), (decay, inputs)),
+        (lambda a, b: causal_convolution(layout, a, b), (hidden, weight)),
+    ):
+        assert torch.autograd.gradgradcheck(function, (first, second))
+
+        def bent(first, second, function=function):
+            (found,) = torch.autograd.grad(function(first, second).sum(), second, create_graph=True)
+            return found.square().sum()
+
+        assert torch.autograd.gradcheck(bent, (first, second))
+
+
 @settings(max_examples=40)
 @given(layouts(), st.integers(0, 5))
 def test_heads_run_again_make_a_mixer_of_known_reach_exact(layout, reach):

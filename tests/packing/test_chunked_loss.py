@@ -171,6 +171,31 @@ def test_gradients_by_torch_func() -> None:
     torch.testing.assert_close(found, both(logits, labels)[0][1])
 
 
+def test_gradients_of_gradients() -> None:
+    logits, labels = drawn(0, (2, 9), 30, torch.float32)
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
+    found = []
+    for loss_function in (ForCausalLMLoss, autopack.chunked_loss):
+
+        def bent(logits, loss_function=loss_function):
+            return (torch.func.grad(lambda x: loss_function(x, labels, 30))(logits) * weights).sum()
+
+        loss = loss_function(logits, labels, 30)
+        (gradient,) = torch.autograd.grad(loss, logits, create_graph=True)
+        (scaled,) = torch.autograd.grad(loss.square(), logits, create_graph=True)
+        found.append(
+            [
+                *(
+                    torch.autograd.grad((each * weights).sum(), logits, retain_graph=True)[0]
+                    for each in (gradient, scaled)
+                ),
+                torch.func.grad(bent)(logits.detach()),
+            ]
+        )
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+    assert found[0][0].norm() > 1e-3
+
+
 @pytest.mark.parametrize(("kind", "task"), [("bert", "masked-lm"), ("whisper", "causal-lm")])
 def test_a_model_with_another_loss_is_refused(kind, task) -> None:
     model = chunked(kind, task=task)
