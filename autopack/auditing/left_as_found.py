@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from autopack.inspection import source
 from autopack.integrations.accelerate import in_their_own_precision
 from autopack.integrations.opacus import uncounted
 
@@ -40,7 +41,10 @@ def noise_of(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
 
 @contextlib.contextmanager
 def without_noise(model: PreTrainedModel) -> Iterator[None]:
-    """Run without dropout or router noise, and put modes, rates, buffers, numbers, config and random state back."""
+    """Run without dropout or router noise, and put modes, rates, buffers, numbers, config and random state back.
+
+    Parameters too, where a module's code may write to them: of others no copy is made, for they are large.
+    """
     modules = list(model.modules())
     modes = [(module, module.training) for module in modules]
     rates = noise_of(model)
@@ -50,6 +54,7 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
     hooks = [(held, set(held)) for module in modules for held in _hooks_of(module)]
     buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
     copies = [(b, _version(b), b.detach().clone()) for _, held in buffers for b in held.values() if b is not None]
+    weights = [(p, p.detach().clone()) for p in _written_by(modules)]
     devices = [device for device in {p.device for p in model.parameters()} if device.type == "cuda"]
 
     def put_back() -> None:
@@ -59,6 +64,9 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
             if version is None or buffer._version != version:
                 with torch.no_grad():
                     buffer.copy_(copied)
+        for parameter, copied in weights:
+            if parameter.shape == copied.shape:  # engines that share it out may have taken it back
+                parameter.data.copy_(copied)
         for held_hooks, before_hooks in hooks:
             for number in set(held_hooks) - before_hooks:
                 del held_hooks[number]
@@ -89,6 +97,13 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
             except BaseException:  # a model that is left without its dropout would train without it
                 put_back()
                 raise
+
+
+def _written_by(modules: list[nn.Module]) -> list[nn.Parameter]:
+    """Parameters of modules whose own code writes to weights as it runs (Gemma 3n, in training), and their parts'."""
+    found = [m for m in modules if not type(m).__module__.startswith("torch.") and source.writes_to_weights(type(m))]
+    held = [p for module in found for part in (module, *module.children()) for p in part.parameters(recurse=False)]
+    return list({id(p): p for p in held if not p.is_meta}.values())
 
 
 def _version(buffer: torch.Tensor) -> int | None:

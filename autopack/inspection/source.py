@@ -17,6 +17,7 @@ from autopack.inspection.parameters import forward_codes, parameters_of
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 _PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
 _KERNELS = {"scaled_dot_product_attention", "_flash_attention_forward", "flash_attn_func", "flash_attn_varlen_func"}
+_WRITING = {"add_", "clamp_", "clamp_max_", "clamp_min_", "copy_", "div_", "lerp_", "mul_", "renorm_", "sub_"}
 _CROSS_ENTROPY = {"CrossEntropyLoss", "cross_entropy", "nll_loss"}
 
 
@@ -55,6 +56,15 @@ def calls_loss_function(module: nn.Module) -> bool:
     forwards = (vars(cls)["forward"] for cls in class_of(module).__mro__ if "forward" in vars(cls))
     codes = (getattr(inspect.unwrap(forward), "__code__", None) for forward in forwards)
     return any("loss_function" in names_in(code) for code in codes if code is not None)
+
+
+@cache
+def writes_to_weights(kind: Any) -> bool:
+    """Whether functions of a class may write to parameters: in place, past autograd, and not to initialise them."""
+    own = [cls for cls in kind.__mro__ if not cls.__module__.startswith("torch.")]
+    functions = [found for cls in own for found in vars(cls).values() if isinstance(found, FunctionType)]
+    names = (names_in(found.__code__) for found in functions if "init" not in found.__name__)
+    return any(bool(each & {"data", "no_grad"}) and bool(each & _WRITING) for each in names)
 
 
 def adds_up_mask(entries: list[PreTrainedModel], configs: list[PretrainedConfig]) -> bool:

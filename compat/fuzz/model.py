@@ -60,7 +60,6 @@ class Model:
             for name, value in vars(module).items():
                 if isinstance(value, float) and _is_noise(module, name):
                     setattr(module, name, 0.0)
-        self.model = copy.deepcopy(self.stock)
         self.runner = Runner(self.stock)
         try:
             self.pool: Case = (PairCase if is_pair(self.stock) else Case)(self.stock, spec.lengths, spec.seed)
@@ -70,6 +69,8 @@ class Model:
             if half is not None:
                 # The least numbers may be special in code that the configuration does not tell (the padding of MPNet).
                 half.documents = [document.clamp(min=ORDINARY.start) for document in half.documents]
+        self._let_it_write()
+        self.model = copy.deepcopy(self.stock)
         self.outputs = dict(self.pool.outputs) if spec.outputs else {}
         self.without_router = {"output_router_logits": False} if self.pool.has_router else {}
         """Beside labels: a router's loss is no mean over documents."""
@@ -82,6 +83,13 @@ class Model:
         self.labels = self._find_labels()
         if enabled:
             autopack.enable(self.model, backend=spec.backend, unpad=spec.unpad, verify=verify)
+
+    def _let_it_write(self) -> None:
+        """Run stock in training once: a forward may write to its own weights there (Gemma 3n bounds some of them)."""
+        self.stock.train()
+        with contextlib.suppress(Exception), torch.no_grad():  # what it raises is told of calls that are judged
+            self.runner.stock(self.pool.by_itself(0))
+        self.stock.eval()
 
     def _refuse_what_never_runs(self) -> None:
         """Raise `NoStock` where stock runs none of the documents."""

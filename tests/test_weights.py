@@ -1,0 +1,68 @@
+"""Weights that a forward itself writes to are, after an audit, what they were before it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import autopack
+from autopack import tiny
+from autopack.auditing import left_as_found
+from tests.conftest import token_ids
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+
+class Bounded(nn.Linear):
+    """Its forward bounds its weights."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.weight.data.clamp_(-0.01, 0.01)
+        return super().forward(hidden)
+
+
+def altup(**options: object):
+    """Gemma 3n, whose forward in training bounds weights of a part's part, as a class that no run has measured."""
+    model = tiny.build("gemma3n_text", altup_coef_clip=0.01, **options)
+    return type("Mine", (type(model),), {})(model.config)
+
+
+def bounded():
+    model = tiny.build("llama")
+    model.lm_head = Bounded(64, model.config.vocab_size, bias=False)
+    return model
+
+
+def copies(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("build", [altup, bounded])
+@pytest.mark.parametrize("training", [False, True])
+def test_an_audit_leaves_them_as_they_were(build, training):
+    model = build().train(training)
+    before = copies(model)
+    handle = autopack.enable(model, verify="always")
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]), name
+    handle.remove()
+    model.train()(input_ids=token_ids(1, 5))
+    assert any(not torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+
+
+def test_without_copies_they_would_change(monkeypatch):
+    monkeypatch.setattr(left_as_found, "_written_by", lambda modules: [])
+    model = bounded()
+    before = copies(model)
+    autopack.enable(model, verify="always").remove()
+    assert not torch.equal(model.lm_head.weight, before["lm_head.weight"])
+
+
+def test_copies_are_made_of_those_alone():
+    model = altup()
+    found = {id(parameter) for parameter in left_as_found._written_by(list(model.modules()))}
+    names = [name for name, parameter in model.named_parameters() if id(parameter) in found]
+    assert names
+    assert all(".altup." in name for name in names)
+    assert not left_as_found._written_by(list(tiny.build("llama").modules()))
