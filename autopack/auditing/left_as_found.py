@@ -101,7 +101,7 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
 
 def _written_by(modules: list[nn.Module]) -> list[nn.Parameter]:
     """Parameters of modules whose own code writes to weights as it runs (Gemma 3n, in training), and their parts'."""
-    found = [m for m in modules if not type(m).__module__.startswith("torch.") and source.writes_to_weights(type(m))]
+    found = [module for module in modules if source.writes_to_weights(source.class_of(module))]
     held = [p for module in found for part in (module, *module.children()) for p in part.parameters(recurse=False)]
     return list({id(p): p for p in held if not p.is_meta}.values())
 
