@@ -101,7 +101,8 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
 
 def _written_by(modules: list[nn.Module]) -> list[nn.Parameter]:
     """Parameters of modules whose own code writes to weights as it runs (Gemma 3n, in training), and their parts'."""
-    found = [module for module in modules if source.writes_to_weights(source.class_of(module))]
+    writing = {kind for kind in {*map(source.class_of, modules)} if source.writes_to_weights(kind)}
+    found = [module for module in modules if type(module) in writing]
     held = [p for module in found for part in (module, *module.children()) for p in part.parameters(recurse=False)]
     return list({id(p): p for p in held if not p.is_meta}.values())
 

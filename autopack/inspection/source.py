@@ -58,7 +58,6 @@ def calls_loss_function(module: nn.Module) -> bool:
     return any("loss_function" in names_in(code) for code in codes if code is not None)
 
 
-@cache
 def writes_to_weights(kind: Any) -> bool:
     """Whether functions of a class may write to parameters: in place, past autograd, and not to initialise them."""
     own = [cls for cls in kind.__mro__ if not cls.__module__.startswith("torch.")]
