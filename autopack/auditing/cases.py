@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -15,13 +15,15 @@ from transformers import PreTrainedModel
 from autopack.errors import UnsupportedModel
 from autopack.inspection import heads, modules
 from autopack.inspection.configs import text_config
+from autopack.inspection.parameters import parameters_of
 from autopack.registry import first_position
 
 
 @dataclass(frozen=True)
 class Call:
-    """One packed call: its arguments, where in the batch of (rows, columns) each document lies, as (row, first, end),
-    and at which position it begins. Of a pair, these are the decoder's, and `source` is the encoder's side.
+    """One packed call: what it says of its tokens (`arguments`), where in the batch of (rows, columns) each document
+    lies, as (row, first, end), and at which position it begins. Of a pair, these are the decoder's, and `source` is the
+    encoder's side. `options` are the arguments that say how to run, of which a call has one for both sides.
     """
 
     arguments: dict[str, Any]
@@ -29,6 +31,7 @@ class Call:
     spans: list[tuple[int, int, int]]
     first: list[int]
     source: Call | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 MODES: dict[str, Callable[[Case], Call]] = {
@@ -64,7 +67,9 @@ class Case:
         self.lengths = list(lengths)
         self.options: dict[str, Any] = {}
         """What a document by itself is run with; nothing, unless stock cannot run it so."""
-        self.outputs: dict[str, Any] = {"output_hidden_states": True}
+        named = parameters_of(type(model))
+        self._named = named.names if not named.takes_others else None
+        self.outputs: dict[str, Any] = {"output_hidden_states": True} if self.takes("output_hidden_states") else {}
         configs = model.config, text_config(model.config)
         flags = [config.output_router_logits for config in configs if hasattr(config, "output_router_logits")]
         self.has_router = bool(flags)
@@ -90,10 +95,15 @@ class Case:
         self.other_fillers = [int(t) for t in dict.fromkeys(allowed.tolist()) if t != self.filler]
         """Tokens that may stand in padding instead."""
 
+    def takes(self, name: str) -> bool:
+        """Whether the model's forward takes an argument, as far as it says."""
+        return self._named is None or name in self._named
+
     def one_row(
-        self, *, position_ids: bool = True, mask: str = "", padding: int = 0, offset: int = 0, **arguments: Any
+        self, *, position_ids: bool = True, mask: str = "", padding: int = 0, offset: int = 0, **options: Any
     ) -> Call:
         """The documents in one row, the first from a position `offset` on, with columns of padding behind."""
+        arguments: dict[str, Any] = {}
         first = [self.base + offset, *[self.base] * (len(self.lengths) - 1)]
         pieces = zip([*first, self.base], [*self.lengths, padding], strict=True)
         if position_ids:
@@ -104,7 +114,7 @@ class Case:
             values = torch.tensor([*numbers, 0]).repeat_interleave(torch.tensor([*self.lengths, padding]))
             arguments["attention_mask"] = values[None].to(self.device)
         spans = [(0, *bounds) for bounds in pairwise(accumulate(self.lengths, initial=0))]
-        return Call(arguments, (1, sum(self.lengths) + padding), spans, first)
+        return Call(arguments, (1, sum(self.lengths) + padding), spans, first, options=options)
 
     def two_rows(self) -> Call:
         """The documents in order in the first row, reversed in the second: two layouts of one width."""
@@ -116,7 +126,7 @@ class Case:
 
     def given(self, call: Call, replaced: int | None = None) -> dict[str, Any]:
         """All arguments of a packed call, with one document's tokens replaced where asked."""
-        return {"input_ids": self.inputs(call, replaced), **_copied(call.arguments)}
+        return {"input_ids": self.inputs(call, replaced), **_copied(call.arguments), **call.options}
 
     def alone(self, call: Call, number: int) -> dict[str, Any]:
         """All arguments of a call with one of its documents by itself: positions only where it begins midway."""
@@ -169,16 +179,15 @@ class PairCase(Case):
 
     @staticmethod
     def _both(source: Call, target: Call) -> Call:
-        arguments = dict(source.arguments)
-        for name, value in target.arguments.items():
-            arguments[name if name == "use_cache" else f"decoder_{name}"] = value
-        return Call(arguments, target.shape, target.spans, target.first, source)
+        of_target = {f"decoder_{name}": value for name, value in target.arguments.items()}
+        arguments = {**source.arguments, **of_target}
+        return Call(arguments, target.shape, target.spans, target.first, source, target.options)
 
     def given(self, call: Call, replaced: int | None = None) -> dict[str, Any]:
         assert call.source is not None
         source = self.source.inputs(call.source, replaced)
-        arguments = _copied(call.arguments)
-        return {"input_ids": source, "decoder_input_ids": self.inputs(call, replaced), **arguments}
+        tokens = {"input_ids": source, "decoder_input_ids": self.inputs(call, replaced)}
+        return {**tokens, **_copied(call.arguments), **call.options}
 
     def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> dict[str, torch.Tensor]:
         target = super().padded(side, filler, wider)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,10 @@ class PackedRuns:
         """
         case = self.long if name == "thresholds" and self.long is not None else self.case
         call = MODES[name](case)
-        options = {n: v for n, v in call.arguments.items() if n in case.outputs} if name == "every output" else {}
+        options = call.options if name == "every output" else {}
+        unknown = [option for option in call.options if not case.takes(option)]
+        if unknown or (name == "every output" and not options):
+            raise NoReference(f"its forward takes no {', '.join(unknown) or 'argument that asks for more'}")
         unusual = bool(options) or case is not self.case or any(first != case.base for first in call.first)
         try:
             alone = [fields_of(output) for output in self._alone(case, call, options, apart=differentiate)]
@@ -84,9 +88,26 @@ class PackedRuns:
             # Where more is asked for, or documents begin elsewhere, than anybody has to.
             rare = options or any(first != case.base for first in call.first)
             refused = rare and isinstance(failure, AutopackError)
-            if refused or "unexpected keyword argument 'attention_mask'" in said:  # some take none (FNet up to 4.57)
+            if refused or self._is_not_taken(said, case, call):  # no mask, up to 4.57 (FNet)
                 raise NoReference(said) from failure
             return ModeResult(name, self.training, failure=said)
+
+    def _is_not_taken(self, said: str, case: Case, call: Call) -> bool:
+        """Whether a call has failed for an argument that stock does not take beside a document alone either."""
+        found = re.search(r"unexpected keyword argument '(\w+)'", said)
+        given = {**call.arguments, **call.options}
+        if found is None or found[1] not in given:
+            return False
+        value = given[found[1]]
+        if isinstance(value, torch.Tensor):
+            value = torch.ones_like(case.by_itself(0)["input_ids"])
+        try:
+            self.runner.stock({**case.by_itself(0), found[1]: value})
+        except TypeError as error:
+            return found[0] in str(error)
+        except Exception:  # it takes it, whatever it says of its value
+            return False
+        return False
 
     def _measured(
         self,
