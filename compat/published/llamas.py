@@ -161,7 +161,8 @@ LLAMAS: Configurations = {
         "mlp_type": "default", "model_type": "starcoder2", "norm_epsilon": 1e-05, "norm_type": "layer_norm",
         "num_attention_heads": 24, "num_hidden_layers": 30, "num_key_value_heads": 2, "residual_dropout": 0.1,
         "rope_theta": 999999.4420358813, "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True,
-        "sliding_window": 4096, "torch_dtype": "bfloat16", "transformers_version": "4.39.0.dev0", "use_bias": True, "use_cache": True, "vocab_size": 49152,
+        "sliding_window": 4096, "torch_dtype": "bfloat16", "transformers_version": "4.39.0.dev0",
+        "use_bias": True, "use_cache": True, "vocab_size": 49152,
     }),
     "StableLM 2 1.6B": ("StableLmForCausalLM", {
         "architectures": ["StableLmForCausalLM"], "bos_token_id": 100257, "eos_token_id": 100257,
