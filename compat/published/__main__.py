@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from compat.cells import private_output, short
+from compat.cells import private_output
 from compat.environments import Environment, cache_directory, check_interpreter
 from compat.matrix import COMPAT, ROOT, CompatError, load_matrix
 from compat.published import PUBLISHED
@@ -109,13 +110,20 @@ def _cell(found: dict[str, Any], reasons: dict[str, int]) -> str:
     if found["status"] == "absent":
         return "-"
     noted = "".join(
-        f" [{reasons.setdefault(f'{kind}{short(found[what])}', len(reasons) + 1)}]"
+        f" [{reasons.setdefault(f'{kind}{_line(found[what])}', len(reasons) + 1)}]"
         for what, kind in (("reason", ""), ("labels", "labels raise: "), ("padded", "padding stays: "))
         if what in found
     )
     if found["status"] != "enabled":
         return f"**{found['status']}**{noted}" if found["status"] in BAD else f"{found['status']}{noted}"
     return f"{found['proof'] or 'enabled'}, {found['seconds']} s, {found['megabytes']} MB{noted}"
+
+
+def _line(reason: str) -> str:
+    """A reason in one line that is the same in every run, without what is said of every model."""
+    said = reason.split("and it is not exact: ")[-1].split(". The model is left as it was")[0]
+    line = re.sub(r"0x[0-9a-f]{6,}", "0x", " ".join(said.split()))
+    return line if len(line) <= 500 else line[:499] + "…"
 
 
 def _count(parameters: int) -> str:
