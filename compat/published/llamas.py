@@ -24,7 +24,7 @@ _LLAMA3 = {
     "num_key_value_heads": 8, "pretraining_tp": 1, "rope_theta": 500000.0, "tie_word_embeddings": False,
     "torch_dtype": "bfloat16", "vocab_size": 128256,
 }  # fmt: skip
-_LLAMA31 = {
+_LLAMA31: dict[str, Any] = {
     **_LLAMA3, "max_position_embeddings": 131072, "mlp_bias": False, "transformers_version": "4.43.0.dev0",
     "rope_scaling": {
         "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,

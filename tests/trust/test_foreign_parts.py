@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from tests.trust.foreign_parts import MIXING, TOKEN_WISE, Form, FusedNorm, Part
+from autopack.trust.parts import why_not_token_wise
+from tests.trust.foreign_parts import MIXING, TOKEN_WISE, EightBits, Form, FourthRow, FusedNorm, Part
 
 WIDTH_IN, WIDTH_OUT = 8, 12
 FORMS = [
@@ -109,3 +110,20 @@ def test_parts_are_the_same_for_a_seed_and_leave_the_random_state():
     assert torch.equal(one.weight, other.weight)
     assert not torch.equal(one.weight, Part.make(4, 4, seed=1).weight)
     assert torch.equal(before, torch.get_rng_state())
+
+
+_UNSEEN = {
+    (FourthRow, 64): "the probe has three rows and replaces tokens of the first",
+    (FourthRow, 8): "the probe has three rows and replaces tokens of the first",
+    (EightBits, 8): "widths are not looked for in buffers",
+}
+
+
+@pytest.mark.parametrize("width", [64, 8])
+@pytest.mark.parametrize("kind", [*TOKEN_WISE, *MIXING], ids=lambda kind: kind.__name__)
+def test_what_is_said_of_parts(kind, width, request):
+    """`why_not_token_wise` tells them apart, in the dtype in which they show it."""
+    if (kind, width) in _UNSEEN:
+        request.applymarker(pytest.mark.xfail(reason=_UNSEEN[kind, width], strict=True))
+    part = kind.make(width, width + 4 * (width < 64)).to(kind.shows.dtype)
+    assert (why_not_token_wise(part) is not None) == kind.mixes
