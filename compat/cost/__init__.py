@@ -1,0 +1,1 @@
+"""What `autopack.enable` costs on models that people have changed: processor time and memory, beside stated bounds."""
