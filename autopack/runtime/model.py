@@ -53,6 +53,7 @@ class Proof:
     padded: str | None = None
     waits: bool = False
     recorded: bool = False
+    source: str = ""
 
 
 class Brings(Enum):
