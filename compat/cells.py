@@ -3,7 +3,7 @@
     python -m compat.cells --types llama gpt2      some types of all tasks, printed as they are measured
     python -m compat.cells --serve                 what compat/run.py runs inside a release: asked on standard input
 
-A cell is what `autopack.enable(model)` gives, without another word, and what packed and padded calls of that model give:
+A cell is what `autopack.enable(model)` gives, without another word, and what packed and padded calls of that model do:
     exact           packed rows and padded batches give what stock gives the documents, with gradients and loss
     refused         autopack raises one of its errors and says why
     LEAK            neither
@@ -12,9 +12,10 @@ A cell is what `autopack.enable(model)` gives, without another word, and what pa
     absent          the release has no such type, or the type no such implementation
     unbuildable     no tiny model of the type can be made
 
-One that was enabled also has its `proof`: by what `enable` knows that it is exact ("recorded", "twin", "parts", "audit"; ""
-where it does not say). Where `enable` serves a part alone, the cell says which part it does not and why: `padded` is the
-reason for which padded batches are left as they came, `labels` that for which packed calls with labels are refused.
+One that was enabled also has its `proof`: by what `enable` knows that it is exact ("recorded", "twin", "parts",
+"audit"; "" where it does not say). Where `enable` serves a part alone, the cell says which part it does not and why:
+`padded` is the reason for which padded batches are left as they came, `labels` that for which packed calls with labels
+are refused.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _LEFT = "what such a call is, not what is known of the model"
 
 
 def measure(task: str, model_type: str, mode: str) -> dict[str, Any]:
-    """Measure one cell: `status`, with the `worst` error and the `proof` where it is exact, otherwise with a `reason`."""
+    """Measure one cell: `status`, with `worst` error and `proof` where it is exact, otherwise with a `reason`."""
     from autopack import tiny
     from compat.exactness import Undeclared, built, stand_in
     from compat.standins import integration_of

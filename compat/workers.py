@@ -6,6 +6,7 @@ import json
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,10 +43,12 @@ class Worker:
     def __init__(self, environ: dict[str, str], log: Path, command: Sequence[str] = ()) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log.open("a", encoding="utf-8")
+        # What processes keep for later ones must not answer for a measurement.
+        self._cache = tempfile.TemporaryDirectory(prefix="autopack-compat-")
         self._process = subprocess.Popen(
             command or [sys.executable, "-m", "compat.cells", "--serve"],
             cwd=ROOT,
-            env=environ,
+            env={**environ, "XDG_CACHE_HOME": self._cache.name},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -91,6 +94,7 @@ class Worker:
         self._process.kill()
         self._process.wait()
         self._log.close()
+        self._cache.cleanup()
 
 
 def measure(environment: Environment, units: Sequence[Unit], limit: float) -> Iterator[dict[str, Any]]:
