@@ -79,7 +79,7 @@ def enabled_and_audited(model: Any) -> dict[str, Any]:
         found = {"status": "crash", "reason": _said(error)}
     else:
         proof = handle.enabled.proof
-        of = {"proof": _source_of(proof), **_left_out(proof, report)}
+        of = {"proof": proof.source, **_left_out(proof, report)}
         if report.exact:
             return {"status": "exact", "worst": float(f"{report.worst:.0e}"), **of}
         failures = [result.failure for result in report.results if result.failure is not None]
@@ -88,12 +88,6 @@ def enabled_and_audited(model: Any) -> dict[str, Any]:
         found = {"status": "crash" if failures else "LEAK", "reason": report.worst_case, **of}
     upstream = upstream_error(model, handle)
     return found if upstream is None else {"status": "upstream error", "reason": upstream}
-
-
-def _source_of(proof: Any) -> str:
-    """By what a proof was made. Until `enable` sets `Proof.source` everywhere, its words say so."""
-    by_words = {"by the released": "recorded", "by an audit": "audit"}
-    return proof.source or next((name for said, name in by_words.items() if proof.how.startswith(said)), "")
 
 
 def _left_out(proof: Any, report: Any) -> dict[str, str]:

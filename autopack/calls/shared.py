@@ -188,7 +188,7 @@ def _check(call: Call) -> None:
 def _why_not(call: Call) -> str | None:
     model, entry, given = call.model, call.entry, call.arguments
     anatomy, traits = model.anatomy, model.traits
-    if not model.proof.recorded or entry.foreign is not None or call.outer is not None:
+    if model.proof.source != "recorded" or entry.foreign is not None or call.outer is not None:
         return f"only what a released run has measured is served there, and this model is verified {model.proof.how}"
     if entry.kind is not Kind.MODEL or entry.head is not None or entry.inner_head is not None:
         return "it is no model, or none with a head of its own, that has a result for each token"

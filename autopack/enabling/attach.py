@@ -15,74 +15,39 @@ from autopack.attention.rotary import PerDocumentRotary
 from autopack.auditing.asking import argument_names, first_label_counts
 from autopack.calls.entry import Entry
 from autopack.calls.hooks import ArrivalHook, EntryHook, ExitHook, PoolerHook, SpanLogitsHook
-from autopack.enabling.prove import prove
 from autopack.enabling.sites import needed_sites
-from autopack.errors import AutopackError, SiteDrift
+from autopack.errors import SiteDrift
 from autopack.family import Family
 from autopack.inspection import modules
 from autopack.inspection.anatomy import Anatomy
 from autopack.inspection.provenance import Provenance
-from autopack.inspection.watch import Watch
 from autopack.integrations import accelerate, peft
 from autopack.patching import SiteLease
 from autopack.runtime import scope as scopes
 from autopack.runtime.checkpointing import unbind_checkpointing
 from autopack.runtime.marks import HANDLE, MARK, Mark, is_severed
-from autopack.runtime.model import EnabledModel, Options, Proof, Traits
+from autopack.runtime.model import EnabledModel, Options, Traits
 
 _HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, SpanLogitsHook, ArrivalHook)
 
 
-def examine(model: PreTrainedModel, family: Family, options: Options) -> EnabledModel:
-    """Find what has to be known of a model to enable it; changes nothing."""
-    anatomy, traits = _look_at(model, family)
+def examine(
+    model: PreTrainedModel, family: Family, options: Options, renew: Callable[[EnabledModel, bool], None]
+) -> EnabledModel:
+    """Find what has to be known of a model to enable it; changes nothing. `renew` is called when it has changed."""
+    anatomy, traits = look_at(model, family)
     return EnabledModel(anatomy, traits, options, SiteLease(partial(needed_sites, anatomy, family.sites)), renew)
 
 
-def _look_at(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
+def look_at(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
+    """What a model is made of, and what of its family concerns it."""
     attending = {name for name, way in family.mixers.items() if way.attends}
     anatomy = Anatomy.of(model, set(family.mixers), attending)
     numbering, media = registry.numbering_of(model.config), registry.media_of(anatomy.model_type)
     return anatomy, Traits.of(family, anatomy, numbering, media)
 
 
-def renew(enabled: EnabledModel, packs: bool) -> None:
-    """Look at an enabled model again, which is no longer what it was: mark and hook what it is now, and prove that.
-
-    `packs` says that a call has brought packed rows, for which some of the proof may have waited.
-
-    What cannot be proven is refused by later calls; padded batches then stay as they come.
-    """
-    model, before = enabled.anatomy.entries[0], enabled.anatomy
-    enabled.watch = None  # until it is settled: after an interrupt the next call looks at it again
-    try:
-        strip_severed(model)  # layers that were copied and put into the model
-        family = registry.family_for(model)
-        anatomy, traits = _look_at(model, family)
-        for module in [*before.mixing, *before.towers]:
-            module.__dict__.pop(MARK, None)
-        inside = set(map(id, anatomy.entries))
-        for module in before.entries:
-            if id(module) not in inside:
-                _remove_hooks(module)  # it was taken out of the model
-        enabled.anatomy, enabled.traits = anatomy, traits
-        enabled.lease.renew(partial(needed_sites, enabled.anatomy, family.sites))
-        settle(model, enabled, family, packs)
-    except AutopackError as error:
-        reason = f"it was changed after it had been enabled, and cannot be served any more: {error}"
-        enabled.proof = Proof(f"not: {reason}", reason, reason, reason)
-
-
-def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family, packs: bool = False) -> None:
-    """Attach to a model and prove it; from then on it is watched."""
-    with enabled.settling():
-        enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its audit
-        code = _attach(model, enabled, family)
-        prove(model, enabled, code, packs)
-        enabled.watch = Watch(model, code.places, enabled.anatomy.configs)
-
-
-def _attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Provenance:
+def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Provenance:
     """Mark what mixes tokens, install the sites that the model needs, and hook its entries.
 
     What is marked and hooked already is brought up to date. Returns whose code the model runs.
@@ -152,9 +117,9 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
     The handle leaves last: where this is interrupted, it can be done again.
     """
     enabled.active = False
-    _remove_hooks(model)
+    remove_hooks(model)
     for entry in enabled.anatomy.entries:
-        _remove_hooks(entry)  # one that was taken out of the model since
+        remove_hooks(entry)  # one that was taken out of the model since
     for module in [*enabled.anatomy.mixing, *enabled.anatomy.towers]:
         module.__dict__.pop(MARK, None)
     unbind_checkpointing(enabled.anatomy.checkpointed)
@@ -176,8 +141,8 @@ def strip_severed(part: nn.Module) -> bool:
         return False
     for module in marked:
         del module.__dict__[MARK]
-        _remove_hooks(module, lambda hook: isinstance(hook, ArrivalHook))
-    _remove_hooks(part, _is_severed)
+        remove_hooks(module, lambda hook: isinstance(hook, ArrivalHook))
+    remove_hooks(part, _is_severed)
     # What of these is of a model that is still enabled is bound again by its next call.
     accelerate.put_back(modules)
     unbind_checkpointing(modules)
@@ -200,7 +165,8 @@ def _is_ours(hook: Any) -> bool:
     return isinstance(hook, _HOOKS)
 
 
-def _remove_hooks(model: nn.Module, wanted: Callable[[Any], bool] = _is_ours) -> None:
+def remove_hooks(model: nn.Module, wanted: Callable[[Any], bool] = _is_ours) -> None:
+    """Take autopack's hooks off all modules of a model, or those that are `wanted`."""
     # By type and not by handle: a copied model has copies of the hooks, and no handles of its own.
     for module in model.modules():
         for hooks, extras in (

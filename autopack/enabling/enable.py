@@ -13,8 +13,9 @@ from autopack import registry
 from autopack.attention.choose import availability, candidates
 from autopack.calls.entry import why_alone
 from autopack.enabling import options
-from autopack.enabling.attach import detach, examine, settle, strip_severed
+from autopack.enabling.attach import detach, examine, strip_severed
 from autopack.enabling.handle import Handle, Handles, TrainerHandle, take_back
+from autopack.enabling.settle import renew, settle
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import releases
 from autopack.inspection.heads import row_head
@@ -182,7 +183,7 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     if holds_marks(base):
         raise UnsupportedModel("a part of this model is enabled on its own; disable that part, then enable the whole")
     family = registry.family_for(base)
-    enabled = examine(base, family, wanted)
+    enabled = examine(base, family, wanted, renew)
     _check_backend(base, enabled)
     handle = Handle(base, enabled)
     try:

@@ -42,6 +42,7 @@ _TOKEN_WISE: tuple[type, ...] = (
 )
 _TOKEN_WISE = (*_TOKEN_WISE, nn.Sequential, nn.ParameterList, nn.ParameterDict)
 """Modules of torch that do the same to every token, or only hold others."""
+_OVER_AN_AXIS = (nn.MultiheadAttention, nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.GLU)
 _WRAPPERS = ("torch.distributed.", "torch._dynamo.", "torch.nn.parallel.")
 _PLAIN = {"__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__annotations__", "__orig_bases__"}
 _PLAIN |= {"__parameters__", "__abstractmethods__", "_abc_impl", "__static_attributes__", "__firstlineno__"}
@@ -136,6 +137,19 @@ def found_by_name(cls: type) -> bool:
 def located_class(module: nn.Module) -> Any:
     """The class of a module without those that a library has derived from it at run time (FSDP, parametrizations)."""
     return next((cls for cls in type(module).__mro__ if located(cls)), None)
+
+
+def is_of(cls: type, package: str) -> bool:
+    """Whether a class is one of an installed package, and the one that it holds under that name."""
+    path = getattr(sys.modules.get(package), "__file__", None)
+    own = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return bool(path and own and own.startswith(os.path.dirname(path) + os.sep)) and found_by_name(cls)
+
+
+def is_token_wise(cls: type) -> bool:
+    """Whether modules of a class of torch do the same to every token, or only hold others, wherever they stand."""
+    activation = cls.__module__ == "torch.nn.modules.activation" and cls not in _OVER_AN_AXIS
+    return cls in _TOKEN_WISE or (activation and located(cls))
 
 
 class Provenance:

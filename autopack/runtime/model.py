@@ -44,7 +44,9 @@ class Proof:
 
     `how` tells it in words. `packed`, `labels` and `padded` say why packed calls, those of them with labels, and padded
     batches without their padding would not be exact; None where they are. A proof that `waits` is made when rows are
-    first packed. `recorded` says that a released run has measured this very code.
+    first packed. `source` says what has shown it: a `recorded` run of the leak test of this very code, a `twin` of the
+    model, a twin and `parts` that were proven by themselves, or an `audit` of this very model; nothing where it was not
+    asked for or waits.
     """
 
     how: str
@@ -52,7 +54,6 @@ class Proof:
     labels: str | None = None
     padded: str | None = None
     waits: bool = False
-    recorded: bool = False
     source: str = ""
 
 

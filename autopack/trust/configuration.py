@@ -113,6 +113,11 @@ def is_neutral(field: str, value: Any = None) -> bool:
     return rate or _LABEL.fullmatch(field) is not None
 
 
+def is_label(field: str) -> bool:
+    """Whether a field names something, or is what only `generate` and those who store weights read."""
+    return _LABEL.fullmatch(field) is not None
+
+
 def is_size(field: str) -> bool:
     """Whether a field counts or scales, so that only its presence matters."""
     return _SIZE.fullmatch(field) is not None

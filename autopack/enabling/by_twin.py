@@ -1,0 +1,230 @@
+"""Prove a model by its twin, tiny and on the CPU, and by the parts of which the twin has none."""
+
+from __future__ import annotations
+
+import inspect
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from autopack import registry
+from autopack.auditing.auditor import audit
+from autopack.auditing.report import LeakReport
+from autopack.enabling.attach import attach, detach, examine
+from autopack.enabling.reading import LENGTHS, as_float32, callable_part
+from autopack.errors import AutopackError
+from autopack.inspection import releases
+from autopack.inspection.modules import device_of
+from autopack.inspection.provenance import hooks_of, is_foreign_hook
+from autopack.inspection.watch import Watch
+from autopack.runtime.model import EnabledModel, Options, Proof
+from autopack.runtime.scope import stock
+from autopack.trust import twin as twins
+from autopack.trust.apart import apart
+from autopack.trust.parts import Form, why_not_token_wise
+from autopack.trust.twin import NoTwin, Twin
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_OF_HOOKS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+_TOKENS = 13
+"""Of the call in which modules of a twin are listened to: a prime, which is no size of it."""
+
+
+def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, because: str) -> Proof:
+    """What a twin of a model says of it. Raises `NoTwin` where it says nothing.
+
+    The weights, the device and the gradients of the model have no part in it; no process waits for another one.
+    """
+    return apart(lambda: _proof(model, enabled, because))
+
+
+def _proof(model: PreTrainedModel, enabled: EnabledModel, because: str) -> Proof:
+    flash = any(map(releases.is_flash, enabled.implementations()))
+    if flash and device_of(model).type == "cuda":  # its kernels run nowhere else, and in half precision
+        precisions, device = (next(model.parameters()).dtype,), str(device_of(model))
+    else:
+        precisions, device = (torch.float64, torch.float32), "cpu"
+    failure = ""
+    for dtype in precisions:
+        twin = _with_what_is_on(model, twins.of(model, dtype, device))
+        outside, twin_enabled = _outside(twin, model), None
+        try:
+            twin_enabled = _enabled(twin.model, enabled)
+            if _refusal(twin_enabled) is not None:
+                raise NoTwin(str(_refusal(twin_enabled)))
+            part = callable_part(twin_enabled)
+            report = as_float32(audit(part, lengths=LENGTHS))
+        except AutopackError as error:
+            raise NoTwin(f"{type(error).__name__}: {error}") from error
+        except NoTwin:
+            raise
+        except Exception as error:  # a class may compute nothing at this size, or know no float64
+            failure = f"its twin raised {type(error).__name__}: {error}"
+            continue
+        finally:
+            if twin_enabled is not None:
+                detach(twin.model, twin_enabled)
+        failed = next((r.failure for r in report.results if r.failure is not None and not _is_ours(r.failure)), None)
+        if failed is None:
+            return _read(twin, part, report, outside, because, dtype)
+        failure = f"its twin raised {failed}"
+    raise NoTwin(failure)
+
+
+def _is_ours(failure: str) -> bool:
+    """Whether a call was refused by autopack, which is a result."""
+    from autopack import errors
+
+    name = failure.partition(":")[0]
+    return isinstance(found := getattr(errors, name, None), type) and issubclass(found, AutopackError)
+
+
+def _read(
+    twin: Twin, part: PreTrainedModel, report: LeakReport, outside: list[str], because: str, dtype: torch.dtype
+) -> Proof:
+    count = sum(parameter.numel() for parameter in twin.model.parameters())
+    precision = str(dtype).removeprefix("torch.")
+    how = f"by a twin of {count:,} parameters in {precision}, worst relative error {report.worst:.1e}"
+    if outside:
+        how += f", and {', '.join(outside)} by itself" if len(outside) == 1 else f", and {len(outside)} kinds of parts, each by itself: {', '.join(outside)}"
+    said = f" (audited because: {because})"
+    inexact = report.padded or report.packed
+    padded = inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
+    if part is not twin.model:
+        padded = f"nobody has seen what the forward of {type(twin.model).__name__} does with padding"
+    source = "parts" if outside else "twin"
+    return Proof(how + said, report.packed and f"{report.packed}{said}", report.labels, padded, source=source)
+
+
+def _enabled(model: PreTrainedModel, like: EnabledModel) -> EnabledModel:
+    """Enable a twin as the model is; nobody else sees it, so nothing of it is kept."""
+    family = registry.family_for(model)
+    options = Options(like.options.backend, like.options.unpad, "never")
+    enabled = examine(model, family, options, _not_renewed)
+    try:
+        if set(like.implementations()) - set(enabled.implementations()):
+            raise NoTwin(f"its twin attends by {', '.join(enabled.implementations())}")
+        code = attach(model, enabled, family)
+        enabled.proof = Proof("of a twin")
+        enabled.watch = Watch(model, code.places, enabled.anatomy.configs)
+    except BaseException:
+        detach(model, enabled)
+        raise
+    return enabled
+
+
+def _refusal(enabled: EnabledModel) -> str | None:
+    return enabled.proof.packed
+
+
+def _not_renewed(enabled: EnabledModel, packs: bool) -> None:
+    raise NoTwin("its twin has changed while it was audited")
+
+
+def _with_what_is_on(model: PreTrainedModel, twin: Twin) -> Twin:
+    """Put on a twin what somebody has put on modules of the model: losses, methods and hooks.
+
+    Raises `NoTwin` where a hook has no place there.
+    """
+    for name, module in model.named_modules():
+        own = {n: v for n, v in vars(module).items() if _comes_along(n, v, module)}
+        hooks = {number for number, hook in hooks_of(module).items() if is_foreign_hook(hook)}
+        if not own and not hooks:
+            continue
+        stand_in = twin.counterpart(model, name)
+        if stand_in is None:
+            if hooks:
+                raise NoTwin(f"its twin has no place for a hook on {name}")
+            continue
+        for attribute, value in own.items():
+            bound = isinstance(value, MethodType) and value.__self__ is module
+            stand_in.__dict__[attribute] = MethodType(value.__func__, stand_in) if bound else value
+        for kind in _HOOKS:
+            getattr(stand_in, kind).update({n: h for n, h in getattr(module, kind).items() if n in hooks})
+        for kind in _OF_HOOKS:
+            getattr(stand_in, kind).update({n: True for n in getattr(module, kind) if n in hooks})
+        if hooks & set(module._backward_hooks):
+            stand_in._is_full_backward_hook = module._is_full_backward_hook
+    return Twin(twin.model, {n: model.get_submodule(n) for n in twins.kinds(model).without(twins.kinds(twin.model))})
+
+
+def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
+    """Whether what is on a module is code that works on another one: a loss, a method, a function that holds nothing."""
+    if name == "_loss_function":
+        return True
+    if name.startswith("_") or not inspect.isroutine(value):
+        return False
+    if isinstance(value, MethodType):
+        return value.__self__ is module and not name.startswith("_")
+    return isinstance(value, FunctionType) and value.__closure__ is None and name == "loss_function"
+
+
+def _outside(twin: Twin, model: PreTrainedModel) -> list[str]:
+    """The classes of modules that the twin has no like of, each proven by itself. Raises `NoTwin` for one that is not."""
+    if not twin.others:
+        return []
+    forms = _forms(twin, list(twin.others))
+    config: Any = model.config
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    widths = [size for name in ("hidden_size", "intermediate_size") if isinstance(size := getattr(text, name, 0), int)]
+    kinds, proven = twins.kinds(model), set()
+    names: list[str] = []
+    for name, module in twin.others.items():
+        kind = (kinds.by_name[name], tuple((n, tuple(p.shape)) for n, p in module.named_parameters()))
+        if kind in proven:
+            continue
+        if not name or isinstance(module, PreTrainedModel):
+            raise NoTwin(f"{name or 'the model'} is not as its class makes it: {_different(kinds, twin, name)}")
+        reason = why_not_token_wise(module, forms.get(name), widths)
+        if reason is not None:
+            raise NoTwin(f"{name}, a {type(module).__name__} that is not as its class makes it, mixes tokens or may: {reason}")
+        proven.add(kind)
+        if type(module).__name__ not in names:
+            names.append(type(module).__name__)
+    return names
+
+
+def _different(kinds: twins.Kinds, twin: Twin, name: str) -> str:
+    wanted, found = kinds.by_name[name], twins.kinds(twin.model).by_name.get(name)
+    if found is None or found[1] is not wanted[1]:
+        return f"a {wanted[1].__name__}"
+    return ", ".join(sorted({attribute for attribute, _ in wanted[2] ^ found[2]}))
+
+
+def _forms(twin: Twin, names: list[str]) -> dict[str, Form]:
+    """How the modules of a twin are called that stand where the named ones stand in the model."""
+    found: dict[str, Form] = {}
+    handles = []
+
+    def listen(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            found.setdefault(name, Form(args, dict(kwargs), _TOKENS))
+
+        return hook
+
+    for name in names:
+        try:
+            stand_in = twin.model.get_submodule(name)
+        except AttributeError:  # of a layer that the twin has not: another one is of its kind
+            continue
+        handles.append(stand_in.register_forward_pre_hook(listen(name), with_kwargs=True))
+    try:
+        ids = torch.arange(_TOKENS)[None] + 3
+        given = {"input_ids": ids, **({"decoder_input_ids": ids} if _is_pair(twin.model) else {})}
+        with torch.no_grad():
+            twin.model(**given)
+    except Exception:  # they are called with one tensor of states then
+        return {}
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _is_pair(model: PreTrainedModel) -> bool:
+    from autopack.inspection.modules import is_pair
+
+    return is_pair(model)

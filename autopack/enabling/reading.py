@@ -1,0 +1,57 @@
+"""What of a model an audit can call, and how its report is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedModel
+
+from autopack.auditing.auditor import TOLERANCE
+from autopack.auditing.left_as_found import left_as_found
+from autopack.auditing.report import LeakReport
+from autopack.inspection.heads import row_head
+from autopack.inspection.modules import device_of, takes_tokens
+from autopack.runtime.model import EnabledModel
+from autopack.runtime.scope import stock
+
+LENGTHS = (7, 11, 5)
+"""Of the documents of an audit: one has neighbours on both sides, and two have another one between them.
+
+Their sum is a prime, so that columns are not taken for heads or channels of that number."""
+
+
+def callable_part(enabled: EnabledModel) -> PreTrainedModel:
+    """The outermost model inside that can be called with tokens by their name: a forward may have others for them."""
+    entries = enabled.anatomy.entries
+    for module in entries[:-1]:
+        if _is_of_choices(module):
+            continue
+        token = torch.zeros(1, 1, dtype=torch.long)
+        try:
+            with left_as_found(module), stock(enabled), torch.no_grad():
+                if takes_tokens(module):
+                    module(input_ids=token.to(device_of(module)))
+                    return module
+        except Exception as error:
+            # An encoder-decoder wants tokens for both halves: that is what the audit knows how to give.
+            if not isinstance(error, TypeError) or "input_ids" not in str(error):
+                return module
+    return entries[-1]
+
+
+def _is_of_choices(module: PreTrainedModel) -> bool:
+    head = row_head(module)
+    return head is not None and head.of_choices
+
+
+def as_float32(report: LeakReport) -> LeakReport:
+    """Hold a model in float64 to no more than one in float32: a good part of them casts to it in code of its own."""
+    least = TOLERANCE[torch.float32] / 10 if report.dtype == "float64" else TOLERANCE[torch.float32]
+    return replace(
+        report,
+        tolerance=max(report.tolerance, least),
+        gradient_tolerance=max(report.gradient_tolerance, 10 * least),
+        loss_tolerance=max(report.loss_tolerance, 10 * least),
+        padded_tolerance=max(report.padded_tolerance, least),
+    )

@@ -1,0 +1,53 @@
+"""Look at a model, attach to it and prove it; and again where it is no longer what it was."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from transformers import PreTrainedModel
+
+from autopack import registry
+from autopack.enabling.attach import attach, look_at, remove_hooks, strip_severed
+from autopack.enabling.prove import prove
+from autopack.enabling.sites import needed_sites
+from autopack.errors import AutopackError
+from autopack.family import Family
+from autopack.inspection.watch import Watch
+from autopack.runtime.marks import MARK
+from autopack.runtime.model import EnabledModel, Proof
+
+
+def renew(enabled: EnabledModel, packs: bool) -> None:
+    """Look at an enabled model again, which is no longer what it was: mark and hook what it is now, and prove that.
+
+    `packs` says that a call has brought packed rows, for which some of the proof may have waited.
+
+    What cannot be proven is refused by later calls; padded batches then stay as they come.
+    """
+    model, before = enabled.anatomy.entries[0], enabled.anatomy
+    enabled.watch = None  # until it is settled: after an interrupt the next call looks at it again
+    try:
+        strip_severed(model)  # layers that were copied and put into the model
+        family = registry.family_for(model)
+        anatomy, traits = look_at(model, family)
+        for module in [*before.mixing, *before.towers]:
+            module.__dict__.pop(MARK, None)
+        inside = set(map(id, anatomy.entries))
+        for module in before.entries:
+            if id(module) not in inside:
+                remove_hooks(module)  # it was taken out of the model
+        enabled.anatomy, enabled.traits = anatomy, traits
+        enabled.lease.renew(partial(needed_sites, enabled.anatomy, family.sites))
+        settle(model, enabled, family, packs)
+    except AutopackError as error:
+        reason = f"it was changed after it had been enabled, and cannot be served any more: {error}"
+        enabled.proof = Proof(f"not: {reason}", reason, reason, reason)
+
+
+def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family, packs: bool = False) -> None:
+    """Attach to a model and prove it; from then on it is watched."""
+    with enabled.settling():
+        enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its audit
+        code = attach(model, enabled, family)
+        prove(model, enabled, code, packs)
+        enabled.watch = Watch(model, code.places, enabled.anatomy.configs)

@@ -1,0 +1,157 @@
+"""Tiny configurations that say the same of a model's behaviour as a given one, in the words of `configuration`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from transformers import PretrainedConfig
+
+from autopack.tiny import configs, rules
+from autopack.trust import configuration
+
+_SHORT = 16
+"""At how many positions rotary embeddings of a twin change their frequencies: some documents are longer."""
+
+
+def alike(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
+    """Tiny configurations of the class of `config`, with its behaviour, the likeliest first.
+
+    Each has fewer layers: of lists with one entry per layer, as few as have all neighbours that the whole has. A class
+    may still make something else of the fields that it is given, so the words of what comes out are to be compared.
+    Raises `tiny.CannotBuild` where the class refuses the first of them.
+    """
+    layers = _layers(config)
+    shortest = _walk(layers) if layers else list(range(rules.LAYERS))
+    depths = [shortest, *([_prefix(layers)] if layers else [[*range(n)] for n in (4, 6, 8)])]
+    for number, chosen in enumerate(depths):
+        if number and len(chosen) > configuration_depth(config):
+            return
+        yield _shrunk(config, chosen)
+
+
+def configuration_depth(config: PretrainedConfig) -> int:
+    """How many layers a configuration has, or rather many where it does not say."""
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    return next((n for name in rules.DEPTH if isinstance(n := vars(text).get(name), int)), 99)
+
+
+def _shrunk(config: PretrainedConfig, chosen: Sequence[int]) -> PretrainedConfig:
+    given = _behaviour(config, chosen)
+    parts = {name: value.model_type for name, value in vars(config).items() if getattr(value, "model_type", "")}
+    found = configs.of_class(type(config), given, parts)
+    # What a class derives from other fields, or takes under another name, it may have lost.
+    for name, value in given.items():
+        if name in vars(found) and not isinstance(value, (list, tuple, Mapping)) and vars(found)[name] != value:
+            vars(found)[name] = value
+    return found
+
+
+def _behaviour(config: PretrainedConfig, chosen: Sequence[int]) -> dict[str, Any]:
+    """The fields that say what a model does, for `configs.of_class`; sizes are left to it."""
+    given: dict[str, Any] = {}
+    per_layer = _per_layer(config)
+    for name, value in vars(config).items():
+        if hasattr(value, "to_diff_dict"):
+            if getattr(value, "model_type", ""):
+                inner = _layers(value)
+                given[name] = _behaviour(value, _walk(inner) if inner else chosen)
+            else:
+                own = {n: v for n, v in vars(value).items() if n not in vars(PretrainedConfig())}
+                given[name] = {n: v for n, v in own.items() if not _is_left_to_the_type(n, v, of_type=False)}
+        elif name in per_layer:
+            given[name] = [value[index] for index in chosen]
+        elif name == "id2label":
+            if isinstance(value, Mapping) and len(value) != 2:
+                given["num_labels"] = min(len(value), 3)
+        elif not _is_left_to_the_type(name, value):
+            given[name] = _rope(value) if isinstance(value, Mapping) and ({"rope_type", "type"} & set(value)) else value
+    depth = next((name for name in rules.DEPTH if isinstance(vars(config).get(name), int)), None)
+    if depth is not None and vars(config)[depth] > 0:
+        given[depth] = len(chosen) if per_layer else min(len(chosen), vars(config)[depth])
+    if "attention_types" in vars(config) and "attention_layers" in given:  # GPT-Neo spells them out and compares
+        given["attention_types"] = [[given["attention_layers"], 1]]
+    if isinstance(vars(config).get("original_max_position_embeddings"), int):
+        given["original_max_position_embeddings"] = _SHORT
+    return given
+
+
+def _is_left_to_the_type(name: str, value: Any, of_type: bool = True) -> bool:
+    if name.startswith("_") or name in ("transformers_version", "architectures", "model_type", "dtype", "torch_dtype"):
+        return True
+    if configuration.is_neutral(name, value):
+        # An activation is a module of its own.
+        return not isinstance(value, str) or configuration.is_label(name)
+    if value is None or isinstance(value, (bool, str)) or value == 0:
+        return name == "pad_token_id" and value is not None
+    return name in rules.FIELDS and (of_type or value != 1) or (of_type and configuration.is_size(name))
+
+
+def _rope(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a rotary embedding, for heads of a few channels and documents of a few tokens."""
+    found = {name: _rope(part) if isinstance(part, Mapping) else part for name, part in value.items()}
+    for name, factor in (("short_factor", 1.0), ("long_factor", 1.5)):
+        if isinstance(found.get(name), (list, tuple)):
+            found[name] = [factor] * (rules.HEAD_DIM // 2)
+    if found.get("original_max_position_embeddings"):
+        found["original_max_position_embeddings"] = _SHORT
+    return found
+
+
+def _per_layer(config: PretrainedConfig) -> dict[str, Sequence[Any]]:
+    """Lists with one entry for every layer."""
+    counts = {n for name in rules.DEPTH if isinstance(n := vars(config).get(name), int) and n > 1}
+    if not counts:
+        return {}
+    lists = {name: value for name, value in vars(config).items() if isinstance(value, (list, tuple))}
+    return {name: value for name, value in lists.items() if len(value) in counts and not name.startswith("_")}
+
+
+def _layers(config: PretrainedConfig) -> list[Any]:
+    """For every layer of the text, what lists say of it; empty where there are no such lists."""
+    lists = _per_layer(config)
+    if not lists:
+        return []
+    depth = max(map(len, lists.values()))
+    return [tuple(repr(value[index]) for value in lists.values() if len(value) == depth) for index in range(depth)]
+
+
+def _walk(layers: Sequence[Any]) -> list[int]:
+    """Layers in an order in which every pair of neighbours occurs, with the first one first, and not many more."""
+    left = list(dict.fromkeys(pairwise(layers)))
+    where: dict[Any, int] = {}
+    for index, layer in enumerate(layers):
+        where.setdefault(layer, index)
+    path = [layers[0]]
+    while left:
+        step = _way_to(path[-1], left, dict.fromkeys(pairwise(layers)))
+        path += step
+        left = [pair for pair in left if pair not in set(pairwise(path))]
+    if path[-1] != layers[-1]:  # some classes see to it that the last layer is of a certain kind
+        path += _way_to(path[-1], [pair for pair in pairwise(layers) if pair[1] == layers[-1]], dict.fromkeys(pairwise(layers)))
+    while len(path) < min(rules.LAYERS, len(layers)):
+        path.append(path[-1])
+    return [where[layer] for layer in path]
+
+
+def _way_to(start: Any, wanted: Sequence[tuple[Any, Any]], known: Mapping[tuple[Any, Any], None]) -> list[Any]:
+    """The shortest way from a layer over one of the wanted pairs; where none leads there, that pair by itself."""
+    ways: list[list[Any]] = [[start]]
+    seen = {start}
+    while ways:
+        way = ways.pop(0)
+        for before, after in known:
+            if before == way[-1]:
+                if (before, after) in wanted:
+                    return [*way[1:], after]
+                if after not in seen:
+                    seen.add(after)
+                    ways.append([*way, after])
+    return list(wanted[0])
+
+
+def _prefix(layers: Sequence[Any]) -> list[int]:
+    """The first layers, as many as have all pairs of neighbours."""
+    every = set(pairwise(layers))
+    return list(range(next((n for n in range(2, len(layers)) if set(pairwise(layers[:n])) == every), len(layers))))

@@ -1,0 +1,113 @@
+"""Make and run something as in a fresh process: without what is in force where a model is enabled.
+
+People build and enable models under a default device, `init_empty_weights`, DeepSpeed's `zero.Init`, autocast, modes
+of torch, inside of transforms. A tiny model that is only to be measured must not be made so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+_T = TypeVar("_T")
+_MAKING = (
+    *((nn.Module, name) for name in ("register_parameter", "register_buffer")),
+    *((torch, name) for name in ("empty", "zeros", "ones", "full", "tensor", "arange", "eye")),
+)
+"""What libraries replace for the whole process while models are to be made elsewhere or not at all."""
+
+
+def apart(function: Callable[[], _T]) -> _T:
+    """Call a function apart from default devices, modes, autocast, transforms and constructors that are in force.
+
+    It runs in a thread of its own, for torch keeps nearly all of these by thread; what libraries replace for the whole
+    process is put back meanwhile. What it raises is raised here. An interrupt waits until it has ended.
+    """
+    results: list[_T] = []
+    errors: list[BaseException] = []
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            with _as_torch_has_them(), _without_zero():
+                results.append(context.run(function))
+        except BaseException as error:  # raised below, where somebody waits for it
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="autopack", daemon=True)
+    try:
+        thread.start()
+        thread.join()
+    except BaseException:
+        if thread.is_alive():
+            thread.join()  # it would go on with what it has installed
+        raise
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+@contextlib.contextmanager
+def _as_torch_has_them() -> Iterator[None]:
+    """Constructors of torch, and how modules take parameters, as torch has them (accelerate's `init_empty_weights`)."""
+    replaced = []
+    try:
+        for owner, name in _MAKING:
+            found = getattr(owner, name)
+            own = _innermost(found, name)
+            if own is not found:
+                replaced.append((owner, name, found))
+                setattr(owner, name, own)
+        yield
+    finally:
+        for owner, name, found in replaced:
+            setattr(owner, name, found)
+
+
+def _innermost(function: Any, name: str) -> Any:
+    """The function of torch of this name that others have wrapped; a function itself where there is none in it."""
+    waiting, seen = [function], set()
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen or not callable(found):
+            continue
+        seen.add(id(found))
+        if str(getattr(found, "__module__", "torch")).partition(".")[0] == "torch" or not isinstance(found, FunctionType):
+            if getattr(found, "__name__", None) == name:
+                return found
+            continue
+        for cell in found.__closure__ or ():
+            with contextlib.suppress(ValueError):  # an empty cell
+                waiting.append(cell.cell_contents)
+    return function
+
+
+@contextlib.contextmanager
+def _without_zero() -> Iterator[None]:
+    """As if no ZeRO-3 were configured: under it, what transformers makes is shared out over ranks at once."""
+    settings = sys.modules.get("transformers.integrations.deepspeed")
+    reference = getattr(settings, "_hf_deepspeed_config_weak_ref", None)
+    making = sys.modules.get("deepspeed.runtime.zero.partition_parameters")
+    sharing = bool(getattr(making, "zero_init_context", 0))
+    if reference is None and not sharing:
+        yield
+        return
+    if reference is not None:
+        vars(settings)["_hf_deepspeed_config_weak_ref"] = None
+    if sharing:
+        making.shutdown_init_context()  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        if sharing:
+            making.restore_init_context()  # type: ignore[union-attr]
+        if reference is not None:
+            vars(settings)["_hf_deepspeed_config_weak_ref"] = reference

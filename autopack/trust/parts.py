@@ -1,0 +1,314 @@
+"""Prove a module by itself, where it stands: does what it gives a token depend on that token alone?
+
+A model of modules that look at one token each, around modules that are known to keep documents apart, is exact. So a
+layer that somebody has put into a known model (a linear layer or norm of one's own, a fused kernel, a quantised layer,
+an adapter) need not be proven together with it. It is run on random states: one token of them is replaced, and nothing
+else may move, forward and backward; and a stretch of tokens must give the same by itself as among others, at lengths on
+both sides of all whole numbers that the module holds.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopack.auditing.left_as_found import without_noise
+from autopack.tiny.weights import randomize
+
+_LENGTHS = (2, 5, 16, 23, 33, 65, 130, 257)
+_FEW_LENGTHS = (5, 16, 33, 65)
+"""In tokens; of these fewer are run where a module is large."""
+_LARGE, _MOST = 1_000_000, 300_000_000
+"""Parameters of a module that is large, and of one that is too large to be run by itself."""
+_BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Largest difference, relative to the deviation, of a stretch of tokens by itself: two shapes round differently."""
+_SAME = 64
+"""Roundings of its dtype by which a token may move where another one is replaced: shapes are the same, so hardly any."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a module was called: its arguments, and the number of tokens that they were for."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tokens: int
+
+
+def why_not_token_wise(module: nn.Module, form: Form | None = None, widths: Sequence[int] = ()) -> str | None:
+    """In a clause, why a module is not known to treat every token by itself; None where it does.
+
+    `form` is how its like is called in a model that may be narrower; without it, the module is called with one tensor
+    of states (rows, tokens, width). `widths` are those that states may have here. The module is left as it was found.
+    """
+    count = sum(p.numel() for p in module.parameters())
+    if count > _MOST:
+        return f"it has {count:,} parameters, too many to be run by itself"
+    try:
+        module = _real(module)
+        with torch.enable_grad(), without_noise(module):  # type: ignore[arg-type]
+            return _tried(module, form, widths, _FEW_LENGTHS if count > _LARGE else _LENGTHS)
+    except Exception as error:  # somebody else's code may raise anything
+        return f"it raised {type(error).__name__}: {error} when it was run by itself"
+
+
+def _real(module: nn.Module) -> nn.Module:
+    """The module, or one like it with random values where it has none (on the meta device)."""
+    if not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
+        return module
+    made = copy.deepcopy(module).to_empty(device="cpu")
+    for buffer in made.buffers():
+        buffer.zero_()
+    randomize(made, 0)
+    return made
+
+
+def _tried(module: nn.Module, form: Form | None, widths: Sequence[int], lengths: Sequence[int]) -> str | None:
+    width = _width(module, form, widths)
+    if width is None:
+        return "no states were found that it takes by itself"
+    for train in (True, False):
+        module.train(train)
+        for length in sorted({*lengths, *_own_numbers(module)}):
+            for rows in (1, 3):
+                if rows > 1 and length not in (5, 33):
+                    continue
+                probe = _Probe(module, form, width, rows, length)
+                reason = probe.why_not()
+                if reason is not None:
+                    mode = "training" if train else "evaluation"
+                    return f"{reason} ({rows} x {length} tokens, in {mode})"
+    return None
+
+
+def _own_numbers(module: nn.Module) -> set[int]:
+    """Lengths on both sides of the whole numbers that a module and its parts hold, where they may be thresholds."""
+    sizes = {size for tensor in (*module.parameters(), *module.buffers()) for size in tensor.shape}
+    found: set[int] = set()
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if not name.startswith("_"):
+                found.update(n for n in _whole(value) if 3 <= n <= 256 and n not in sizes)
+    return {length for n in sorted(found)[:6] for length in (n, n + 1)}
+
+
+def _whole(value: Any) -> Iterator[int]:
+    if isinstance(value, (list, tuple)) and len(value) < 20:
+        for part in value:
+            yield from _whole(part)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield value
+
+
+def _width(module: nn.Module, form: Form | None, widths: Sequence[int]) -> int | None:
+    """The width of states with which a module can be called."""
+    own = [getattr(module, name, None) for name in ("in_features", "normalized_shape", "hidden_size", "embedding_dim")]
+    named = [each[-1] if isinstance(each, (tuple, list)) else each for each in own if each]
+    shapes = [size for parameter in module.parameters() for size in reversed(parameter.shape)]
+    seen = [size for tensor in _tensors(form) for size in tensor.shape[-1:]] if form is not None else []
+    for width in dict.fromkeys([*named, *shapes, *widths, *seen, 64]):
+        if isinstance(width, int) and width > 0:
+            try:
+                with torch.no_grad():
+                    _Probe(module, form, width, 1, 5).outputs()
+            except Exception:  # another width, then
+                continue
+            return width
+    return None
+
+
+def _tensors(form: Form) -> list[torch.Tensor]:
+    return [v for v in (*form.args, *form.kwargs.values()) if isinstance(v, torch.Tensor) and v.is_floating_point()]
+
+
+class _Probe:
+    """One module on one shape of random states."""
+
+    def __init__(self, module: nn.Module, form: Form | None, width: int, rows: int, tokens: int):
+        self.module, self.rows, self.tokens = module, rows, tokens
+        held = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
+        self.dtype = held[0].dtype if held else torch.float32
+        if self.dtype not in _BOUNDS:
+            self.dtype = torch.float32  # weights in eight bits
+        self.device = held[0].device if held else torch.device("cpu")
+        self.form = form or Form((torch.zeros(1, 7, width),), {}, 7)
+        self.narrow = max([t.shape[-1] for t in _tensors(self.form)], default=width)
+        self.width = width
+        self.generator = torch.Generator().manual_seed(tokens * 10 + rows)
+        drawn = [self._drawn(v) for v in (*self.form.args, *self.form.kwargs.values())]
+        self.given = drawn
+
+    def _drawn(self, value: Any) -> Any:
+        """A value of the call for so many tokens, and the axis of the tokens; others as they are, without one."""
+        if not isinstance(value, torch.Tensor):
+            return value, None
+        form = self.form
+        axis = next((a for a in range(value.dim()) if value.shape[a] == form.tokens), None)
+        if axis is None:
+            return value.to(self.device, self.dtype if value.is_floating_point() else None), None
+        shape = list(value.shape)
+        if value.is_floating_point() and shape[-1] == self.narrow and axis != value.dim() - 1:
+            shape[-1] = self.width
+        shape[axis] = self.tokens
+        if axis > 0:
+            shape[0] = self.rows
+        else:
+            shape[0] = self.rows * self.tokens
+        if value.is_floating_point():
+            made = torch.randn(shape, generator=self.generator).to(self.device, self.dtype)
+        else:
+            index = torch.randint(form.tokens, (shape[axis],), generator=self.generator)
+            made = value.cpu().index_select(axis, index)
+            made = made.expand(shape).contiguous().to(self.device)
+        return made, axis
+
+    def outputs(self, given: Sequence[tuple[Any, int | None]] | None = None) -> list[torch.Tensor]:
+        """The tensors that the module gives, by its outputs in order."""
+        values = [value for value, _ in (self.given if given is None else given)]
+        names = list(self.form.kwargs)
+        kwargs = dict(zip(names, values[len(self.form.args) :], strict=True))
+        found = list(_flat(self.module(*values[: len(self.form.args)], **kwargs)))
+        if not found:
+            raise ValueError("it gives no tensor")
+        return found
+
+    def why_not(self) -> str | None:
+        given = [(v.clone().requires_grad_() if self._is_state(v, a) else v, a) for v, a in self.given]
+        outputs = self.outputs(given)
+        axes = [_axis(output, self.rows, self.tokens) for output in outputs]
+        if None in axes:
+            shape = tuple(outputs[axes.index(None)].shape)
+            return f"it gives something that is not one for each token, of shape {shape}"
+        weights = [torch.randn(o.shape, generator=self.generator).to(o) for o in outputs]
+        slopes = self._slopes(given, outputs, weights)
+        for token, scale in dict.fromkeys(((self.tokens // 2, 1.0), (0, 40.0), (self.tokens - 1, 1.0))):
+            reason = self._replaced(given, outputs, weights, slopes, axes, token, scale)
+            if reason is not None:
+                return reason
+        return self._by_itself(given, outputs, weights, axes)
+
+    @staticmethod
+    def _is_state(value: Any, axis: int | None) -> bool:
+        return isinstance(value, torch.Tensor) and value.is_floating_point() and axis is not None
+
+    def _slopes(self, given: Any, outputs: Any, weights: Any) -> list[torch.Tensor | None]:
+        states = [v for v, a in given if self._is_state(v, a)]
+        wanted = [(o, w) for o, w in zip(outputs, weights, strict=True) if o.requires_grad]
+        if not states or not wanted:
+            return []
+        total = sum((o * w).sum() for o, w in wanted)
+        return list(torch.autograd.grad(total, states, allow_unused=True, retain_graph=True))  # type: ignore[arg-type]
+
+    def _replaced(
+        self, given: Any, outputs: Any, weights: Any, slopes: Any, axes: Any, token: int, scale: float
+    ) -> str | None:
+        """Replace one token of the first row, in what goes in and in what comes back, and look at all others."""
+        other = []
+        for value, axis in given:
+            if isinstance(value, torch.Tensor) and axis is not None:
+                value = value.detach().clone()
+                place = _at(value, axis, token)
+                if value.is_floating_point():
+                    place.copy_(scale * torch.randn(place.shape, generator=self.generator).to(place))
+                    value.requires_grad_()
+                else:
+                    place.copy_(_at(value, axis, (token + 1) % self.tokens))
+            other.append((value, axis))
+        changed = self.outputs(other)
+        turned = [w.clone() for w in weights]
+        for weight, axis in zip(turned, axes, strict=True):
+            _at(weight, axis, token).mul_(-scale)
+        found = self._slopes(other, changed, turned)
+        pairs = [("another token's result", a, b, axis) for a, b, axis in zip(outputs, changed, axes, strict=True)]
+        of_states = [axis for value, axis in given if self._is_state(value, axis)]
+        for before, after, axis in zip(slopes, found, of_states, strict=True):
+            if before is not None and after is not None:
+                pairs.append(("another token's gradient", before, after, axis))
+        for what, before, after, axis in pairs:
+            if before.shape != after.shape:
+                return f"replacing one token changes the shape of what it gives, to {tuple(after.shape)}"
+            moved = (before.detach().double() - after.detach().double()).abs()
+            _at(moved, axis, token).zero_()
+            least = float(before.detach().double().std(correction=0)) or 1.0
+            worst = float(moved.max()) / least
+            if not worst <= _SAME * torch.finfo(self.dtype).eps:
+                return f"replacing one token changes {what} by {worst:.1e} of the deviation"
+        return None
+
+    def _by_itself(self, given: Any, outputs: Any, weights: Any, axes: Any) -> str | None:
+        """Stretches of tokens by themselves, with the gradients of parameters that they make together."""
+        cut = max(1, self.tokens // 3)
+        parameters = [p for p in self.module.parameters() if p.requires_grad and p.is_floating_point()]
+        whole = self._of_parameters(outputs, weights, parameters)
+        summed: list[torch.Tensor | None] = [None] * len(parameters)
+        bound = _BOUNDS[self.dtype]
+        stretches = [(row, a, b) for row in range(self.rows) for a, b in ((0, cut), (cut, self.tokens)) if b > a]
+        for row, first, end in stretches:
+            part = [(_stretch(v, a, row, first, end, self) if a is not None else v, a) for v, a in given]
+            alone = self.outputs(part)
+            share = []
+            for output, weight, piece, axis in zip(outputs, weights, alone, axes, strict=True):
+                wanted = _stretch(output, axis, row, first, end, self)
+                share.append(_stretch(weight, axis, row, first, end, self))
+                if piece.shape != wanted.shape:
+                    return f"it gives {tuple(piece.shape)} for some tokens by themselves, {tuple(wanted.shape)} among others"
+                scale = float(output.detach().double().std(correction=0)) or 1.0
+                worst = float((piece.detach().double() - wanted.detach().double()).abs().max()) / scale
+                if not worst <= bound:
+                    return f"{end - first} tokens by themselves get another result, by {worst:.1e} of the deviation"
+            for number, slope in enumerate(self._of_parameters(alone, share, parameters)):
+                if slope is not None:
+                    summed[number] = slope if summed[number] is None else summed[number] + slope
+        for parameter, together, apart in zip(parameters, whole, summed, strict=True):
+            if together is None or apart is None:
+                if (together is None) != (apart is None):
+                    return "the gradient of a parameter is there for some lengths only"
+                continue
+            scale = float(together.double().abs().max()) or 1.0
+            worst = float((together.double() - apart.double()).abs().max()) / scale
+            if not worst <= 10 * bound:
+                return f"a parameter {tuple(parameter.shape)} gets another gradient from all tokens at once, by {worst:.1e}"
+        return None
+
+    @staticmethod
+    def _of_parameters(outputs: Any, weights: Any, parameters: list[nn.Parameter]) -> list[torch.Tensor | None]:
+        wanted = [(o, w) for o, w in zip(outputs, weights, strict=True) if o.requires_grad]
+        if not wanted or not parameters:
+            return [None] * len(parameters)
+        total = sum((o * w).sum() for o, w in wanted)
+        return list(torch.autograd.grad(total, parameters, allow_unused=True, retain_graph=True))  # type: ignore[arg-type]
+
+
+def _flat(output: Any) -> Iterator[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif isinstance(output, dict):
+        for part in output.values():
+            yield from _flat(part)
+    elif isinstance(output, (list, tuple)):
+        for part in output:
+            yield from _flat(part)
+
+
+def _axis(output: torch.Tensor, rows: int, tokens: int) -> int | None:
+    """The axis of the tokens in an output: behind that of the rows, or of both together."""
+    if output.dim() >= 2 and output.shape[0] == rows and tokens in output.shape[1:]:
+        return 1 + list(output.shape[1:]).index(tokens)
+    return 0 if output.dim() and output.shape[0] == rows * tokens else None
+
+
+def _at(value: torch.Tensor, axis: int, token: int) -> torch.Tensor:
+    """One token of the first row."""
+    return value[token] if axis == 0 else value[0].select(axis - 1, token)
+
+
+def _stretch(value: torch.Tensor, axis: int, row: int, first: int, end: int, probe: _Probe) -> torch.Tensor:
+    """Some tokens of one row, as a batch of their own."""
+    if axis == 0:
+        return value[row * probe.tokens + first : row * probe.tokens + end]
+    return value[row : row + 1].narrow(axis, first, end - first)

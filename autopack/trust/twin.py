@@ -1,0 +1,212 @@
+"""A twin of a model: as small as its class can be made, with everything that decides how documents meet as in the whole.
+
+What a class does with documents follows from its code and from the words of its configuration, not from how wide it is
+or what it has learned. So a twin (the same class, the same words, some 80,000 random parameters, on the CPU) can be
+audited in the place of a model of any size, wherever that one is. It counts only as far as the two are alike: every
+module of the whole has to be of a kind that the twin has too, and what has none is named, to be proven by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from autopack import tiny
+from autopack.inspection.provenance import is_of, is_own, is_token_wise, original
+from autopack.tiny.weights import randomize
+from autopack.trust import configuration
+from autopack.trust.alike import alike
+from autopack.trust.recorded import Code
+
+MOST_PARAMETERS = 20_000_000
+"""A class that makes more than so many, whatever its configuration says, has sizes of its own: it has no twin."""
+_RUN_TIME = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.", "torch.nn.parallel.")
+"""Where classes come from that modules are put into, or wrapped in, after they have been made."""
+_NOT_OF_THE_CODE = frozenset(("training", "gradient_checkpointing", "name_or_path", "module_name", "is_gradient_checkpointing"))
+"""Attributes that say how a module is used now, or which one of many it is."""
+
+Kind = tuple[Any, Any, frozenset[tuple[str, Any]]]
+"""What a module is in its place: the class around it, its class, and what is on it that its code may ask for."""
+
+
+class NoTwin(Exception):
+    """A model has no twin; the message says why, in a clause."""
+
+
+@dataclasses.dataclass
+class Twin:
+    """A twin of a model, and `others`: the outermost modules of the model that are of no kind that the twin has."""
+
+    model: PreTrainedModel
+    others: dict[str, nn.Module]
+
+    def counterpart(self, model: PreTrainedModel, name: str) -> nn.Module | None:
+        """The module of the twin that stands for one of the whole: at its place, or else of its kind."""
+        with contextlib.suppress(AttributeError):
+            return self.model.get_submodule(name)
+        wanted = kinds(model).by_name.get(name)
+        return next((m for n, m in self.model.named_modules() if kinds(self.model).by_name.get(n) == wanted), None)
+
+
+def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Twin:
+    """Make a twin of a model. Raises `NoTwin` where its class cannot be made from its configuration alone.
+
+    To be called where neither a default device nor a mode of torch is in force (`apart`).
+    """
+    cls = own_class(model)
+    words, code = configuration.describe(model.config), Code(model)
+    whole = kinds(model)
+    why: str | None = None
+    best: Twin | None = None
+    try:
+        for config in alike(model.config):
+            twin = _built(cls, config, model, dtype).to(device)
+            missing = _missing(words, configuration.describe(twin.config), code)
+            if missing is not None:
+                why = why or f"its class makes another configuration of a tiny one: {missing}"
+                continue
+            others = whole.without(kinds(twin))
+            if best is None or len(others) < len(best.others):
+                best = Twin(twin, {name: model.get_submodule(name) for name in others})
+            if not others:
+                break
+    except tiny.CannotBuild as error:
+        why = why or error.reason
+    if best is None:
+        raise NoTwin(why or "its class makes no tiny model")
+    return best
+
+
+def own_class(model: nn.Module) -> Any:
+    """The class of a module without those that torch derives from it at run time (FSDP, parametrizations)."""
+    return next(cls for cls in type(model).__mro__ if not cls.__module__.startswith(_RUN_TIME))
+
+
+def _missing(wanted: configuration.Words, found: configuration.Words, code: Code) -> str | None:
+    for model_type, fields in wanted.items():
+        for field, words in fields.items():
+            known = found.get(model_type, {}).get(field, set())
+            left = sorted(word for word in words if not configuration.is_met(word, known))
+            if left and code.can_read(field):
+                return f"{field} of {model_type!r} is {', '.join(left)}, not {', '.join(sorted(known)) or 'there'}"
+    return None
+
+
+def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    asked = getattr(like.config, "_attn_implementation", None) or "eager"
+    own = "forward" in vars(cls) and not cls.__module__.startswith("transformers.models.")
+    named = "dtype" if hasattr(config, "dtype") else "torch_dtype"
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float32)
+        if own:
+            _check_size(cls, config)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            model = cls._from_config(config, attn_implementation=asked, **{named: torch.float32})
+    except Exception as error:  # a constructor may raise anything
+        raise tiny.CannotBuild(str(config.model_type), error) from error
+    finally:
+        torch.set_default_dtype(before)
+    if type(model) is not cls:
+        raise tiny.CannotBuild(str(config.model_type), f"its constructor makes a {type(model).__name__}")
+    _check_count(model)
+    experts = getattr(like.config, "_experts_implementation", None)
+    if experts is not None and hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation(experts)
+    randomize(model, 0)
+    model._apply(lambda tensor: _cast(tensor, dtype))
+    return model.eval()
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if tensor.is_complex():
+        return tensor.to(dtype.to_complex())
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _check_size(cls: Any, config: Any) -> None:
+    """Raise `NoTwin` before a constructor that has sizes of its own allocates them."""
+    try:
+        with torch.device("meta"):
+            model = cls(config)
+    except Exception:
+        return  # it asks for values as it is made; the real one will say what is wrong, if anything is
+    _check_count(model)
+
+
+def _check_count(model: nn.Module) -> None:
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if count > MOST_PARAMETERS:
+        raise NoTwin(f"its class makes {count:,} parameters of the smallest configuration")
+
+
+class Kinds:
+    """The kinds of the modules of a model: those that wrap others at run time are looked through."""
+
+    def __init__(self, model: nn.Module):
+        self.by_name: dict[str, Kind] = {}
+        self._walk(model, "", None)
+        self.all = set(self.by_name.values())
+
+    def _walk(self, module: nn.Module, name: str, above: Any) -> None:
+        cls = own_class(module)
+        wraps = type(module).__module__.startswith(_RUN_TIME) or is_of(cls, "peft")
+        if not wraps:
+            self.by_name[name] = (above, cls, frozenset(_attributes(module)))
+        for child_name, child in module.named_children():
+            self._walk(child, f"{name}.{child_name}" if name else child_name, above if wraps else cls)
+
+    def without(self, known: Kinds) -> list[str]:
+        """The names of the outermost modules of kinds that are not `known`."""
+        found: list[str] = []
+        for name, kind in self.by_name.items():
+            if kind in known.all or any(name == other or name.startswith(f"{other}.") for other in found):
+                continue
+            if not is_token_wise(kind[1]) or _has_functions(kind):
+                found.append(name)
+                if not name:
+                    break
+        return found
+
+
+def kinds(model: nn.Module) -> Kinds:
+    """The kinds of the modules of a model as it is now."""
+    return Kinds(model)
+
+
+def _has_functions(kind: Kind) -> bool:
+    return any(not isinstance(word, (bool, str, type(None))) for _, word in kind[2])
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What is on a module that its code may ask for: flags and names as they are, of numbers and the like the type.
+
+    Functions count by identity, so that one which somebody has put there is told from that of the class's own code.
+    """
+    for name, value in vars(module).items():
+        if name.startswith("_") or name in _NOT_OF_THE_CODE:
+            continue
+        if name == "forward" and is_own(value):  # accelerate's, which goes on to that of the class
+            continue
+        if isinstance(value, (bool, str, type(None))):
+            yield name, value
+        elif isinstance(value, (int, float)):
+            yield name, "a number"
+        elif isinstance(value, (FunctionType, BuiltinFunctionType)):
+            yield name, original(value)
+        elif isinstance(value, MethodType):
+            yield name, original(value.__func__)
+        else:
+            yield name, type(value)
+    for name, parameter in module._parameters.items():
+        kind = type(parameter)
+        if parameter is not None and kind not in (nn.Parameter, torch.Tensor) and not kind.__module__.startswith(_RUN_TIME):
+            yield name, kind
