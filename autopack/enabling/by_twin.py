@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import math
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -17,11 +19,10 @@ from autopack.enabling.attach import attach, detach, examine
 from autopack.enabling.reading import LENGTHS, as_float32, callable_part
 from autopack.errors import AutopackError
 from autopack.inspection import releases
-from autopack.inspection.modules import device_of
+from autopack.inspection.modules import device_of, is_pair
 from autopack.inspection.provenance import hooks_of, is_foreign_hook
 from autopack.inspection.watch import Watch
 from autopack.runtime.model import EnabledModel, Options, Proof
-from autopack.runtime.scope import stock
 from autopack.trust import twin as twins
 from autopack.trust.apart import apart
 from autopack.trust.parts import Form, why_not_token_wise
@@ -68,9 +69,9 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, because: str) -> Proof
             if twin_enabled is not None:
                 detach(twin.model, twin_enabled)
         failed = next((r.failure for r in report.results if r.failure is not None and not _is_ours(r.failure)), None)
-        if failed is None:
+        if failed is None and math.isfinite(report.worst) and math.isfinite(report.worst_gradient):
             return _read(twin, part, report, outside, because, dtype)
-        failure = f"its twin raised {failed}"
+        failure = f"its twin raised {failed}" if failed else "its twin gives what is no number"
     raise NoTwin(failure)
 
 
@@ -148,7 +149,12 @@ def _with_what_is_on(model: PreTrainedModel, twin: Twin) -> Twin:
             getattr(stand_in, kind).update({n: True for n in getattr(module, kind) if n in hooks})
         if hooks & set(module._backward_hooks):
             stand_in._is_full_backward_hook = module._is_full_backward_hook
-    return Twin(twin.model, {n: model.get_submodule(n) for n in twins.kinds(model).without(twins.kinds(twin.model))})
+    known = twins.kinds(twin.model)
+    if left := twins.kinds(model).without(known):
+        _call(twin.model)  # the model may have been called before, and keep something of it
+        known.all |= twins.kinds(twin.model).all
+        left = twins.kinds(model).without(known)
+    return Twin(twin.model, {name: model.get_submodule(name) for name in left})
 
 
 def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
@@ -212,19 +218,16 @@ def _forms(twin: Twin, names: list[str]) -> dict[str, Form]:
             continue
         handles.append(stand_in.register_forward_pre_hook(listen(name), with_kwargs=True))
     try:
-        ids = torch.arange(_TOKENS)[None] + 3
-        given = {"input_ids": ids, **({"decoder_input_ids": ids} if _is_pair(twin.model) else {})}
-        with torch.no_grad():
-            twin.model(**given)
-    except Exception:  # they are called with one tensor of states then
-        return {}
+        _call(twin.model)
     finally:
         for handle in handles:
             handle.remove()
     return found
 
 
-def _is_pair(model: PreTrainedModel) -> bool:
-    from autopack.inspection.modules import is_pair
-
-    return is_pair(model)
+def _call(model: PreTrainedModel) -> None:
+    """Call a twin with a few tokens, as far as it goes."""
+    ids = torch.arange(_TOKENS, device=device_of(model))[None] + 3
+    given = {"input_ids": ids, **({"decoder_input_ids": ids} if is_pair(model) else {})}
+    with contextlib.suppress(Exception), torch.no_grad():  # its audit will say what is wrong
+        model(**given)

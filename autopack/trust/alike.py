@@ -45,6 +45,9 @@ def _shrunk(config: PretrainedConfig, chosen: Sequence[int]) -> PretrainedConfig
     for name, value in given.items():
         if name in vars(found) and not isinstance(value, (list, tuple, Mapping)) and vars(found)[name] != value:
             vars(found)[name] = value
+    for name, token in (("pad_token_id", 0), ("decoder_start_token_id", 2)):
+        if vars(config).get(name) is not None and vars(found).get(name) is None:
+            vars(found)[name] = token
     return found
 
 
@@ -53,6 +56,8 @@ def _behaviour(config: PretrainedConfig, chosen: Sequence[int]) -> dict[str, Any
     given: dict[str, Any] = {}
     per_layer = _per_layer(config)
     for name, value in vars(config).items():
+        if name == "loss_type" and value is None:
+            continue  # said to be unknown where it is given, and none where it is not
         if hasattr(value, "to_diff_dict"):
             if getattr(value, "model_type", ""):
                 inner = _layers(value)

@@ -47,6 +47,8 @@ def why_not_token_wise(module: nn.Module, form: Form | None = None, widths: Sequ
     of states (rows, tokens, width). `widths` are those that states may have here. The module is left as it was found.
     """
     count = sum(p.numel() for p in module.parameters())
+    if any(type(p).__module__.startswith("torch.distributed.") or hasattr(p, "ds_id") for p in module.parameters()):
+        return "its parameters are shared out over ranks, so that it cannot be run by itself"
     if count > _MOST:
         return f"it has {count:,} parameters, too many to be run by itself"
     try:

@@ -8,9 +8,8 @@ module of the whole has to be of a kind that the twin has too, and what has none
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -29,9 +28,10 @@ MOST_PARAMETERS = 20_000_000
 """A class that makes more than so many, whatever its configuration says, has sizes of its own: it has no twin."""
 _RUN_TIME = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.", "torch.nn.parallel.")
 """Where classes come from that modules are put into, or wrapped in, after they have been made."""
-_NOT_OF_THE_CODE = frozenset(("training", "gradient_checkpointing", "name_or_path", "module_name", "is_gradient_checkpointing"))
+_NOT_OF_THE_CODE = frozenset(("training", "gradient_checkpointing", "name_or_path", "is_gradient_checkpointing"))
 """Attributes that say how a module is used now, or which one of many it is."""
 
+_HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 Kind = tuple[Any, Any, frozenset[tuple[str, Any]]]
 """What a module is in its place: the class around it, its class, and what is on it that its code may ask for."""
 
@@ -49,10 +49,10 @@ class Twin:
 
     def counterpart(self, model: PreTrainedModel, name: str) -> nn.Module | None:
         """The module of the twin that stands for one of the whole: at its place, or else of its kind."""
-        with contextlib.suppress(AttributeError):
-            return self.model.get_submodule(name)
-        wanted = kinds(model).by_name.get(name)
-        return next((m for n, m in self.model.named_modules() if kinds(self.model).by_name.get(n) == wanted), None)
+        wanted, found = kinds(model).by_name.get(name), kinds(self.model).by_name
+        same = [n for n, kind in found.items() if kind == wanted]
+        chosen = name if name in same or (name in found and not same) else next(iter(same), None)
+        return None if chosen is None else self.model.get_submodule(chosen)
 
 
 def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Twin:
@@ -187,7 +187,8 @@ def _has_functions(kind: Kind) -> bool:
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """What is on a module that its code may ask for: flags and names as they are, of numbers and the like the type.
+    """What is on a module that its code may ask for: flags and names as they are, of numbers and the like the type, the
+    names of its parts, and of its parameters which there are and of what class they are.
 
     Functions count by identity, so that one which somebody has put there is told from that of the class's own code.
     """
@@ -204,9 +205,12 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
             yield name, original(value)
         elif isinstance(value, MethodType):
             yield name, original(value.__func__)
-        else:
-            yield name, type(value)
-    for name, parameter in module._parameters.items():
-        kind = type(parameter)
-        if parameter is not None and kind not in (nn.Parameter, torch.Tensor) and not kind.__module__.startswith(_RUN_TIME):
-            yield name, kind
+        else:  # what came from JSON is a list where the class's own default is a tuple
+            yield name, "a list" if isinstance(value, (list, tuple)) else type(value)
+    if not isinstance(module, _HOLDERS):
+        yield from ((f"{name} in it", True) for name in module._modules)
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        kind = type(tensor)
+        plain = kind in (nn.Parameter, torch.Tensor) or kind.__module__.startswith(_RUN_TIME)
+        if tensor is None or not plain:
+            yield f"{name} of it", None if tensor is None else kind
