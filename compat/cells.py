@@ -46,13 +46,14 @@ _LEFT = "what such a call is, not what is known of the model"
 def measure(task: str, model_type: str, mode: str) -> dict[str, Any]:
     """Measure one cell: `status`, with `worst` error and `proof` where it is exact, otherwise with a `reason`."""
     from autopack import tiny
+    from autopack.inspection.torches import without_flex_attention
     from compat.exactness import Undeclared, built, stand_in
     from compat.standins import integration_of
 
     if model_type not in tiny.types_for(task):
         return {"status": "absent", "reason": "no such type for this task"}
-    if mode == "flex" and integration_of("flex_attention") is None:
-        return {"status": "absent", "reason": "not in this release"}
+    if mode == "flex" and (integration_of("flex_attention") is None or without_flex_attention() is not None):
+        return {"status": "absent", "reason": "not in this release, or not in this torch"}
     with stand_in(mode, **({"broadcast": True} if mode == "flex" else {})):
         try:
             model = built(model_type, mode, task=task)

@@ -17,24 +17,22 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
 from compat import workers
 from compat.environments import cache_directory
 from compat.finished import code_digest
-from compat.matrix import COMPAT, MATRIX, ROOT, CompatError, Line, Matrix, load_matrix
+from compat.matrix import COMPAT, MATRIX, ROOT, CompatError, Line, Matrix, load_matrix, tomllib
 from compat.tables import COLUMNS, LEFT_OUT, PROVEN, Result, bad, cells_of, compact, counts, json_by_lines, proofs
 from compat.workers import Unit
 
 RESULTS = COMPAT / "results" / "torches.json"
 TABLE = RESULTS.with_suffix(".md")
-_NEEDS = ("numpy", "tqdm", "packaging", "tomli; python_version < '3.11'")
-"""What the code that measures imports beside torch and transformers."""
+_NEEDS = ("tqdm", "packaging", "tomli; python_version < '3.11'")
+"""What the code that measures imports beside what autopack does."""
 
 
 class TorchEnvironment:
@@ -60,7 +58,8 @@ class TorchEnvironment:
             raise CompatError(f"no Python {self.line.python} on this machine")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._logged([python, "-m", "venv", "--clear", str(self.path)])
-        packages = [f"torch=={self.line.torch}", *self.release.pins, *_NEEDS]
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        packages = [f"torch=={self.line.torch}", *self.release.pins, *project["dependencies"], *_NEEDS]
         install = ["install", "--disable-pip-version-check", "--no-cache-dir", "--no-compile"]
         self._logged([self.python, "-m", "pip", *install, *packages])
 
@@ -91,13 +90,11 @@ def measure(matrix: Matrix, line: Line, limit: float, keep: bool = False) -> Res
     try:
         environment.build()
         about = workers.introduction(environment)
-        if "types" not in about:
-            return {"not run": about.get("refused") or about["crash"]}
         units = [
             Unit(task, name, matrix.modes)
             for task in matrix.tasks
             for name in matrix.line_types
-            if name in about["types"].get(task, ())
+            if name in about.get("types", {}).get(task, ())
         ]
         total = sum(len(unit.modes) for unit in units)
         cells = list(tqdm(workers.measure(environment, units, limit), line.name, total, unit="cell", disable=None))
@@ -135,27 +132,34 @@ def markdown(matrix: Matrix, results: Mapping[str, Result]) -> str:
         f"|{'---|' * len(head)}",
         *(f"| {' | '.join(row)} |" for row in rows),
     ]
-    said = [(line, cell) for line in matrix.lines for cell in cells_of(results.get(line.name, {}))]
-    if not_exact := [(line, cell) for line, cell in said if cell["status"] not in ("exact", "absent")]:
-        lines += ["", "## What is not exact", ""]
-        lines += [
-            f"* torch {line.name}: {cell['type']}/{cell['task']}/{cell['mode']}: {cell['status']}: {cell['reason']}"
-            for line, cell in not_exact
-        ]
+    if said := [text for line in matrix.lines for text in _not_exact(line, results.get(line.name, {}))]:
+        lines += ["", "## What is not exact", "", *said]
     return "\n".join(lines) + "\n"
+
+
+def _not_exact(line: Line, result: Result) -> list[str]:
+    """A line for each reason for which cells are not exact, with the cells."""
+    names: dict[str, list[str]] = {}
+    for cell in cells_of(result):
+        if cell["status"] not in ("exact", "absent"):
+            said = f"{cell['status']}: {cell['reason']}"
+            names.setdefault(said, []).append(f"{cell['type']}/{cell['task']}/{cell['mode']}")
+    return [f"* torch {line.name}: {', '.join(cells)}: {said}" for said, cells in names.items()]
 
 
 def _about(matrix: Matrix) -> str:
     types, modes = ", ".join(matrix.line_types), ", ".join(matrix.modes)
     return f"""
-{types} in all tasks that they have, with {modes} as far as their classes declare them, each cell by the default call; the columns are those of [the releases](README.md). A line has the newest
+{types} in all tasks that they have, with {modes} as far as their classes
+declare them, each cell by the default call; the columns are those of [the releases](README.md). A line has the newest
 transformers that its torch and its Python allow. [torches.json](torches.json) has every cell, with reasons."""
 
 
 def _row(line: Line, result: Result) -> list[str]:
     row = [line.torch, result.get("with", {}).get("python", line.python), line.transformers]
-    if "not run" in result:
-        return [*row, f"not run: {result['not run']}", *[""] * (len(PROVEN) + len(LEFT_OUT) + 1)]
+    if "cells" not in result:
+        said = next(f"{name}: {result[name]}" for name in ("not run", "refused", "crash") if name in result)
+        return [*row, said, *[""] * (len(PROVEN) + len(LEFT_OUT) + 1)]
     cells = [cell for cell in cells_of(result) if cell["status"] == "exact"]
     proven, found = proofs(cells), counts(result)
     left = [str(sum(name in cell for cell in cells)) for name in LEFT_OUT.values()]
@@ -202,8 +206,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for line in chosen:
         result = measure(matrix, line, arguments.limit, arguments.keep)
         record({**load(), line.name: result}, matrix)
-        found: Counter[str] = counts(result)
-        said: Any = result.get("not run") or ", ".join(f"{number} {status}" for status, number in found.items())
+        found = counts(result)
+        said = ", ".join(f"{number} {status}" for status, number in found.items()) or _row(line, result)[3]
         print(f"torch {line.name}, transformers {line.transformers}: {said}", flush=True)
         problems += [f"torch {line.name}: {problem}" for problem in bad(result)]
     for problem in problems:
