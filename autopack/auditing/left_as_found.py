@@ -22,11 +22,12 @@ _ABSENT = object()
 def left_as_found(model: PreTrainedModel) -> Iterator[None]:
     """Run without noise, with gradients, in the model's own precision, and put all back as `without_noise` does."""
     # An audit may be asked for inside no_grad or inference_mode; gradients are part of it.
+    device = next(model.parameters()).device.type
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
         # Under autocast rounding would be that of a lower precision than the one by which errors are judged.
-        torch.autocast(next(model.parameters()).device.type, enabled=False),
+        torch.autocast("cpu" if device == "meta" else device, enabled=False),
         in_their_own_precision(list(model.modules())),
         without_noise(model),
     ):

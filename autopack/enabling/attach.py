@@ -47,10 +47,14 @@ def look_at(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
     return anatomy, Traits.of(family, anatomy, numbering, media)
 
 
-def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Provenance:
+def attach(
+    model: PreTrainedModel, enabled: EnabledModel, family: Family, ask: Callable[[int], bool | None] | None = None
+) -> Provenance:
     """Mark what mixes tokens, install the sites that the model needs, and hook its entries.
 
-    What is marked and hooked already is brought up to date. Returns whose code the model runs.
+    What is marked and hooked already is brought up to date. Returns whose code the model runs. `ask` says of an entry
+    by its level whether the first label of a row counts in its loss, which is somebody else's; the model itself is
+    asked where it does not know, or there is none.
     """
     anatomy = enabled.anatomy
     code = Provenance(model, enabled.implementations())
@@ -65,7 +69,7 @@ def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Pro
         module.__dict__[MARK] = Mark(enabled.link, mixes=False)
     enabled.lease.follow(enabled.implementations())
     for level, module in enumerate(anatomy.entries):
-        shifts = _asked(enabled, module) if foreign[level] is not None else None
+        shifts = _shifts(enabled, level, ask) if foreign[level] is not None else None
         entry = Entry.of(enabled, level, registry.numbering_of(module.config), foreign, shifts)
         _hook_before(module, EntryHook(entry), with_kwargs=True)
         _hook_after(module, ExitHook(entry), always_call=True)
@@ -83,12 +87,16 @@ def attach(model: PreTrainedModel, enabled: EnabledModel, family: Family) -> Pro
     return code
 
 
-def _asked(enabled: EnabledModel, module: PreTrainedModel) -> bool:
-    """Whether the loss of an entry whose forward is somebody else's shifts labels: the model itself is asked."""
+def _shifts(enabled: EnabledModel, level: int, ask: Callable[[int], bool | None] | None) -> bool:
+    """Whether the loss of an entry whose forward is somebody else's shifts labels: it is run to see."""
+    module = enabled.anatomy.entries[level]
     if "labels" not in argument_names(module):
         return False
-    with scopes.stock(enabled):
-        return first_label_counts(module) is False
+    counts = None if ask is None else ask(level)
+    if counts is None:
+        with scopes.stock(enabled):
+            counts = first_label_counts(module)
+    return counts is False
 
 
 def _hook_before(module: nn.Module, hook: Any, **options: Any) -> None:

@@ -13,13 +13,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import registry
+from autopack.auditing.asking import first_label_counts
 from autopack.auditing.auditor import audit
 from autopack.auditing.report import LeakReport
 from autopack.enabling.attach import attach, detach, examine
 from autopack.enabling.reading import LENGTHS, as_float32, callable_part
 from autopack.errors import AutopackError
 from autopack.inspection import releases
-from autopack.inspection.modules import device_of, is_pair
+from autopack.inspection.modules import device_of, entries, is_pair
 from autopack.inspection.provenance import hooks_of, is_foreign_hook
 from autopack.inspection.watch import Watch
 from autopack.runtime.model import EnabledModel, Options, Proof
@@ -40,6 +41,20 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, because: str) -
     The weights, the device and the gradients of the model have no part in it; no process waits for another one.
     """
     return apart(lambda: _proof(model, enabled, because))
+
+
+def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | None:
+    """What `first_label_counts` says of the twin of an entry, by its level; None where it does not say."""
+
+    def ask() -> bool | None:
+        twin = _with_what_is_on(model, twins.of(model, torch.float32))
+        module = entries(twin.model)[level]
+        return first_label_counts(module) if type(module) is twins.own_class(entries(model)[level]) else None
+
+    try:
+        return apart(ask)
+    except NoTwin:
+        return None
 
 
 def _proof(model: PreTrainedModel, enabled: EnabledModel, because: str) -> Proof:

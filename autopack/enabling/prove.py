@@ -42,6 +42,13 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> N
     if unknown is None and verify == "auto":
         enabled.proof = Proof(f"by the released leak test of {kind}, in this very code", source="recorded")
         return
+    silent = ""
+    if verify == "auto":
+        try:
+            enabled.proof = proof_by_twin(model, enabled, str(unknown))
+            return
+        except NoTwin as error:
+            silent = f"; a twin does not tell, for {error}"
     tested = callable_part(enabled)
     unasked = None
     if tested is not model:
@@ -52,14 +59,8 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> N
             how = f"by the released leak test of {kind}, for the {type(tested).__name__} in it"
             enabled.proof = Proof(how, padded=unasked, source="recorded")
             return
-    if verify == "auto":
-        try:
-            enabled.proof = proof_by_twin(model, enabled, str(unknown))
-            return
-        except NoTwin as error:
-            unknown = f"{unknown}; a twin does not tell, for {error}"
     started = time.perf_counter()
-    because = unknown if verify == "auto" else "verify='always'"
+    because = f"{unknown}{silent}" if verify == "auto" else "verify='always'"
     logger.log(
         logging.WARNING if verify == "auto" else logging.INFO,
         "autopack audits this %s on the spot, on a few dozen tokens, because no released run has measured it: %s",

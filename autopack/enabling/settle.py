@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from autopack import registry
 from autopack.enabling.attach import attach, look_at, remove_hooks, strip_severed
+from autopack.enabling.by_twin import first_label_counts_in_twin
 from autopack.enabling.prove import prove
 from autopack.enabling.sites import needed_sites
 from autopack.errors import AutopackError
@@ -48,6 +49,6 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family, packs:
     """Attach to a model and prove it; from then on it is watched."""
     with enabled.settling():
         enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its audit
-        code = attach(model, enabled, family)
+        code = attach(model, enabled, family, lambda level: first_label_counts_in_twin(model, level))
         prove(model, enabled, code, packs)
         enabled.watch = Watch(model, code.places, enabled.anatomy.configs)

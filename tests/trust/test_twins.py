@@ -1,0 +1,323 @@
+"""A twin speaks for a model: of any size, wherever it is, and only as far as the two are alike."""
+
+from __future__ import annotations
+
+import contextlib
+from types import MethodType
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import autopack
+from autopack import tiny
+from autopack.errors import UnsupportedModel
+from autopack.trust import alike, configuration, twin
+from autopack.trust.apart import apart
+from tests.conftest import FLOAT32, LEAK, LENGTHS, alone, error, positions, token_ids
+
+WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3, "vocab_size": 1000}
+WIDE |= {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": None}
+
+
+class Mine(LlamaForCausalLM):
+    """A class of the user's with a forward of its own."""
+
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+class Averaging(LlamaForCausalLM):
+    """A class of the user's that lets documents see each other."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits + output.logits.mean(dim=1, keepdim=True)
+        return output
+
+
+class Doubled(nn.Linear):
+    def forward(self, states):
+        return 2 * super().forward(states)
+
+
+class Rolled(nn.Linear):
+    def forward(self, states):
+        return super().forward(states.roll(1, dims=1))
+
+
+class Counting(nn.Module):
+    """Counts the forwards of whatever holds it."""
+
+    calls = 0
+
+    def forward(self, states):
+        type(self).calls += 1
+        return states
+
+
+def built(cls=LlamaForCausalLM, device="cpu", **fields):
+    config = tiny.config("llama", **{**WIDE, **fields})
+    config._attn_implementation = "eager"
+    with torch.device(device):
+        return cls(config).eval()
+
+
+def packed_error(model):
+    ids = token_ids()
+    expected = alone(model, ids, LENGTHS)
+    with autopack.enable(model):
+        return error(model(input_ids=ids, position_ids=positions(LENGTHS)).logits, expected)
+
+
+def source(model):
+    with autopack.enable(model) as handle:
+        return handle.enabled.proof.source
+
+
+class TestSpeaks:
+    def test_for_a_class_of_the_users(self):
+        model = built(Mine)
+        with autopack.enable(model) as handle:
+            assert handle.enabled.proof.source == "twin"
+            assert handle.verified.startswith("by a twin of ")
+            assert handle.enabled.proof.padded is None
+        assert packed_error(model) < FLOAT32
+
+    def test_without_running_the_model_itself(self):
+        model = built(Mine)
+        calls = []
+        handle = model.model.register_forward_hook
+        with contextlib.ExitStack() as stack:
+            before = LlamaForCausalLM.forward
+
+            def counted(self, *args, **kwargs):
+                calls.append(self is model)
+                return before(self, *args, **kwargs)
+
+            Mine.forward = counted
+            stack.callback(setattr, Mine, "forward", vars(Mine)["forward"])
+            stack.enter_context(autopack.enable(model))
+        assert calls
+        assert not any(calls)
+        assert handle is not None
+
+    @pytest.mark.parametrize("cls", [Mine, LlamaForCausalLM])
+    def test_for_a_model_on_the_meta_device(self, cls):
+        assert source(built(cls, device="meta")) == ("twin" if cls is Mine else "recorded")
+
+    def test_against_a_class_that_mixes_tokens(self):
+        """The control: what is enabled without a proof is off by far more than rounding."""
+        model = built(Averaging)
+        with pytest.raises(UnsupportedModel, match="is not exact: in mode"):
+            autopack.enable(model)
+        ids = token_ids()
+        expected = alone(model, ids, LENGTHS)
+        with autopack.enable(model, verify="never"):
+            assert error(model(input_ids=ids, position_ids=positions(LENGTHS)).logits, expected) > LEAK
+        with pytest.raises(UnsupportedModel):
+            autopack.enable(built(Averaging, device="meta"))
+
+    def test_for_a_loss_on_the_instance(self):
+        def of_next_tokens(logits, labels, vocab_size, **_):
+            return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
+
+        def of_the_row(logits, labels, vocab_size, **_):
+            mean = logits.float().mean(dim=1)
+            return nn.functional.cross_entropy(mean, labels[:, 1])
+
+        model = built()
+        model.loss_function = of_next_tokens
+        with autopack.enable(model) as handle:
+            assert handle.enabled.proof.source == "twin"
+            assert handle.enabled.proof.labels is None
+        model.loss_function = of_the_row
+        with autopack.enable(model) as handle:
+            assert handle.enabled.proof.labels is not None
+
+    def test_with_the_hooks_that_are_on_the_model(self):
+        model = built()
+        model.model.layers[2].register_forward_hook(lambda *_: None)
+        with autopack.enable(model) as handle:
+            model(input_ids=token_ids(), position_ids=positions(LENGTHS))
+            assert handle.enabled.proof.source == "twin"
+        model.model.layers[1].register_forward_hook(lambda module, args, output: output.roll(1, dims=1))
+        with autopack.enable(model), pytest.raises(UnsupportedModel, match="not exact"):
+            model(input_ids=token_ids(), position_ids=positions(LENGTHS))
+
+
+class TestParts:
+    def test_a_layer_of_ones_own_is_proven_by_itself(self):
+        model = built()
+        model.model.layers[1].self_attn.o_proj = Doubled(512, 512, bias=False)
+        with autopack.enable(model) as handle:
+            assert handle.enabled.proof.source == "parts"
+            assert "Doubled by itself" in handle.verified
+        assert packed_error(model) < FLOAT32
+
+    def test_one_that_mixes_tokens_is_not(self):
+        model = built()
+        model.model.layers[1].self_attn.o_proj = Rolled(512, 512, bias=False)
+        with pytest.raises(UnsupportedModel, match="o_proj, a Rolled .* mixes tokens or may"):
+            autopack.enable(model)
+
+    def test_one_that_stands_behind_a_fine_one_of_its_class_is_found(self):
+        model = built()
+        for layer, width in zip(model.model.layers, (512, 512, 512), strict=True):
+            layer.self_attn.o_proj = Doubled(width, width, bias=False)
+        model.model.layers[2].self_attn.o_proj.forward = MethodType(Rolled.forward, Rolled(512, 512, bias=False))
+        with pytest.raises(UnsupportedModel):
+            autopack.enable(model)
+
+    def test_on_the_meta_device(self):
+        model = built(device="meta")
+        model.model.layers[1].self_attn.o_proj = Doubled(512, 512, bias=False, device="meta")
+        assert source(model) == "parts"
+        model.model.layers[1].self_attn.o_proj = Rolled(512, 512, bias=False, device="meta")
+        with pytest.raises(UnsupportedModel):
+            autopack.enable(model)
+
+
+class TestIsSilent:
+    """Where the two are not alike, the model itself is audited, and the reason says where they differ."""
+
+    def test_where_the_constructor_wants_more(self):
+        class Asking(LlamaForCausalLM):
+            def __init__(self, config, scale):
+                super().__init__(config)
+                self.scale = scale
+
+            def forward(self, *args, **kwargs):
+                return super().forward(*args, **kwargs)
+
+        config = tiny.config("llama")
+        with autopack.enable(Asking(config, 2.0)) as handle:
+            assert handle.enabled.proof.source == "audit"
+            assert "a twin does not tell, for TypeError" in handle.verified
+
+    @pytest.mark.parametrize("value", [True, "all", 3, len, None])
+    def test_where_something_was_put_on_the_model_later(self, value):
+        class Switched(LlamaForCausalLM):
+            def forward(self, *args, **kwargs):
+                output = super().forward(*args, **kwargs)
+                if hasattr(self, "averages"):
+                    output.logits = output.logits + output.logits.mean(dim=1, keepdim=True)
+                return output
+
+        model = Switched(tiny.config("llama"))
+        assert source(model) == "twin"
+        model.averages = value
+        with pytest.raises(UnsupportedModel, match=r"not as its class makes it: averages"):
+            autopack.enable(model)
+
+    def test_where_a_module_was_put_in_later(self):
+        class Pooling(LlamaForCausalLM):
+            def forward(self, *args, **kwargs):
+                output = super().forward(*args, **kwargs)
+                if hasattr(self, "pool"):
+                    output.logits = output.logits + self.pool(output.logits).mean(dim=1, keepdim=True)
+                return output
+
+        model = Pooling(tiny.config("llama"))
+        model.pool = nn.Identity()
+        with pytest.raises(UnsupportedModel, match=r"not as its class makes it: pool in it"):
+            autopack.enable(model)
+
+    def test_where_a_class_has_sizes_of_its_own(self):
+        class Large(LlamaForCausalLM):
+            def __init__(self, config):
+                super().__init__(config)
+                self.table = nn.Embedding(1_000_000, 64)
+
+            def forward(self, *args, **kwargs):
+                return super().forward(*args, **kwargs)
+
+        with torch.device("meta"):
+            model = Large(tiny.config("llama"))
+        with pytest.raises(twin.NoTwin, match=r"64,078,144 parameters of the smallest configuration"):
+            apart(lambda: twin.of(model))
+
+
+class TestAlike:
+    def test_layers_keep_their_neighbours(self):
+        kinds = [*["sliding_attention"] * 5, "full_attention"] * 4
+        config = tiny.config("gemma3_text", num_hidden_layers=24, layer_types=kinds)
+        found = next(alike.alike(config))
+        assert configuration.describe(found) == configuration.describe(config)
+        assert found.num_hidden_layers <= 6
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_walks_have_every_pair_of_neighbours(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        layers = torch.randint(1 + seed % 4 + 1, (30,), generator=generator).tolist()
+        path = [layers[index] for index in alike._walk(layers)]
+        assert path[0] == layers[0]
+        assert path[-1] == layers[-1]
+        assert set(zip(layers, layers[1:], strict=False)) <= set(zip(path, path[1:], strict=False))
+
+    def test_words_that_differ_leave_no_twin(self, monkeypatch):
+        model = built(Mine)
+        monkeypatch.setattr(twin, "alike", lambda config: iter([tiny.config("llama", attention_bias=True)]))
+        with pytest.raises(twin.NoTwin, match="attention_bias of 'llama' is false, not true"):
+            apart(lambda: twin.of(model))
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _init_empty_weights(**options):
+    return pytest.importorskip("accelerate").init_empty_weights(**options)
+
+
+class _Doubling(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        return found * 2 if function is nn.functional.linear else found
+
+
+IN_FORCE = {
+    "a default device": lambda: torch.device("meta"),
+    "a default dtype": lambda: _default_dtype(torch.bfloat16),
+    "init_empty_weights": _init_empty_weights,
+    "init_empty_weights with buffers": lambda: _init_empty_weights(include_buffers=True),
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "a mode": _Doubling,
+}
+
+
+@pytest.mark.parametrize("name", IN_FORCE)
+def test_whatever_is_in_force_where_a_model_is_enabled(name):
+    model = built(Mine)
+    register, state = nn.Module.register_parameter, torch.get_rng_state()
+    with IN_FORCE[name]():
+        inside = nn.Module.register_parameter
+        handle = autopack.enable(model)
+        assert nn.Module.register_parameter is inside
+    with handle:
+        assert handle.enabled.proof.source == "twin"
+        assert "e-1" in handle.verified  # float64
+    assert nn.Module.register_parameter is register
+    assert torch.equal(state, torch.get_rng_state())
+    assert packed_error(model) < FLOAT32
+
+
+def test_the_published_size_of_a_model_does_not_matter():
+    config = LlamaConfig(hidden_size=8192, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8)
+    with torch.device("meta"):
+        model = Mine(config)
+    assert source(model) == "twin"
+
+
+def test_what_is_raised_apart_is_raised_here():
+    with pytest.raises(KeyError, match="apart"):
+        apart(lambda: {}["apart"])
