@@ -3,7 +3,7 @@
     python -m compat.cells --types llama gpt2      some types of all tasks, printed as they are measured
     python -m compat.cells --serve                 what compat/run.py runs inside a release: asked on standard input
 
-A cell is one of
+A cell is what `autopack.enable(model)` gives, without another word, and what packed and padded calls of that model do:
     exact           packed rows and padded batches give what stock gives the documents, with gradients and loss
     refused         autopack raises one of its errors and says why
     LEAK            neither
@@ -12,9 +12,10 @@ A cell is one of
     absent          the release has no such type, or the type no such implementation
     unbuildable     no tiny model of the type can be made
 
-It is measured as the structure of the model is served, without the audit of `enable` that stands before it for users.
-Where that finds a leak or a crash, a model is enabled as users do it, and that one counts: the audit of `enable` may
-refuse it, of which the reason says so, or leave padded batches as they come.
+One that was enabled also has its `proof`: by what `enable` knows that it is exact ("recorded", "twin", "parts",
+"audit"; "" where it does not say). Where `enable` serves a part alone, the cell says which part it does not and why:
+`padded` is the reason for which padded batches are left as they came, `labels` that for which packed calls with labels
+are refused.
 """
 
 from __future__ import annotations
@@ -38,22 +39,21 @@ _CALLS = ("default", "padding mask", "two rows", "right-padded", "left-padded")
 """Those that differ the most; in train mode, with gradients and losses. The others are compat/exactness.py's."""
 _LENGTHS = (6, 11, 5)
 """One document is past the windows and chunks of tiny models."""
-_BY_AUDIT = "the audit of `enable`: "
+_LEFT = "what such a call is, not what is known of the model"
+"""Why padded batches are left where their proof is not the reason; docs/unpadding.md has the rules."""
 
 
 def measure(task: str, model_type: str, mode: str) -> dict[str, Any]:
-    """Measure one cell: `status`, with the `worst` error where it is exact and otherwise a `reason`.
-
-    What is exact only as `enable` with its audit serves it has a reason too.
-    """
+    """Measure one cell: `status`, with `worst` error and `proof` where it is exact, otherwise with a `reason`."""
     from autopack import tiny
+    from autopack.inspection.torches import without_flex_attention
     from compat.exactness import Undeclared, built, stand_in
     from compat.standins import integration_of
 
     if model_type not in tiny.types_for(task):
         return {"status": "absent", "reason": "no such type for this task"}
-    if mode == "flex" and integration_of("flex_attention") is None:
-        return {"status": "absent", "reason": "not in this release"}
+    if mode == "flex" and (integration_of("flex_attention") is None or without_flex_attention() is not None):
+        return {"status": "absent", "reason": "not in this release, or not in this torch"}
     with stand_in(mode, **({"broadcast": True} if mode == "flex" else {})):
         try:
             model = built(model_type, mode, task=task)
@@ -61,38 +61,46 @@ def measure(task: str, model_type: str, mode: str) -> dict[str, Any]:
             return {"status": "absent", "reason": "not declared"}
         except tiny.CannotBuild as error:
             return {"status": "unbuildable", "reason": error.reason}
-        found = _audited(model, verify="never")
-        if found["status"] in BAD:
-            said = f"without the audit of `enable` {found['status']}: {found['reason']}"
-            found = _audited(built(model_type, mode, task=task), verify="auto")
-            if found["status"] == "exact":
-                found["reason"] = said
-    return found
+        return enabled_and_audited(model)
 
 
-def _audited(model: Any, verify: str) -> dict[str, Any]:
+def enabled_and_audited(model: Any) -> dict[str, Any]:
+    """Enable a model as users do and audit packed and padded calls of it: its cell."""
     import autopack
     from autopack.errors import AutopackError
     from compat.survey import REFUSALS, upstream_error
 
     handle = None
     try:
-        handle = autopack.enable(model, verify=verify)
+        handle = autopack.enable(model)
         report = autopack.audit(model, modes=_CALLS, training=(True,), lengths=_LENGTHS)
     except AutopackError as error:
-        by_audit = "" if verify == "never" else _BY_AUDIT
-        return {"status": "refused", "reason": by_audit + _reason(error)}
+        found = {"status": "refused", "reason": _reason(error)}
     except Exception as error:
         found = {"status": "crash", "reason": _said(error)}
     else:
+        proof = handle.enabled.proof
+        of = {"proof": proof.source, **_left_out(proof, report)}
         if report.exact:
-            return {"status": "exact", "worst": float(f"{report.worst:.0e}")}
+            return {"status": "exact", "worst": float(f"{report.worst:.0e}"), **of}
         failures = [result.failure for result in report.results if result.failure is not None]
         if failures and all(failure.startswith(REFUSALS) for failure in failures):
-            return {"status": "refused", "reason": failures[0]}
-        found = {"status": "crash" if failures else "LEAK", "reason": report.worst_case}
+            return {"status": "refused", "reason": failures[0], **of}
+        found = {"status": "crash" if failures else "LEAK", "reason": report.worst_case, **of}
     upstream = upstream_error(model, handle)
     return found if upstream is None else {"status": "upstream error", "reason": upstream}
+
+
+def _left_out(proof: Any, report: Any) -> dict[str, str]:
+    """What an enabled model does not serve, with the reason."""
+    found = {}
+    padded = [result for result in report.results if result.kind == "padded"]
+    if proof.padded is not None or (padded and not any(result.unpadded for result in padded)):
+        found["padded"] = proof.padded or _LEFT
+    refused = next((result.loss_refused for result in report.results if result.loss_refused is not None), None)
+    if proof.labels is not None or refused is not None:
+        found["labels"] = proof.labels or str(refused)
+    return found
 
 
 def control(task: str, model_type: str) -> dict[str, Any]:
@@ -159,8 +167,8 @@ def measured(task: str, model_type: str, mode: str) -> dict[str, Any]:
         found = control(task, model_type) if mode == "control" else measure(task, model_type, mode)
     except Exception as error:
         found = {"status": "crash", "reason": f"measuring: {_said(error)}"}
-    if "reason" in found:
-        found["reason"] = short(found["reason"])
+    for name in found.keys() & {"reason", "padded", "labels"}:
+        found[name] = short(found[name])
     seconds = round(time.monotonic() - start, 2)
     return {"task": task, "type": model_type, "mode": mode, **found, "seconds": seconds}
 

@@ -51,6 +51,7 @@ class Environment:
 
     def __init__(self, matrix: Matrix, release: Release, cache: Path) -> None:
         self.release, self.support, self.cache = release, matrix.support, cache
+        self.python = sys.executable
         self._family = f"{release.transformers}-py{HERE[0]}{HERE[1]}"
         pins = "\n".join([str(_FORMAT), *release.pins, *(f"{n}=={v}" for n, v in sorted(matrix.support.items()))])
         self.path = cache / f"{self._family}-{hashlib.sha256(pins.encode()).hexdigest()[:10]}"

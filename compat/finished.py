@@ -16,8 +16,9 @@ Key = tuple[str, str, str]
 
 
 def code_digest() -> str:
-    """A name for the code that a measurement depends on: autopack's, and that of compat which measures."""
-    files = [*sorted((ROOT / "autopack").rglob("*.py")), *(COMPAT / name for name in _MEASURING)]
+    """A name for what a measurement depends on: autopack's code and records, and the code of compat which measures."""
+    package = ROOT / "autopack"
+    files = [*sorted(package.rglob("*.py")), *sorted(package.rglob("*.json")), *(COMPAT / name for name in _MEASURING)]
     digest = hashlib.sha256()
     for path in files:
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")

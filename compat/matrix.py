@@ -51,6 +51,20 @@ class Release:
 
 
 @dataclass(frozen=True)
+class Line:
+    """One version of torch with a minor version of Python, and the newest transformers that both allow."""
+
+    torch: str
+    python: str
+    transformers: str
+
+    @property
+    def name(self) -> str:
+        """What records name it by."""
+        return f"{self.torch}, Python {self.python}"
+
+
+@dataclass(frozen=True)
 class Selection:
     """Which cells are run: tasks, modes, and model types, of which None stands for all."""
 
@@ -70,6 +84,8 @@ class Matrix:
     ci: Selection
     releases: tuple[Release, ...]
     support: Mapping[str, str] = field(default_factory=dict)
+    lines: tuple[Line, ...] = ()
+    line_types: tuple[str, ...] = ()
 
     def select(self, names: Iterable[str]) -> list[Release]:
         """The listed releases with these names, full (4.57.6) or of a line (4.57), in the order of the matrix."""
@@ -92,6 +108,7 @@ def load_matrix(path: Path = MATRIX) -> Matrix:
     """Parse and check a matrix file; unknown or missing keys are errors that name the section."""
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     top = {"torch": str, "tasks": list, "modes": list, "deep": list, "ci": dict, "support": dict, "releases": dict}
+    top["torches"] = dict
     _check_keys(data, top, required=set(top), where=path.name)
     _check_keys(data["ci"], {"tasks": list, "types": list}, required={"tasks", "types"}, where=f"{path.name}, [ci]")
     if unknown := sorted(set(data["modes"]).difference(MODES)):
@@ -112,6 +129,14 @@ def load_matrix(path: Path = MATRIX) -> Matrix:
         raise CompatError(f"{path.name} lists two releases of {', '.join(twice)}; the last patch is enough.")
     if releases != sorted(releases, key=lambda release: number(release.transformers)):
         raise CompatError(f"{path.name}: the releases have to ascend.")
+    torches, listed = data["torches"], {release.transformers for release in releases}
+    where = f"{path.name}, [torches]"
+    _check_keys(torches, {"types": list, "lines": list}, required={"types", "lines"}, where=where)
+    for entry in torches["lines"]:
+        names = {"torch": str, "python": str, "transformers": str}
+        _check_keys(entry, names, required=set(names), where=f"{where}, a line")
+        if entry["transformers"] not in listed:
+            raise CompatError(f"{where}: transformers {entry['transformers']} is not among the releases.")
     modes = tuple(data["modes"])
     return Matrix(
         torch=data["torch"],
@@ -121,6 +146,8 @@ def load_matrix(path: Path = MATRIX) -> Matrix:
         ci=Selection(tuple(data["ci"]["tasks"]), modes, tuple(data["ci"]["types"])),
         releases=tuple(releases),
         support=data["support"],
+        lines=tuple(Line(**entry) for entry in torches["lines"]),
+        line_types=tuple(torches["types"]),
     )
 
 

@@ -19,7 +19,8 @@ from autopack.mixers import OneByOne
 from autopack.trust.data import load
 from compat.exactness import recorded, results_of
 from compat.matrix import ROOT, load_matrix
-from compat.tables import counts, load_results
+from compat.tables import Result, cells_of, counts, load_results, proofs, rounded_down, share
+from compat.words import SOURCES
 
 README = ROOT / "README.md"
 
@@ -122,13 +123,27 @@ def versions() -> str:
     found = [_short(name) for name in results]
     whole = len(found) == listed.index(found[-1]) - listed.index(found[0]) + 1
     which = "every minor release of" if whole else f"{len(found)} releases of"
-    cells = sum((counts(result) for result in results.values()), Counter())
-    numbers = (
-        f"{cells['exact']:,} cells are exact, {cells['refused']:,} refused, {cells['LEAK'] + cells['crash']} wrong"
-    )
     text = f"""Tested with {which} transformers {found[0]} to {found[-1]}, with all model types of each in eager, sdpa,
-    flash and flex: {numbers}; see {page}."""
+    flash and flex: {_outcome(results.values())}; see {page}."""
     return textwrap.fill(" ".join(text.split()), 130, break_on_hyphens=False, break_long_words=False)
+
+
+def _outcome(results: Iterable[Result]) -> str:
+    """The numbers of recorded cells, and by what the exact ones were proven, where all records say so."""
+    results = list(results)
+    found: Counter[str] = sum(map(counts, results), Counter())
+    exact = f"{found['exact']:,} cells are exact"
+    wrong = f"{found['refused']:,} refused, {found['LEAK'] + found['crash']} wrong"
+    if not all("code" in result for result in results):
+        return f"{exact}, {wrong} (without the proof that `enable` makes)"
+    cells = [cell for result in results for cell in cells_of(result)]
+    by_source = proofs(cells)
+    known = ", ".join(f"{by_source[source]:,} {words}" for source, words in SOURCES.items() if by_source[source])
+    text = f"{exact} by the default call, {rounded_down(share(found))} of what stock runs ({known}); {wrong}"
+    parts = {"padded": "padded batches of {} stay as they came", "labels": "packed labels of {} are refused"}
+    left = {name: sum(cell["status"] == "exact" and name in cell for cell in cells) for name in parts}
+    without = " and ".join(words.format(f"{left[name]:,}") for name, words in parts.items() if left[name])
+    return text + (f"; {without}" if without else "")
 
 
 def _short(version: str) -> str:

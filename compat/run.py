@@ -4,6 +4,7 @@
     python -m compat.run                              all releases: every type, task and mode, then the scenarios
     python -m compat.run --only 5.3.0 4.57 --jobs 2   some releases, two processes at a time
     python -m compat.run --types llama t5 --modes sdpa    some cells, printed only; with --record also merged
+    python -m compat.run --sample 60                  some recorded cells anew: whether they are as they were recorded
     python -m compat.run --newest --pre               a release that is not listed yet: what has changed for autopack
 
 A run that is stopped goes on where it was: cells are kept in the cache, by the code that measured them. The exit
@@ -31,7 +32,7 @@ if not __package__:
 
 from tqdm import tqdm
 
-from compat import newest, scenarios, workers
+from compat import newest, sample, scenarios, workers
 from compat.cells import STATUSES
 from compat.environments import Environment, cache_directory, check_interpreter
 from compat.finished import Finished, code_digest, key_of
@@ -89,7 +90,7 @@ class Run:
         self.digest, self.lock = code_digest(), threading.Lock()
         cache = cache_directory()
         releases = matrix.select(arguments.only) if arguments.only else list(matrix.releases)
-        if arguments.ci:
+        if arguments.ci or (arguments.sample and not arguments.only):
             releases = [release for release in releases if release.ci]
         self.measured = [Measured(release, Environment(matrix, release, cache)) for release in releases]
 
@@ -171,7 +172,7 @@ class Run:
             and name in types.get(task, ())
             and (chosen.types is None or name in chosen.types)
         ]
-        each.result |= compact(each.release, each.about, cells)
+        each.result |= compact(each.release, each.about, cells, self.digest)
         found = counts(each.result)
         said = ", ".join(f"{found[status]} {status}" for status in STATUSES if found[status])
         say(f"{each.release.transformers}: {said or each.about.get('refused') or each.about.get('crash')}")
@@ -231,10 +232,28 @@ def check(matrix: Matrix) -> int:
     wrong, missing = stale(matrix)
     for problem in wrong:
         say(problem)
+    code = code_digest()
+    older = [name for name, result in load_results(matrix).items() if result.get("code", [code]) != [code]]
+    if older:
+        say(f"Measured with other code than this ({len(older)}; `--sample` finds what differs): {', '.join(older)}")
     if missing:
         say(f"Not recorded yet ({len(missing)} of {len(matrix.releases)}): {', '.join(missing)}")
     say("Run `python -m compat.run` and commit compat/results." if wrong else "The recorded results are fresh.")
     return 1 if wrong else 0
+
+
+def check_sample(run: Run, number: int, seed: str) -> int:
+    """Measure some recorded cells anew and say which differ; the exit status is 1 where any does."""
+    start, by_name = time.monotonic(), {each.release.transformers: each.environment for each in run.measured}
+    drawn = sample.draw(run.matrix, [each.release for each in run.measured], number, seed)
+    say(f"{sum(len(cells) for _, cells in drawn)} cells of {len(drawn)} releases, seed {seed}")
+    chosen = [(by_name[release.transformers], cells) for release, cells in drawn]
+    found = list(sample.differences(chosen, run.arguments.jobs, run.arguments.limit))
+    for line in found:
+        say(f"FAILED {line}")
+    said = f"{len(found)} differ from the record; measure those releases anew" if found else "all are as recorded"
+    say(f"{said} ({time.monotonic() - start:.0f} s); the same again: --sample {number} --seed {seed}")
+    return 1 if found else 0
 
 
 def listing(matrix: Matrix, measured: Iterable[Measured]) -> str:
@@ -268,6 +287,10 @@ def parse_arguments(argv: Sequence[str] | None, matrix: Matrix) -> argparse.Name
     what.add_argument("--table", action="store_true", help="write the table from the recorded results")
     what.add_argument("--build", action="store_true", help="make the environments, measure nothing")
     what.add_argument("--scenarios", action="store_true", help="run the scenarios alone, and record them")
+    what.add_argument(
+        "--sample", type=int, metavar="N", help="measure N recorded cells anew, and fail where one differs"
+    )
+    parser.add_argument("--seed", help="with --sample: which cells (default: others each time)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time (default 1)")
     parser.add_argument("--limit", type=float, default=120.0, metavar="S", help="seconds for a cell (default 120)")
     parser.add_argument("--fresh", action="store_true", help="measure finished cells anew")
@@ -301,6 +324,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         run.build()
         if arguments.build:
             return 0
+        if arguments.sample:
+            return check_sample(run, arguments.sample, arguments.seed or sample.new_seed())
         if not arguments.scenarios:
             run.measure()
         if run.with_scenarios:

@@ -31,11 +31,12 @@ from tqdm import tqdm
 
 import autopack
 from autopack import errors, tiny
+from autopack.auditing.asking import argument_names
 from autopack.auditing.fields import of_rows
 from autopack.enabling.handle import Handle
 from autopack.errors import AutopackError
 from autopack.inspection import releases
-from autopack.inspection.heads import row_head
+from autopack.inspection.heads import end_token, row_head
 from autopack.inspection.modules import is_pair
 from autopack.tiny.weights import randomize
 from autopack.trust import configuration
@@ -219,16 +220,25 @@ def _audited(
 
 
 def upstream_error(model: Any, handle: Handle | None) -> str | None:
-    """What stock transformers raises for any of the documents alone, or what is no result; None where it works."""
+    """What stock transformers raises for any of the documents alone, or what is no result; None where it works.
+
+    Of a model that takes no tokens it says nothing: the question would be wrong, not the answer.
+    """
     if handle is not None:
         handle.remove()
+    names, end = argument_names(model), end_token(model)
+    if "input_ids" not in names:
+        return None
     try:
         with torch.no_grad():
             for length in _LENGTHS:
                 ids = tiny.tokens(model.config, 1, length)
+                if end is not None:
+                    ids[:, -1] = end
                 tokens = {"input_ids": ids, "decoder_input_ids": ids} if is_pair(model) else {"input_ids": ids}
-                model(**tokens)  # with the cache that is the default, as the audit calls it too
-                output = model(**tokens, use_cache=False)
+                output = model(**tokens)  # with the cache that is the default, as the audit calls it too
+                if "use_cache" in names:
+                    output = model(**tokens, use_cache=False)
                 if not all(t.isfinite().all() for t in output.values() if isinstance(t, torch.Tensor)):
                     return "its results for a document alone are not finite"
                 if float(of_rows(output).std()) == 0:

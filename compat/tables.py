@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import textwrap
 from collections import Counter
@@ -11,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from compat.matrix import COMPAT, MATRIX, MODES, ROOT, Matrix, Release
+from compat.words import SOURCES, Cell, cell_of, source_of, status_of, usual_source, word_of
 
 RESULTS = COMPAT / "results" / "releases"
 TABLE = COMPAT / "results" / "README.md"
-SHORT = {"exact": "exact", "absent": "-"}
-"""What stands for a status without a reason; other words name one."""
 COLUMNS = {"exact": "exact", "refused": "refused", "LEAK": "leaking", "crash": "crashing"}
 """What the table counts, by status; the rest is upstream's: stock raises, or no tiny model can be made."""
+
+PROVEN = {"record": "recorded", "twin": "twin", "parts": "parts", "audit": "audit"}
+"""Columns for what exact cells were proven by."""
+LEFT_OUT = {"padded left": "padded", "no packed labels": "labels"}
+"""Columns for exact cells of which a part is not served."""
 
 Result = dict[str, Any]
 """What is recorded of a release."""
@@ -30,35 +33,54 @@ def header(release: Release, about: Mapping[str, Any]) -> Result:
     return {"transformers": release.transformers, "with": packages, **wrong}
 
 
-def compact(release: Release, about: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> Result:
-    """What is recorded: a line per model type with a word per mode; reasons once, under the number that words name."""
+def compact(release: Release, about: Mapping[str, Any], cells: Iterable[Cell], code: str) -> Result:
+    """What is recorded of cells that the `code` of that digest has measured; nothing but the header without types."""
+    result = header(release, about)
+    return {**result, **_compacted(cells, [code])} if "types" in about else result
+
+
+def _compacted(cells: Iterable[Cell], code: Sequence[str], worst: float = 0.0) -> Result:
+    """A line per model type with a word per mode; reasons once, under the numbers that words name."""
     cells = sorted(cells, key=lambda cell: (cell["task"], cell["type"]))
     modes = sorted({cell["mode"] for cell in cells}, key=_order)
+    usual = usual_source(cells)
     reasons: dict[str, str] = {}
     tasks: dict[str, dict[str, list[str]]] = {}
     for cell in cells:
-        word = SHORT.get(cell["status"])
-        if word is None or (cell["status"] == "exact" and "reason" in cell):
-            number = hashlib.sha256(cell["reason"].encode()).hexdigest()[:4]
-            reasons[number] = cell["reason"]
-            word = f"{cell['status']} {number}"
         words = tasks.setdefault(cell["task"], {}).setdefault(cell["type"], [""] * len(modes))
-        words[modes.index(cell["mode"])] = word
-    result = header(release, about)
-    if "types" not in about:
-        return result
-    worst = max((cell["worst"] for cell in cells if "worst" in cell), default=0.0)
-    return {**result, "worst error": worst, "modes": modes, "cells": tasks, "reasons": dict(sorted(reasons.items()))}
+        words[modes.index(cell["mode"])] = word_of(cell, usual, reasons)
+    proven = proofs(cells)
+    return {
+        "code": list(code),
+        "worst error": max([worst, *(cell["worst"] for cell in cells if "worst" in cell)]),
+        "proven": {source: proven[source] for source in SOURCES if proven[source]},
+        "usual": usual,
+        "modes": modes,
+        "cells": tasks,
+        "reasons": dict(sorted(reasons.items())),
+    }
+
+
+def cells_of(result: Result) -> list[Cell]:
+    """The cells that a result holds, as they were measured but for their single worst errors."""
+    found = []
+    for task, types in result.get("cells", {}).items():
+        for name, words in types.items():
+            for mode, word in zip(result["modes"], words, strict=True):
+                if word:
+                    cell = cell_of(word, result.get("usual"), result["reasons"])
+                    found.append({"task": task, "type": name, "mode": mode, **cell})
+    return found
+
+
+def proofs(cells: Iterable[Cell]) -> Counter[str]:
+    """How many exact cells were proven by what; none of those that were recorded before that was said."""
+    found = (source_of(cell) for cell in cells if cell["status"] == "exact")
+    return Counter(source for source in found if source is not None)
 
 
 def _order(mode: str) -> tuple[int, str]:
     return (MODES.index(mode) if mode in MODES else len(MODES)), mode
-
-
-def status_of(word: str) -> str:
-    """The status that a recorded word says."""
-    known = {short: status for status, short in SHORT.items()}
-    return known.get(word) or word.rpartition(" ")[0]
 
 
 def counts(result: Result, task: str | None = None) -> Counter[str]:
@@ -71,15 +93,11 @@ def counts(result: Result, task: str | None = None) -> Counter[str]:
 def bad(result: Result) -> list[str]:
     """A line for every kind of leak and crash of a result: the reason, and the cells that have it."""
     names: dict[str, list[str]] = {}
-    for task, types in result.get("cells", {}).items():
-        for name, words in types.items():
-            for mode, word in zip(result["modes"], words, strict=True):
-                if status_of(word) in ("LEAK", "crash"):
-                    names.setdefault(word, []).append(f"{name}/{task}/{mode}")
-    found = []
-    for word, cells in names.items():
-        status, _, number = word.rpartition(" ")
-        found.append(f"{status}: {', '.join(cells)}: {result['reasons'][number]}")
+    for cell in cells_of(result):
+        if cell["status"] in ("LEAK", "crash"):
+            said = f"{cell['status']}: {{}}: {cell['reason']}"
+            names.setdefault(said, []).append(f"{cell['type']}/{cell['task']}/{cell['mode']}")
+    found = [said.replace("{}", ", ".join(cells), 1) for said, cells in names.items()]
     if "crash" in result:
         found.append(f"crash: {result['crash']}")
     return found + [f"scenario {name}: {said}" for name, said in result.get("scenarios", {}).get("failed", {}).items()]
@@ -102,20 +120,10 @@ def merged(release: Release, result: Result) -> Result:
     earlier: Result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if "cells" not in result or "cells" not in earlier:
         return {**earlier, **result}
-    modes = sorted({*earlier["modes"], *result["modes"]}, key=_order)
-    words: dict[tuple[str, str], dict[str, str]] = {}
-    for each in (earlier, result):
-        for task, types in each["cells"].items():
-            for name, line in types.items():
-                by_mode = dict(zip(each["modes"], line, strict=True))
-                words.setdefault((task, name), {}).update({mode: word for mode, word in by_mode.items() if word})
-    tasks: dict[str, dict[str, list[str]]] = {}
-    for (task, name), by_mode in sorted(words.items()):
-        tasks.setdefault(task, {})[name] = [by_mode.get(mode, "") for mode in modes]
-    used = {word.rpartition(" ")[2] for by_mode in words.values() for word in by_mode.values()}
-    reasons = {n: said for n, said in sorted({**earlier["reasons"], **result["reasons"]}.items()) if n in used}
+    cells = {(cell["task"], cell["type"], cell["mode"]): cell for each in (earlier, result) for cell in cells_of(each)}
+    code = dict.fromkeys([*earlier.get("code", ()), *result["code"]])
     worst = max(earlier["worst error"], result["worst error"])
-    return {**earlier, **result, "worst error": worst, "modes": modes, "cells": tasks, "reasons": reasons}
+    return {**earlier, **result, **_compacted(cells.values(), list(code), worst)}
 
 
 def record(release: Release, result: Result) -> None:
@@ -146,25 +154,41 @@ def plain_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def counts_rows(tasks: Sequence[str], results: Mapping[str, Result], names: Iterable[str]) -> list[list[str]]:
-    """The rows of the table, header first: one per release, with four counts per task and of all."""
-    rows = [["transformers", *tasks, "all", "other", "scenarios"]]
+    """The rows of the table, header first: one per release, with four counts per task and what is known of all."""
+    rows = [["transformers", *tasks, "all", "exact of what stock runs", *PROVEN, *LEFT_OUT, "other", "scenarios"]]
     for name in names:
         result = results.get(name, {})
         if "cells" not in result:
             said = next((word for word in ("refused", "crash") if word in result), "not run yet")
-            rows.append([name, *[said] * (len(tasks) + 1), "", _scenarios(result)])
-            continue
-        rows.append([name, *(_numbers(counts(result, task)) for task in tasks), *_totals(counts(result))])
+            rows.append([name, *[said] * (len(tasks) + 1), *[""] * (len(PROVEN) + len(LEFT_OUT) + 2)])
+        else:
+            rows.append([name, *(_numbers(counts(result, task)) for task in tasks), *_of_all([result])])
         rows[-1].append(_scenarios(result))
     return rows
 
 
+def share(found: Counter[str]) -> float:
+    """The share of exact cells among those that stock runs, in per cent."""
+    return 100 * found["exact"] / max(1, sum(found[status] for status in COLUMNS))
+
+
+def rounded_down(percent: float) -> str:
+    """A share with one decimal that never says more than there is: 100 % is all of them."""
+    return f"{int(10 * percent) / 10:g} %"
+
+
+def _of_all(results: Sequence[Result]) -> list[str]:
+    found: Counter[str] = sum(map(counts, results), Counter())
+    cells = [cell for result in results for cell in cells_of(result) if cell["status"] == "exact"]
+    proven = proofs(cells)
+    of_proof = [str(proven[source]) if proven else "" for source in PROVEN.values()]
+    without = [str(sum(name in cell for cell in cells)) if proven else "" for name in LEFT_OUT.values()]
+    other = str(found["upstream error"] + found["unbuildable"])
+    return [_numbers(found), rounded_down(share(found)), *of_proof, *without, other]
+
+
 def _numbers(found: Counter[str]) -> str:
     return " / ".join(str(found[status]) for status in COLUMNS)
-
-
-def _totals(found: Counter[str]) -> list[str]:
-    return [_numbers(found), str(found["upstream error"] + found["unbuildable"])]
 
 
 def _scenarios(result: Result) -> str:
@@ -187,11 +211,10 @@ def markdown(matrix: Matrix, results: Mapping[str, Result]) -> str:
     """The generated compat/results/README.md."""
     names = [release.transformers for release in matrix.releases]
     header, *rows = counts_rows(matrix.tasks, results, names)
-    total: Counter[str] = sum((counts(result) for result in results.values()), Counter())
     per_task = [
         _numbers(sum((counts(result, task) for result in results.values()), Counter())) for task in matrix.tasks
     ]
-    rows.append(["**all**", *per_task, *_totals(total), ""])
+    rows.append(["**all**", *per_task, *_of_all(list(results.values())), ""])
     wrong = [f"* transformers {name}: {line}" for name, result in results.items() for line in bad(result)]
     lines = [
         "<!-- Generated by `python -m compat.run`; do not edit. -->",
@@ -213,9 +236,12 @@ def _about(matrix: Matrix) -> str:
     return f"""
 Every minor release of transformers at its last patch, torch {matrix.torch}, CPU, float32, tiny random models: every
 model type that the release has, with {modes} as far as its class declares them (flash and flex by stand-ins of the
-kernels' signatures). A cell is a type with one of these. Counted are cells that are {counted}; *other* are those in
-which stock itself raises on one document, or of which no tiny model can be made. [releases](releases) has every cell,
-with reasons."""
+kernels' signatures). A cell is a type with one of these, as `autopack.enable(model)` without another word serves it.
+Counted are cells that are {counted}; then exact cells by what `enable` knew that from (covered by the record, proven by
+a twin, part by part, by an audit), and exact cells whose padded batches stay as they came or whose packed rows take no
+labels; *other* are cells in which stock itself raises on one document, or of which no tiny model can be made.
+[releases](releases) has every cell, with reasons. A release without numbers of proofs was recorded before cells were
+measured by the default call: without the audit of `enable`."""
 
 
 def write_table(matrix: Matrix) -> None:
@@ -238,6 +264,8 @@ def stale(matrix: Matrix) -> tuple[list[str], list[str]]:
         if found != pins:
             wrong.append(f"transformers {name} was recorded with other packages than {MATRIX.name} pins: {found}.")
         if "cells" in result:
+            if "code" not in result:
+                wrong.append(f"transformers {name} was recorded without the proof that `enable` makes.")
             lacking = [task for task in matrix.tasks if task not in result["cells"]]
             if lacking or result["modes"] != list(matrix.modes):
                 wrong.append(f"transformers {name} was recorded with other tasks or modes than {MATRIX.name} has.")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import queue
 import subprocess
-import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from compat.environments import Environment
 from compat.matrix import ROOT, CompatError
 
 _START_LIMIT = 300.0
@@ -32,6 +31,18 @@ class Unit:
         return json.dumps({"task": self.task, "type": self.type, "modes": self.modes}) + "\n"
 
 
+class Place(Protocol):
+    """Where cells are measured: an interpreter, and the variables with which it sees the packages of a release."""
+
+    python: str
+    path: Path
+    log: Path
+
+    def environ(self) -> dict[str, str]:
+        """The variables of a process."""
+        ...
+
+
 class Dead(Exception):
     """A worker ended, or did not answer in time; the message says which."""
 
@@ -39,13 +50,15 @@ class Dead(Exception):
 class Worker:
     """One process `python -m compat.cells --serve` in a release. `about` is how it introduced itself."""
 
-    def __init__(self, environ: dict[str, str], log: Path, command: Sequence[str] = ()) -> None:
+    def __init__(self, environ: dict[str, str], log: Path, command: Sequence[str]) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log.open("a", encoding="utf-8")
+        # What processes keep for later ones must not answer for a measurement.
+        self._cache = tempfile.TemporaryDirectory(prefix="autopack-compat-")
         self._process = subprocess.Popen(
-            command or [sys.executable, "-m", "compat.cells", "--serve"],
+            command,
             cwd=ROOT,
-            env=environ,
+            env={**environ, "XDG_CACHE_HOME": self._cache.name},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -91,9 +104,10 @@ class Worker:
         self._process.kill()
         self._process.wait()
         self._log.close()
+        self._cache.cleanup()
 
 
-def measure(environment: Environment, units: Sequence[Unit], limit: float) -> Iterator[dict[str, Any]]:
+def measure(environment: Place, units: Sequence[Unit], limit: float) -> Iterator[dict[str, Any]]:
     """Measure all units in a release, by one worker after the other.
 
     A worker that dies or takes longer than `limit` seconds for a cell has crashed in it; the next one goes on behind.
@@ -106,7 +120,7 @@ def measure(environment: Environment, units: Sequence[Unit], limit: float) -> It
             left = list(unit.modes)
             try:
                 if worker is None:
-                    worker = Worker(environment.environ(), environment.log.with_suffix(".cells.log"))
+                    worker = _started(environment)
                 worker.ask(unit)
                 while left:
                     cell = worker.answer(limit)
@@ -125,7 +139,12 @@ def measure(environment: Environment, units: Sequence[Unit], limit: float) -> It
             worker.stop()
 
 
-def introduction(environment: Environment) -> dict[str, Any]:
+def _started(environment: Place) -> Worker:
+    command = [environment.python, "-m", "compat.cells", "--serve"]
+    return Worker(environment.environ(), environment.log.with_suffix(".cells.log"), command)
+
+
+def introduction(environment: Place) -> dict[str, Any]:
     """What a release holds: its packages and model types by task, or why autopack refuses it.
 
     The types of a release never change, so they are asked for once and kept beside its packages.
@@ -133,7 +152,7 @@ def introduction(environment: Environment) -> dict[str, Any]:
     kept = environment.path / "autopack-types.json"
     if kept.is_file():
         return json.loads(kept.read_text(encoding="utf-8"))
-    worker = Worker(environment.environ(), environment.log.with_suffix(".cells.log"))
+    worker = _started(environment)
     try:
         about = worker.about
     finally:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from compat import environments, finished, newest, run, scenarios, tables, workers
+from compat import environments, finished, newest, run, sample, scenarios, tables, workers
 from compat.environments import Environment
 from compat.finished import Finished
 from compat.matrix import ROOT, CompatError, Matrix, Release, Selection, load_matrix, number, python_in_range, tomllib
@@ -36,13 +36,14 @@ print(json.dumps({**%s, "types": {"causal-lm": ["gpt2", "llama", "mamba", "t5"]}
 for line in sys.stdin:
     asked = json.loads(line)
     for mode in asked["modes"]:
-        cell = {"task": asked["task"], "type": asked["type"], "mode": mode, "status": "exact", "worst": 2e-6}
+        name = {"task": asked["task"], "type": asked["type"], "mode": mode}
+        cell = {**name, "status": "exact", "worst": 2e-6, "proof": "twin"}
         if (asked["type"], mode) == ("mamba", "eager"):
             os._exit(3)
         if (asked["type"], mode) == ("t5", "eager"):
             time.sleep(60)
         if (asked["type"], mode) == ("gpt2", "sdpa"):
-            cell = {**cell, "status": "refused", "reason": "for a reason"}
+            cell = {**name, "status": "refused", "reason": "for a reason"}
         print(json.dumps(cell), flush=True)
 """
 """A worker that answers at once; mamba in eager mode kills it, and t5 takes too long."""
@@ -54,7 +55,8 @@ def cell(model_type: str, mode: str, status: str = "exact", **more: Any) -> dict
 
 def result_of(release: Release, *cells: dict[str, Any]) -> dict[str, Any]:
     packages = {**ABOUT, "tokenizers": release.tokenizers, "huggingface-hub": release.hub}
-    return tables.compact(release, packages, cells or (cell("llama", "eager", worst=1e-6), cell("llama", "sdpa")))
+    found = cells or (cell("llama", "eager", proof="recorded", worst=1e-6), cell("llama", "sdpa", proof="audit"))
+    return tables.compact(release, packages, found, "now")
 
 
 @pytest.fixture
@@ -258,11 +260,14 @@ class TestTables:
 
     def test_a_result_has_a_line_per_type_and_reasons_once(self, recorded: Path) -> None:
         refusals = [cell(name, "sdpa", "refused", reason="for a reason") for name in ("gpt2", "bert")]
-        audited = cell("gpt2", "eager", reason="without the audit LEAK", worst=3e-6)
-        result = result_of(NEW, audited, *refusals, cell("bert", "eager", "absent", reason="not declared"))
+        left = cell("gpt2", "eager", proof="audit", padded="stock reads padding", worst=3e-6)
+        result = result_of(NEW, left, *refusals, cell("bert", "eager", "absent", reason="not declared"))
         (number_of_refusal,) = {n for n, said in result["reasons"].items() if said == "for a reason"}
         assert result["cells"]["causal-lm"]["bert"] == ["-", f"refused {number_of_refusal}"]
         assert tables.counts(result) == {"exact": 1, "refused": 2, "absent": 1}
+        assert result["proven"] == {"audit": 1}
+        assert result["usual"] == "audit"
+        assert result["code"] == ["now"]
         assert result["worst error"] == 3e-6
         tables.record(NEW, result)
         text = tables.path_of(NEW).read_text(encoding="utf-8")
@@ -275,12 +280,35 @@ class TestTables:
         tables.record(NEW, {**first, "scenarios": {"passed": 3, "skipped": {}, "failed": {}}})
         found = tables.merged(NEW, result_of(NEW, cell("gpt2", "eager")))
         assert found["cells"]["causal-lm"] == {"gpt2": ["exact"], "llama": ["exact"]}
+        assert found["code"] == ["now"]
         assert found["reasons"] == {}
         found = tables.merged(NEW, result_of(NEW, cell("llama", "sdpa", "refused", reason="why")))
         assert [words[0] for words in found["cells"]["causal-lm"].values()][1] == "exact"
         assert [tables.status_of(word) for word in found["cells"]["causal-lm"]["llama"]] == ["exact", "refused"]
         tables.record(NEW, result_of(NEW))
         assert tables.load_results(MATRIX)["5.0.0"]["scenarios"]["passed"] == 3
+
+    def test_merged_cells_keep_their_proofs_and_the_code_of_both(self, recorded: Path) -> None:
+        """What is usual may change with what is merged; every cell says what it said before."""
+        first = [cell(name, "eager", proof="recorded") for name in ("bert", "llama")]
+        tables.record(NEW, tables.compact(NEW, ABOUT, [*first, cell("t5", "eager", proof="audit", labels="no")], "one"))
+        more = [cell(name, "sdpa", proof="twin") for name in ("bert", "llama", "t5")]
+        found = tables.merged(NEW, tables.compact(NEW, ABOUT, more, "two"))
+        assert (found["usual"], found["code"]) == ("twin", ["one", "two"])
+        assert found["proven"] == {"recorded": 2, "twin": 3, "audit": 1}
+        said = {(c["type"], c["mode"]): (c["proof"], c.get("labels")) for c in tables.cells_of(found)}
+        assert said["llama", "eager"] == ("recorded", None)
+        assert said["t5", "eager"] == ("audit", "no")
+        assert said["t5", "sdpa"] == ("twin", None)
+
+    def test_records_of_before_proofs_are_read_and_wrong(self, recorded: Path) -> None:
+        """They say nothing of proofs, and have to be made anew."""
+        result = result_of(NEW)
+        older = {name: value for name, value in result.items() if name not in ("code", "usual", "proven")}
+        tables.record(NEW, {**older, "cells": {"causal-lm": {"llama": ["exact 1a2b", "-"]}}, "reasons": {"1a2b": "so"}})
+        (found,) = [c for c in tables.cells_of(tables.load_results(MATRIX)["5.0.0"]) if c["status"] == "exact"]
+        assert "proof" not in found
+        assert any("without the proof" in line for line in tables.stale(MATRIX)[0])
 
     def test_what_is_wrong_is_named(self) -> None:
         leaks = [cell(name, "eager", "LEAK", reason="off by 2") for name in ("gpt2", "t5")]
@@ -295,7 +323,7 @@ class TestTables:
     def test_markdown(self) -> None:
         text = tables.markdown(MATRIX, {"5.0.0": result_of(NEW)})
         assert "| 4.9.0 | not run yet | not run yet |  |  |" in text
-        assert "| 5.0.0 | 2 / 0 / 0 / 0 | 2 / 0 / 0 / 0 | 0 |  |" in text
+        assert "| 5.0.0 | 2 / 0 / 0 / 0 | 2 / 0 / 0 / 0 | 100 % | 1 | 0 | 0 | 1 | 0 | 0 | 0 |  |" in text
         refused = {"5.0.0": tables.header(NEW, {**ABOUT, "refused": "too old"})}
         assert "| 5.0.0 | refused | refused |  |" in tables.markdown(MATRIX, refused)
 
@@ -403,6 +431,52 @@ class TestRun:
         assert run.main(["--only", "5.0.0", "--types", "llama", "--record"]) == 0
         assert [path.name for path in (recorded / "releases").iterdir()] == ["5.0.0.json"]
 
+    def test_a_sample_finds_a_falsified_record(
+        self, offline: list[Unit], recorded: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A record that says what is measured passes whatever is drawn; one wrong status, proof or remark is found."""
+        assert run.main(["--only", "5.0.0"]) == 0
+        asked = len(offline)
+        assert run.main(["--sample", "9", "--only", "5.0.0", "--seed", "a"]) == 0
+        assert len(offline) > asked, "finished cells were not measured anew"
+        assert "4 cells of 1 releases, seed a" in capsys.readouterr().out
+        path = recorded / "releases" / "5.0.0.json"
+        true = path.read_text(encoding="utf-8")
+        for old, new, said in (
+            ('"llama": ["exact", ', '"llama": ["exact:audit", ', "is recorded as exact (audit), and is exact (twin)"),
+            ('"gpt2": ["exact", "refused ', '"gpt2": ["exact", "exact labels=', "refused [for a reason]"),
+            (
+                '"llama": ["exact", ',
+                '"llama": ["upstream error", ',
+                "is recorded as upstream error, and is exact (twin)",
+            ),
+        ):
+            assert old in true
+            path.write_text(true.replace(old, new), encoding="utf-8")
+            assert run.main(["--sample", "4", "--only", "5.0.0"]) == 1
+            out = capsys.readouterr().out
+            assert "1 differ from the record" in out
+            assert said in out
+        path.write_text(true, encoding="utf-8")
+        assert run.main(["--sample", "4"]) == 0, "without --only it is the releases of CI"
+
+    def test_samples_differ_and_can_be_drawn_again(self, recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each release has its share; absent cells are not drawn; what has no proofs recorded is an error."""
+        found = [cell(f"t{n}", mode, proof="twin") for n in range(50) for mode in MODES]
+        for release in (OLD, NEW):
+            tables.record(release, result_of(release, *found, cell("none", "eager", "absent")))
+        drawn = [sample.draw(MATRIX, [OLD, NEW], 9, seed) for seed in ("a", "a", "b")]
+        assert drawn[0] == drawn[1] != drawn[2]
+        assert [(release, len(cells)) for release, cells in drawn[0]] == [(OLD, 5), (NEW, 4)]
+        everything = dict(sample.draw(MATRIX, [NEW], 1000, "a"))[NEW]
+        assert len(everything) == 100
+        assert all(each["status"] == "exact" for each in everything)
+        tables.path_of(OLD).unlink()
+        with pytest.raises(CompatError, match=r"4\.9\.0 has no record of cells by the default call"):
+            sample.draw(MATRIX, [OLD, NEW], 9, "a")
+        monkeypatch.setenv("GITHUB_RUN_ID", "77")
+        assert sample.new_seed() == "77"
+
     def test_list(self, offline: list[Unit], capsys: pytest.CaptureFixture[str]) -> None:
         assert run.main(["--list"]) == 0
         assert re.search(r"4\.9\.0 +0\.1 +0\.3 +no +not made +no", capsys.readouterr().out)
@@ -416,7 +490,7 @@ class TestRun:
         monkeypatch.setattr(newest, "cache_directory", run.cache_directory)
         monkeypatch.setattr(newest, "_doctor", lambda environment: [])
         monkeypatch.setattr(newest, "_mended", lambda *args: [])
-        assert run.main(["--newest"]) == 0
+        assert run.main(["--newest", "--release", "5.0.0"]) == 0
         assert [unit.modes for unit in offline] == [("eager", "sdpa"), ("eager", "control")]
         out = capsys.readouterr().out
         assert "New model types: 1\n  exact\n    gpt2/causal-lm/eager\n  refused: for a reason\n" in out

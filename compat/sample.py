@@ -1,0 +1,90 @@
+"""Measure a random sample of the recorded cells anew, another one each time, and find those that the record has wrong.
+
+    python -m compat.run --sample 60               of the releases of .ci/run; the seed is printed
+    python -m compat.run --sample 60 --seed S      the same sample again
+    python -m compat.run --sample 200 --only 5.0 4.57.6
+
+Results that are generated stay equal to themselves whatever the code does; this is what finds that it does otherwise.
+A cell differs where its status, its proof, or what is left out of it is not what is recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from typing import Any
+
+from compat import workers
+from compat.environments import Environment
+from compat.finished import key_of
+from compat.matrix import CompatError, Matrix, Release
+from compat.tables import cells_of, load_results
+from compat.words import REMARKS, Cell, source_of
+from compat.workers import Unit
+
+
+def new_seed() -> str:
+    """A seed that no earlier run had: the number of a CI run where there is one, otherwise the time."""
+    run = next((os.environ[name] for name in ("GITHUB_RUN_ID", "CI_PIPELINE_ID") if os.environ.get(name)), None)
+    return run or str(int(time.time()))
+
+
+def draw(matrix: Matrix, releases: Sequence[Release], number: int, seed: str) -> list[tuple[Release, list[Cell]]]:
+    """About `number` recorded cells, as many of each release, but for absent ones, where nothing is measured.
+
+    Raises `CompatError` where a release has no record that says how its cells were proven.
+    """
+    results, drawn = load_results(matrix), []
+    for place, release in enumerate(releases):
+        result = results.get(release.transformers, {})
+        if "code" not in result:
+            raise CompatError(
+                f"transformers {release.transformers} has no record of cells by the default call; "
+                f"`python -m compat.run --only {release.transformers}` makes it"
+            )
+        there = [cell for cell in cells_of(result) if cell["status"] != "absent"]
+        wanted = number // len(releases) + (place < number % len(releases))
+        chosen = random.Random(f"{seed} {release.transformers}").sample(there, min(wanted, len(there)))
+        drawn.append((release, sorted(chosen, key=_unit)))
+    return drawn
+
+
+def differences(drawn: Sequence[tuple[Environment, list[Cell]]], jobs: int, limit: float) -> Iterator[str]:
+    """Measure the cells that were drawn, and say in a line for each how it differs from its record, if it does."""
+
+    def one(each: tuple[Environment, list[Cell]]) -> list[str]:
+        environment, recorded = each
+        units = [Unit(*unit, tuple(c["mode"] for c in cells)) for unit, cells in groupby(recorded, _unit)]
+        found = {key_of(cell): cell for cell in workers.measure(environment, units, limit)}
+        pairs = [(cell, found[key_of(cell)]) for cell in recorded]
+        name = environment.release.transformers
+        return [
+            f"transformers {name}: {now['type']}/{now['task']}/{now['mode']} is recorded as {_said(cell)}, and is "
+            f"{_said(now)}"
+            for cell, now in pairs
+            if verdict(cell) != verdict(now)
+        ]
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for lines in pool.map(one, drawn):
+            yield from lines
+
+
+def verdict(cell: Cell) -> str:
+    """What is compared of a cell: errors and the wording of reasons differ between machines, these do not."""
+    source = source_of(cell)
+    left = [name for name in REMARKS if name in cell]
+    return cell["status"] + (f" ({source})" if source else "") + (f", without {' and '.join(left)}" if left else "")
+
+
+def _said(cell: Cell) -> str:
+    reasons = [cell[name] for name in ("reason", *REMARKS) if name in cell]
+    return verdict(cell) + (f" [{'; '.join(reasons)}]" if reasons else "")
+
+
+def _unit(cell: dict[str, Any]) -> tuple[str, str]:
+    return cell["task"], cell["type"]

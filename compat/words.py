@@ -1,0 +1,90 @@
+"""A cell as one word of a record: its status, how it was proven, and the numbers of its reasons.
+
+exact                        as most exact cells of the release are proven (`usual` in the record)
+exact:audit                  proven otherwise
+exact padded=1a2b            exact, and padded batches are left as they came, for the reason of that number
+exact:twin labels=3c4d       exact, and packed calls with labels are refused
+refused 5e6f                 refused, for the reason of that number
+-                            absent: the release has no such type, or the type no such implementation
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+SOURCES = {
+    "recorded": "covered by the record",
+    "twin": "proven by a twin",
+    "parts": "proven part by part",
+    "audit": "proven by an audit",
+    "unproven": "not proven",
+}
+"""By what a cell was proven, as words name it, and as sentences do."""
+REMARKS = ("padded", "labels")
+"""What of an exact cell may be left out, each with a reason of its own."""
+ABSENT = "-"
+_WORD = re.compile(
+    r"(?P<status>[A-Za-z ]+?)(:(?P<source>\w+))?( (?P<reason>[0-9a-f]{4}))?(?P<remarks>( \w+=[0-9a-f]{4})*)"
+)
+
+Cell = dict[str, Any]
+
+
+def source_of(cell: Mapping[str, Any]) -> str | None:
+    """By what a cell was proven, among `SOURCES`; None where it was not enabled, or the record is older than that."""
+    return (cell["proof"] or "unproven") if "proof" in cell else None
+
+
+def usual_source(cells: Iterable[Mapping[str, Any]]) -> str:
+    """By what most exact cells were proven: the first of `SOURCES` where as many were by another."""
+    found = Counter(source_of(cell) for cell in cells if cell["status"] == "exact")
+    return max(SOURCES, key=lambda source: found[source])
+
+
+def word_of(cell: Mapping[str, Any], usual: str, reasons: dict[str, str]) -> str:
+    """The word of a cell; its reasons are added to `reasons`, each under a number."""
+
+    def number(reason: str) -> str:
+        found = hashlib.sha256(reason.encode()).hexdigest()[:4]
+        reasons[found] = reason
+        return found
+
+    if cell["status"] == "absent":
+        return ABSENT
+    source = source_of(cell)
+    word = cell["status"] + (f":{source}" if source not in (None, usual) else "")
+    word += f" {number(cell['reason'])}" if "reason" in cell else ""
+    return word + "".join(f" {name}={number(cell[name])}" for name in REMARKS if name in cell)
+
+
+def cell_of(word: str, usual: str | None, reasons: Mapping[str, str]) -> Cell:
+    """The cell that a word says, but for its worst error; `usual` is None for records that do not name one."""
+    if word == ABSENT:
+        return {"status": "absent"}
+    found = _parsed(word)
+    cell: Cell = {"status": found["status"]}
+    source = found["source"] or (usual if cell["status"] == "exact" else None)
+    if source is not None:
+        cell["proof"] = "" if source == "unproven" else source
+    if found["reason"]:
+        cell["reason"] = reasons[found["reason"]]
+    for remark in found["remarks"].split():
+        name, _, number = remark.partition("=")
+        cell[name] = reasons[number]
+    return cell
+
+
+def status_of(word: str) -> str:
+    """The status that a word says."""
+    return "absent" if word == ABSENT else _parsed(word)["status"]
+
+
+def _parsed(word: str) -> re.Match[str]:
+    found = _WORD.fullmatch(word)
+    if found is None:
+        raise ValueError(f"{word!r} is no word of a record")
+    return found
