@@ -39,7 +39,7 @@ from autopack.inspection.heads import row_head
 from autopack.inspection.modules import is_pair
 from autopack.tiny.weights import randomize
 from autopack.trust import configuration
-from autopack.trust.recorded import class_name
+from autopack.trust.own import class_name
 from compat import survey_results as results
 from compat.exactness import _reason
 from compat.variants import Variant, variants
