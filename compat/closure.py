@@ -112,8 +112,9 @@ class Closure:
             for module, piece in sorted(self._deferred):
                 if piece.rpartition(".")[2] in self.mentioned:
                     self._add((module, piece))
-        for module in {module for module, _ in self.pieces}:
-            self.pieces.add((module, ""))
+        # What else a package does is to lay out what it imports.
+        modules = {module for module, _ in self.pieces}
+        self.pieces |= {(module, "") for module in modules if not (file := file_of(module)) or not file.is_package}
 
     def _add(self, piece: Piece) -> None:
         module, name = piece

@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from types import FunctionType, MethodType
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from autopack.inspection import releases
 from autopack.inspection.provenance import PLAIN, found_by_name
 from autopack.trust.content import Content
-from autopack.trust.reading import Code
+from autopack.trust.reading import MAKING, Code
 from autopack.trust.source_file import UNREAD
 from autopack.trust.tables import root_of_entry
 
 _MODELS = "transformers.models."
-_FUNCTIONS = (FunctionType, MethodType, property, staticmethod, classmethod)
+_OF_DATACLASSES = ("__dataclass_", "__eq__", "__hash__", "__match_args__", "__repr__", "__replace__")
 
 
 def class_name(cls: type) -> str:
@@ -46,10 +45,12 @@ class Own:
     def _added(self, cls: type) -> str | None:
         if cls.__module__ in ("builtins", "typing", "abc"):
             return None
+        config = issubclass(cls, PretrainedConfig)
         for name, value in vars(cls).items():
-            if name in PLAIN or name in UNREAD or name == "model_type":
+            # What a configuration is made by shows in its fields, which are looked at themselves.
+            if name in PLAIN or name in UNREAD or (config and name.startswith((*MAKING, *_OF_DATACLASSES))):
                 continue
-            if isinstance(value, _FUNCTIONS) or hasattr(value, "__get__") or self._code.can_read(name):
+            if hasattr(value, "__get__") or self._code.library_reads(name):
                 return f"{cls.__module__}.{cls.__qualname__}.{name} has not been measured"
         return None
 
@@ -69,7 +70,7 @@ class Own:
                 return f"{base.__module__}.{base.__qualname__} has not been measured in such a model ({content.release})"
         for name in self._entries(list(configs.values()), content):
             if not content.knows(name):
-                return f"{name.replace(' ', ' function ')!r} has not been measured ({content.release})"
+                return f"the {' function '.join(name.split(' ', 1))!r} has not been measured ({content.release})"
             roots.add(name)
         return self._other_loss(content, roots) or content.why_other(roots)
 
@@ -81,9 +82,10 @@ class Own:
             for table in ("attention", "mask") if name != "eager" else ("mask",):
                 if table in content.tables:
                     yield root_of_entry(table, name)
-            experts = vars(config).get("_experts_implementation_internal") or "eager"
-            if experts != "eager" and "experts" in content.tables:
-                yield root_of_entry("experts", str(experts))
+            # Others are no words that have been measured, where any expert reads them.
+            experts = root_of_entry("experts", str(vars(config).get("_experts_implementation_internal")))
+            if content.knows(experts):
+                yield experts
 
     def _other_loss(self, content: Content, roots: set[str]) -> str | None:
         """Adds the losses of its models to the roots; in words, a loss of another kind than its class is recorded with."""

@@ -19,7 +19,7 @@ _COMMON = (
     "transformers.integrations.flex_attention transformers.integrations.flash_attention"
 ).split()
 """Modules of transformers that all models share and that read configurations."""
-_MAKING = ("__init__", "__post_init__", "validate", "to_dict", "to_diff_dict", "from_dict", "from_pretrained")
+MAKING = ("__init__", "__post_init__", "validate", "to_dict", "to_diff_dict", "from_dict", "from_pretrained")
 """Methods of configurations that derive fields, which are looked at themselves, or that only store them."""
 
 
@@ -38,6 +38,10 @@ class Code:
     def _configs(self) -> dict[type, Any]:
         found = {type(c): c for m in self.model.modules() if (c := getattr(m, "config", None)) is not None}
         return {cls: config for config in found.values() for cls in type(config).__mro__}
+
+    def library_reads(self, name: str) -> bool:
+        """Whether a name stands in the source of a module of transformers that the model is made of."""
+        return any(_spells(module, name) for module in self._modules if module.startswith("transformers."))
 
     def can_read(self, field: str) -> bool:
         """Whether a field may be read: whether its name, or another name of it, stands in the source."""
@@ -75,7 +79,7 @@ def _names_of_config(cls: type) -> frozenset[str]:
     codes: list[CodeType] = []
     for name, value in vars(cls).items():
         function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-        if isinstance(function, FunctionType) and not name.startswith(_MAKING):
+        if isinstance(function, FunctionType) and not name.startswith(MAKING):
             codes.append(function.__code__)
     names: set[str] = set()
     while codes:

@@ -48,6 +48,7 @@ class SourceFile:
 
     def __init__(self, module: str, source: bytes, is_package: bool = False):
         self.module = module
+        self.is_package = is_package
         self._source = source
         self._package = module if is_package else module.rpartition(".")[0]
         self._digests: dict[str, str | None] = {}
@@ -128,14 +129,14 @@ class SourceFile:
         if name not in self._digests:
             found = self.pieces(name)
             exists = bool(found) or name == "" or name.removesuffix("()") in self._bound
-            self._digests[name] = digest(self._text(found).encode()) if exists else None
+            self._digests[name] = digest(self._text(name, found).encode()) if exists else None
         return self._digests[name]
 
-    def _text(self, found: list[tuple[str, ast.AST]]) -> str:
+    def _text(self, name: str, found: list[tuple[str, ast.AST]]) -> str:
         texts, used = [], set()
         for conditions, node in found:
             if isinstance(node, ast.Import | ast.ImportFrom):
-                used |= {_as(alias) for alias in node.names if _as(alias) in self._bound}
+                used.add(name)
                 texts.append(conditions)
                 continue
             texts.append(f"{conditions} {told(node)}")
