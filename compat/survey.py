@@ -40,7 +40,7 @@ from autopack.inspection.heads import end_token, row_head
 from autopack.inspection.modules import is_pair
 from autopack.tiny.weights import randomize
 from autopack.trust import configuration
-from autopack.trust.recorded import class_name
+from autopack.trust.own import class_name
 from compat import survey_results as results
 from compat.exactness import _reason
 from compat.variants import Variant, variants

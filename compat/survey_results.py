@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import transformers
+from packaging.version import Version
 
-from autopack.trust.data import SURVEYED, load
+from autopack.trust.data import load, survey_of, surveyed
 from autopack.trust.recorded import fields_in
 from compat.exactness import RESULTS, json_by_lines
 
-TABLE = RESULTS / "survey.md"
 _ROW = re.compile(r"\| (\S+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (.*?) ?\|")
+
+
+def table_of(release: str) -> Path:
+    """The page of a release: `survey.md` of the newest one, and one with its number of any other."""
+    newer = [name for name in surveyed() if Version(name) > Version(release)]
+    return RESULTS / (f"survey-{release}.md" if newer else "survey.md")
 
 
 class Row(NamedTuple):
@@ -125,9 +132,14 @@ def merged(present: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(done: list[dict[str, Any]], merge: bool) -> None:
-    """Write the results for the package and the page, or put those of a few types among the others."""
+    """Write the results of the installed release, or put those of a few types among its others.
+
+    The package carries them by release; the newest release has the page, the others one beside it.
+    """
     data, lines = recorded(done), rows(done)
+    path, table = survey_of(transformers.__version__), table_of(transformers.__version__)
     if merge:
-        data, lines = merged(load(SURVEYED), data), {**rows_of_page(TABLE.read_text()), **lines}
-    SURVEYED.write_text(json_by_lines(data, depth=4) + "\n")
-    TABLE.write_text(page(lines))
+        data = merged(load(path), data)
+        lines = {**rows_of_page(table.read_text()), **lines}
+    path.write_text(json_by_lines(data, depth=4) + "\n")
+    table.write_text(page(lines))

@@ -8,12 +8,12 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from autopack.inspection import heads, modules, releases
+from autopack.inspection import heads, modules
 from autopack.inspection.heads import RowHead
 from autopack.inspection.parameters import parameters_of
 from autopack.inspection.poolers import activation_of, pools_single_tokens
 from autopack.inspection.positions import Numbering
-from autopack.inspection.source import shifts_labels
+from autopack.inspection.source import is_named_causal_lm, names_of, shifts_labels
 from autopack.runtime.model import EnabledModel, Link
 
 _TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "LMHeadModel")
@@ -85,8 +85,8 @@ class Entry:
         head, shifts = heads.row_head(module), shifts_labels(module) if shifts is None else shifts
         searches_row = head is not None and head.spans  # and may look at its columns (BigBird, Splinter)
         other_head = "labels" in names and not shifts and not _is_backbone(module)
-        of_single_tokens = kind_of_module.__name__.endswith(_TOKEN_HEADS) or (
-            kind_of_module.__name__ in releases.causal_lm_class_names()
+        of_single_tokens = is_named_causal_lm(kind_of_module) or any(
+            name.endswith(_TOKEN_HEADS) for name in names_of(kind_of_module)
         )
         has_pooler = getattr(entries[-1], "pooler", None) is not None
         return cls(

@@ -44,9 +44,9 @@ _TOKEN_WISE = (*_TOKEN_WISE, nn.Sequential, nn.ParameterList, nn.ParameterDict)
 """Modules of torch that do the same to every token, or only hold others."""
 _OVER_AN_AXIS = (nn.MultiheadAttention, nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.GLU)
 _WRAPPERS = ("torch.distributed.", "torch._dynamo.", "torch.nn.parallel.")
-_PLAIN = {"__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__annotations__", "__orig_bases__"}
-_PLAIN |= {"__parameters__", "__abstractmethods__", "_abc_impl", "__static_attributes__", "__firstlineno__"}
-_PLAIN |= {"__type_params__", "__annotate_func__", "__annotations_cache__"}  # annotations, as Python 3.14 keeps them
+PLAIN = {"__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__annotations__", "__orig_bases__"}
+PLAIN |= {"__parameters__", "__abstractmethods__", "_abc_impl", "__static_attributes__", "__firstlineno__"}
+PLAIN |= {"__type_params__", "__annotate_func__", "__annotations_cache__"}  # annotations, as Python 3.14 keeps them
 
 Place = tuple[Mapping[str, Any], str, Any]
 """A mapping, a key, and the code that stands there."""
@@ -227,7 +227,7 @@ class Provenance:
         # What a library's general classes hold besides (saving, generation) has no part in a forward.
         names = [n for n in ("forward", "__call__", "loss_function") if n in members] if in_library else list(members)
         for name in names:
-            if name in _PLAIN:
+            if name in PLAIN:
                 continue
             functions = list(_functions_of(members[name]))
             if not functions and not known:

@@ -42,13 +42,24 @@ def shifts_labels(model: PreTrainedModel) -> bool:
             names, variables = names | names_in(method.__code__), variables + method.__code__.co_varnames
     if "loss_function" in names:
         loss = getattr(inspect.unwrap(model.loss_function), "__name__", "")
-        is_causal_lm = type(model).__name__ in releases.causal_lm_class_names()
+        is_causal_lm = is_named_causal_lm(type(model))
         return loss == "ForCausalLMLoss" or (is_causal_lm and not loss.startswith("For"))
     if names & _CROSS_ENTROPY:
         return any("shift" in variable for variable in variables)
     if any(names_in(code(part)) & _CROSS_ENTROPY for part in model.children() if not isinstance(part, PreTrainedModel)):
         return False  # a head that is given labels compares them with what it is given beside them
-    return "labels" in variables and type(model).__name__ in releases.causal_lm_class_names()
+    return "labels" in variables and is_named_causal_lm(type(model))
+
+
+def is_named_causal_lm(cls: type) -> bool:
+    """Whether transformers maps a class, or the first of its own that it derives from, to causal language modelling."""
+    return not releases.causal_lm_class_names().isdisjoint(names_of(cls))
+
+
+def names_of(cls: type) -> tuple[str, ...]:
+    """The name of a class, and that of the first class of transformers that it is or derives from."""
+    known = next((base.__name__ for base in cls.__mro__ if base.__module__.startswith("transformers.")), cls.__name__)
+    return cls.__name__, known
 
 
 def calls_loss_function(module: nn.Module) -> bool:

@@ -2,25 +2,59 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
+
+from packaging.version import Version
 
 from autopack.errors import AutopackError
 
 _PACKAGE = Path(__file__).parents[1]
 MEASURED = _PACKAGE / "measured.json"
 """What `python -m compat.exactness` recorded: by task and model type, the worst error of each backend, or a refusal."""
-SURVEYED = _PACKAGE / "surveyed.json"
-"""What `python -m compat.survey` recorded: by model type, classes and values of fields that were exact."""
+SURVEYS = _PACKAGE / "surveyed"
+"""What `python -m compat.survey` recorded, a file per release of transformers: by model type, classes and values of
+fields that were exact. Beside each is what `python -m compat.content` recorded: the code that they ran."""
 
 
 def load(path: Path | None = None) -> dict[str, Any]:
-    """One of the two, by default `MEASURED`: `with`, the versions that it was made with, and the results."""
+    """Recorded results, by default `MEASURED`: `with`, the versions that they were made with, and the results."""
     path = MEASURED if path is None else path
     try:
-        return dict(json.loads(path.read_text()))
+        return dict(json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_text()))
     except FileNotFoundError as error:
         raise AutopackError(
             f"{path} is missing, so this installation of autopack is not complete; install it anew"
         ) from error
+
+
+def survey_of(release: str) -> Path:
+    """Where the survey of a release is."""
+    return SURVEYS / f"{release}.json"
+
+
+def content_of(release: str) -> Path:
+    """Where the code of a release is that its survey ran."""
+    return SURVEYS / f"{release}.content.json.gz"
+
+
+def surveyed() -> list[str]:
+    """The releases of transformers that have been surveyed, the newest first."""
+    found = [path.stem for path in SURVEYS.glob("*.json")]
+    if not found:
+        raise AutopackError(f"{SURVEYS} has no survey, so this installation of autopack is not complete; install it anew")
+    return sorted(found, key=Version, reverse=True)
+
+
+def nearest(release: str) -> list[str]:
+    """The releases that have been surveyed, the one that is nearest to another first."""
+    wanted = Version(release)
+
+    def distance(name: str) -> tuple[int, ...]:
+        found = Version(name)
+        pairs = zip((found.major, found.minor, found.micro), (wanted.major, wanted.minor, wanted.micro), strict=True)
+        return tuple(abs(a - b) for a, b in pairs)
+
+    return sorted(surveyed(), key=distance)

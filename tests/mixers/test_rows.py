@@ -16,7 +16,7 @@ from autopack.inspection import modules
 from autopack.layout.batches import GROWTH, buckets
 from autopack.layout.packed import PackedLayout
 from autopack.mixers.rows import run_per_document_row
-from autopack.trust import recorded
+from autopack.trust.content import Content
 from tests.conftest import (
     FLOAT32,
     FLOAT64,
@@ -157,13 +157,13 @@ def test_any_causal_mixer_gets_every_document_once_and_from_its_start(rows):
     assert all(max(group) <= GROWTH * min(group) for group in groups)
 
 
-def test_in_a_release_that_was_not_measured_a_model_is_audited(monkeypatch):
+def test_a_model_whose_code_was_not_measured_is_audited(monkeypatch):
     with autopack.enable(tiny.build("lfm2")) as handle:
         assert handle.verified.startswith("by the released leak test of lfm2")
-    monkeypatch.setattr(recorded.transformers, "__version__", "5.22.9")
+    monkeypatch.setattr(Content, "why_other", lambda *_: "this is another one")
     with autopack.enable(tiny.build("lfm2")) as handle:
         assert handle.verified.startswith("by an audit of this very model")
-        assert "5.22.9 has not been measured" in handle.verified
+        assert "this is another one" in handle.verified
 
 
 CONVOLUTIONS = frozenset({"Lfm2ShortConv"})

@@ -9,12 +9,12 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from autopack import tiny
 from autopack.trust import configuration, recorded
-from autopack.trust.data import SURVEYED, load
+from autopack.trust.data import load, survey_of, surveyed
 from tests.trust.published import PUBLISHED
 
-pytestmark = pytest.mark.skipif(
-    transformers.__version__ != load(SURVEYED)["with"]["transformers"], reason="another release was recorded"
-)
+RELEASE = transformers.__version__
+
+pytestmark = pytest.mark.skipif(RELEASE not in surveyed(), reason="another release was recorded")
 
 
 def published(name: str, **changes):
@@ -44,21 +44,69 @@ def test_an_implementation_that_was_not_measured():
     assert recorded.why_not_recorded(bloom) is not None
 
 
-def test_another_release_was_not_measured(monkeypatch):
+def test_the_number_of_a_release_does_not_matter(monkeypatch):
     model = tiny.build("llama")
-    monkeypatch.setattr(recorded.transformers, "__version__", "5.23.1")
-    assert recorded.why_not_recorded(model).startswith("transformers 5.23.1 has not been measured")
+    monkeypatch.setattr(recorded.transformers, "__version__", "5.99.1")
+    assert recorded.why_not_recorded(model) is None
 
 
-def test_a_class_of_ones_own_was_not_measured():
+def test_a_class_that_adds_nothing_is_what_it_derives_from():
     class Chat(LlamaForCausalLM):
-        pass
+        """A name of one's own."""
+
+        remark = "nobody reads this"
+        _no_split_modules: list[str] = []  # noqa: RUF012
 
     model = tiny.build("llama")
+    assert recorded.why_not_recorded(Chat(model.config)) is None
     model.__class__ = Chat
-    assert "Chat has not been measured as a 'llama' model" in recorded.why_not_recorded(model)
+    assert recorded.why_not_recorded(model) is None
     model.__class__ = type("LlamaForCausalLM", (LlamaForCausalLM,), {"__module__": "elsewhere.modeling_llama"})
-    assert "elsewhere.modeling_llama.LlamaForCausalLM" in recorded.why_not_recorded(model)
+    assert recorded.why_not_recorded(model) is None
+    model.config.__class__ = type("Own", (LlamaConfig,), {})
+    assert recorded.why_not_recorded(model) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("forward", LlamaForCausalLM.forward),
+        ("helper", lambda self: None),
+        ("extra", property(lambda self: 1)),
+        ("is_causal", False),
+        ("loss_type", "ForTokenClassification"),
+    ],
+)
+def test_a_class_that_adds_something_is_not(name, value):
+    model = tiny.build("llama")
+    model.__class__ = type("Chat", (LlamaForCausalLM,), {name: value, "__module__": __name__})
+    assert f"Chat.{name} has not been measured" in recorded.why_not_recorded(model)
+
+
+def test_a_layer_that_adds_something_is_not_covered_either():
+    model = tiny.build("llama")
+    kind = type(model.model.layers[0].self_attn)
+    model.model.layers[0].self_attn.__class__ = type("Plain", (kind,), {"__module__": __name__})
+    assert recorded.why_not_recorded(model) is None
+    model.model.layers[0].self_attn.__class__ = type("Own", (kind,), {"__module__": __name__, "forward": kind.forward})
+    assert "Own.forward has not been measured" in recorded.why_not_recorded(model)
+
+
+def test_a_layer_of_another_type_is_not_covered():
+    model, other = tiny.build("llama"), tiny.build("qwen2_moe")
+    model.model.layers[0].mlp = other.model.layers[0].mlp
+    reason = recorded.why_not_recorded(model)
+    assert "modeling_qwen2_moe.Qwen2Moe" in reason
+    assert "has not been measured in such a model" in reason
+
+
+def test_a_derived_class_whose_name_chooses_another_loss_is_not_covered():
+    model = tiny.build("llama", task="sequence-classification")
+    named = type("MyForSequenceClassification", (type(model),), {"__module__": __name__})
+    assert recorded.why_not_recorded(named(model.config)) is None
+    unnamed = type("Judge", (type(model),), {"__module__": __name__})
+    reason = recorded.why_not_recorded(unnamed(model.config))
+    assert reason == "the loss of Judge is of the kind 'ForCausalLM', and 'ForSequenceClassification' has been measured"
 
 
 def test_a_type_and_a_class_that_do_not_belong_together():
@@ -73,7 +121,7 @@ def test_a_type_and_a_class_that_do_not_belong_together():
 def test_every_field_of_behaviour_counts(name):
     """A value that no variant had, in one field after the other."""
     model = published(name)
-    known = load(SURVEYED)["types"][model.config.model_type]["fields"]
+    known = load(survey_of(RELEASE))["types"][model.config.model_type]["fields"]
     tried = 0
     usual = {field for field in vars(model.config) if configuration.usual(field) and not configuration.is_size(field)}
     # Of padding tokens, any will do.

@@ -1,0 +1,118 @@
+"""Where the code of a model stands that is the library's: what a class adds to it, and where its functions begin."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from autopack.inspection import releases
+from autopack.inspection.provenance import PLAIN, found_by_name
+from autopack.trust.content import Content
+from autopack.trust.reading import MAKING, Code
+from autopack.trust.source_file import UNREAD
+from autopack.trust.tables import root_of_entry
+
+_MODELS = "transformers.models."
+_OF_DATACLASSES = ("__dataclass_", "__eq__", "__hash__", "__match_args__", "__repr__", "__replace__")
+
+
+def class_name(cls: type) -> str:
+    """A class of transformers by its module below `transformers.models`; any other by its whole name."""
+    return f"{cls.__module__.removeprefix(_MODELS)}.{cls.__qualname__}"
+
+
+class Own:
+    """The classes of a model, those of its configurations, and what they use of the tables of transformers."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+        self._code = Code(model)
+
+    def base(self, cls: type) -> tuple[type, str | None]:
+        """The class of transformers that a class derives from, and what is between that could matter, in words.
+
+        A class in between may have no functions, and nothing that the code of the model reads.
+        """
+        found = next((c for c in cls.__mro__ if _is_of_library(c)), cls)
+        between = (c for c in cls.__mro__ if not c.__module__.startswith(("torch.", "transformers.")))
+        return found, next((said for c in between if (said := self._added(c)) is not None), None)
+
+    def _added(self, cls: type) -> str | None:
+        if cls.__module__ in ("builtins", "typing", "abc"):
+            return None
+        config = issubclass(cls, PretrainedConfig)
+        for name, value in vars(cls).items():
+            # What a configuration is made by shows in its fields, which are looked at themselves.
+            if name in PLAIN or name in UNREAD or (config and name.startswith((*MAKING, *_OF_DATACLASSES))):
+                continue
+            if hasattr(value, "__get__") or self._code.library_reads(name):
+                return f"{cls.__module__}.{cls.__qualname__}.{name} has not been measured"
+        return None
+
+    def why_other(self, content: Content) -> str | None:
+        """What of the code that the model can run is another one than was recorded; None where all is the same."""
+        kinds: dict[type, nn.Module] = {type(module): module for module in self.model.modules()}
+        based = {cls: self.base(cls) for cls in kinds}
+        configs = {id(c): c for m in self.model.modules() if (c := getattr(m, "config", None)) is not None}
+        bases = [base for base, _ in based.values() if _is_of_library(base)]
+        bases += [self.base(type(config))[0] for config in configs.values()]
+        added = [said for _, said in based.values()] + [self.base(type(config))[1] for config in configs.values()]
+        if (said := next(filter(None, added), None)) is not None:
+            return said
+        roots = {class_name(base) for base in bases if content.knows(class_name(base))}
+        for base in bases:
+            if not content.reaches(roots, base.__module__, base.__qualname__):
+                return f"{base.__module__}.{base.__qualname__} has not been measured in such a model ({content.release})"
+        for name in self._entries(list(configs.values()), content):
+            if not content.knows(name):
+                return f"the {' function '.join(name.split(' ', 1))!r} has not been measured ({content.release})"
+            roots.add(name)
+        return self._other_loss(content, roots) or content.why_other(roots)
+
+    def _entries(self, configs: list[Any], content: Content) -> Iterator[str]:
+        """The entries of tables that its configurations choose."""
+        for config in configs:
+            asked = str(vars(config).get("_attn_implementation_internal") or "eager")
+            name = "flash_attention_2" if releases.is_flash(asked) else asked
+            for table in ("attention", "mask") if name != "eager" else ("mask",):
+                if table in content.tables:
+                    yield root_of_entry(table, name)
+            # Others are no words that have been measured, where any expert reads them.
+            experts = root_of_entry("experts", str(vars(config).get("_experts_implementation_internal")))
+            if content.knows(experts):
+                yield experts
+
+    def _other_loss(self, content: Content, roots: set[str]) -> str | None:
+        """Adds the losses of its models to the roots; in words, a loss of another kind than its class is recorded with."""
+        for module in self.model.modules():
+            base = self.base(type(module))[0]
+            if "loss" not in content.tables or not isinstance(module, PreTrainedModel):
+                continue
+            if not content.reaches([class_name(base)] if content.knows(class_name(base)) else [], *_LOSS):
+                continue
+            kind, usual = releases.kind_of_loss(module), _kind_by_name(base.__name__)
+            if kind != usual:
+                return f"the loss of {type(module).__name__} is of the kind {kind!r}, and {usual!r} has been measured"
+            roots.add(root_of_entry("loss", kind))
+        return None
+
+
+_LOSS = ("transformers.modeling_utils", "PreTrainedModel.loss_function")
+
+
+@cache
+def _is_of_library(cls: type) -> bool:
+    return cls.__module__.startswith("transformers.") and found_by_name(cls)
+
+
+@cache
+def _kind_by_name(name: str) -> str:
+    """The kind of loss that transformers finds in the name of a class."""
+    kinds = releases.losses()
+    found = [name] if name in kinds else re.findall("|".join(kinds), name)
+    return found[0] if found else "ForCausalLM"
