@@ -30,7 +30,7 @@ _ELSEWHERE = re.compile(
     r"|integrations\.(peft|accelerate|eetq|tensor_parallel|ggml|bitsandbytes|awq|tiktoken)|distributed|pipelines|trainer\w*"
     r"|monkey_patching|fusion_mapping|model_debugging_utils|backbone_utils|loss\.loss_(?!utils)\w+|kernels|convert\w*)\b.*"
 )
-"""Modules of which a packed call runs nothing: loading, saving, generation and its caches, processing, documentation."""
+"""Modules of which a packed call runs nothing: loading, saving, generation, caches, processing, documentation."""
 _INSTALLED = re.compile(
     r"is_\w+_(available|greater_or_equal\w*|platform)|get_torch_version|requires_backends|BACKENDS_MAPPING|PushToHubMixin|PeftAdapterMixin"
 )
@@ -39,7 +39,16 @@ _LARGE = re.compile(
     r"transformers\.(modeling_utils:(PreTrainedModel|ModuleUtilsMixin|EmbeddingAccessMixin)"
     r"|configuration_utils:Pre[Tt]rainedConfig|modeling_rope_utils:RotaryEmbeddingConfigMixin|heterogeneity\S+Mixin)"
 )
-_ALWAYS = {"__init__", "forward", "__call__", "__init_subclass__", "__new__", "__getattr__", "__getattribute__", "__setattr__"}
+_ALWAYS = {
+    "__init__",
+    "forward",
+    "__call__",
+    "__init_subclass__",
+    "__new__",
+    "__getattr__",
+    "__getattribute__",
+    "__setattr__",
+}
 _MAKING = re.compile(
     r"_?init_weights|_?initialize_weights|_init_\w*|reset_parameters|post_init|_?tie_\w+|_?prune_heads|_?resize_\w+|set_(input|output)_embeddings"
     r"|prepare_inputs_for_generation|_prepare_\w*(for_generation|generat)\w*|_update_model_kwargs\w*|_?reorder_cache|generate|_\w*_generat\w*"
@@ -48,7 +57,7 @@ _MAKING = re.compile(
     r"|__post_init__|validate\w*|update|to|half|float|cuda|cpu|eval|train|get_config_dict|register_for_auto_class|compile"
     r"|_?set_gradient_checkpointing|(gradient|activation)_checkpointing_\w+|enable_input_require_grads"
 )
-"""Functions of classes that make, load, save, move or resize, or that generate; followed only where they are mentioned."""
+"""Functions of classes that make, load, save, move or resize, or that generate; followed where they are mentioned."""
 _OF_MAKERS = {"post_init", "init_weights", "_init_weights", "__init__"}
 _SKIPPED_NAMES = {"logger", "TYPE_CHECKING", "__all__"}
 _CONFIGS = re.compile(r"\.configuration_\w+$")
@@ -79,11 +88,15 @@ def resolve(module: str, name: str, told: bool = True) -> Iterator[Piece]:
     origin = source.imported(name)
     if origin is None:
         yield module, name
-    elif origin[0].startswith("transformers"):
-        if origin[1] and (f := file_of(origin[0])) is not None and (origin[1] in set(f.names()) or f.stars()):
-            if not told:
-                yield module, name
-            yield from resolve(*origin, False)
+    elif (
+        origin[0].startswith("transformers")
+        and origin[1]
+        and (f := file_of(origin[0])) is not None
+        and (origin[1] in set(f.names()) or f.stars())
+    ):
+        if not told:
+            yield module, name
+        yield from resolve(*origin, False)
 
 
 class Closure:
@@ -96,7 +109,11 @@ class Closure:
         self._waiting: list[Piece] = list(roots)
         self._deferred: set[Piece] = set()
         if large:
-            config = "PreTrainedConfig" if "PreTrainedConfig" in _names("transformers.configuration_utils") else "PretrainedConfig"
+            config = (
+                "PreTrainedConfig"
+                if "PreTrainedConfig" in _names("transformers.configuration_utils")
+                else "PretrainedConfig"
+            )
             self._waiting.append(("transformers.configuration_utils", config))
         while self._waiting:
             while self._waiting:
@@ -104,10 +121,12 @@ class Closure:
             for module, cls in self._large:
                 source = file_of(module)
                 assert source is not None
-                config = cls.endswith(("Config", "ConfigMixin"))
+                of_config = cls.endswith(("Config", "ConfigMixin"))
                 for member in source.attributes(cls):
-                    made = _MAKING.fullmatch(member) or (config and _is_making_of_config(member)) or member in UNREAD
-                    if (member in _ALWAYS or member in self.mentioned) and (not made or (member == "__init__" and not config)):
+                    made = _MAKING.fullmatch(member) or (of_config and _is_making_of_config(member)) or member in UNREAD
+                    if (member in _ALWAYS or member in self.mentioned) and (
+                        not made or (member == "__init__" and not of_config)
+                    ):
                         self._add((module, f"{cls}.{member}"))
             for module, piece in sorted(self._deferred):
                 if piece.rpartition(".")[2] in self.mentioned:

@@ -157,7 +157,8 @@ def main() -> int:
     write(data)
     size = content_of(release).stat().st_size
     count = sum(len(text.split(" ")) for text in data["pieces"].values())
-    print(f"{content_of(release).name}: {len(data['roots'])} roots, {count} pieces of {len(data['files'])} files, {size} bytes")
+    roots, files = len(data["roots"]), len(data["files"])
+    print(f"{content_of(release).name}: {roots} roots, {count} pieces of {files} files, {size} bytes")
     return 0
 
 

@@ -59,6 +59,7 @@ def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | Non
 
 def _proof(model: PreTrainedModel, enabled: EnabledModel, because: str) -> Proof:
     flash = any(map(releases.is_flash, enabled.implementations()))
+    precisions: tuple[torch.dtype, ...]
     if flash and device_of(model).type == "cuda":  # its kernels run nowhere else, and in half precision
         precisions, device = (next(model.parameters()).dtype,), str(device_of(model))
     else:
@@ -105,7 +106,11 @@ def _read(
     precision = str(dtype).removeprefix("torch.")
     how = f"by a twin of {count:,} parameters in {precision}, worst relative error {report.worst:.1e}"
     if outside:
-        how += f", and {', '.join(outside)} by itself" if len(outside) == 1 else f", and {len(outside)} kinds of parts, each by itself: {', '.join(outside)}"
+        how += (
+            f", and {', '.join(outside)} by itself"
+            if len(outside) == 1
+            else f", and {len(outside)} kinds of parts, each by itself: {', '.join(outside)}"
+        )
     said = f" (audited because: {because})"
     inexact = report.padded or report.packed
     padded = inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
@@ -173,7 +178,7 @@ def _with_what_is_on(model: PreTrainedModel, twin: Twin) -> Twin:
 
 
 def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
-    """Whether what is on a module is code that works on another one: a loss, a method, a function that holds nothing."""
+    """Whether what is on a module is code that works on another one: a loss, a method, a function without a closure."""
     if name == "_loss_function":
         return True
     if name.startswith("_") or not inspect.isroutine(value):
@@ -184,7 +189,7 @@ def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
 
 
 def _outside(twin: Twin, model: PreTrainedModel) -> list[str]:
-    """The classes of modules that the twin has no like of, each proven by itself. Raises `NoTwin` for one that is not."""
+    """The classes of modules that the twin has no like of, each proven by itself; `NoTwin` for one that is not."""
     if not twin.others:
         return []
     forms = _forms(twin, list(twin.others))
@@ -201,7 +206,9 @@ def _outside(twin: Twin, model: PreTrainedModel) -> list[str]:
             raise NoTwin(f"{name or 'the model'} is not as its class makes it: {_different(kinds, twin, name)}")
         reason = why_not_token_wise(module, forms.get(name), widths)
         if reason is not None:
-            raise NoTwin(f"{name}, a {type(module).__name__} that is not as its class makes it, mixes tokens or may: {reason}")
+            raise NoTwin(
+                f"{name}, a {type(module).__name__} that is not as its class makes it, mixes tokens or may: {reason}"
+            )
         proven.add(kind)
         if type(module).__name__ not in names:
             names.append(type(module).__name__)

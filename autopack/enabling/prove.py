@@ -81,5 +81,3 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> N
     packed = report.packed and f"{report.packed} (audited because: {because})"
     enabled.proof = Proof(how, packed, report.labels, padded, source="audit")
     logger.info("autopack audited %s in %.1f s", type(model).__name__, time.perf_counter() - started)
-
-

@@ -74,7 +74,7 @@ def of_class(
 ) -> PretrainedConfig:
     """Return a tiny configuration of a class, transformers' own or another, as `config` does for one of a type.
 
-    `parts` are the model types of its sub-configurations, by name. Raises `CannotBuild` if the class refuses the result.
+    `parts` are the model types of its sub-configurations, by name. Raises `CannotBuild` if the class refuses them.
     """
     return _made(config_class, known("configs", config_class.model_type), overrides, "", parts)
 

@@ -90,7 +90,7 @@ def _is_left_to_the_type(name: str, value: Any, of_type: bool = True) -> bool:
         return not isinstance(value, str) or configuration.is_label(name)
     if value is None or isinstance(value, (bool, str)) or value == 0:
         return name == "pad_token_id" and value is not None
-    return name in rules.FIELDS and (of_type or value != 1) or (of_type and configuration.is_size(name))
+    return (name in rules.FIELDS and (of_type or value != 1)) or (of_type and configuration.is_size(name))
 
 
 def _rope(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,7 +134,9 @@ def _walk(layers: Sequence[Any]) -> list[int]:
         path += step
         left = [pair for pair in left if pair not in set(pairwise(path))]
     if path[-1] != layers[-1]:  # some classes see to it that the last layer is of a certain kind
-        path += _way_to(path[-1], [pair for pair in pairwise(layers) if pair[1] == layers[-1]], dict.fromkeys(pairwise(layers)))
+        path += _way_to(
+            path[-1], [pair for pair in pairwise(layers) if pair[1] == layers[-1]], dict.fromkeys(pairwise(layers))
+        )
     while len(path) < min(rules.LAYERS, len(layers)):
         path.append(path[-1])
     return [where[layer] for layer in path]

@@ -52,7 +52,7 @@ class Content:
         """Whether a piece is among what can be run from some roots."""
         wanted = self._wanted(roots).get(module.removeprefix(_PREFIX))
         names = self._digests(module.removeprefix(_PREFIX)) if wanted else {}
-        return bool(wanted) and any(name == piece for number, name in enumerate(names) if wanted >> number & 1)
+        return wanted is not None and any(n == piece for number, n in enumerate(names) if wanted >> number & 1)
 
     def why_other(self, roots: Iterable[str]) -> str | None:
         """What of the code that can be run from roots is another one here; None where all of it is the same."""

@@ -44,7 +44,9 @@ def surveyed() -> list[str]:
     """The releases of transformers that have been surveyed, the newest first."""
     found = [path.stem for path in SURVEYS.glob("*.json")]
     if not found:
-        raise AutopackError(f"{SURVEYS} has no survey, so this installation of autopack is not complete; install it anew")
+        raise AutopackError(
+            f"{SURVEYS} has no survey, so this installation of autopack is not complete; install it anew"
+        )
     return sorted(found, key=Version, reverse=True)
 
 

@@ -67,7 +67,9 @@ class Own:
         roots = {class_name(base) for base in bases if content.knows(class_name(base))}
         for base in bases:
             if not content.reaches(roots, base.__module__, base.__qualname__):
-                return f"{base.__module__}.{base.__qualname__} has not been measured in such a model ({content.release})"
+                return (
+                    f"{base.__module__}.{base.__qualname__} has not been measured in such a model ({content.release})"
+                )
         for name in self._entries(list(configs.values()), content):
             if not content.knows(name):
                 return f"the {' function '.join(name.split(' ', 1))!r} has not been measured ({content.release})"
@@ -88,7 +90,7 @@ class Own:
                 yield experts
 
     def _other_loss(self, content: Content, roots: set[str]) -> str | None:
-        """Adds the losses of its models to the roots; in words, a loss of another kind than its class is recorded with."""
+        """Adds the losses of its models to the roots; in words, one of another kind than its class is recorded with."""
         for module in self.model.modules():
             base = self.base(type(module))[0]
             if "loss" not in content.tables or not isinstance(module, PreTrainedModel):

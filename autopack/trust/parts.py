@@ -28,7 +28,7 @@ _LARGE, _MOST = 1_000_000, 300_000_000
 _BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest difference, relative to the deviation, of a stretch of tokens by itself: two shapes round differently."""
 _SAME = 64
-"""Roundings of its dtype by which a token may move where another one is replaced: shapes are the same, so hardly any."""
+"""Roundings of its dtype by which a token may move where another one is replaced: shapes are the same."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class _Probe:
         if not states or not wanted:
             return []
         total = sum((o * w).sum() for o, w in wanted)
-        return list(torch.autograd.grad(total, states, allow_unused=True, retain_graph=True))  # type: ignore[arg-type]
+        return list(torch.autograd.grad(total, states, allow_unused=True, retain_graph=True))
 
     def _replaced(
         self, given: Any, outputs: Any, weights: Any, slopes: Any, axes: Any, token: int, scale: float
@@ -258,14 +258,15 @@ class _Probe:
                 wanted = _stretch(output, axis, row, first, end, self)
                 share.append(_stretch(weight, axis, row, first, end, self))
                 if piece.shape != wanted.shape:
-                    return f"it gives {tuple(piece.shape)} for some tokens by themselves, {tuple(wanted.shape)} among others"
+                    return f"it gives {tuple(piece.shape)} for some tokens alone, {tuple(wanted.shape)} among others"
                 scale = float(output.detach().double().std(correction=0)) or 1.0
                 worst = float((piece.detach().double() - wanted.detach().double()).abs().max()) / scale
                 if not worst <= bound:
                     return f"{end - first} tokens by themselves get another result, by {worst:.1e} of the deviation"
             for number, slope in enumerate(self._of_parameters(alone, share, parameters)):
                 if slope is not None:
-                    summed[number] = slope if summed[number] is None else summed[number] + slope
+                    before = summed[number]
+                    summed[number] = slope if before is None else before + slope
         for parameter, together, apart in zip(parameters, whole, summed, strict=True):
             if together is None or apart is None:
                 if (together is None) != (apart is None):
@@ -274,7 +275,7 @@ class _Probe:
             scale = float(together.double().abs().max()) or 1.0
             worst = float((together.double() - apart.double()).abs().max()) / scale
             if not worst <= 10 * bound:
-                return f"a parameter {tuple(parameter.shape)} gets another gradient from all tokens at once, by {worst:.1e}"
+                return f"a parameter {tuple(parameter.shape)} gets another gradient from all tokens, by {worst:.1e}"
         return None
 
     @staticmethod
@@ -283,7 +284,7 @@ class _Probe:
         if not wanted or not parameters:
             return [None] * len(parameters)
         total = sum((o * w).sum() for o, w in wanted)
-        return list(torch.autograd.grad(total, parameters, allow_unused=True, retain_graph=True))  # type: ignore[arg-type]
+        return list(torch.autograd.grad(total, parameters, allow_unused=True, retain_graph=True))
 
 
 def _flat(output: Any) -> Iterator[torch.Tensor]:

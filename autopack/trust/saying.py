@@ -60,7 +60,9 @@ def _only_logs(value: ast.expr) -> bool:
     call = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute)
     logs = call and isinstance(value.func.value, ast.Name) and value.func.value.id in _LOGGING  # type: ignore[attr-defined]
     # What an argument keeps or gives away is more than logging.
-    return logs and not any(isinstance(n, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)) for n in ast.walk(value))
+    return logs and not any(
+        isinstance(n, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)) for n in ast.walk(value)
+    )
 
 
 def _children(node: ast.AST, name: str) -> list[Any]:
@@ -99,7 +101,7 @@ def _tell(node: Any, found: list[str]) -> None:
     if isinstance(node, ast.Name):
         found.append(node.id)
     elif isinstance(node, ast.Constant):
-        found.append(f"{type(node.value).__name__}:{ascii(node.value)}")
+        found.append(f"{type(node.value).__name__}:{node.value!a}")
     elif isinstance(node, ast.AnnAssign) and node.value is not None:
         _tell_all("Assign", ([node.target], [node.value]), found)
     elif isinstance(node, ast.Assign):

@@ -31,7 +31,8 @@ UNREAD = frozenset(
     "_skip_keys_device_placement supports_gradient_checkpointing _supports_sdpa _supports_flash_attn "
     "_supports_flash_attn_2 _supports_flex_attn _supports_attention_backend _supports_cache_class "
     "_supports_static_cache _supports_quantized_cache _can_compile_fullgraph _compatible_flash_implementations "
-    "base_model_prefix main_input_name input_modalities output_modalities model_tags _auto_class pretrained_model_archive_map "
+    "base_model_prefix main_input_name input_modalities output_modalities model_tags _auto_class "
+    "pretrained_model_archive_map "
     "load_tf_weights config_class is_parallelizable _is_stateful _checkpoint_conversion_mapping _input_embed_layer "
     "keys_to_ignore_at_inference model_type sub_configs _global_mapping".split()
 )
@@ -109,9 +110,9 @@ class SourceFile:
         classes = self._classes(name)
         whole = [(where, s) for where, s in self._bound.get(name, ()) if not isinstance(s, ast.ClassDef)]
         found: list[tuple[str, ast.AST]] = [*whole]
-        for cls in classes:
-            found += [("", node) for node in _head(cls)]
-            for member, nodes in self._members(cls.name).items():
+        for each in classes:
+            found += [("", node) for node in _head(each)]
+            for member, nodes in self._members(each.name).items():
                 if member not in UNREAD:
                     found += [(kind, node) for function, kind, node in nodes if not function]
         return found

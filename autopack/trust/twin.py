@@ -1,4 +1,4 @@
-"""A twin of a model: as small as its class can be made, with everything that decides how documents meet as in the whole.
+"""A twin of a model: as small as its class can be made, with all that decides how documents meet as in the whole.
 
 What a class does with documents follows from its code and from the words of its configuration, not from how wide it is
 or what it has learned. So a twin (the same class, the same words, some 80,000 random parameters, on the CPU) can be
@@ -55,7 +55,7 @@ class Twin:
         return None if chosen is None else self.model.get_submodule(chosen)
 
 
-def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: str = "cpu") -> Twin:
+def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any = "cpu") -> Twin:
     """Make a twin of a model. Raises `NoTwin` where its class cannot be made from its configuration alone.
 
     To be called where neither a default device nor a mode of torch is in force (`apart`).
