@@ -19,6 +19,7 @@ from torch import nn
 import autopack
 from autopack import SiteDrift, UnsupportedModel, patching, tiny
 from autopack.enabling.attach import examine
+from autopack.enabling.settle import renew
 from autopack.enabling.sites import needed_sites
 from autopack.patching import Site, install, uninstall
 from autopack.registry import family_for
@@ -63,7 +64,7 @@ def build(model_type):
 def sites_of(model):
     """The sites that `enable` would install for a model."""
     family = family_for(model)
-    enabled = examine(model, family, Options("auto", "auto", "never"))
+    enabled = examine(model, family, Options("auto", "auto", "never"), renew)
     return needed_sites(enabled.anatomy, family.sites, enabled.implementations())
 
 

@@ -286,7 +286,7 @@ def test_documents_of_packed_rows_get_what_they_get_alone(kind):
     wanted = gradients(model)
     assert leak_of_stock(model, row, expected) > LEAK
     with autopack.enable(model) as handle:
-        assert "by an audit of this very model" in handle.verified
+        assert "by a twin of " in handle.verified
         found = model(**row).logits
         assert error(found, expected) < FLOAT64
         (found * weights).sum().backward()

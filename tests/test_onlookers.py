@@ -169,7 +169,7 @@ def test_a_hook_on_a_layer_costs_no_audit_until_rows_are_packed(model_type, when
         where = {"seq_idx": (torch.arange(ids.shape[1], dtype=torch.int32) // 5).expand(ids.shape).contiguous()}
         model(input_ids=ids, **where)
         assert len(seen) > 4  # an audit has run
-        assert "by an audit" in repr(handle)
+        assert "by a twin" in repr(handle)
         model(input_ids=ids, **where)
         hook.remove()
 

@@ -106,7 +106,7 @@ def check(model: ToyForCausalLM) -> None:
     expected = alone(model, ids, *ROWS)
     assert error(model(input_ids=ids).logits, expected) > LEAK
     with autopack.enable(model) as handle:
-        assert "by an audit of this very model" in str(handle)
+        assert "by a twin of " in str(handle)
         assert error(model(input_ids=ids, attention_mask=SEGMENTS).logits, expected) < FLOAT64
         assert error(model(input_ids=ids, position_ids=positions(*ROWS)).logits, expected) < FLOAT64
         report = autopack.audit(model)
