@@ -31,6 +31,7 @@ from autopack.trust.twin import NoTwin, Twin
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_HOOKS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+_OF_THE_PLACE = ("training", "layer_idx", "layer_id", "layer_number")
 _TOKENS = 13
 """Of the call in which modules of a twin are listened to: a prime, which is no size of it."""
 
@@ -199,7 +200,7 @@ def _outside(twin: Twin, model: PreTrainedModel) -> list[str]:
     kinds, proven = twins.kinds(model), set()
     names: list[str] = []
     for name, module in twin.others.items():
-        kind = (kinds.by_name[name], tuple((n, tuple(p.shape)) for n, p in module.named_parameters()))
+        kind = kinds.by_name[name][0], _likeness(module)
         if kind in proven:
             continue
         if not name or isinstance(module, PreTrainedModel):
@@ -213,6 +214,18 @@ def _outside(twin: Twin, model: PreTrainedModel) -> list[str]:
         if type(module).__name__ not in names:
             names.append(type(module).__name__)
     return names
+
+
+def _likeness(module: nn.Module) -> tuple[Any, ...]:
+    """What two modules have in common of which one can be proven for the other: code, shapes, numbers, flags."""
+    simple = (bool, int, float, str, tuple, type(None))
+    found: list[Any] = []
+    for name, part in module.named_modules():
+        values = [(n, repr(v)) for n, v in vars(part).items() if isinstance(v, simple) and n not in _OF_THE_PLACE]
+        routines = [(n, id(v)) for n, v in vars(part).items() if inspect.isroutine(v)]
+        shapes = [(n, tuple(p.shape), p.dtype, type(p)) for n, p in part.named_parameters(recurse=False)]
+        found.append((name, type(part), *values, *routines, *shapes))
+    return tuple(found)
 
 
 def _different(kinds: twins.Kinds, twin: Twin, name: str) -> str:

@@ -171,6 +171,23 @@ class TestParts:
         with pytest.raises(UnsupportedModel):
             autopack.enable(model)
 
+    def test_one_of_other_numbers_is_proven_too(self):
+        class Windowed(nn.Linear):
+            window = 10**6
+
+            def forward(self, states):
+                found = super().forward(states)
+                return found + found.roll(1, dims=1) if states.shape[1] > self.window else found
+
+        model = built()
+        for layer in model.model.layers:
+            layer.self_attn.o_proj = Windowed(512, 512, bias=False)
+        assert source(model) == "parts"
+        for number, layer in enumerate(model.model.layers):
+            layer.self_attn.o_proj.window = 5 if number == 2 else 10**6
+        with pytest.raises(UnsupportedModel, match=r"layers\.2\.self_attn\.o_proj"):
+            autopack.enable(model)
+
     def test_on_the_meta_device(self):
         model = built(device="meta")
         model.model.layers[1].self_attn.o_proj = Doubled(512, 512, bias=False, device="meta")
