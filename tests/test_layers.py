@@ -27,6 +27,7 @@ trust
 calls
 trust
 auditing packing tiny
+proving
 watching
 enabling
 launch demo bench

@@ -23,11 +23,11 @@ from autopack.inspection import releases
 from autopack.inspection.modules import device_of, entries, is_pair
 from autopack.inspection.provenance import hooks_of, is_foreign_hook
 from autopack.inspection.watch import Watch
+from autopack.proving import twin as twins
+from autopack.proving.apart import apart
+from autopack.proving.parts import Form, why_not_token_wise
+from autopack.proving.twin import NoTwin, Twin
 from autopack.runtime.model import EnabledModel, Options, Proof
-from autopack.trust import twin as twins
-from autopack.trust.apart import apart
-from autopack.trust.parts import Form, why_not_token_wise
-from autopack.trust.twin import NoTwin, Twin
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_HOOKS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")

@@ -12,9 +12,9 @@ from autopack.auditing.auditor import audit
 from autopack.enabling.by_twin import proof_by_twin
 from autopack.enabling.reading import LENGTHS, as_float32, callable_part
 from autopack.inspection.provenance import Provenance
+from autopack.proving.twin import NoTwin
 from autopack.runtime.model import EnabledModel, Proof
 from autopack.trust.recorded import why_not_recorded
-from autopack.trust.twin import NoTwin
 
 logger = logging.getLogger(__name__)
 

@@ -167,7 +167,7 @@ def test_a_forward_in_mixed_precision_is_audited_in_that_of_the_model():
                 autopack.enable(model)
         else:
             with autopack.enable(model) as handle:
-                assert "by an audit of this very model" in handle.verified
+                assert "by a twin of " in handle.verified
                 texts = documents(model.config)
                 assert run_packed(model, texts).error(run_alone(model, texts)) < BFLOAT16
                 assert handle.enabled.proof.padded is None

@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 
 from autopack import tiny
 from autopack.inspection.provenance import is_of, is_own, is_token_wise, original
+from autopack.proving.alike import alike
 from autopack.tiny.weights import randomize
 from autopack.trust import configuration
-from autopack.trust.alike import alike
 from autopack.trust.recorded import Code
 
 MOST_PARAMETERS = 20_000_000

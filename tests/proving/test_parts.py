@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from autopack.trust.parts import Form, why_not_token_wise
+from autopack.proving.parts import Form, why_not_token_wise
 
 WIDTH = 24
 

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from autopack.trust.parts import why_not_token_wise
-from tests.trust.foreign_parts import MIXING, TOKEN_WISE, EightBits, Form, FourthRow, FusedNorm, Part
+from autopack.proving.parts import why_not_token_wise
+from tests.proving.foreign_parts import MIXING, TOKEN_WISE, EightBits, Form, FourthRow, FusedNorm, Part
 
 WIDTH_IN, WIDTH_OUT = 8, 12
 FORMS = [

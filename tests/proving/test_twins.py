@@ -14,8 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import autopack
 from autopack import tiny
 from autopack.errors import UnsupportedModel
-from autopack.trust import alike, configuration, twin
-from autopack.trust.apart import apart
+from autopack.proving import alike, twin
+from autopack.proving.apart import apart
+from autopack.trust import configuration
 from tests.conftest import FLOAT32, LEAK, LENGTHS, alone, error, positions, token_ids
 
 WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3, "vocab_size": 1000}
