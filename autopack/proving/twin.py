@@ -28,7 +28,9 @@ MOST_PARAMETERS = 20_000_000
 """A class that makes more than so many, whatever its configuration says, has sizes of its own: it has no twin."""
 _RUN_TIME = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.", "torch.nn.parallel.")
 """Where classes come from that modules are put into, or wrapped in, after they have been made."""
-_NOT_OF_THE_CODE = frozenset(("training", "gradient_checkpointing", "name_or_path", "is_gradient_checkpointing"))
+_NOT_OF_THE_CODE = frozenset(
+    ("training", "gradient_checkpointing", "name_or_path", "is_gradient_checkpointing", "peft_config")
+)
 """Attributes that say how a module is used now, or which one of many it is."""
 
 _HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from autopack.inspection import releases
-from autopack.inspection.provenance import PLAIN, found_by_name
+from autopack.inspection.provenance import PLAIN, found_by_name, is_of
 from autopack.trust.content import Content
 from autopack.trust.reading import MAKING, Code
 from autopack.trust.source_file import UNREAD
@@ -43,8 +43,8 @@ class Own:
         return found, next((said for c in between if (said := self._added(c)) is not None), None)
 
     def _added(self, cls: type) -> str | None:
-        if cls.__module__ in ("builtins", "typing", "abc"):
-            return None
+        if cls.__module__ in ("builtins", "typing", "abc") or is_of(cls, "peft") or is_of(cls, "accelerate"):
+            return None  # what is integrated is judged by its own kind
         config = issubclass(cls, PretrainedConfig)
         for name, value in vars(cls).items():
             # What a configuration is made by shows in its fields, which are looked at themselves.
