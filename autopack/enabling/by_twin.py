@@ -73,8 +73,9 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, because: str) -> Proof
             twin_enabled = _enabled(twin.model, enabled)
             if _refusal(twin_enabled) is not None:
                 raise NoTwin(str(_refusal(twin_enabled)))
-            part = callable_part(twin_enabled)
-            report = as_float32(audit(part, lengths=LENGTHS))
+            with twin_enabled.settling():  # transformers 4 puts forwards on layers when states are first asked for
+                part = callable_part(twin_enabled)
+                report = as_float32(audit(part, lengths=LENGTHS))
         except AutopackError as error:
             raise NoTwin(f"{type(error).__name__}: {error}") from error
         except NoTwin:

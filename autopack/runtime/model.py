@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -224,7 +225,7 @@ class EnabledModel:
             self._renew_if(lambda: self.proof.waits, packs=True)
 
     def _renew_if(self, needed: Callable[[], bool], packs: bool) -> None:
-        with _settling:
+        with _one_at_a_time():
             # Another thread may have been first, and what settles a model calls it.
             if not self.is_settling and needed():
                 self._renew(self, packs)
@@ -232,7 +233,7 @@ class EnabledModel:
     @contextmanager
     def settling(self) -> Iterator[None]:
         """While a thread looks at the model, marks it and proves it; its own calls of the model go on meanwhile."""
-        with _settling:
+        with _one_at_a_time():
             try:
                 self._settler = threading.get_ident()
                 yield
@@ -253,13 +254,28 @@ class EnabledModel:
         return tuple(sorted({getattr(config, "_attn_implementation", None) or "eager" for config in configs}))
 
 
-_settling = threading.RLock()  # of the process and not of the model, for locks cannot be copied or pickled
+_settling = threading.Lock()  # of the process and not of the model, for locks cannot be copied or pickled
+_has_lock: ContextVar[bool] = ContextVar("autopack_has_lock", default=False)
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Hold the lock, once. Threads that are given the context of its holder, as those of twins are, have it, too."""
+    if _has_lock.get():
+        yield
+        return
+    with _settling:
+        token = _has_lock.set(True)
+        try:
+            yield
+        finally:
+            _has_lock.reset(token)
 
 
 def _begin_anew() -> None:
     """In a child of fork: the thread of the parent that holds it is not here."""
     global _settling
-    _settling = threading.RLock()
+    _settling = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
