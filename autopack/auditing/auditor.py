@@ -8,6 +8,7 @@ the model's own loss makes of the documents' labels.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -93,6 +94,9 @@ def audit(
     with left_as_found(base):
         return _Audit(base, lengths, modes, seed).run(training, gradients)
 
+_ZEROS = ("token_type_ids", "mm_token_type_ids")
+"""Arguments of a number per token that are 0 at text."""
+
 
 class _Audit:
     """One audit of one model: which modes are run, and what comes of them."""
@@ -141,6 +145,7 @@ class _Audit:
         try:
             if enabled is not None:
                 enabled.sentinel = None  # what is watched is the user's training
+            self._find_required()
             with torch.set_grad_enabled(self._find_reference()):
                 labels = self._labels(training)
                 for train in training:
@@ -175,6 +180,15 @@ class _Audit:
                 continue
             found += [worst for worst, _ in errors_between(without, cached, scales_of(cached))]
         return max(found)
+
+    @torch.no_grad()
+    def _find_required(self) -> None:
+        """Which numbers per token stock asks for by name in training (Gemma 3 and 4: what is text, what an image)."""
+        self.model.train()
+        raised = self._raised_alone() or ""
+        wanted = tuple(n for n in _ZEROS if re.search(rf"\b{n}\b", raised) and self.case.takes(n))
+        for case in filter(None, (self.case, self.long)):
+            case.zeros = wanted
 
     def _find_reference(self) -> bool:
         """How stock runs a document alone: with no argument but its tokens, or, where that raises, without a cache.

@@ -67,6 +67,8 @@ class Case:
         self.lengths = list(lengths)
         self.options: dict[str, Any] = {}
         """What a document by itself is run with; nothing, unless stock cannot run it so."""
+        self.zeros: tuple[str, ...] = ()
+        """Arguments of a number per token that stock does not run without, such as what is text and what an image."""
         named = parameters_of(type(model))
         self._named = named.names if not named.takes_others else None
         self.outputs: dict[str, Any] = {"output_hidden_states": True} if self.takes("output_hidden_states") else {}
@@ -126,7 +128,7 @@ class Case:
 
     def given(self, call: Call, replaced: int | None = None) -> dict[str, Any]:
         """All arguments of a packed call, with one document's tokens replaced where asked."""
-        return {"input_ids": self.inputs(call, replaced), **_copied(call.arguments), **call.options}
+        return {**self._with_zeros(self.inputs(call, replaced)), **_copied(call.arguments), **call.options}
 
     def alone(self, call: Call, number: int) -> dict[str, Any]:
         """All arguments of a call with one of its documents by itself: positions only where it begins midway."""
@@ -138,7 +140,10 @@ class Case:
 
     def by_itself(self, number: int) -> dict[str, Any]:
         """All arguments of a call with a document by itself, from its beginning."""
-        return {"input_ids": self.documents[number % len(self.documents)][None], **self.options}
+        return {**self._with_zeros(self.documents[number % len(self.documents)][None]), **self.options}
+
+    def _with_zeros(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"input_ids": ids, **{name: torch.zeros_like(ids) for name in self.zeros}}
 
     def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> dict[str, torch.Tensor]:
         """A batch of the documents, one in each row, padded on one side; `wider` by columns that no row fills."""
@@ -149,7 +154,7 @@ class Case:
         for row, document in enumerate(self.documents):
             real = slice(columns - len(document), None) if side == "left" else slice(len(document))
             ids[row, real], mask[row, real] = document, 1
-        return {"input_ids": ids, "attention_mask": mask}
+        return {**self._with_zeros(ids), "attention_mask": mask}
 
     def inputs(self, call: Call, replaced: int | None = None) -> torch.Tensor:
         """Token ids (rows, columns) of a call, with one document's tokens replaced where asked."""
