@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -150,6 +151,14 @@ def attributes(model: PreTrainedModel) -> dict[str, Any]:
 def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
     """Whether two pictures hold the same objects, by identity."""
     return found.keys() == expected.keys() and all(found[key] is expected[key] for key in found)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What earlier tests, or runs of somebody on this machine, have found out of twins answers no question here."""
+    monkeypatch.setenv("AUTOPACK_CACHE", "off")
+    if (kept := sys.modules.get("autopack.proving.kept")) is not None:
+        kept.forget()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -94,6 +94,7 @@ def audit(
     with left_as_found(base):
         return _Audit(base, lengths, modes, seed).run(training, gradients)
 
+
 _ZEROS = ("token_type_ids", "mm_token_type_ids")
 """Arguments of a number per token that are 0 at text."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+from dataclasses import asdict, replace
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -23,6 +24,7 @@ from autopack.inspection import releases
 from autopack.inspection.modules import device_of, entries, is_pair
 from autopack.inspection.provenance import hooks_of, is_foreign_hook
 from autopack.inspection.watch import Watch
+from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart
 from autopack.proving.parts import Form, why_not_token_wise
@@ -36,12 +38,23 @@ _TOKENS = 13
 """Of the call in which modules of a twin are listened to: a prime, which is no size of it."""
 
 
-def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, because: str) -> Proof:
+def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, because: str, own: bool) -> Proof:
     """What a twin of a model says of it. Raises `NoTwin` where it says nothing.
 
-    The weights, the device and the gradients of the model have no part in it; no process waits for another one.
+    The weights, the device and the gradients of the model have no part in it; no process waits for another one. Where
+    all code is the library's `own`, what it has said before is kept (`autopack.proving.kept`).
     """
-    return apart(lambda: _proof(model, enabled, because))
+    if not own or _precisions(model, enabled)[1] != "cpu":
+        return apart(lambda: _proof(model, enabled, because))
+    options = enabled.options
+    key = kept.key_of(model, "proof", options.backend, options.unpad, enabled.implementations(), because)
+    found = None if key is None else kept.load(key)
+    if found is not None:
+        return replace(Proof(**found), how=f"{found['how']}, kept since then")
+    proof = apart(lambda: _proof(model, enabled, because))
+    if key is not None:
+        kept.store(key, asdict(proof))
+    return proof
 
 
 def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | None:
@@ -58,13 +71,16 @@ def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | Non
         return None
 
 
-def _proof(model: PreTrainedModel, enabled: EnabledModel, because: str) -> Proof:
+def _precisions(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[torch.dtype, ...], str]:
+    """The precisions in which a twin is tried, the first first, and its device."""
     flash = any(map(releases.is_flash, enabled.implementations()))
-    precisions: tuple[torch.dtype, ...]
     if flash and device_of(model).type == "cuda":  # its kernels run nowhere else, and in half precision
-        precisions, device = (next(model.parameters()).dtype,), str(device_of(model))
-    else:
-        precisions, device = (torch.float64, torch.float32), "cpu"
+        return (next(model.parameters()).dtype,), str(device_of(model))
+    return (torch.float64, torch.float32), "cpu"
+
+
+def _proof(model: PreTrainedModel, enabled: EnabledModel, because: str) -> Proof:
+    precisions, device = _precisions(model, enabled)
     failure = ""
     for dtype in precisions:
         twin = _with_what_is_on(model, twins.of(model, dtype, device))

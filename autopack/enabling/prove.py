@@ -45,7 +45,8 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> N
     silent = ""
     if verify == "auto":
         try:
-            enabled.proof = proof_by_twin(model, enabled, str(unknown))
+            own = not code.foreign and code.hook is None
+            enabled.proof = proof_by_twin(model, enabled, str(unknown), own)
             return
         except NoTwin as error:
             silent = f"; a twin does not tell, for {error}"
