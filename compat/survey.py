@@ -5,8 +5,8 @@
     python -m compat.survey --task masked-lm       some tasks
     python -m compat.survey --report               write the results of the log again, without running anything
 
-For every class of every type the tiny model is audited in the implementations that it has, then one variant of its
-configuration after the other (`compat/variants.py`), but for fields that an earlier class of the type has been through
+For every class of every type the tiny model is audited in the implementations that it has, then tiny ones of its
+published configurations (`compat/published`), then one variant of its configuration after the other (`compat/variants.py`), but for fields that an earlier class of the type has been through
 and that no module class new with this one mentions. What was run is kept in a log, a line per class; the results are
 `autopack/surveyed.json`, by which `enable` knows what has been measured, and `compat/results/survey.md`.
 """
@@ -20,8 +20,8 @@ import logging
 import sys
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,13 @@ from autopack.errors import AutopackError
 from autopack.inspection import releases
 from autopack.inspection.heads import end_token, row_head
 from autopack.inspection.modules import is_pair
+from autopack.proving import twin
 from autopack.tiny.weights import randomize
 from autopack.trust import configuration
 from autopack.trust.own import class_name
 from compat import survey_results as results
 from compat.exactness import _reason
+from compat.published import PUBLISHED, measure
 from compat.variants import Variant, variants
 
 LOG = Path(__file__).parent / ".survey.jsonl"
@@ -91,6 +93,9 @@ def survey(
         if found["status"] != "exact":
             return {**entry, "reason": f"{implementation}: {entry['reason']}"}
         entry["implementations"].append(implementation)
+    for name in _published(model):
+        found = _audited_model(partial(_twin_of_published, name), words, whole=task not in _FIRST)
+        entry["variants"].append({"name": f"{entry['config']}.published={name}", **found})
     if base_only:
         return {**entry, "words": _listed(words), "base only": True}
     base = model.config
@@ -183,9 +188,34 @@ def _audited(
     whole: bool = False,
     base: Any = None,
 ) -> dict[str, Any]:
-    """Audit one variant, `whole` with gradients and padded batches; what is exact adds its configuration to `words`."""
+    """Audit one variant; for the rest, see `_audited_model`."""
+    make = partial(build, model_type, task, implementation, **overrides)
+    return _audited_model(make, words, whole, base)
+
+
+def _published(model: Any) -> list[str]:
+    """The published configurations of models of this class."""
+    cls, model_type = type(model).__name__, model.config.model_type
+    return [name for name, (of, fields) in PUBLISHED.items() if (of, fields["model_type"]) == (cls, model_type)]
+
+
+def _twin_of_published(name: str) -> Any:
+    """A tiny model with all that a published configuration says of behaviour."""
     try:
-        model = build(model_type, task, implementation, **overrides)
+        return twin.of(measure.build(name), torch.float32).model
+    except twin.NoTwin as error:
+        raise tiny.CannotBuild(PUBLISHED[name][1]["model_type"], str(error)) from error
+
+
+def _audited_model(
+    make: Callable[[], Any], words: configuration.Words, whole: bool = False, base: Any = None
+) -> dict[str, Any]:
+    """Audit a model, `whole` with gradients and padded batches; what is exact adds its configuration to `words`.
+
+    `base` is the configuration that it has to differ from.
+    """
+    try:
+        model = make()
     except tiny.CannotBuild as error:
         return {"status": "not built", "reason": error.reason}
     except Exception as error:  # a class may raise anything at a value that it does not take
