@@ -6,9 +6,10 @@
     python -m compat.survey --report               write the results of the log again, without running anything
 
 For every class of every type the tiny model is audited in the implementations that it has, then tiny ones of its
-published configurations (`compat/published`), then one variant of its configuration after the other (`compat/variants.py`), but for fields that an earlier class of the type has been through
-and that no module class new with this one mentions. What was run is kept in a log, a line per class; the results are
-`autopack/surveyed.json`, by which `enable` knows what has been measured, and `compat/results/survey.md`.
+published configurations (`compat/published`), then one variant of its configuration after the other
+(`compat/variants.py`), but for fields that an earlier class of the type has been through and that no module class new
+with this one mentions. What was run is kept in a log, a line per class; the results are the file of the release in
+`autopack/surveyed/`, by which `enable` knows what has been measured, and a page in `compat/results`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from enum import Enum, auto
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from autopack import errors, tiny
 from autopack.auditing.asking import argument_names
 from autopack.auditing.fields import of_rows
 from autopack.enabling.handle import Handle
+from autopack.enabling.reading import LENGTHS
 from autopack.errors import AutopackError
 from autopack.inspection import releases
 from autopack.inspection.heads import end_token, row_head
@@ -57,6 +60,22 @@ _AUTO = {"base": "MODEL", "text-encoding": "MODEL_FOR_TEXT_ENCODING", "pretraini
 _PADDED = ("right-padded", "left-padded", "right-padded, no labels")
 _LENGTHS = (13, 6)
 """On both sides of the thresholds that `compat.variants` sets; a row of them is past every one."""
+
+
+class Depth(Enum):
+    """How far a model is audited: rows alone, with training and padded batches, or as `enable` audits one."""
+
+    ROWS = auto()
+    TRAINED = auto()
+    AS_ENABLE = auto()
+
+
+# One row in order, one in reverse: every document stands in two columns and has other neighbours.
+_DEPTHS: dict[Depth, dict[str, Any]] = {
+    Depth.ROWS: {"modes": ("two rows",), "training": (False,), "gradients": False, "lengths": _LENGTHS},
+    Depth.TRAINED: {"modes": ("two rows", *_PADDED), "training": (True,), "lengths": _LENGTHS},
+    Depth.AS_ENABLE: {"lengths": LENGTHS},
+}
 _OF_ALL = frozenset({*vars(transformers.PretrainedConfig()), "num_labels", "problem_type"})
 """Fields that every configuration has, whether or not its models read them."""
 REFUSALS = tuple(
@@ -87,14 +106,16 @@ def survey(
         return {**entry, "status": "done for another task"}
     words: configuration.Words = {}
     has_sdpa = "sdpa" in releases.supported_implementations(model)
+    # Of the newest release compat.exactness measures the first tasks; of others nobody else has.
+    depth = Depth.AS_ENABLE if base_only else Depth.ROWS if task in _FIRST else Depth.TRAINED
     for implementation in ("eager", "sdpa")[0 if task in _FIRST else int(has_sdpa) : 1 + has_sdpa]:
-        found = _audited(model_type, task, implementation, {}, words, whole=task not in _FIRST)
+        found = _audited(model_type, task, implementation, {}, words, depth)
         entry |= {"status": found["status"], "reason": found.get("reason", "")}
         if found["status"] != "exact":
             return {**entry, "reason": f"{implementation}: {entry['reason']}"}
         entry["implementations"].append(implementation)
     for name in _published(model):
-        found = _audited_model(partial(_twin_of_published, name), words, whole=task not in _FIRST)
+        found = _audited_model(partial(_twin_of_published, name), words, depth)
         entry["variants"].append({"name": f"{entry['config']}.published={name}", **found})
     if base_only:
         return {**entry, "words": _listed(words), "base only": True}
@@ -143,14 +164,14 @@ def _without_task(model_type: str, task: str, implementation: str, overrides: di
 
 
 def types_for(task: str) -> list[str]:
-    """All types of a task; for the classes without one, all that have any."""
-    if task in tiny.TASKS:
-        return tiny.types_for(task)
+    """All types of a task that the release has; for the classes without one, all that have any."""
     from transformers.models.auto import modeling_auto
 
-    names = set(getattr(modeling_auto, f"{_AUTO[task]}_MAPPING_NAMES"))
+    if task in tiny.TASKS:
+        return tiny.types_for(task) if hasattr(modeling_auto, tiny.TASKS[task]) else []
+    names = set(getattr(modeling_auto, f"{_AUTO[task]}_MAPPING_NAMES", ()))
     if task == "base":
-        names &= {model_type for each in tiny.TASKS for model_type in tiny.types_for(each)}
+        names &= {model_type for each in tiny.TASKS for model_type in types_for(each)}
     return sorted(names)
 
 
@@ -185,12 +206,12 @@ def _audited(
     implementation: str,
     overrides: dict[str, Any],
     words: configuration.Words,
-    whole: bool = False,
+    depth: Depth = Depth.ROWS,
     base: Any = None,
 ) -> dict[str, Any]:
     """Audit one variant; for the rest, see `_audited_model`."""
     make = partial(build, model_type, task, implementation, **overrides)
-    return _audited_model(make, words, whole, base)
+    return _audited_model(make, words, depth, base)
 
 
 def _published(model: Any) -> list[str]:
@@ -208,12 +229,9 @@ def _twin_of_published(name: str) -> Any:
 
 
 def _audited_model(
-    make: Callable[[], Any], words: configuration.Words, whole: bool = False, base: Any = None
+    make: Callable[[], Any], words: configuration.Words, depth: Depth, base: Any = None
 ) -> dict[str, Any]:
-    """Audit a model, `whole` with gradients and padded batches; what is exact adds its configuration to `words`.
-
-    `base` is the configuration that it has to differ from.
-    """
+    """Audit a model; what is exact adds its configuration to `words`. `base` is one that it has to differ from."""
     try:
         model = make()
     except tiny.CannotBuild as error:
@@ -225,9 +243,7 @@ def _audited_model(
     handle = None
     try:
         handle = autopack.enable(model, verify="never")
-        # One row in order, one in reverse: every document stands in two columns and has other neighbours.
-        modes = ("two rows", *_PADDED) if whole else ("two rows",)
-        report = autopack.audit(model, modes=modes, training=(whole,), gradients=whole, lengths=_LENGTHS)
+        report = autopack.audit(model, **_DEPTHS[depth])
     except AutopackError as error:
         return {"status": "refused", "reason": _reason(error)}
     except Exception as error:

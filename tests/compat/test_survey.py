@@ -108,14 +108,18 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     few = [variant for variant in all_variants("gpt2")[1] if variant.field == "scale_attn_weights"]
     monkeypatch.setattr(survey, "variants", lambda model, whole: iter(few))
     first = survey.run(["causal-lm"], ["gpt2"], log)
-    assert [variant["status"] for variant in first[0]["variants"]] == ["exact"]
+    assert {variant["name"]: variant["status"] for variant in first[0]["variants"]} == {
+        "gpt2.published=GPT-2": "exact",
+        "gpt2.published=GPT-2 XL": "exact",
+        "gpt2.scale_attn_weights=False": "exact",
+    }
     monkeypatch.setattr(survey, "survey", lambda *args: pytest.fail("it was run again"))
     assert survey.run(["causal-lm"], ["gpt2"], log) == first == survey.entries(log)
     found = survey_results.recorded(first)["types"]["gpt2"]
     assert found["classes"] == ["gpt2.modeling_gpt2.GPT2LMHeadModel"]
     assert found["implementations"] == ["eager", "sdpa"]
     assert found["fields"]["scale_attn_weights"] == ["false", "true"]
-    assert "| gpt2 | 2 | 0 | 0 | 0 |  |" in survey_results.page(survey_results.rows(first))
+    assert "| gpt2 | 4 | 0 | 0 | 0 |  |" in survey_results.page(survey_results.rows(first))
 
 
 def test_a_field_is_changed_again_where_another_class_reads_it():
