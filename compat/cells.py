@@ -9,7 +9,8 @@ A cell is what `autopack.enable(model)` gives, without another word, and what pa
     LEAK            neither
     crash           an error that autopack did not mean to raise
     upstream error  stock itself raises for one unpacked document
-    absent          the release has no such type, or the type no such implementation
+    absent          the release has no such type for text (wav2vec2's masked model takes sounds), or the type no such
+                    implementation
     unbuildable     no tiny model of the type can be made
 
 One that was enabled also has its `proof`: by what `enable` knows that it is exact ("recorded", "twin", "parts",
@@ -45,7 +46,10 @@ _LEFT = "what such a call is, not what is known of the model"
 
 def measure(task: str, model_type: str, mode: str) -> dict[str, Any]:
     """Measure one cell: `status`, with `worst` error and `proof` where it is exact, otherwise with a `reason`."""
+    from transformers import PreTrainedModel
+
     from autopack import tiny
+    from autopack.inspection.modules import takes_tokens
     from autopack.inspection.torches import without_flex_attention
     from compat.exactness import Undeclared, built, stand_in
     from compat.standins import integration_of
@@ -61,6 +65,8 @@ def measure(task: str, model_type: str, mode: str) -> dict[str, Any]:
             return {"status": "absent", "reason": "not declared"}
         except tiny.CannotBuild as error:
             return {"status": "unbuildable", "reason": error.reason}
+        if not any(isinstance(part, PreTrainedModel) and takes_tokens(part) for part in model.modules()):
+            return {"status": "absent", "reason": "its class takes no tokens"}
         return enabled_and_audited(model)
 
 

@@ -21,6 +21,7 @@ from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.losses import Labels
 from autopack.auditing.packed import GRADIENTS, INFLUENCE, PackedRuns
 from autopack.auditing.padded import PaddedRuns
+from autopack.auditing.places import first_difference
 from autopack.auditing.report import LeakReport, ModeResult
 from autopack.auditing.routers import ROUTER, measure_router
 from autopack.auditing.running import Runner
@@ -158,6 +159,10 @@ class _Audit:
                 enabled.sentinel = sentinel
         for name in self.modes:
             self.report.results.extend(results[name, train] for train in training if (name, train) in results)
+        if enabled is not None and self.report.packed is not None:
+            place = self._place()
+            if place is not None:
+                self.report.notes["place"] = place
         if self.report.packed is not None and not self.case.options:
             change = max(self._change_by_cache(train) for train in training)
             if change > self.report.tolerance:
@@ -166,6 +171,18 @@ class _Audit:
                     f"model.config.use_cache = False, and stock runs without it too"
                 )
         return self.report
+
+    def _place(self) -> str | None:
+        """Where the difference of the worst packed call begins; None where that cannot be told."""
+        worst = self.report.worst_packed
+        if worst is None or worst.failure is not None or worst.mode not in MODES:
+            return None
+        self.model.train(worst.training)
+        case = self.long if worst.mode == "thresholds" and self.long is not None else self.case
+        try:
+            return first_difference(self.runner, case, MODES[worst.mode](case), self.report.tolerance)
+        except Exception:  # whatever kept it from being told is no reason to say less than what was found
+            return None
 
     @torch.no_grad()
     def _change_by_cache(self, train: bool) -> float:

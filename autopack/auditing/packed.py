@@ -13,6 +13,7 @@ from autopack.auditing.asking import loss_of
 from autopack.auditing.cases import MODES, Call, Case, NoReference
 from autopack.auditing.fields import Fields, Sides, errors_between, fields_of, scales_of
 from autopack.auditing.losses import Labels, expected_losses, find_labels, relative_error
+from autopack.auditing.places import raised_at
 from autopack.auditing.report import ModeResult
 from autopack.auditing.running import Runner, gradient_error, gradients, weighted_sum
 from autopack.errors import AutopackError, UnsupportedModel
@@ -85,6 +86,8 @@ class PackedRuns:
             return self._measured(name, case, call, alone, given, differentiate, replace, apart)
         except Exception as failure:
             said = f"{type(failure).__name__}: {failure}"
+            if not isinstance(failure, AutopackError) and (place := raised_at(failure)) is not None:
+                said += f" ({place})"
             # Where more is asked for, or documents begin elsewhere, than anybody has to.
             rare = options or any(first != case.base for first in call.first)
             refused = rare and isinstance(failure, AutopackError)

@@ -98,11 +98,18 @@ class LeakReport:
     @property
     def packed(self) -> str | None:
         """Why packed calls without labels are not exact, in words; None where they are."""
-        wrong = [r for r in self._of("packed") if not self._is_exact_without_loss(r)]
-        if not wrong:
+        worst = self.worst_packed
+        if worst is None:
             return None
-        said = self._words(max(wrong, key=lambda r: r.worst))
-        return f"{said} ({self.notes['cache']})" if "cache" in self.notes else said
+        said = self._words(worst)
+        notes = [self.notes[name] for name in ("place", "cache") if name in self.notes]
+        return f"{said} ({'; '.join(notes)})" if notes else said
+
+    @property
+    def worst_packed(self) -> ModeResult | None:
+        """The worst of the packed calls that are not exact, whatever their loss is; None where all are."""
+        wrong = [r for r in self._of("packed") if not self._is_exact_without_loss(r)]
+        return max(wrong, key=lambda r: r.worst) if wrong else None
 
     @property
     def labels(self) -> str | None:
