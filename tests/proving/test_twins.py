@@ -340,3 +340,18 @@ def test_the_published_size_of_a_model_does_not_matter():
 def test_what_is_raised_apart_is_raised_here():
     with pytest.raises(KeyError, match="apart"):
         apart(lambda: {}["apart"])
+
+
+class Patching(LlamaForCausalLM):
+    """Puts forwards on its layers when it is called, as transformers 4 does when states are asked for."""
+
+    def forward(self, *args, **kwargs):
+        for layer in self.model.layers:
+            layer.forward = MethodType(type(layer).forward, layer)
+        return super().forward(*args, **kwargs)
+
+
+def test_a_twin_that_changes_while_it_is_audited_is_waited_for_by_nobody():
+    """The thread of the twin looks at it anew, while that of the model holds the lock of those that do so."""
+    with autopack.enable(built(Patching)) as handle:
+        assert handle.enabled.proof.source == "twin"
