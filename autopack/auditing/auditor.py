@@ -8,12 +8,14 @@ the model's own loss makes of the documents' labels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from autopack.auditing.asking import argument_names
+from autopack.auditing.budget import Meter
 from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase
 from autopack.auditing.fields import errors_between, fields_of, scales_of
 from autopack.auditing.left_as_found import left_as_found
@@ -84,22 +86,34 @@ def audit(
         raise ValueError(f"lengths must name two or more documents of at least one token; found {lengths}")
     if not training:
         raise ValueError(f"training must name False, True or both; found {training}")
-    names = argument_names(base)
-    if "decoder_input_ids" in names and "input_ids" not in names:
-        raise UnsupportedModel(f"{type(base).__name__} takes recordings, of which the auditor has none")
-    if is_head_of_pair(base) and row_head(base) is None:
-        why = "has a head that does not predict its decoder's tokens, so its packed rows are refused: nothing to audit"
-        raise UnsupportedModel(f"{type(base).__name__} {why}")
+    check_can_be_audited(base)
     with left_as_found(base):
-        return _Audit(base, lengths, modes, seed).run(training, gradients)
+        return Audit(base, lengths, modes, seed).run(training, gradients)
 
 
-class _Audit:
+def check_can_be_audited(model: PreTrainedModel) -> None:
+    """Raise `UnsupportedModel` for a model that cannot be called with tokens, or has no packed rows."""
+    names = argument_names(model)
+    if "decoder_input_ids" in names and "input_ids" not in names:
+        raise UnsupportedModel(f"{type(model).__name__} takes recordings, of which the auditor has none")
+    if is_head_of_pair(model) and row_head(model) is None:
+        why = "has a head that does not predict its decoder's tokens, so its packed rows are refused: nothing to audit"
+        raise UnsupportedModel(f"{type(model).__name__} {why}")
+
+
+class Audit:
     """One audit of one model: which modes are run, and what comes of them."""
 
-    def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], modes: tuple[str, ...] | None, seed: int):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        lengths: tuple[int, ...],
+        modes: tuple[str, ...] | None = None,
+        seed: int = 0,
+        meter: Meter | None = None,
+    ):
         self.model, self.lengths = model, lengths
-        self.runner = Runner(model)
+        self.runner = Runner(model, meter)
         of_pair = "decoder_input_ids" in argument_names(model) and row_head(model) is None
         kind = PairCase if of_pair else Case
         self.case = kind(model, lengths, seed)
@@ -143,9 +157,8 @@ class _Audit:
                 enabled.sentinel = None  # what is watched is the user's training
             with torch.set_grad_enabled(self._find_reference()):
                 labels = self._labels(training)
-                for train in training:
-                    for result in self._results(train, training, gradients and torch.is_grad_enabled(), labels):
-                        results[result.mode, train] = result
+                for result in self.measured(training, gradients and torch.is_grad_enabled(), labels):
+                    results[result.mode, result.training] = result
         finally:
             if enabled is not None and tally is not None:
                 vars(enabled.tally).update(tally)  # what is counted are the user's batches
@@ -227,32 +240,44 @@ class _Audit:
             self.report.notes["loss"] = f"not measured, because {why}"
         return None
 
-    def _results(
-        self, train: bool, training: tuple[bool, ...], differentiate: bool, labels: Labels | None
-    ) -> list[ModeResult]:
-        packed, found = self._packed_runs(train), []
-        for name in self.modes:
-            if self.all and train and False in training and name not in TRAINED:
-                continue
-            asked = differentiate and self._differentiates(name, train, training)
-            first = not train or False not in training
-            try:
+    def measured(
+        self, training: tuple[bool, ...], differentiate: bool, labels: Labels | None
+    ) -> Iterator[ModeResult]:
+        """The result of every mode that is run, in eval and in train."""
+        for train in training:
+            for name in self.modes:
+                if self.all and train and False in training and name not in TRAINED:
+                    continue
+                first = not train or False not in training
                 if name in MODES:
-                    result = packed.measure(name, labels, asked, first and self._replaces(name), first)
-                elif name == ROUTER:
-                    result = measure_router(self.runner, self.case, labels, self.pads)
+                    asked = differentiate and self._differentiates(name, train, training)
                 else:
-                    judge, bound = self.report.is_exact, self.report.padded_tolerance
-                    runs = PaddedRuns(self.runner, self.case, labels, packed.alone, judge, bound)
-                    result = runs.measure(name, differentiate and train)
-            except NoReference as reason:
-                self.report.left_out[name] = str(reason)
-                continue
-            found.append(result)
+                    asked = differentiate and train
+                result = self.result(name, train, labels, asked, first and self._replaces(name), first)
+                if result is not None:
+                    yield result
+
+    def result(
+        self, name: str, train: bool, labels: Labels | None, differentiate: bool, replace: bool, apart: bool
+    ) -> ModeResult | None:
+        """The result of one mode, as `PackedRuns.measure` says; None where it has no reference, which is noted."""
+        packed = self._packed_runs(train)
+        try:
+            if name in MODES:
+                result = packed.measure(name, labels, differentiate, replace, apart)
+            elif name == ROUTER:
+                result = measure_router(self.runner, self.case, labels, self.pads)
+            else:
+                judge, bound = self.report.is_exact, self.report.padded_tolerance
+                runs = PaddedRuns(self.runner, self.case, labels, packed.alone, judge, bound)
+                result = runs.measure(name, differentiate)
+        except NoReference as reason:
+            self.report.left_out[name] = str(reason)
+            result = None
         self.report.notes.update(packed.notes)
         if packed.unknown:
             self.report.notes["fields"] = f"not compared, of unknown form: {', '.join(sorted(packed.unknown))}"
-        return found
+        return result
 
     def _differentiates(self, name: str, train: bool, training: tuple[bool, ...]) -> bool:
         if name in ("every output", "thresholds"):

@@ -1,0 +1,70 @@
+"""What an audit of somebody's own model may spend: forwards, seconds, and memory as a share of its weights."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from torch import nn
+
+
+class OverBudget(BaseException):
+    """A budget is spent; the message says of what, in a clause.
+
+    Not an `Exception`, since those are what models raise: the auditor catches and judges them.
+    """
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What an audit of a model of any size may spend; nothing more is begun where one of these is used up.
+
+    `forwards` counts calls of the model, with documents of a few dozen tokens together. What is essential takes some 24 of
+    them and may take all, what goes beyond is left out when half of them are made. `seconds` are looked at before every
+    call. `memory` is what may be held beside weights and the activations of those tokens, as a share of the
+    weights; gradients are compared within it, and calls with hundreds of tokens are made only where theirs fit in it.
+    """
+
+    forwards: int = 64
+    seconds: float = 120.0
+    memory: float = 0.1
+
+    def __str__(self) -> str:
+        return f"{self.forwards} forwards, {self.seconds:g} s and {self.memory:.0%} of the weights"
+
+
+LEAST_BYTES = 2**26
+"""A share of less is this much: models so small that it matters to them are no burden to anybody."""
+
+
+class Meter:
+    """What of a budget an audit has spent so far."""
+
+    def __init__(self, budget: Budget, model: nn.Module):
+        self.budget, self.forwards = budget, 0
+        self._most = budget.forwards
+        self._started = time.perf_counter()
+        weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        self.bytes = max(int(budget.memory * weights), LEAST_BYTES)
+        """What may be held beside weights and activations."""
+        self.kept_bytes = max(int(budget.memory * weights) // 100, 2**18)
+        """What gradients that are held as they are may need, of one backward pass."""
+        self._wide = sum(p.shape[-2] for p in model.parameters() if p.dim() > 1)
+        self._size = max((p.element_size() for p in model.parameters()), default=4)
+
+    def count(self) -> None:
+        """Count a forward that is about to be made. Raises `OverBudget` where none is left."""
+        used = time.perf_counter() - self._started
+        if used > self.budget.seconds:
+            raise OverBudget(f"{self.budget.seconds:g} s were over after {self.forwards} forwards")
+        if self.forwards >= self._most:
+            raise OverBudget(f"{self.forwards} forwards were made")
+        self.forwards += 1
+
+    def only_further(self) -> None:
+        """Say that what is essential has been done: from here on half of the forwards are all."""
+        self._most = self.budget.forwards // 2
+
+    def fits(self, tokens: int) -> bool:
+        """Whether what so many tokens leave in every matrix of the model, three times, is within the memory."""
+        return 3 * tokens * self._wide * self._size <= self.bytes
