@@ -156,7 +156,7 @@ class Audit:
             if enabled is not None:
                 enabled.sentinel = None  # what is watched is the user's training
             with torch.set_grad_enabled(self._find_reference()):
-                labels = self._labels(training)
+                labels = self.labels(training)
                 for result in self.measured(training, gradients and torch.is_grad_enabled(), labels):
                     results[result.mode, result.training] = result
         finally:
@@ -166,7 +166,7 @@ class Audit:
         for name in self.modes:
             self.report.results.extend(results[name, train] for train in training if (name, train) in results)
         if self.report.packed is not None and not self.case.options:
-            change = max(self._change_by_cache(train) for train in training)
+            change = max(self.change_by_cache(train) for train in training)
             if change > self.report.tolerance:
                 self.report.notes["cache"] = (
                     f"stock's cache alone changes what a document gets by {change:.1e}, and packed rows have none; set "
@@ -175,7 +175,7 @@ class Audit:
         return self.report
 
     @torch.no_grad()
-    def _change_by_cache(self, train: bool) -> float:
+    def change_by_cache(self, train: bool) -> float:
         """How far stock with `use_cache=False` is from stock's default call, for the documents alone; 0 if unknown."""
         self.model.train(train)
         found = [0.0]
@@ -195,42 +195,42 @@ class Audit:
         Returns whether it runs where gradients are wanted: some attention has no backward on some devices.
         """
         cases = [case for case in (self.case, self.long) if case is not None]
-        first = self._raised_alone()
+        first = self.raised_alone()
         for case in cases if first is not None else ():
             case.options = {"use_cache": False}
         if first is None:
             return True
-        if self._raised_alone() is None:
+        if self.raised_alone() is None:
             self.report.notes["documents alone"] = f"run with use_cache=False, because stock raises without: {first}"
             return True
         for case in cases:
             case.options = {}
         with torch.no_grad():
-            if self._raised_alone() is not None:
+            if self.raised_alone() is not None:
                 return True  # it does not run at all, which every mode will say
         self.report.notes["gradients"] = f"not measured, because stock has none: {first}"
         return False
 
-    def _raised_alone(self) -> str | None:
+    def raised_alone(self) -> str | None:
         try:
             self.runner.stock(self.case.alone(MODES["default"](self.case), 0))
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return None
 
-    def _packed_runs(self, train: bool) -> PackedRuns:
+    def packed_runs(self, train: bool) -> PackedRuns:
         """The runs of packed rows in a training mode, which the model is put in."""
         self.model.train(train)
         if train not in self._packed:
             self._packed[train] = PackedRuns(self.runner, self.case, self.long)
         return self._packed[train]
 
-    def _labels(self, training: tuple[bool, ...]) -> Labels | None:
+    def labels(self, training: tuple[bool, ...]) -> Labels | None:
         """Labels that the loss takes, in one of the training modes: they are asked for before anything is measured."""
         why: str | None = None
         for train in training:
             try:
-                labels, said = self._packed_runs(train).find_labels()
+                labels, said = self.packed_runs(train).find_labels()
             except Exception as error:  # documents alone cannot be run: every mode will say so
                 labels, said = None, f"{type(error).__name__}: {error}"
             if labels is not None:
@@ -261,7 +261,7 @@ class Audit:
         self, name: str, train: bool, labels: Labels | None, differentiate: bool, replace: bool, apart: bool
     ) -> ModeResult | None:
         """The result of one mode, as `PackedRuns.measure` says; None where it has no reference, which is noted."""
-        packed = self._packed_runs(train)
+        packed = self.packed_runs(train)
         try:
             if name in MODES:
                 result = packed.measure(name, labels, differentiate, replace, apart)

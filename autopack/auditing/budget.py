@@ -20,8 +20,8 @@ class Budget:
     """What an audit of a model of any size may spend; nothing more is begun where one of these is used up.
 
     `forwards` counts calls of the model, with documents of a few dozen tokens together. What is essential takes some 24 of
-    them and may take all, what goes beyond is left out when half of them are made. `seconds` are looked at before every
-    call. `memory` is what may be held beside weights and the activations of those tokens, as a share of the
+    them and may take all; finding labels that its loss takes, and what goes beyond, ends when half of them are made.
+    `seconds` are looked at before every call. `memory` is what may be held beside weights and the activations of those tokens, as a share of the
     weights; gradients are compared within it, and calls with hundreds of tokens are made only where theirs fit in it.
     """
 
@@ -61,9 +61,13 @@ class Meter:
             raise OverBudget(f"{self.forwards} forwards were made")
         self.forwards += 1
 
-    def only_further(self) -> None:
-        """Say that what is essential has been done: from here on half of the forwards are all."""
+    def halve(self) -> None:
+        """Take half of the forwards for all, until `restore`."""
         self._most = self.budget.forwards // 2
+
+    def restore(self) -> None:
+        """Take all of the forwards for all again."""
+        self._most = self.budget.forwards
 
     def fits(self, tokens: int) -> bool:
         """Whether what so many tokens leave in every matrix of the model, three times, is within the memory."""

@@ -68,12 +68,23 @@ class _Short(Audit):
         self.meter = meter
         self._not_run: dict[str, str] = {}
 
+    def labels(self, training: tuple[bool, ...]) -> Labels | None:
+        """Labels as `Audit` finds them; none where that would leave too little for what is essential."""
+        self.meter.halve()
+        try:
+            return super().labels(training)
+        except OverBudget as error:
+            self.report.notes["loss"] = f"not measured, because {error} before such were found"
+            return None
+        finally:
+            self.meter.restore()
+
     def measured(
         self, training: tuple[bool, ...], differentiate: bool, labels: Labels | None
     ) -> Iterator[ModeResult]:
         if labels is not None:
-            known = {name for fields in self._packed_runs(False).alone() for name in fields}
-            self._packed_runs(True).asks_both = labels, known
+            known = {name for fields in self.packed_runs(False).alone() for name in fields}
+            self.packed_runs(True).asks_both = labels, known
         wrong, spent = False, None
         for name, train in ESSENTIAL:
             if name not in self.modes:
@@ -88,7 +99,7 @@ class _Short(Audit):
             if result is not None:
                 wrong = wrong or not self.report.is_exact(result)
                 yield result
-        self.meter.only_further()
+        self.meter.halve()
         for name in FURTHER:
             if name not in self.modes:
                 continue
@@ -113,15 +124,21 @@ class _Short(Audit):
         with torch.set_grad_enabled(differentiate):
             result = self.result(name, train, labels, differentiate, apart or name == "two rows", apart)
         if train:
-            self._packed_runs(train).forget()  # graphs of documents alone, beside those of padded batches
+            self.packed_runs(train).forget()  # graphs of documents alone, beside those of padded batches
         return result
 
-    def _raised_alone(self) -> str | None:
+    def raised_alone(self) -> str | None:
         try:
-            self._packed_runs(False).alone()  # which keeps what it finds
+            self.packed_runs(False).alone()  # which keeps what it finds
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return None
+
+    def change_by_cache(self, train: bool) -> float:
+        try:
+            return super().change_by_cache(train)
+        except OverBudget:  # what is wrong is said without it
+            return 0.0
 
     def not_done(self) -> dict[str, str]:
         """What was not measured for the budget, with the reason."""
