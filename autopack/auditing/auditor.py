@@ -240,9 +240,7 @@ class Audit:
             self.report.notes["loss"] = f"not measured, because {why}"
         return None
 
-    def measured(
-        self, training: tuple[bool, ...], differentiate: bool, labels: Labels | None
-    ) -> Iterator[ModeResult]:
+    def measured(self, training: tuple[bool, ...], differentiate: bool, labels: Labels | None) -> Iterator[ModeResult]:
         """The result of every mode that is run, in eval and in train."""
         for train in training:
             for name in self.modes:

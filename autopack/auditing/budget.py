@@ -19,10 +19,11 @@ class OverBudget(BaseException):
 class Budget:
     """What an audit of a model of any size may spend; nothing more is begun where one of these is used up.
 
-    `forwards` counts calls of the model, with documents of a few dozen tokens together. What is essential takes some 24 of
-    them and may take all; finding labels that its loss takes, and what goes beyond, ends when half of them are made.
-    `seconds` are looked at before every call. `memory` is what may be held beside weights and the activations of those tokens, as a share of the
-    weights; gradients are compared within it, and calls with hundreds of tokens are made only where theirs fit in it.
+    `forwards` counts calls of the model, with documents of a few dozen tokens together. What is essential takes some 24
+    of them and may take all; the search for labels that its loss takes, and what goes beyond, ends when half of them
+    are made. `seconds` are looked at before every call. `memory` is what may be held beside weights and the activations
+    of those tokens, as a share of the weights: gradients are compared within it, and calls with hundreds of tokens are
+    made only where theirs fit in it.
     """
 
     forwards: int = 64

@@ -40,7 +40,7 @@ class PackedRuns:
         self.notes: dict[str, str] = {}
         """What else was not measured, and why."""
         self.asks_both: tuple[Labels, set[str]] | None = None
-        """Labels with which documents alone are run, and the fields for which they are run again without, if need be."""
+        """Labels that documents alone are run with, and the fields for which they are run again without, if need be."""
         self._outputs: dict[Any, Any] = {}
         self._losses: dict[Any, torch.Tensor] = {}
         self._gradients: dict[Any, Any] = {}
@@ -181,7 +181,8 @@ class PackedRuns:
             return None
         labels, wanted = self.asks_both
         key = number % len(self.case.documents), call.first[number]
-        output = self.runner.stock({**self.case.alone(call, number), **labels.alone[key[0]], **self.case.without_router})
+        plain = self.case.alone(call, number)
+        output = self.runner.stock({**plain, **labels.alone[key[0]], **self.case.without_router})
         loss = loss_of(output)
         if loss is None or not wanted <= fields_of(output).keys():
             return None

@@ -1,8 +1,9 @@
 """Gradients of all parameters compared without being held: a few random projections of each.
 
 A difference D of two gradients of a matrix shows in L D R, with L of 8 rows and R of 8 columns drawn from a normal
-distribution: its mean square is that of D's norm, and for no D is it less than a tenth of that with a probability of
-more than 1e-6. What is projected is fixed before anything is run, so that no model can be made to hide from it by chance.
+distribution: the root mean square of its entries is expected to be the norm of D, and less than a tenth of it with a
+probability below 1e-5, whatever D is (a D of rank one is the worst: both of two chi-squared numbers of 8 degrees of
+freedom have to be small).
 
 Where autograd multiplies a parameter as a matrix or looks rows up in it, its gradient is A B of two factors as large as
 activations, and L A B R needs no matrix of its size. The backward of torch's own `mm`, `addmm` and `embedding` is
@@ -134,7 +135,8 @@ def _uses(total: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[list[
     """Where each parameter is used on the way to a sum."""
     above: dict[Any, list[tuple[Any, int]]] = {}
     leaves: dict[int, Any] = {}
-    waiting, seen = [total.grad_fn], {total.grad_fn}
+    waiting: list[Any] = [total.grad_fn]
+    seen = set(waiting)
     while waiting:
         node = waiting.pop()
         variable = getattr(node, "variable", None)
@@ -166,9 +168,9 @@ def _is_known(use: _Use) -> bool:
     return any(use.place == place for _, place in _PRODUCTS.get(name, ()))
 
 
-def _sides(rows: int, columns: int, number: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What is multiplied to a gradient (rows, columns) from the left (rank, rows) and from the right (columns, rank)."""
-    generator = torch.Generator().manual_seed(number)
+def _sides(shape: Sequence[int], number: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a gradient of this shape is multiplied with: from the left (rank, rows), from the right (columns, rank)."""
+    (rows, columns), generator = shape, torch.Generator().manual_seed(number)
     left, right = torch.randn(_RANK, rows, generator=generator), torch.randn(columns, _RANK, generator=generator)
     return left.to(like.device, _wide(like)), right.to(like.device, _wide(like))
 
@@ -184,7 +186,7 @@ def _nothing(parameter: torch.Tensor) -> torch.Tensor:
 def _of_whole(gradient: torch.Tensor, number: int) -> torch.Tensor:
     matrix = gradient.to_dense() if gradient.is_sparse else gradient
     matrix = matrix.reshape(len(matrix), -1) if matrix.dim() > 1 else matrix.reshape(1, -1)
-    left, right = _sides(*matrix.shape, number, matrix)
+    left, right = _sides(matrix.shape, number, matrix)
     # In pieces: half precision is widened.
     pieces = zip(matrix.split(1024), left.split(1024, dim=1), strict=True)
     total = torch.zeros(_RANK, _RANK, device=matrix.device, dtype=left.dtype)
@@ -196,7 +198,7 @@ def _of_whole(gradient: torch.Tensor, number: int) -> torch.Tensor:
 def _of_factors(use: _Use, gradient: torch.Tensor, parameter: torch.Tensor, number: int) -> torch.Tensor:
     """The projection of the gradient that a parameter gets from one use, by the gradient of what came of that use."""
     node = use.node
-    left, right = _sides(*parameter.shape, number, parameter)
+    left, right = _sides(parameter.shape, number, parameter)
     gradient = gradient.to(left.dtype)
     if node.name() == "EmbeddingBackward0":
         ids, unused = node._saved_indices.flatten(), node._saved_padding_idx

@@ -27,7 +27,7 @@ class Runner:
         self.model, self.meter = model, meter
         self.enabled: EnabledModel | None = enabled_in(model)
         self.sharded = meter is not None and any(map(_is_sharded, model.modules()))
-        """Whether parameters, or modules around them, are not plain: gradients are made by code that shares them out."""
+        """Whether parameters, or modules around them, are not plain: other code makes and shares out gradients."""
         self.left_out: set[int] = set()
         """The numbers of the parameters whose gradients need more memory than the budget has."""
         self._rotaries = row_dependent_rotaries(model)

@@ -79,9 +79,7 @@ class _Short(Audit):
         finally:
             self.meter.restore()
 
-    def measured(
-        self, training: tuple[bool, ...], differentiate: bool, labels: Labels | None
-    ) -> Iterator[ModeResult]:
+    def measured(self, training: tuple[bool, ...], differentiate: bool, labels: Labels | None) -> Iterator[ModeResult]:
         if labels is not None:
             known = {name for fields in self.packed_runs(False).alone() for name in fields}
             self.packed_runs(True).asks_both = labels, known
