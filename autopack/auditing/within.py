@@ -35,6 +35,8 @@ FURTHER = (
     "every output",
 )
 """What is run beyond these, in evaluation, in this order."""
+_IN_TRAINING = 6
+"""Forwards of what is essential in training."""
 
 
 @dataclass
@@ -67,6 +69,8 @@ class _Short(Audit):
         super().__init__(model, lengths, meter=meter)
         self.meter = meter
         self._not_run: dict[str, str] = {}
+        self._wrong = False
+        """Whether something essential was found not exact."""
 
     def labels(self, training: tuple[bool, ...]) -> Labels | None:
         """Labels as `Audit` finds them; none where that would leave too little for what is essential."""
@@ -83,21 +87,29 @@ class _Short(Audit):
         if labels is not None:
             known = {name for fields in self.packed_runs(False).alone() for name in fields}
             self.packed_runs(True).asks_both = labels, known
-        wrong, spent = False, None
-        for name, train in ESSENTIAL:
-            if name not in self.modes:
-                continue
-            try:
-                result = self._one(name, train, labels, differentiate and train, essential=True)
-            except OverBudget as error:
-                if not wrong:
-                    raise
-                self._not_run[f"{name}, {'train' if train else 'eval'}"] = spent = str(error)
-                continue
-            if result is not None:
-                wrong = wrong or not self.report.is_exact(result)
-                yield result
-        self.meter.halve()
+        # Training may change buffers and weights, so all of evaluation comes before it.
+        for train in (False, True):
+            for name in (name for name, when in ESSENTIAL if when == train and name in self.modes):
+                result = self._essential(name, train, labels, differentiate and train)
+                if result is not None:
+                    yield result
+            if not train:
+                yield from self._further(labels)
+
+    def _essential(self, name: str, train: bool, labels: Labels | None, differentiate: bool) -> ModeResult | None:
+        try:
+            result = self._one(name, train, labels, differentiate, essential=True)
+        except OverBudget as error:
+            if not self._wrong:
+                raise
+            self._not_run[f"{name}, {'train' if train else 'eval'}"] = str(error)
+            return None
+        self._wrong = self._wrong or (result is not None and not self.report.is_exact(result))
+        return result
+
+    def _further(self, labels: Labels | None) -> Iterator[ModeResult]:
+        self.meter.halve(_IN_TRAINING)
+        spent: str | None = None
         for name in FURTHER:
             if name not in self.modes:
                 continue
@@ -114,6 +126,7 @@ class _Short(Audit):
                         yield result
                     continue
             self._not_run[name] = spent
+        self.meter.restore()
 
     def _one(
         self, name: str, train: bool, labels: Labels | None, differentiate: bool, essential: bool
