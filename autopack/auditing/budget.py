@@ -37,6 +37,8 @@ class Budget:
 
 LEAST_BYTES = 2**26
 """A share of less is this much: models so small that it matters to them are no burden to anybody."""
+LEAST_KEPT = 2**18
+"""Bytes of gradients that are held as they are, of one backward pass, where a hundredth of the memory is less."""
 
 
 def _in_several_processes() -> bool:
@@ -54,7 +56,7 @@ class Meter:
         weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         self.bytes = max(int(budget.memory * weights), LEAST_BYTES)
         """What may be held beside weights and activations."""
-        self.kept_bytes = max(int(budget.memory * weights) // 100, 2**18)
+        self.kept_bytes = max(int(budget.memory * weights) // 100, LEAST_KEPT)
         """What gradients that are held as they are may need, of one backward pass."""
         self._wide = sum(p.shape[-2] for p in model.parameters() if p.dim() > 1)
         self._size = max((p.element_size() for p in model.parameters()), default=4)
