@@ -149,7 +149,7 @@ def _leaky(model_type="llama"):
 class TestFailures:
     """An enable that fails leaves everything as it was, and says what it wanted."""
 
-    @pytest.mark.parametrize(("model_type", "verify"), [("llama", "always"), ("made_up", "auto")])
+    @pytest.mark.parametrize(("model_type", "verify"), [("llama", "always"), ("llama", "full"), ("made_up", "auto")])
     def test_an_audit_that_finds_a_leak(self, model_type, verify):
         model = _leaky(model_type)
         before = _state(model)
@@ -209,7 +209,7 @@ class TestFailures:
             ("falcon", {"alibi": True}, "bfloat16, counted from the start of the row"),
         ],
     )
-    @pytest.mark.parametrize("verify", ["auto", "always", "never"])
+    @pytest.mark.parametrize("verify", ["auto", "always", "full", "never"])
     def test_architectures_that_leak_elsewhere(self, model_type, options, message, verify):
         model = tiny.build(model_type, **options)
         before = _state(model)
@@ -226,7 +226,7 @@ class TestFailures:
         model = llama()
         with pytest.raises(ValueError, match="one of auto, flash, varlen, flex, sdpa, eager; found 'x'"):
             autopack.enable(model, backend="x")
-        with pytest.raises(ValueError, match="verify must be one of auto, always, never; found 'sometimes'"):
+        with pytest.raises(ValueError, match="verify must be one of auto, always, full, never; found 'sometimes'"):
             autopack.enable(model, verify="sometimes")
 
     @pytest.mark.parametrize(

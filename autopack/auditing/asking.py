@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,9 @@ _ROWS, _COLUMNS = 2, 4
 _SAME = 1e-3
 """Largest relative change that is none. A label that counts changes gradients of logits by about one, and one that does
 not by rounding at most, which is 1e-2 of that only where gradients are bfloat16 and kernels draw another order."""
+
+Run = Callable[..., Any]
+"""Calls a model with arguments by name."""
 
 
 @dataclass(frozen=True)
@@ -49,22 +52,23 @@ class _Heard:
         return abs(self.loss - other.loss) > 1e-7 * max(abs(self.loss), abs(other.loss))
 
 
-def first_label_counts(model: PreTrainedModel) -> bool | None:
+def first_label_counts(model: PreTrainedModel, run: Run | None = None) -> bool | None:
     """Whether the loss of a model compares something with the first label of a row.
 
     False for a loss that shifts, as those of causal language models do; True for one that compares logits and labels
     of one column. None where the forward gives no loss for labels of one per token, or one that no label changes. The
     model runs as it stands, in eval mode and, if it gives no loss there, in train mode; one that autopack has enabled
     is to be asked inside `autopack.runtime.scope.stock`. Weights, buffers, modes, random state and configuration are
-    left as they were.
+    left as they were. `run` calls the model, where calls of it are to be counted.
     """
+    run = run or model
     with left_as_found(model):
         for train in (False, True):
             model.train(train)
-            for arguments, labels in _questions(model):
+            for arguments, labels in _questions(model, run):
                 narrow = {name: v[:, :-1] if isinstance(v, torch.Tensor) else v for name, v in arguments.items()}
-                answer = _ask(model, narrow, labels[:, :-1])
-                if answer is not None and _hear(model, arguments, labels) is not None:
+                answer = _ask(run, narrow, labels[:, :-1])
+                if answer is not None and _hear(run, arguments, labels) is not None:
                     return answer
     return None
 
@@ -80,7 +84,7 @@ def argument_names(model: nn.Module) -> set[str]:
     return {name for forward in forwards for name in inspect.signature(forward).parameters}
 
 
-def _questions(model: PreTrainedModel) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
+def _questions(model: PreTrainedModel, run: Run) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
     """Arguments without labels, and labels of one per token, in the forms in which a model may take them."""
     try:
         allowed = tokens_to_draw(model)
@@ -89,7 +93,7 @@ def _questions(model: PreTrainedModel) -> Iterator[tuple[dict[str, Any], torch.T
     picked = torch.arange(_ROWS * _COLUMNS) * 7 % len(allowed)
     tokens = allowed[picked].reshape(_ROWS, _COLUMNS).to(device_of(model))
     for arguments in _inputs(model, tokens):
-        width = _width(model, arguments)
+        width = _width(run, arguments)
         labels = tokens if width is None else tokens % max(width, 2)
         yield arguments, labels
         codebooks = model.get_input_embeddings()
@@ -113,11 +117,11 @@ def _inputs(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[dict[str, 
         yield {"input_ids": tokens}
 
 
-def _width(model: PreTrainedModel, arguments: dict[str, Any]) -> int | None:
+def _width(run: Run, arguments: dict[str, Any]) -> int | None:
     """Number of classes that the model predicts for each token, or None where it does not say without labels."""
     try:
         with torch.no_grad():
-            output = model(**arguments)
+            output = run(**arguments)
     except Exception:
         return None  # arguments of this form are not taken, or not without labels
     tensors = [part for part in tensors_of(output) if part.shape[:2] == (_ROWS, _COLUMNS) and part.dim() > 2]
@@ -132,7 +136,7 @@ def tensors_of(output: Any) -> list[torch.Tensor]:
     return [part for part in parts if isinstance(part, torch.Tensor) and part.is_floating_point()]
 
 
-def _ask(model: PreTrainedModel, arguments: dict[str, Any], labels: torch.Tensor) -> bool | None:
+def _ask(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> bool | None:
     """Whether the first label counts: with another one in its place, or, where that does not tell, with it ignored."""
 
     def other(column: int) -> torch.Tensor:
@@ -153,26 +157,26 @@ def _ask(model: PreTrainedModel, arguments: dict[str, Any], labels: torch.Tensor
         # A device-side assert of a loss that does not know the ignored label could not be survived on an accelerator.
         *([(only(None), only(0), [only(1), only(2)])] if labels.device.type == "cpu" else []),
     ):
-        heard = _hear(model, arguments, plain)
-        first = heard and _hear(model, arguments, with_first)
+        heard = _hear(run, arguments, plain)
+        first = heard and _hear(run, arguments, with_first)
         if heard is None or first is None:
             continue
         if heard.differs(first):
             return True
-        rest = [_hear(model, arguments, each) for each in with_others]
+        rest = [_hear(run, arguments, each) for each in with_others]
         if any(each is not None and heard.differs(each) for each in rest):
             return False
     return None
 
 
-def _hear(model: PreTrainedModel, arguments: dict[str, Any], labels: torch.Tensor) -> _Heard | None:
+def _hear(run: Run, arguments: dict[str, Any], labels: torch.Tensor) -> _Heard | None:
     """Run with labels, from the same random state each time; None where that gives no loss."""
     torch.manual_seed(0)
     try:
         with warnings.catch_warnings():
             # Torch compares shapes that do not fit by repeating one of them, and warns: those are no labels of tokens.
             warnings.filterwarnings("error", message="Using a target size")
-            output = model(**arguments, labels=labels)
+            output = run(**arguments, labels=labels)
     except Exception:
         return None  # labels of this form are not taken
     loss = loss_of(output)

@@ -9,12 +9,14 @@ the model's own loss makes of the documents' labels.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from autopack.auditing.asking import argument_names
+from autopack.auditing.budget import Meter, OverBudget
 from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase
 from autopack.auditing.fields import errors_between, fields_of, scales_of
 from autopack.auditing.left_as_found import left_as_found
@@ -86,26 +88,38 @@ def audit(
         raise ValueError(f"lengths must name two or more documents of at least one token; found {lengths}")
     if not training:
         raise ValueError(f"training must name False, True or both; found {training}")
-    names = argument_names(base)
-    if "decoder_input_ids" in names and "input_ids" not in names:
-        raise UnsupportedModel(f"{type(base).__name__} takes recordings, of which the auditor has none")
-    if is_head_of_pair(base) and row_head(base) is None:
-        why = "has a head that does not predict its decoder's tokens, so its packed rows are refused: nothing to audit"
-        raise UnsupportedModel(f"{type(base).__name__} {why}")
+    check_can_be_audited(base)
     with left_as_found(base):
-        return _Audit(base, lengths, modes, seed).run(training, gradients)
+        return Audit(base, lengths, modes, seed).run(training, gradients)
 
 
 _ZEROS = ("token_type_ids", "mm_token_type_ids")
 """Arguments of a number per token that are 0 at text."""
 
 
-class _Audit:
+def check_can_be_audited(model: PreTrainedModel) -> None:
+    """Raise `UnsupportedModel` for a model that cannot be called with tokens, or has no packed rows."""
+    names = argument_names(model)
+    if "decoder_input_ids" in names and "input_ids" not in names:
+        raise UnsupportedModel(f"{type(model).__name__} takes recordings, of which the auditor has none")
+    if is_head_of_pair(model) and row_head(model) is None:
+        why = "has a head that does not predict its decoder's tokens, so its packed rows are refused: nothing to audit"
+        raise UnsupportedModel(f"{type(model).__name__} {why}")
+
+
+class Audit:
     """One audit of one model: which modes are run, and what comes of them."""
 
-    def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], modes: tuple[str, ...] | None, seed: int):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        lengths: tuple[int, ...],
+        modes: tuple[str, ...] | None = None,
+        seed: int = 0,
+        meter: Meter | None = None,
+    ):
         self.model, self.lengths = model, lengths
-        self.runner = Runner(model)
+        self.runner = Runner(model, meter)
         of_pair = "decoder_input_ids" in argument_names(model) and row_head(model) is None
         kind = PairCase if of_pair else Case
         self.case = kind(model, lengths, seed)
@@ -149,10 +163,9 @@ class _Audit:
                 enabled.sentinel = None  # what is watched is the user's training
             self._find_required()
             with torch.set_grad_enabled(self._find_reference()):
-                labels = self._labels(training)
-                for train in training:
-                    for result in self._results(train, training, gradients and torch.is_grad_enabled(), labels):
-                        results[result.mode, train] = result
+                labels = self.labels(training)
+                for result in self.measured(training, gradients and torch.is_grad_enabled(), labels):
+                    results[result.mode, result.training] = result
         finally:
             if enabled is not None and tally is not None:
                 vars(enabled.tally).update(tally)  # what is counted are the user's batches
@@ -164,7 +177,7 @@ class _Audit:
             if place is not None:
                 self.report.notes["place"] = place
         if self.report.packed is not None and not self.case.options:
-            change = max(self._change_by_cache(train) for train in training)
+            change = max(self.change_by_cache(train) for train in training)
             if change > self.report.tolerance:
                 self.report.notes["cache"] = (
                     f"stock's cache alone changes what a document gets by {change:.1e}, and packed rows have none; set "
@@ -181,11 +194,11 @@ class _Audit:
         case = self.long if worst.mode == "thresholds" and self.long is not None else self.case
         try:
             return first_difference(self.runner, case, MODES[worst.mode](case), self.report.tolerance)
-        except Exception:  # whatever kept it from being told is no reason to say less than what was found
+        except (Exception, OverBudget):  # whatever kept it from being told is no reason to say less than what was found
             return None
 
     @torch.no_grad()
-    def _change_by_cache(self, train: bool) -> float:
+    def change_by_cache(self, train: bool) -> float:
         """How far stock with `use_cache=False` is from stock's default call, for the documents alone; 0 if unknown."""
         self.model.train(train)
         found = [0.0]
@@ -202,11 +215,16 @@ class _Audit:
     @torch.no_grad()
     def _find_required(self) -> None:
         """Which numbers per token stock asks for by name in training (Gemma 3 and 4: what is text, what an image)."""
+        known = [name for name in _ZEROS if self.case.takes(name)]
+        if not known or not hasattr(self.model.config, "vision_config"):
+            return
         self.model.train()
-        raised = self._raised_alone() or ""
-        wanted = tuple(n for n in _ZEROS if re.search(rf"\b{n}\b", raised) and self.case.takes(n))
-        for case in filter(None, (self.case, self.long)):
-            case.zeros = wanted
+        try:
+            self.runner.stock(self.case.alone(MODES["default"](self.case), 0))
+        except Exception as error:
+            wanted = tuple(name for name in known if re.search(rf"\b{name}\b", str(error)))
+            for case in filter(None, (self.case, self.long)):
+                case.zeros = wanted
 
     def _find_reference(self) -> bool:
         """How stock runs a document alone: with no argument but its tokens, or, where that raises, without a cache.
@@ -214,42 +232,42 @@ class _Audit:
         Returns whether it runs where gradients are wanted: some attention has no backward on some devices.
         """
         cases = [case for case in (self.case, self.long) if case is not None]
-        first = self._raised_alone()
+        first = self.raised_alone()
         for case in cases if first is not None else ():
             case.options = {"use_cache": False}
         if first is None:
             return True
-        if self._raised_alone() is None:
+        if self.raised_alone() is None:
             self.report.notes["documents alone"] = f"run with use_cache=False, because stock raises without: {first}"
             return True
         for case in cases:
             case.options = {}
         with torch.no_grad():
-            if self._raised_alone() is not None:
+            if self.raised_alone() is not None:
                 return True  # it does not run at all, which every mode will say
         self.report.notes["gradients"] = f"not measured, because stock has none: {first}"
         return False
 
-    def _raised_alone(self) -> str | None:
+    def raised_alone(self) -> str | None:
         try:
             self.runner.stock(self.case.alone(MODES["default"](self.case), 0))
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         return None
 
-    def _packed_runs(self, train: bool) -> PackedRuns:
+    def packed_runs(self, train: bool) -> PackedRuns:
         """The runs of packed rows in a training mode, which the model is put in."""
         self.model.train(train)
         if train not in self._packed:
             self._packed[train] = PackedRuns(self.runner, self.case, self.long)
         return self._packed[train]
 
-    def _labels(self, training: tuple[bool, ...]) -> Labels | None:
+    def labels(self, training: tuple[bool, ...]) -> Labels | None:
         """Labels that the loss takes, in one of the training modes: they are asked for before anything is measured."""
         why: str | None = None
         for train in training:
             try:
-                labels, said = self._packed_runs(train).find_labels()
+                labels, said = self.packed_runs(train).find_labels()
             except Exception as error:  # documents alone cannot be run: every mode will say so
                 labels, said = None, f"{type(error).__name__}: {error}"
             if labels is not None:
@@ -259,32 +277,42 @@ class _Audit:
             self.report.notes["loss"] = f"not measured, because {why}"
         return None
 
-    def _results(
-        self, train: bool, training: tuple[bool, ...], differentiate: bool, labels: Labels | None
-    ) -> list[ModeResult]:
-        packed, found = self._packed_runs(train), []
-        for name in self.modes:
-            if self.all and train and False in training and name not in TRAINED:
-                continue
-            asked = differentiate and self._differentiates(name, train, training)
-            first = not train or False not in training
-            try:
+    def measured(self, training: tuple[bool, ...], differentiate: bool, labels: Labels | None) -> Iterator[ModeResult]:
+        """The result of every mode that is run, in eval and in train."""
+        for train in training:
+            for name in self.modes:
+                if self.all and train and False in training and name not in TRAINED:
+                    continue
+                first = not train or False not in training
                 if name in MODES:
-                    result = packed.measure(name, labels, asked, first and self._replaces(name), first)
-                elif name == ROUTER:
-                    result = measure_router(self.runner, self.case, labels, self.pads)
+                    asked = differentiate and self._differentiates(name, train, training)
                 else:
-                    judge, bound = self.report.is_exact, self.report.padded_tolerance
-                    runs = PaddedRuns(self.runner, self.case, labels, packed.alone, judge, bound)
-                    result = runs.measure(name, differentiate and train)
-            except NoReference as reason:
-                self.report.left_out[name] = str(reason)
-                continue
-            found.append(result)
+                    asked = differentiate and train
+                result = self.result(name, train, labels, asked, first and self._replaces(name), first)
+                if result is not None:
+                    yield result
+
+    def result(
+        self, name: str, train: bool, labels: Labels | None, differentiate: bool, replace: bool, apart: bool
+    ) -> ModeResult | None:
+        """The result of one mode, as `PackedRuns.measure` says; None where it has no reference, which is noted."""
+        packed = self.packed_runs(train)
+        try:
+            if name in MODES:
+                result = packed.measure(name, labels, differentiate, replace, apart)
+            elif name == ROUTER:
+                result = measure_router(self.runner, self.case, labels, self.pads)
+            else:
+                judge, bound = self.report.is_exact, self.report.padded_tolerance
+                runs = PaddedRuns(self.runner, self.case, labels, packed.alone, judge, bound)
+                result = runs.measure(name, differentiate)
+        except NoReference as reason:
+            self.report.left_out[name] = str(reason)
+            result = None
         self.report.notes.update(packed.notes)
         if packed.unknown:
             self.report.notes["fields"] = f"not compared, of unknown form: {', '.join(sorted(packed.unknown))}"
-        return found
+        return result
 
     def _differentiates(self, name: str, train: bool, training: tuple[bool, ...]) -> bool:
         if name in ("every output", "thresholds"):

@@ -90,15 +90,20 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def find_labels(
-    model: PreTrainedModel, case: Case, alone: list[Fields], run: Run, ignore_boundaries: bool
+    model: PreTrainedModel,
+    case: Case,
+    alone: list[Fields],
+    run: Run,
+    ignore_boundaries: bool,
+    call: Callable[..., Any] | None = None,
 ) -> tuple[Labels | None, str | None]:
     """Labels that the loss of stock takes for documents alone, or why there are none (None for a model without a loss).
 
     `alone` is what the documents get alone; `ignore_boundaries` says that the caller masks the first labels of packed
-    documents, as collators do for stock.
+    documents, as collators do for stock. `call` calls the model, where calls of it are to be counted.
     """
     number = max(range(len(case.documents)), key=lambda i: len(case.documents[i]))
-    counts_first = first_label_counts(model)
+    counts_first = first_label_counts(model, call)
     said: str | None = None
     if counts_first is not None:
         for made in _per_token(model, case, alone):

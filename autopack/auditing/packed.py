@@ -15,7 +15,7 @@ from autopack.auditing.fields import Fields, Sides, errors_between, fields_of, s
 from autopack.auditing.losses import Labels, expected_losses, find_labels, relative_error
 from autopack.auditing.places import raised_at
 from autopack.auditing.report import ModeResult
-from autopack.auditing.running import Runner, gradient_error, gradients, weighted_sum
+from autopack.auditing.running import Runner, weighted_sum
 from autopack.errors import AutopackError, UnsupportedModel
 from autopack.inspection.parameters import parameters_of
 
@@ -40,9 +40,11 @@ class PackedRuns:
         """Fields of which nobody can tell which part belongs to which document."""
         self.notes: dict[str, str] = {}
         """What else was not measured, and why."""
+        self.asks_both: tuple[Labels, set[str]] | None = None
+        """Labels that documents alone are run with, and the fields for which they are run again without, if need be."""
         self._outputs: dict[Any, Any] = {}
         self._losses: dict[Any, torch.Tensor] = {}
-        self._gradients: dict[Any, list[torch.Tensor]] = {}
+        self._gradients: dict[Any, Any] = {}
 
     def find_labels(self) -> tuple[Labels | None, str | None]:
         """Labels that stock's loss takes, or why there are none; None for a model without a loss."""
@@ -54,7 +56,8 @@ class PackedRuns:
             return self.runner.stock({**self.case.by_itself(number), **labels, **self.case.without_router})
 
         with self.runner.as_stock():
-            return find_labels(self.runner.model, self.case, alone, run, self.runner.enabled is None)
+            enabled = self.runner.enabled
+            return find_labels(self.runner.model, self.case, alone, run, enabled is None, self.runner.run)
 
     def alone(self) -> list[Fields]:
         """What stock gives every document by itself."""
@@ -129,7 +132,7 @@ class PackedRuns:
             outputs, loss, refused = self._with_labels(name, call, labels, apart)
         if (apart and name in WITHOUT_LABELS) or not self._tells_as_much(outputs, alone):
             # With labels, some models do not return all that they return without.
-            outputs = fields_of(self.runner.model(**case.given(call)))
+            outputs = fields_of(self.runner.run(**case.given(call)))
         found, expected, unknown = Sides.of(call).split(outputs, alone)
         if not any(expected):
             raise UnsupportedModel("no field of its output can be compared with what documents get alone")
@@ -159,8 +162,35 @@ class PackedRuns:
         keys = [(id(case), number % number_of, first, bool(kept)) for number, first in enumerate(call.first)]
         for key in keys:
             if key not in self._outputs:
-                self._outputs[key] = self.runner.stock({**case.alone(call, key[1]), **kept})
+                together = self._alone_with_labels(call, key[1]) if case is self.case and not kept else None
+                plain = {**case.alone(call, key[1]), **kept}
+                self._outputs[key] = self._held(self.runner.stock(plain) if together is None else together)
         return [self._outputs[key] for key in keys]
+
+    def _held(self, output: Any) -> Any:
+        """What is kept of an output: within a budget, no graph where no gradients are asked for."""
+        if self.runner.meter is None or self.training:
+            return output
+        return {name: value.detach() for name, value in fields_of(output).items()}
+
+    def forget(self) -> None:
+        """Drop what stock has given for documents alone, and the graphs of it."""
+        self._outputs.clear()
+        self._gradients.clear()
+
+    def _alone_with_labels(self, call: Call, number: int) -> Any:
+        """The output for a document with its labels, where one call is to tell of both and does; its loss is kept."""
+        if self.asks_both is None:
+            return None
+        labels, wanted = self.asks_both
+        key = number % len(self.case.documents), call.first[number]
+        plain = self.case.alone(call, number)
+        output = self.runner.stock({**plain, **labels.alone[key[0]], **self.case.without_router})
+        loss = loss_of(output)
+        if loss is None or not wanted <= fields_of(output).keys():
+            return None
+        self._losses[key] = loss.detach()
+        return output
 
     @torch.no_grad()
     def _influence(
@@ -180,7 +210,8 @@ class PackedRuns:
         """
         matrix, worst_loss, refused = np.full((len(found), len(found)), np.nan), 0.0, None
         rows = call.shape[0]
-        for j in range(len(found)) if rows == 1 else range(1, len(found), len(found) // rows):
+        numbers = range(len(found)) if rows == 1 else range(1, len(found), len(found) // rows)
+        for j in numbers if self.runner.meter is None else numbers[1:2]:
             outputs: Fields = {}
             behind = (j + 1) % len(found)
             if labels is not None and labels.per_token and labels.counts[behind] > 0:
@@ -192,7 +223,7 @@ class PackedRuns:
                 except Exception:  # without labels the call may run
                     worst_loss = math.inf
             if not self._tells_as_much(outputs, alone):
-                outputs = fields_of(self.runner.model(**case.given(call, j)))
+                outputs = fields_of(self.runner.run(**case.given(call, j)))
             changed, _, _ = Sides.of(call).split(outputs, alone)
             matrix[:, j] = [worst for worst, _ in errors_between(changed, found, scales)]
         np.fill_diagonal(matrix, np.nan)
@@ -201,22 +232,21 @@ class PackedRuns:
     def _gradient_error(
         self, call: Call, found: list[Fields], expected: list[Fields], scales: dict[str, float]
     ) -> float | None:
-        parameters = self.runner.parameters()
         one, other = weighted_sum(found, scales), weighted_sum(expected, scales)
-        if not parameters or one is None or other is None:
+        if not self.runner.parameters() or one is None or other is None:
             return None
         key = tuple(call.first), tuple(expected[0])
         if key not in self._gradients:
             try:
-                self._gradients[key] = gradients(other, parameters)
+                self._gradients[key] = self.runner.gradients(other)
             except Exception as error:
                 if self.training:  # some models have gradients in train mode alone
                     self.notes["gradients"] = f"not measured, because stock has none: {type(error).__name__}: {error}"
                 return None
-        gradient = gradients(one, parameters)
-        if any(a.shape != b.shape for a, b in zip(gradient, self._gradients[key], strict=True)):
-            self._gradients[key] = gradients(other, parameters)  # FSDP1 changes shapes of parameters as it gathers them
-        return gradient_error(gradient, self._gradients[key])
+        gradient = self.runner.gradients(one)
+        if not gradient.is_like(self._gradients[key]):
+            self._gradients[key] = self.runner.gradients(other)  # FSDP1 changes shapes of parameters as it gathers them
+        return gradient.error(self._gradients[key])
 
     def _with_labels(
         self, name: str, call: Call, labels: Labels, apart: bool
@@ -260,7 +290,7 @@ class PackedRuns:
         except Exception as error:
             self.notes["decoder's tokens made of labels"] = f"not measured: {type(error).__name__}: {error}"
             return None
-        found = loss_of(self.runner.model(**without(self.case.given(call)), **labels.packed(call)))
+        found = loss_of(self.runner.run(**without(self.case.given(call)), **labels.packed(call)))
         if found is None:
             return math.inf
         return min(relative_error(found, each) for each in expected_losses(losses, counts))
@@ -289,13 +319,13 @@ class PackedRuns:
             self.notes[_ITEMS] = "not measured: stock's loss of a document alone is no sum divided by it"
             return 0.0
         packed = {**self.case.given(call), **labels.packed(call), **self.case.without_router}
-        found = loss_of(self.runner.model(**packed, num_items_in_batch=items))
+        found = loss_of(self.runner.run(**packed, num_items_in_batch=items))
         return math.inf if found is None else relative_error(found, expected * share)
 
     def _loss(
         self, call: Call, labels: dict[str, torch.Tensor], replaced: int | None = None
     ) -> tuple[Fields, torch.Tensor]:
-        output = self.runner.model(**self.case.given(call, replaced), **labels, **self.case.without_router)
+        output = self.runner.run(**self.case.given(call, replaced), **labels, **self.case.without_router)
         loss = loss_of(output)
         if loss is None:
             raise RuntimeError("the model gives no loss for packed rows, although it gives one for documents alone")

@@ -22,7 +22,7 @@ from autopack.auditing.fields import (
 )
 from autopack.auditing.losses import Labels, expected_losses, relative_error
 from autopack.auditing.report import ModeResult
-from autopack.auditing.running import Runner, gradient_error, gradients, weighted_sum
+from autopack.auditing.running import Runner, weighted_sum
 
 _OF_DECODER = ("decoder_input_ids", "decoder_attention_mask")
 
@@ -34,6 +34,8 @@ class _Answer:
     fields: Fields
     documents: list[Fields]
     loss: torch.Tensor | None
+    gradients: Any = None
+    """Those of the total, where they were made before the graph was dropped."""
 
     def total(self, scales: dict[str, float]) -> torch.Tensor | None:
         """What is differentiated: the loss, or a weighted sum of all results where there is none."""
@@ -74,9 +76,11 @@ class PaddedRuns:
             raise NoReference(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
         if any(bool(value.isnan().any()) for document in expected.documents for value in document.values()):
             raise NoReference("stock gives values that are no numbers")
+        if differentiate and self.runner.meter is not None:
+            self._make_gradients(expected)
         tally = self.runner.enabled.tally.batches  # type: ignore[union-attr]
         try:
-            found = self._answer(self.runner.model(**arguments), sides, expected)
+            found = self._answer(self.runner.run(**arguments), sides, expected)
         except Exception as error:
             return ModeResult(name, training, kind="padded", failure=f"{type(error).__name__}: {error}")
         unpadded = self.runner.enabled.tally.batches > tally  # type: ignore[union-attr]
@@ -117,17 +121,34 @@ class PaddedRuns:
         loss = gradient = None
         if expected.loss is not None:
             loss = float("inf") if found.loss is None else relative_error(found.loss, expected.loss)
-        parameters = self.runner.parameters()
-        if differentiate and parameters and (found.loss is None) == (expected.loss is None):
+        if differentiate and self.runner.parameters() and (found.loss is None) == (expected.loss is None):
             one = _Answer(found.fields, documents, found.loss).total(scales)
             other = expected.total(scales)
-            if one is not None and other is not None and bool(other.isfinite()) and other.requires_grad:
-                wanted = _gradients_of_stock(other, parameters)
+            ready = expected.gradients is not None
+            if one is not None and other is not None and bool(other.isfinite()) and (ready or other.requires_grad):
+                wanted = expected.gradients if ready else self._gradients_of_stock(other)
                 # Windows in which a token of padding sees nothing give stock none (softmax of nothing, float64).
-                if wanted is not None and all(bool(each.isfinite().all()) for each in wanted):
-                    gradient = gradient_error(gradients(one, parameters), wanted)
+                if wanted is not None and wanted.are_finite():
+                    gradient = self.runner.gradients(one).error(wanted)
         training = self.runner.model.training
         return ModeResult(name, training, error, None, gradient, loss, kind="padded", field=where, unpadded=unpadded)
+
+    def _make_gradients(self, expected: _Answer) -> None:
+        """Make the gradients of stock before another graph is there beside its own, which is dropped."""
+        total = expected.total(scales_of(expected.documents))
+        if total is None or not total.requires_grad or not self.runner.parameters():
+            return
+        expected.gradients = self._gradients_of_stock(total)
+        expected.fields = {name: value.detach() for name, value in expected.fields.items()}
+        expected.documents = [{n: value.detach() for n, value in each.items()} for each in expected.documents]
+        expected.loss = None if expected.loss is None else expected.loss.detach()
+
+    def _gradients_of_stock(self, total: torch.Tensor) -> Any:
+        """None where stock has none: some write to what their own backward needs (Splinter)."""
+        try:
+            return self.runner.gradients(total)
+        except RuntimeError:
+            return None
 
     @torch.no_grad()
     def _stock_reads_padding(self, arguments: dict[str, Any], side: str, expected: _Answer, alone: _Answer) -> bool:
@@ -184,14 +205,6 @@ class PaddedRuns:
             for document, part in zip(documents, parts, strict=True):
                 document[name] = part[0]
         return _Answer({}, documents, loss)
-
-
-def _gradients_of_stock(total: torch.Tensor, parameters: list[torch.nn.Parameter]) -> list[torch.Tensor] | None:
-    """None where stock has none: some write to what their own backward needs (Splinter)."""
-    try:
-        return gradients(total, parameters)
-    except RuntimeError:
-        return None
 
 
 def _called_as(like: Collection[str], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def measure_router(runner: Runner, case: Case, labels: Labels | None, pads: bool
     worst, refused = 0.0, None
     for call in [*calls, *([given] if pads else [])]:
         try:
-            worst = max(worst, _error(_numbers(runner.model(**{**call, **_WANTED})), expected))
+            worst = max(worst, _error(_numbers(runner.run(**{**call, **_WANTED})), expected))
         except AutopackError as failure:
             refused = f"{type(failure).__name__}: {failure}"
         except Exception as failure:

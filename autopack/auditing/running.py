@@ -10,7 +10,10 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.attention.rotary import reset_frequencies
+from autopack.auditing.budget import Meter
 from autopack.auditing.fields import Fields
+from autopack.auditing.gradients import Whole, gradients
+from autopack.auditing.projections import Projections, projections
 from autopack.inspection.modules import row_dependent_rotaries
 from autopack.runtime import scope
 from autopack.runtime.marks import enabled_in
@@ -20,24 +23,49 @@ from autopack.runtime.model import EnabledModel
 class Runner:
     """One model, and what autopack has made of it if it has."""
 
-    def __init__(self, model: PreTrainedModel):
-        self.model = model
+    def __init__(self, model: PreTrainedModel, meter: Meter | None = None):
+        self.model, self.meter = model, meter
         self.enabled: EnabledModel | None = enabled_in(model)
+        self.sharded = meter is not None and any(map(_is_sharded, model.modules()))
+        """Whether parameters, or modules around them, are not plain: other code makes and shares out gradients."""
+        self.left_out: set[int] = set()
+        """The numbers of the parameters whose gradients need more memory than the budget has."""
         self._rotaries = row_dependent_rotaries(model)
 
     def as_stock(self) -> contextlib.AbstractContextManager[None]:
         """What runs inside runs as it would without autopack. To be entered where it is made: it belongs to a frame."""
         return contextlib.nullcontext() if self.enabled is None else scope.stock(self.enabled)
 
+    def run(self, **arguments: Any) -> Any:
+        """What the model gives for a call as it stands, or as stock inside `as_stock`. Raises `OverBudget`."""
+        if self.meter is not None:
+            self.meter.count()
+        return self.model(**arguments)
+
     def stock(self, arguments: dict[str, Any]) -> Any:
         """What stock gives for a call, whatever ran before it."""
         with self.as_stock():
             forget_lengths(self._rotaries)
-            return self.model(**arguments)
+            return self.run(**arguments)
+
+    def gradients(self, total: torch.Tensor) -> Whole | Projections:
+        """The gradients of a sum in all parameters that are trained: as they are, or within a budget projected."""
+        meter, parameters = self.meter, self.parameters()
+        if meter is None or self.sharded:
+            return Whole(gradients(total, parameters))
+        found = projections(total, parameters, meter.kept_bytes, meter.bytes // 2)
+        self.left_out |= found.left_out
+        return found
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that are trained."""
         return [p for p in self.model.parameters() if p.requires_grad and p.numel()]
+
+
+def _is_sharded(module: torch.nn.Module) -> bool:
+    held = [p for p in module.parameters(recurse=False) if p.requires_grad]
+    wrapped = any(cls.__module__.startswith("torch.distributed.") for cls in type(module).__mro__)
+    return wrapped or any(type(p) is not torch.nn.Parameter or hasattr(p, "ds_id") for p in held)
 
 
 def forget_lengths(rotaries: Sequence[torch.nn.Module]) -> None:
@@ -47,15 +75,6 @@ def forget_lengths(rotaries: Sequence[torch.nn.Module]) -> None:
         kinds = rotary.__dict__.get("rope_type")
         for kind in [{"layer_type": kind} for kind in kinds] if isinstance(kinds, dict) else [{}]:
             reset_frequencies(rotary, {"x": one[0].float(), "position_ids": one, **kind})
-
-
-_ROUNDINGS = 4
-
-
-def gradients(total: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """The gradient of every parameter; zero where it has none."""
-    # Documents alone are in the graphs of several call modes.
-    return list(torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True, materialize_grads=True))
 
 
 def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> torch.Tensor | None:
@@ -71,20 +90,3 @@ def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> torch.Ten
                 shown = value.where(value.detach().abs() < 1e30, torch.zeros_like(value))
                 parts.append((shown * weights).sum() / scales[name])
     return torch.stack([part.double() for part in parts]).sum() if parts else None
-
-
-def gradient_error(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
-    """Largest difference of a parameter's gradient, relative to the largest entry of that parameter's gradient.
-
-    Gradients that are zero but for rounding (biases that a softmax or norm cancels) count relative to the largest
-    gradient of the model instead. What a few roundings of the parameter's own dtype make is no difference: some models
-    keep single parameters in bfloat16 (Apertus), whatever the dtype of the others.
-    """
-    sizes = [float(e.abs().max()) for e in expected]
-    least = 1e-2 * max(sizes)
-    errors = [
-        float((f - e).abs().max()) / (max(size, least) or 1.0) - _ROUNDINGS * torch.finfo(e.dtype).eps
-        for f, e, size in zip(found, expected, sizes, strict=True)
-    ]
-    worst = max(0.0, *errors)
-    return worst if all(error == error for error in errors) else float("inf")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 CHOICES = {
     "backend": ("auto", "flash", "varlen", "flex", "sdpa", "eager"),
     "unpad": ("auto", "always", "never"),
-    "verify": ("auto", "always", "never"),
+    "verify": ("auto", "always", "full", "never"),
 }
 """The values that each option takes, its default first."""
 

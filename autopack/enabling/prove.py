@@ -9,6 +9,8 @@ from dataclasses import replace
 from transformers import PreTrainedModel
 
 from autopack.auditing.auditor import audit
+from autopack.auditing.budget import Budget, OverBudget, budget_of
+from autopack.auditing.within import audit_within, words_of
 from autopack.enabling.by_twin import proof_by_twin
 from autopack.enabling.reading import LENGTHS, as_float32, callable_part
 from autopack.inspection.provenance import Provenance
@@ -17,6 +19,8 @@ from autopack.runtime.model import EnabledModel, Proof
 from autopack.trust.recorded import why_not_recorded
 
 logger = logging.getLogger(__name__)
+BUDGET: Budget | None = None
+"""Of an audit of somebody's own model, unless `verify` is "full"; None leaves it to the size of the model."""
 
 
 def prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, packs: bool) -> None:
@@ -60,25 +64,46 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> N
             how = f"by the released leak test of {kind}, for the {type(tested).__name__} in it"
             enabled.proof = Proof(how, padded=unasked, source="recorded")
             return
+    because = f"{unknown}{silent}" if verify == "auto" else f"verify={verify!r}"
+    enabled.proof = _audited(tested, because, verify, unasked)
+
+
+def _audited(model: PreTrainedModel, because: str, verify: str, unasked: str | None) -> Proof:
+    """What an audit of this very model says: within the budget, or at full depth where `verify` asks for it.
+
+    `unasked` is why nobody knows what becomes of padding around it, if so.
+    """
     started = time.perf_counter()
-    because = f"{unknown}{silent}" if verify == "auto" else "verify='always'"
+    said = f"(audited because: {because})"
     logger.log(
         logging.WARNING if verify == "auto" else logging.INFO,
         "autopack audits this %s on the spot, on a few dozen tokens, because no released run has measured it: %s",
         type(model).__name__,
         because,
     )
+    budget = BUDGET or budget_of(model)
+    within, left = "", ""
     try:
-        report = as_float32(audit(tested, lengths=LENGTHS))
+        if verify == "full":
+            report = as_float32(audit(model, lengths=LENGTHS))
+        else:
+            found = audit_within(model, budget, LENGTHS)
+            report, within = as_float32(found.report), f" within {budget}"
+            left = f"; left out: {words_of(found.left_out)}" if found.left_out else ""
+    except OverBudget as spent:
+        reason = (
+            f"an audit of this very model within {budget} could not tell, since {spent}; verify='full' audits it "
+            f"whatever that takes {said}"
+        )
+        return Proof(f"not: {reason}", reason, reason, reason)
     except Exception as error:
         # Somebody else's code may raise anything; what cannot be measured is not proven.
-        reason = f"its audit raised {type(error).__name__}: {error} (audited because: {because})"
-        enabled.proof = Proof(f"not: {reason}", reason, reason, reason)
-        return
-    how = f"by an audit of this very model, worst relative error {report.worst:.1e} (audited because: {because})"
+        reason = f"its audit raised {type(error).__name__}: {error} {said}"
+        return Proof(f"not: {reason}", reason, reason, reason)
+    how = f"by an audit of this very model{within}, worst relative error {report.worst:.1e} {said}{left}"
     # A padded batch without its padding is a packed row.
     inexact = report.padded or report.packed
     padded = unasked or (inexact and f"it was not exact without its padding when it was audited: {inexact}")
-    packed = report.packed and f"{report.packed} (audited because: {because})"
-    enabled.proof = Proof(how, packed, report.labels, padded, source="audit")
+    packed = report.packed and f"{report.packed} {said}"
     logger.info("autopack audited %s in %.1f s", type(model).__name__, time.perf_counter() - started)
+    return Proof(how, packed, report.labels, padded, source="audit")

@@ -82,7 +82,7 @@ class Settings(NamedTuple):
 
 
 _ABOUT_UNPAD = "which padded batches run as packed rows inside: those where it gives the same, more of them, or none"
-_ABOUT_VERIFY = "audit a model before it is enabled: one whose architecture no released run has covered, any, or none"
+_ABOUT_VERIFY = "audit a model before it is enabled: one that no released run has covered, any, any in full, or none"
 OPTIONS = (
     Option("backend", "auto", "what computes attention on packed rows"),
     Option("unpad", "auto", _ABOUT_UNPAD),

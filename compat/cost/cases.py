@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from compat.published.measure import build
 
@@ -19,6 +20,21 @@ class Mine(LlamaForCausalLM):
 
 class Chat(LlamaForCausalLM):
     """A subclass with a forward of its own, which calls that of transformers."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
+class Fitted(LlamaForCausalLM):
+    """A class that cannot be made from its configuration alone."""
+
+    def __init__(self, config: LlamaConfig, scale: float):
+        super().__init__(config)
+        self.scale = scale
+
+
+class OwnAttention(LlamaAttention):
+    """An attention layer with a forward of its own, which calls that of transformers."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return super().forward(*args, **kwargs)
@@ -92,6 +108,16 @@ def with_own_linear(model: Any = None) -> Any:
     return model
 
 
+def with_own_attention() -> Any:
+    model = llama()
+    layer = model.model.layers[5]
+    made = OwnAttention(model.config, 5)
+    for name, part in layer.self_attn.named_children():
+        setattr(made, name, part)
+    layer.self_attn = made
+    return model
+
+
 def with_own_norms() -> Any:
     model = llama()
     for holder in list(model.modules()):
@@ -142,6 +168,8 @@ CASES: dict[str, Callable[[], Any]] = {
     "a hook that looks": with_a_hook_that_looks,
     "a hook that adds": with_a_hook_that_adds,
     "LoRA of PEFT": with_peft,
+    "by an audit: a class of two arguments": lambda: llama(lambda config: Fitted(config, 1.0)),
+    "by an audit: attention of one's own put in": with_own_attention,
     "7 B on meta": lambda: build(_7B),
     "7 B on meta, a subclass": lambda: build(_7B, Mine),
     "7 B on meta, its own forward": lambda: build(_7B, Chat),

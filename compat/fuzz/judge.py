@@ -20,8 +20,9 @@ import torch
 from autopack.auditing.asking import loss_of
 from autopack.auditing.auditor import TOLERANCE
 from autopack.auditing.fields import Fields, Sides, WrongShape, errors_between, fields_of
+from autopack.auditing.gradients import gradient_error
 from autopack.auditing.losses import expected_losses, relative_error
-from autopack.auditing.running import gradient_error, weighted_sum
+from autopack.auditing.running import weighted_sum
 from autopack.errors import AutopackError
 from compat.fuzz.case import Arranged
 from compat.fuzz.model import Asked, Model, NoStock, backward, said, taken

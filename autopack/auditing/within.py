@@ -1,0 +1,171 @@
+"""An audit of a model of any size within a budget: what matters most first, then as much as the budget allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedModel
+
+from autopack.auditing.auditor import Audit, check_can_be_audited
+from autopack.auditing.budget import Budget, Meter, OverBudget
+from autopack.auditing.cases import MODES
+from autopack.auditing.left_as_found import left_as_found
+from autopack.auditing.losses import Labels
+from autopack.auditing.report import LeakReport, ModeResult
+from autopack.auditing.routers import ROUTER
+
+ESSENTIAL = (("default", False), ("default", True), ("right-padded", True))
+"""Mode, and whether in training: packed rows against documents alone in both, with labels and one document replaced in
+evaluation and gradients in training, and one padded batch with its gradients. Without these nothing is said."""
+FURTHER = (
+    "two rows",
+    "thresholds",
+    ROUTER,
+    "left-padded",
+    "right-padded, no labels",
+    "segment ids",
+    "padding mask",
+    "mid-document start",
+    "use_cache=False",
+    "all-ones mask",
+    "left-padded, use_cache=False",
+    "right-padded, use_cache=False",
+    "every output",
+)
+"""What is run beyond these, in evaluation, in this order."""
+_IN_TRAINING = 6
+"""Forwards of what is essential in training."""
+
+
+@dataclass
+class Found:
+    """What an audit within a budget has found: the report, and what is not in it, with the reason."""
+
+    report: LeakReport
+    left_out: dict[str, str] = field(default_factory=dict)
+    forwards: int = 0
+
+
+def audit_within(model: PreTrainedModel, budget: Budget, lengths: tuple[int, ...]) -> Found:
+    """Audit a model as `audit` does, within a budget. Raises `OverBudget` where not even what is essential was done.
+
+    Gradients are compared by projections, one parameter at a time, so that they need no memory of the size of weights;
+    those of parameters that are shared out over processes are held, as `audit` does.
+    """
+    check_can_be_audited(model)
+    meter = Meter(budget, model)
+    with left_as_found(model):
+        short = _Short(model, lengths, meter)
+        report = short.run((False, True), gradients=True)
+    return Found(report, short.not_done(), meter.forwards)
+
+
+class _Short(Audit):
+    """An audit in the order of what matters, until its meter says that no more is to be begun."""
+
+    def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], meter: Meter):
+        super().__init__(model, lengths, meter=meter)
+        self.meter = meter
+        self._not_run: dict[str, str] = {}
+        self._wrong = False
+        """Whether something essential was found not exact."""
+
+    def labels(self, training: tuple[bool, ...]) -> Labels | None:
+        """Labels as `Audit` finds them; none where that would leave too little for what is essential."""
+        self.meter.halve()
+        try:
+            return super().labels(training)
+        except OverBudget as error:
+            self.report.notes["loss"] = f"not measured, because {error} before such were found"
+            return None
+        finally:
+            self.meter.restore()
+
+    def measured(self, training: tuple[bool, ...], differentiate: bool, labels: Labels | None) -> Iterator[ModeResult]:
+        if labels is not None:
+            known = {name for fields in self.packed_runs(False).alone() for name in fields}
+            self.packed_runs(True).asks_both = labels, known
+        # Training may change buffers and weights, so all of evaluation comes before it.
+        for train in (False, True):
+            for name in (name for name, when in ESSENTIAL if when == train and name in self.modes):
+                result = self._essential(name, train, labels, differentiate and train)
+                if result is not None:
+                    yield result
+            if not train:
+                yield from self._further(labels)
+
+    def _essential(self, name: str, train: bool, labels: Labels | None, differentiate: bool) -> ModeResult | None:
+        try:
+            result = self._one(name, train, labels, differentiate, essential=True)
+        except OverBudget as error:
+            if not self._wrong:
+                raise
+            self._not_run[f"{name}, {'train' if train else 'eval'}"] = str(error)
+            return None
+        self._wrong = self._wrong or (result is not None and not self.report.is_exact(result))
+        return result
+
+    def _further(self, labels: Labels | None) -> Iterator[ModeResult]:
+        self.meter.halve(_IN_TRAINING)
+        spent: str | None = None
+        for name in FURTHER:
+            if name not in self.modes:
+                continue
+            if name == "thresholds" and self.long is not None and not self.meter.fits(sum(self.long.lengths)):
+                self._not_run[name] = f"{sum(self.long.lengths)} tokens need more than the memory"
+                continue
+            if spent is None:
+                try:
+                    result = self._one(name, False, labels, False, essential=False)
+                except OverBudget as error:
+                    spent = str(error)
+                else:
+                    if result is not None:
+                        yield result
+                    continue
+            self._not_run[name] = spent
+        self.meter.restore()
+
+    def _one(
+        self, name: str, train: bool, labels: Labels | None, differentiate: bool, essential: bool
+    ) -> ModeResult | None:
+        apart = essential and name in MODES and not train
+        with torch.set_grad_enabled(differentiate):
+            result = self.result(name, train, labels, differentiate, apart or name == "two rows", apart)
+        if train:
+            self.packed_runs(train).forget()  # graphs of documents alone, beside those of padded batches
+        return result
+
+    def raised_alone(self) -> str | None:
+        try:
+            self.packed_runs(False).alone()  # which keeps what it finds
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def change_by_cache(self, train: bool) -> float:
+        try:
+            return super().change_by_cache(train)
+        except OverBudget:  # what is wrong is said without it
+            return 0.0
+
+    def not_done(self) -> dict[str, str]:
+        """What was not measured for the budget, with the reason."""
+        left = dict(self._not_run)
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        numbered = self.runner.parameters()
+        if self.runner.left_out:
+            shown = [names[id(numbered[number])] for number in sorted(self.runner.left_out)]
+            more = f" and {len(shown) - 3} more" if len(shown) > 3 else ""
+            left[f"gradients of {', '.join(shown[:3])}{more}"] = "they need more than the memory"
+        return left
+
+
+def words_of(left_out: dict[str, str]) -> str:
+    """What was left out, in a clause; what has one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        by_reason.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(map(repr, names))}, since {reason}" for reason, names in by_reason.items())
