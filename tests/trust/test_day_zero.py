@@ -57,6 +57,27 @@ class TestAnotherNumber:
         assert found[name]["message"].startswith("by the released leak test of ")
 
 
+ADDED = {
+    "gemma": (
+        "class GemmaDecoderLayer(GradientCheckpointingLayer):\n",
+        "    def __call__(self, hidden_states, *args, **kwargs):\n"
+        "        return super().__call__(hidden_states + hidden_states.mean(1, keepdim=True), *args, **kwargs)\n",
+    ),
+    "olmo": (
+        "class OlmoForSequenceClassification(GenericForSequenceClassification, OlmoPreTrainedModel):\n",
+        "    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):\n"
+        "        output = super().forward(input_ids, attention_mask, position_ids, **kwargs)\n"
+        "        output.logits = output.logits + (input_ids.sum() if input_ids is not None else 0)\n"
+        "        return output\n",
+    ),
+    "starcoder2": (
+        "class Starcoder2Model(Starcoder2PreTrainedModel):\n",
+        "    def save_for_later(self, path):\n        self.save_pretrained(path)\n",
+    ),
+}
+"""Functions that a class has not had: by type, the head of the class and what follows on it."""
+
+
 def _with_other_models(folder: Any) -> Release:
     """A release of which some modeling files are not the recorded ones, and that has a type more."""
     release = Release(folder)
@@ -71,6 +92,8 @@ def _with_other_models(folder: Any) -> Release:
     release.change("models/llama/modeling_llama.py", (STATES, MIXED))
     release.change("models/qwen3/modeling_qwen3.py", ("rotate_half", "_turned_by_half"))
     release.change("models/phi/modeling_phi.py", ("eager_attention_forward", "_attend_eagerly"))
+    for name, (head, function) in ADDED.items():
+        release.change(f"models/{name}/modeling_{name}.py", (head, f"{head}{function}\n"))
     _add_type(release)
     return release
 
@@ -104,9 +127,12 @@ class TestOtherModels:
             renamed_seam=case("phi"),
             renamed_seam_eager=case("phi", attention="eager"),
             new=case("lama2"),
+            called=case("gemma"),
+            overridden=case("olmo", "sequence-classification"),
+            saved=case("starcoder2"),
         )
 
-    @pytest.mark.parametrize("name", [*UNTOUCHED, "remarks"])
+    @pytest.mark.parametrize("name", [*UNTOUCHED, "remarks", "saved"])
     def test_what_says_the_same_is_covered(self, found, name):
         assert is_exact(found[name], "recorded"), found[name]
 
@@ -126,6 +152,13 @@ class TestOtherModels:
 
     def test_what_mixes_tokens_is_refused(self, found):
         assert is_refused(found["mixing"], "UnsupportedModel", "is not exact", "LlamaModel.forward"), found["mixing"]
+
+    @pytest.mark.parametrize(
+        ("name", "function"),
+        [("called", "GemmaDecoderLayer.__call__"), ("overridden", "OlmoForSequenceClassification.forward")],
+    )
+    def test_what_mixes_tokens_in_a_function_that_is_new_is_refused(self, found, name, function):
+        assert is_refused(found[name], "UnsupportedModel", "is not exact", function), found[name]
 
     def test_only_its_digest_keeps_it_from_being_covered(self, found):
         """The control: with the digest of the new text in the record, the same model is enabled and leaks."""
