@@ -120,6 +120,17 @@ def is_own(value: Any) -> bool:
     return True
 
 
+def passes_on(module: nn.Module, name: str, value: Any) -> bool:
+    """Whether a function on a module is a library's own around what the class has under that name (accelerate's)."""
+    of_class = {id(layer) for layer in layers(getattr(type(module), name, None))}
+    if not of_class & {id(layer) for layer in layers(value)}:
+        return False
+    around = [layer for layer in layers(value) if id(layer) not in of_class]
+    functions = [layer for layer in around if isinstance(layer, FunctionType)]
+    others = all(isinstance(layer, FunctionType | MethodType | functools.partial) for layer in around)
+    return others and all(_is_own_file(function.__code__.co_filename) for function in functions)
+
+
 def located(cls: type) -> bool:
     """Whether a class is the one that its module holds under its name, from a file that is not somebody else's."""
     path = getattr(sys.modules.get(cls.__module__), "__file__", None)

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import tiny
-from autopack.inspection.provenance import is_of, is_own, is_token_wise, original
+from autopack.inspection.provenance import is_of, is_own, is_token_wise, original, passes_on
 from autopack.proving.alike import alike
 from autopack.tiny.weights import randomize
 from autopack.trust import configuration
@@ -29,7 +29,7 @@ MOST_PARAMETERS = 20_000_000
 _RUN_TIME = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.", "torch.nn.parallel.")
 """Where classes come from that modules are put into, or wrapped in, after they have been made."""
 _NOT_OF_THE_CODE = frozenset(
-    ("training", "gradient_checkpointing", "name_or_path", "is_gradient_checkpointing", "peft_config")
+    "training gradient_checkpointing name_or_path is_gradient_checkpointing peft_config hf_device_map".split()
 )
 """Attributes that say how a module is used now, or which one of many it is."""
 
@@ -197,7 +197,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, value in vars(module).items():
         if name.startswith("_") or name in _NOT_OF_THE_CODE:
             continue
-        if name == "forward" and is_own(value):  # accelerate's, which goes on to that of the class
+        if passes_on(module, name, value) or (name == "forward" and is_own(value)):  # accelerate's
             continue
         if isinstance(value, (bool, str, type(None))):
             yield name, value

@@ -46,4 +46,4 @@ def is_making_of_config(function: str) -> bool:
 
 def matters(module: str, cls: str, function: str) -> bool:
     """Whether a function that a class has had none of matters: it may stand before one that the class inherits."""
-    return function in ALWAYS if is_large(module, cls) else not is_making(module, function)
+    return (not is_large(module, cls) or function in ALWAYS) and not is_making(module, function)
