@@ -315,9 +315,22 @@ def on_instance(module: nn.Module) -> str | None:
     kept = module.__dict__.get("_old_forward")
     if kept is not None and not is_own(kept):
         return f"the forward that a hook keeps is {_whose(kept)}"
+    hook = foreign_hook_of_accelerate(module)
+    if hook is not None:
+        return f"a hook by which accelerate runs it is a {type(hook).__qualname__} of {type(hook).__module__}"
     loss = module.__dict__.get("_loss_function")
     if loss is not None and not is_own(loss):
         return f"its loss_function is {_whose(loss)}"
+    return None
+
+
+def foreign_hook_of_accelerate(module: nn.Module) -> Any:
+    """The hook by which accelerate runs a module, or one of several, where its class is not accelerate's; else None."""
+    waiting = [module.__dict__.get("_hf_hook")]
+    for hook in waiting:
+        if hook is not None and not is_of(type(hook), "accelerate"):
+            return hook
+        waiting += getattr(hook, "hooks", ())
     return None
 
 

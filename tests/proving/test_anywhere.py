@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import autopack
+from autopack import tiny
+from autopack.errors import UnsupportedModel
 from tests.conftest import FLOAT32, LENGTHS, alone, error, positions, token_ids
 from tests.proving.untouched import Doubled, Mine, Touched, built, left_alone
 
@@ -124,6 +126,37 @@ def test_a_model_of_inference_mode(name):
         model = built()
     with torch.inference_mode(), left_alone(model), autopack.enable(model) as handle:
         assert handle.enabled.proof.source == "twin"
+
+
+class Hook:
+    """Somebody's hook for accelerate: `pre_forward` and `post_forward` see what a module is given and gives."""
+
+    no_grad = False
+
+    def __init__(self, mixes: bool):
+        self.mixes = mixes
+
+    def init_hook(self, module: Any) -> Any:
+        return module
+
+    def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs
+
+    def post_forward(self, module: Any, output: torch.Tensor) -> torch.Tensor:
+        return output.roll(1, dims=1) if self.mixes else output
+
+
+@pytest.mark.parametrize("where", ["model.layers.3.mlp.down_proj", "model.layers.3"])
+def test_somebodys_hook_of_accelerate_is_no_part_of_what_was_recorded(where, tmp_path):
+    hooks = pytest.importorskip("accelerate.hooks")
+    model = tiny.build("llama", num_hidden_layers=4)
+    hooks.add_hook_to_module(model.get_submodule(where), Hook(mixes=False))
+    with autopack.enable(model) as handle:
+        assert handle.enabled.proof.source == ("parts" if where.endswith("down_proj") else "audit")
+    for placed in (tiny.build("llama", num_hidden_layers=4), _offloaded(tiny.build("llama"), tmp_path)):
+        hooks.add_hook_to_module(placed.get_submodule(where.replace("3", "0")), Hook(mixes=True), append=True)
+        with pytest.raises(UnsupportedModel, match="not exact"):
+            autopack.enable(placed)
 
 
 def test_what_is_touched_is_seen():

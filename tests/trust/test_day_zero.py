@@ -206,10 +206,11 @@ def test_a_seam_that_has_gone_is_named(name, tmp_path):
         assert is_refused(found, "SiteDrift", place), found
 
 
+CHECKED, LOSS = "    if config._attn_implementation not in", "    def loss_function(self):\n"
 SHARED = {
-    "masking_utils.py": ("    if config._attn_implementation not in", "    config = config or None\n    if config._attn_implementation not in"),
-    "modeling_utils.py": ("    def loss_function(self):\n", "    def loss_function(self):\n        self = self or None\n"),
-}  # fmt: skip
+    "masking_utils.py": (CHECKED, f"    config = config or None\n{CHECKED}"),
+    "modeling_utils.py": (LOSS, f"{LOSS}        self = self or None\n"),
+}
 """A statement without effect in what types share."""
 WITHOUT = {"masking_utils.py": set(), "modeling_utils.py": {"bert", "t5"}}
 """Types that do not run it: their classes compute the loss by themselves."""
