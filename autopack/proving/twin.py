@@ -29,9 +29,11 @@ MOST_PARAMETERS = 20_000_000
 _RUN_TIME = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.", "torch.nn.parallel.")
 """Where classes come from that modules are put into, or wrapped in, after they have been made."""
 _NOT_OF_THE_CODE = frozenset(
-    "training gradient_checkpointing name_or_path is_gradient_checkpointing peft_config hf_device_map".split()
+    "training gradient_checkpointing name_or_path is_gradient_checkpointing peft_config hf_device_map hf_quantizer "
+    "is_quantized quantization_method is_loaded_in_4bit is_loaded_in_8bit is_4bit_serializable "
+    "is_8bit_serializable".split()
 )
-"""Attributes that say how a module is used now, or which one of many it is."""
+"""Attributes that say how a module is used now, which one of many it is, or what its weights were loaded by."""
 
 _HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 Kind = tuple[Any, Any, frozenset[tuple[str, Any]]]

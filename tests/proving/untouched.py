@@ -81,8 +81,10 @@ def _tensors(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     found = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        bits = None if local.is_meta else local.detach().clone()
-        found[name] = id(tensor), _version(local), tensor.requires_grad, id(tensor.grad), bits
+        parts = local.__tensor_flatten__()[0] if hasattr(local, "__tensor_flatten__") else ()  # of torchao
+        held = [getattr(local, part) for part in parts] or [local]
+        bits = [None if each.is_meta else each.detach().clone() for each in held]
+        found[name] = id(tensor), _version(local), tensor.requires_grad, id(tensor.grad), *bits
     return found
 
 
