@@ -63,6 +63,7 @@ PLACES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PLACES)
 def test_wherever_the_weights_are(name, tmp_path):
     model = built()
@@ -76,6 +77,7 @@ def test_wherever_the_weights_are(name, tmp_path):
         assert packed_error(placed, expected) < FLOAT32
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["cpu_offload", "disk_offload", "dispatch_model"])
 def test_a_layer_of_ones_own_among_weights_that_are_elsewhere(name, tmp_path):
     model = built()
@@ -105,6 +107,7 @@ IN_FORCE = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layer", [False, True], ids=["the class", "a layer"])
 @pytest.mark.parametrize("name", IN_FORCE)
 def test_whatever_is_in_force(name, layer):
@@ -120,6 +123,7 @@ def test_whatever_is_in_force(name, layer):
         assert packed_error(model, expected) < FLOAT32
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["built in it", "built before"])
 def test_a_model_of_inference_mode(name):
     with torch.inference_mode() if name == "built in it" else contextlib.nullcontext():
