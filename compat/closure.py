@@ -15,6 +15,7 @@ from pathlib import Path
 
 import transformers
 
+from autopack.trust.functions import ALWAYS, is_large, is_making, is_making_of_config, is_making_of_model
 from autopack.trust.saying import kept
 from autopack.trust.source_file import UNREAD, SourceFile
 from autopack.trust.tables import TABLES
@@ -35,32 +36,8 @@ _INSTALLED = re.compile(
     r"is_\w+_(available|greater_or_equal\w*|platform)|get_torch_version|requires_backends|BACKENDS_MAPPING|PushToHubMixin|PeftAdapterMixin"
 )
 """What asks for packages and devices: the answer is that of the machine, whatever the release."""
-_LARGE = re.compile(
-    r"transformers\.(modeling_utils:(PreTrainedModel|ModuleUtilsMixin|EmbeddingAccessMixin)"
-    r"|configuration_utils:Pre[Tt]rainedConfig|modeling_rope_utils:RotaryEmbeddingConfigMixin|heterogeneity\S+Mixin)"
-)
-_ALWAYS = {
-    "__init__",
-    "forward",
-    "__call__",
-    "__init_subclass__",
-    "__new__",
-    "__getattr__",
-    "__getattribute__",
-    "__setattr__",
-}
-_MAKING = re.compile(
-    r"_?init_weights|_?initialize_weights|_init_\w*|reset_parameters|post_init|_?tie_\w+|_?prune_heads|_?resize_\w+|set_(input|output)_embeddings"
-    r"|prepare_inputs_for_generation|_prepare_\w*(for_generation|generat)\w*|_update_model_kwargs\w*|_?reorder_cache|generate|_\w*_generat\w*"
-    r"|_expand_inputs_for_generation|can_generate|save_\w+|from_pretrained|_from_config|push_to_hub|load_\w+|dummy_inputs"
-    r"|extra_repr|__repr__|_sample|_validate_model\w*|to_(dict|diff_dict|json\w*)|from_dict|from_\w+_configs?"
-    r"|__post_init__|validate\w*|update|to|half|float|cuda|cpu|eval|train|get_config_dict|register_for_auto_class|compile"
-    r"|_?set_gradient_checkpointing|(gradient|activation)_checkpointing_\w+|enable_input_require_grads"
-)
-"""Functions of classes that make, load, save, move or resize, or that generate; followed where they are mentioned."""
 _OF_MAKERS = {"post_init", "init_weights", "_init_weights", "__init__"}
 _SKIPPED_NAMES = {"logger", "TYPE_CHECKING", "__all__"}
-_CONFIGS = re.compile(r"\.configuration_\w+$")
 
 
 @cache
@@ -123,8 +100,8 @@ class Closure:
                 assert source is not None
                 of_config = cls.endswith(("Config", "ConfigMixin"))
                 for member in source.attributes(cls):
-                    made = _MAKING.fullmatch(member) or (of_config and _is_making_of_config(member)) or member in UNREAD
-                    if (member in _ALWAYS or member in self.mentioned) and (
+                    made = is_making_of_model(member) or (of_config and is_making_of_config(member)) or member in UNREAD
+                    if (member in ALWAYS or member in self.mentioned) and (
                         not made or (member == "__init__" and not of_config)
                     ):
                         self._add((module, f"{cls}.{member}"))
@@ -142,17 +119,15 @@ class Closure:
             return
         if piece in TABLES.values():
             return
-        if _LARGE.fullmatch(f"{module}:{name}"):
+        if is_large(module, name):
             self._large.add(piece)
             piece = module, f"{name}()"
             if piece in self.pieces:
                 return
         elif source.class_named(name) is not None:
-            functions = source.functions(name)
-            for function in functions:
-                made = _MAKING.fullmatch(function) and not _CONFIGS.search(module)
-                making = made or (_CONFIGS.search(module) and _is_making_of_config(function))
-                (self._deferred.add if making else self._waiting.append)((module, f"{name}.{function}"))
+            for function in source.functions(name):
+                keep = self._deferred.add if is_making(module, function) else self._waiting.append
+                keep((module, f"{name}.{function}"))
         self.pieces.add(piece)
         self._follow(piece, source)
 
@@ -160,7 +135,7 @@ class Closure:
         module, name = piece
         makes = name.endswith(".__init__")
         names, attributes, imports = mentions(source, name)
-        if not makes or not any(_LARGE.fullmatch(f"{module}:{name.partition('.')[0]}") for _ in "1"):
+        if not makes or not is_large(module, name.partition(".")[0]):
             self.mentioned |= attributes - _OF_MAKERS
         for found in names - _SKIPPED_NAMES:
             self._waiting += resolve(module, found)
@@ -179,10 +154,6 @@ class Closure:
 def _names(module: str) -> frozenset[str]:
     source = file_of(module)
     return frozenset(source.names()) if source is not None else frozenset()
-
-
-def _is_making_of_config(function: str) -> bool:
-    return function.startswith(("__init", "__post_init__", "validate", "to_", "from_", "_update_hetero"))
 
 
 def _modules_of(origin: tuple[str, str]) -> list[str]:

@@ -11,25 +11,17 @@ import functools
 import inspect
 import os
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any
 
-import torch
-import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.inspection import releases, ulysses
+from autopack.inspection.files import HERE, MODELING, is_own_file, is_standard
 from autopack.inspection.source import names_in
 
-_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
-_PACKAGES = ("site-packages", "dist-packages")
-_MODELING, _TORCH = (os.path.dirname(str(package.__file__)) + os.sep for package in (transformers, torch))
-_INTEGRATED = ("peft", "accelerate")
-"""Packages whose code `autopack.integrations` knows, where they are installed and imported."""
 _TOKEN_WISE: tuple[type, ...] = (
     nn.Linear,
     nn.Embedding,
@@ -52,20 +44,6 @@ Place = tuple[Mapping[str, Any], str, Any]
 """A mapping, a key, and the code that stands there."""
 
 
-def _is_own_file(name: str) -> bool:
-    """Whether a file is one of transformers, torch, the standard library, or a package that is integrated."""
-    if name.startswith((_MODELING, _TORCH, _HERE, "<frozen ")):
-        return True
-    if _is_standard(name):
-        return True
-    found = (getattr(sys.modules.get(package), "__file__", None) for package in _INTEGRATED)
-    return any(path is not None and name.startswith(os.path.dirname(path) + os.sep) for path in found)
-
-
-def _is_standard(name: str) -> bool:
-    return name.startswith(_STDLIB) and not any(part in name for part in _PACKAGES)
-
-
 def original(value: Any) -> Any:
     """What stood where autopack has put a function of its own; anything else is itself."""
     while _is_ours(value) and (inner := _held(value, "autopack_original")) is not None:
@@ -77,7 +55,7 @@ def _is_ours(value: Any) -> bool:
     """Whether a function is one of autopack, and not another that `functools.wraps` gave the attributes of one."""
     value = value.__func__ if isinstance(value, MethodType) else value
     if isinstance(value, FunctionType):
-        return value.__code__.co_filename.startswith(_HERE)
+        return value.__code__.co_filename.startswith(HERE)
     return type(value).__module__.partition(".")[0] == "autopack"
 
 
@@ -108,22 +86,33 @@ def is_own(value: Any) -> bool:
     """Whether all layers of a function come from files of transformers, torch or what is integrated with them."""
     for layer in layers(value):
         if isinstance(layer, FunctionType):
-            if not _is_own_file(layer.__code__.co_filename):
+            if not is_own_file(layer.__code__.co_filename):
                 return False
         elif isinstance(layer, type) or not callable(layer):
             return False
         elif type(layer).__module__ not in ("builtins", "functools"):  # an object that is called
             called = next((vars(cls)["__call__"] for cls in type(layer).__mro__ if "__call__" in vars(cls)), None)
             # What an object of the standard library calls, such as a mock, is what somebody has given it.
-            if not is_own(called) or _is_standard(getattr(getattr(called, "__code__", None), "co_filename", "")):
+            if not is_own(called) or is_standard(getattr(getattr(called, "__code__", None), "co_filename", "")):
                 return False
     return True
+
+
+def passes_on(module: nn.Module, name: str, value: Any) -> bool:
+    """Whether a function on a module is a library's own around what the class has under that name (accelerate's)."""
+    of_class = {id(layer) for layer in layers(getattr(type(module), name, None))}
+    if not of_class & {id(layer) for layer in layers(value)}:
+        return False
+    around = [layer for layer in layers(value) if id(layer) not in of_class]
+    functions = [layer for layer in around if isinstance(layer, FunctionType)]
+    others = all(isinstance(layer, FunctionType | MethodType | functools.partial) for layer in around)
+    return others and all(is_own_file(function.__code__.co_filename) for function in functions)
 
 
 def located(cls: type) -> bool:
     """Whether a class is the one that its module holds under its name, from a file that is not somebody else's."""
     path = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return path is not None and _is_own_file(path) and found_by_name(cls)
+    return path is not None and is_own_file(path) and found_by_name(cls)
 
 
 def found_by_name(cls: type) -> bool:
@@ -248,7 +237,7 @@ class Provenance:
         if not isinstance(inner, FunctionType) or id(inner) in self._functions:
             return True
         self._functions.add(id(inner))
-        if not inner.__code__.co_filename.startswith(_MODELING):
+        if not inner.__code__.co_filename.startswith(MODELING):
             return True
         for name in names_in(inner.__code__):
             value = inner.__globals__.get(name)
@@ -290,7 +279,7 @@ def _belongs(function: Any, cls: type) -> bool:
 def _whose(function: Any) -> str:
     for layer in layers(function):
         code = getattr(layer, "__code__", None)
-        if code is not None and not _is_own_file(code.co_filename):
+        if code is not None and not is_own_file(code.co_filename):
             return f"{getattr(layer, '__qualname__', layer)} of {code.co_filename}:{code.co_firstlineno}"
     inner = list(layers(function))[-1]
     return f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
@@ -304,9 +293,22 @@ def on_instance(module: nn.Module) -> str | None:
     kept = module.__dict__.get("_old_forward")
     if kept is not None and not is_own(kept):
         return f"the forward that a hook keeps is {_whose(kept)}"
+    hook = foreign_hook_of_accelerate(module)
+    if hook is not None:
+        return f"a hook by which accelerate runs it is a {type(hook).__qualname__} of {type(hook).__module__}"
     loss = module.__dict__.get("_loss_function")
     if loss is not None and not is_own(loss):
         return f"its loss_function is {_whose(loss)}"
+    return None
+
+
+def foreign_hook_of_accelerate(module: nn.Module) -> Any:
+    """The hook by which accelerate runs a module, or one of several, where its class is not accelerate's; else None."""
+    waiting = [module.__dict__.get("_hf_hook")]
+    for hook in waiting:
+        if hook is not None and not is_of(type(hook), "accelerate"):
+            return hook
+        waiting += getattr(hook, "hooks", ())
     return None
 
 
@@ -365,7 +367,7 @@ def _is_of_engine(layer: Any) -> bool:
     if engine is None or not isinstance(layer, FunctionType):
         return False
     name = layer.__code__.co_filename
-    return name.startswith(os.path.dirname(engine) + os.sep) or _is_own_file(name)
+    return name.startswith(os.path.dirname(engine) + os.sep) or is_own_file(name)
 
 
 def looks_at_rows(hook: Any) -> bool:

@@ -6,6 +6,7 @@ class, where autopack stands at mixers. Mixed precision keeps that of a model in
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -15,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from autopack.inspection.provenance import layers, original
+from autopack.inspection.provenance import foreign_hook_of_accelerate, layers, original, passes_on
 
 
 class _ByClass:
@@ -43,6 +44,25 @@ def put_back(modules: list[nn.Module]) -> None:
     for module in modules:
         kept = {n: f.kept for n in ("_old_forward", "forward") if isinstance(f := module.__dict__.get(n), _ByClass)}
         module.__dict__.update(kept)
+
+
+def without_hooks(module: nn.Module) -> nn.Module:
+    """A copy of a module, without the hooks of accelerate that bring its weights when it is called.
+
+    Somebody else's hooks stay. What the hooks hold, which may be all weights of the model, is not copied.
+    """
+    kept = {id(hook): hook for part in module.modules() if (hook := part.__dict__.get("_hf_hook")) is not None}
+    made = copy.deepcopy(module, dict(kept))
+    for part in made.modules():
+        forward = part.__dict__.get("forward")
+        if (
+            "_hf_hook" in part.__dict__
+            and foreign_hook_of_accelerate(part) is None
+            and passes_on(part, "forward", forward)
+        ):
+            for name in ("_hf_hook", "_old_forward", "forward"):
+                part.__dict__.pop(name, None)
+    return made
 
 
 def covered_mixer(mixers: list[nn.Module]) -> str | None:

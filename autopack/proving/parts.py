@@ -9,7 +9,6 @@ both sides of all whole numbers that the module holds.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from torch import nn
 
 from autopack.auditing.left_as_found import without_noise
+from autopack.integrations import accelerate
 from autopack.tiny.weights import randomize
 
 _LENGTHS = (2, 5, 16, 23, 33, 65, 130, 257)
@@ -60,10 +60,10 @@ def why_not_token_wise(module: nn.Module, form: Form | None = None, widths: Sequ
 
 
 def _real(module: nn.Module) -> nn.Module:
-    """The module, or one like it with random values where it has none (on the meta device)."""
+    """The module, or one like it with random values where it has none (on the meta device, or offloaded)."""
     if not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         return module
-    made = copy.deepcopy(module).to_empty(device="cpu")
+    made = accelerate.without_hooks(module).to_empty(device="cpu")
     for buffer in made.buffers():
         buffer.zero_()
     randomize(made, 0)

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import tiny
-from autopack.inspection.provenance import is_of, is_own, is_token_wise, original
+from autopack.inspection.provenance import foreign_hook_of_accelerate, is_of, is_own, is_token_wise, original, passes_on
 from autopack.proving.alike import alike
 from autopack.tiny.weights import randomize
 from autopack.trust import configuration
@@ -29,9 +29,11 @@ MOST_PARAMETERS = 20_000_000
 _RUN_TIME = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.", "torch.nn.parallel.")
 """Where classes come from that modules are put into, or wrapped in, after they have been made."""
 _NOT_OF_THE_CODE = frozenset(
-    ("training", "gradient_checkpointing", "name_or_path", "is_gradient_checkpointing", "peft_config")
+    "training gradient_checkpointing name_or_path is_gradient_checkpointing peft_config hf_device_map hf_quantizer "
+    "is_quantized quantization_method is_loaded_in_4bit is_loaded_in_8bit is_4bit_serializable "
+    "is_8bit_serializable".split()
 )
-"""Attributes that say how a module is used now, or which one of many it is."""
+"""Attributes that say how a module is used now, which one of many it is, or what its weights were loaded by."""
 
 _HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 Kind = tuple[Any, Any, frozenset[tuple[str, Any]]]
@@ -155,14 +157,17 @@ class Kinds:
 
     def __init__(self, model: nn.Module):
         self.by_name: dict[str, Kind] = {}
+        self._flattened = _flattened(model)
         self._walk(model, "", None)
         self.all = set(self.by_name.values())
 
     def _walk(self, module: nn.Module, name: str, above: Any) -> None:
         cls = own_class(module)
-        wraps = type(module).__module__.startswith(_RUN_TIME) or is_of(cls, "peft")
+        # `fully_shard` and parametrizations derive a class from that of the module, which is no wrapper then.
+        wraps = (type(module).__module__.startswith(_RUN_TIME) and cls is nn.Module) or is_of(cls, "peft")
         if not wraps:
-            self.by_name[name] = (above, cls, frozenset(_attributes(module)))
+            found = ((n, word) for n, word in _attributes(module) if (id(module), n) not in self._flattened)
+            self.by_name[name] = (above, cls, frozenset(found))
         for child_name, child in module.named_children():
             self._walk(child, f"{name}.{child_name}" if name else child_name, above if wraps else cls)
 
@@ -177,6 +182,15 @@ class Kinds:
                 if not name:
                     break
         return found
+
+
+def _flattened(model: nn.Module) -> set[tuple[int, str]]:
+    """Modules, by identity, and the names of their parameters that are views of FSDP's flat ones, set as attributes."""
+    flat = [module._parameters.get("_flat_param") for module in model.modules()]
+    infos = [
+        info for each in flat for kind in ("_param_infos", "_shared_param_infos") for info in getattr(each, kind, ())
+    ]
+    return {(id(info.module), info.param_name) for info in infos}
 
 
 def kinds(model: nn.Module) -> Kinds:
@@ -197,7 +211,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, value in vars(module).items():
         if name.startswith("_") or name in _NOT_OF_THE_CODE:
             continue
-        if name == "forward" and is_own(value):  # accelerate's, which goes on to that of the class
+        if passes_on(module, name, value) or (name == "forward" and is_own(value)):  # accelerate's
             continue
         if isinstance(value, (bool, str, type(None))):
             yield name, value
@@ -209,6 +223,9 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
             yield name, original(value.__func__)
         else:  # what came from JSON is a list where the class's own default is a tuple
             yield name, "a list" if isinstance(value, (list, tuple)) else type(value)
+    hook = foreign_hook_of_accelerate(module)
+    if hook is not None:
+        yield "a hook of accelerate", type(hook)
     if not isinstance(module, _HOLDERS):
         yield from ((f"{name} in it", True) for name in module._modules)
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):

@@ -16,6 +16,7 @@ from typing import Any
 import transformers
 
 from autopack.trust.data import content_of, load
+from autopack.trust.functions import matters
 from autopack.trust.source_file import SourceFile, digest
 
 _PREFIX = "transformers."
@@ -78,6 +79,18 @@ class Content:
             for number, (piece, known) in enumerate(self._digests(module).items()):
                 if wanted[module] >> number & 1 and (source is None or source.digest(piece) != known):
                     return self._told(module, piece, source)
+            if source is not None and (added := self._added(module, wanted[module], source)) is not None:
+                return f"{added} of {_PREFIX}{module} has not been measured ({self.release})"
+        return None
+
+    def _added(self, module: str, wanted: int, source: SourceFile) -> str | None:
+        """The first function that a class has here and had not when it was recorded, and that may be run."""
+        known = self._digests(module)
+        for number, piece in enumerate(known):
+            cls = piece.removesuffix("()")
+            for function in source.functions(cls) if wanted >> number & 1 and source.class_named(cls) else ():
+                if f"{cls}.{function}" not in known and matters(_PREFIX + module, cls, function):
+                    return f"{cls}.{function}"
         return None
 
     def _digests(self, module: str) -> dict[str, str]:

@@ -119,6 +119,12 @@ def proof_of(model, **options):
         return handle.enabled.proof
 
 
+@pytest.fixture(autouse=True)
+def of_large_models(monkeypatch):
+    """Tiny models are audited within the budget of large ones, and not in every call form."""
+    monkeypatch.setattr(prove, "BUDGET", Budget())
+
+
 @pytest.fixture
 def nothing_kept(monkeypatch):
     """Gradients of tiny models are projected too, which are held where they are as small as theirs."""
@@ -218,6 +224,12 @@ class TestBudget:
             assert "thresholds, eval" in [r.name for r in audit_within(model, Budget(200), LENGTHS).report.results]
             monkeypatch.setattr(budgets, "LEAST_BYTES", 0)
             assert "memory" in audit_within(model, Budget(200), LENGTHS).left_out["thresholds"]
+
+    def test_a_small_model_is_run_in_every_call_form(self, monkeypatch):
+        monkeypatch.setattr(prove, "BUDGET", None)
+        said = proof_of(built()).how
+        assert " within 256 forwards" in said
+        assert "left out" not in said
 
     def test_full_is_the_depth_of_the_auditor(self):
         model = built()

@@ -1,0 +1,32 @@
+"""Whose a file of code is: transformers', torch's, that of what is integrated, autopack's own, or somebody else's."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+
+import torch
+import transformers
+
+HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+MODELING, _TORCH = (os.path.dirname(str(package.__file__)) + os.sep for package in (transformers, torch))
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_PACKAGES = ("site-packages", "dist-packages")
+_INTEGRATED = ("peft", "accelerate")
+"""Packages whose code `autopack.integrations` knows, where they are installed and imported."""
+
+
+def is_own_file(name: str) -> bool:
+    """Whether a file is one of transformers, torch, the standard library, or a package that is integrated."""
+    if name.startswith((MODELING, _TORCH, HERE, "<frozen ")):
+        return True
+    if is_standard(name):
+        return True
+    found = (getattr(sys.modules.get(package), "__file__", None) for package in _INTEGRATED)
+    return any(path is not None and name.startswith(os.path.dirname(path) + os.sep) for path in found)
+
+
+def is_standard(name: str) -> bool:
+    """Whether a file is one of the standard library."""
+    return name.startswith(_STDLIB) and not any(part in name for part in _PACKAGES)

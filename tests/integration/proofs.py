@@ -1,0 +1,96 @@
+"""Proofs on two processes (gloo, CPU), for test_proofs.py: how a model is shared out, and what its proof touches.
+
+One rank enables alone while the other waits: a proof that asked for the other's part would not come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import autopack
+from tests.conftest import LENGTHS, alone, error, positions, token_ids
+from tests.proving.untouched import Doubled, Touched, built, collectives, left_alone
+
+WORLD = 2
+Wrap = Callable[[Any], Any]
+
+
+def _fsdp1(model: Any) -> Any:
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+
+
+def _fsdp1_by_layer(model: Any) -> Any:
+    policy = ModuleWrapPolicy({type(model.model.layers[0])})
+    return FullyShardedDataParallel(model, auto_wrap_policy=policy, device_id=torch.device("cpu"))
+
+
+def _fsdp2(model: Any) -> Any:
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def _tensor_parallel(model: Any) -> Any:
+    mesh = init_device_mesh("cpu", (WORLD,))
+    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    plan: dict[str, Any] = {name: ColwiseParallel() for name in columns}
+    plan |= {"self_attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+    for layer in model.model.layers:
+        parallelize_module(layer, mesh, plan)
+    return model
+
+
+WRAPS: dict[str, Wrap] = {
+    "ddp": DistributedDataParallel,
+    "fsdp1": _fsdp1,
+    "fsdp1 by layer": _fsdp1_by_layer,
+    "fsdp2": _fsdp2,
+    "tensor parallel": _tensor_parallel,
+}
+
+
+def all_cases(rank: int, folder: Path) -> dict[str, Any]:
+    """By how a model is shared out: what proved it, and its error on packed rows, on this rank."""
+    return {name: _case(wrap, rank) for name, wrap in WRAPS.items()} | {"control": _control(rank)}
+
+
+def _case(wrap: Wrap, rank: int) -> tuple[str, float, int]:
+    model = built()
+    ids = token_ids()
+    with torch.no_grad():
+        expected = alone(model, ids, LENGTHS)
+    wrapped = wrap(model)
+    dist.barrier()
+    source = ""
+    for turn in range(WORLD):
+        if rank == turn:
+            with left_alone(wrapped):
+                source = autopack.enable(wrapped).enabled.proof.source
+        dist.barrier()
+    before = collectives()
+    with torch.no_grad():
+        found = wrapped(input_ids=ids, position_ids=positions(LENGTHS)).logits
+    return source, error(found, expected), collectives() - before
+
+
+def _control(rank: int) -> str:
+    """All ranks together, with a layer that cannot be run by itself: the model is audited, and gathers its weights."""
+    model = built()
+    model.model.layers[3].mlp.down_proj = Doubled(256, 128, bias=False)
+    wrapped = _fsdp2(model)
+    try:
+        with left_alone(wrapped):
+            return autopack.enable(wrapped).enabled.proof.source
+    except Touched as touched:
+        return str(touched)

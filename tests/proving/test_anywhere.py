@@ -1,0 +1,213 @@
+"""A proof touches neither weights nor gradients, wherever they are, and runs nothing of the model itself."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import autopack
+from autopack import tiny
+from autopack.errors import UnsupportedModel
+from tests.conftest import FLOAT32, LENGTHS, alone, error, positions, token_ids
+from tests.proving.untouched import Doubled, Mine, Touched, built, left_alone
+
+
+def packed_error(model: Any, expected: torch.Tensor) -> float:
+    """Of an enabled model, with the logits of its documents alone."""
+    with torch.no_grad():
+        return error(model(input_ids=token_ids(), position_ids=positions(LENGTHS)).logits, expected)
+
+
+def expected_of(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return alone(model, token_ids(), LENGTHS)
+
+
+def _offloaded(model: Any, folder: Path) -> Any:
+    accelerate = pytest.importorskip("accelerate")
+    return accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+
+
+def _on_disk(model: Any, folder: Path) -> Any:
+    accelerate = pytest.importorskip("accelerate")
+    return accelerate.disk_offload(model, str(folder), execution_device=torch.device("cpu"))
+
+
+def _dispatched(model: Any, folder: Path) -> Any:
+    accelerate = pytest.importorskip("accelerate")
+    where = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
+    where |= {f"model.layers.{number}": "disk" if number > 1 else "cpu" for number in range(4)}
+    return accelerate.dispatch_model(model, where, main_device="cpu", offload_dir=str(folder), force_hooks=True)
+
+
+def _compiled(model: Any, folder: Path) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+def _compiled_in_place(model: Any, folder: Path) -> Any:
+    model.compile(backend="eager")
+    return model
+
+
+PLACES = {
+    "the CPU": lambda model, folder: model,
+    "cpu_offload": _offloaded,
+    "disk_offload": _on_disk,
+    "dispatch_model": _dispatched,
+    "torch.compile": _compiled,
+    "compile": _compiled_in_place,
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", PLACES)
+def test_wherever_the_weights_are(name, tmp_path):
+    model = built()
+    expected = expected_of(model)
+    model.lm_head.weight.grad = torch.ones_like(model.lm_head.weight)
+    placed = PLACES[name](model, tmp_path)
+    with left_alone(model):
+        handle = autopack.enable(placed)
+    with handle:
+        assert handle.enabled.proof.source == "twin"
+        assert packed_error(placed, expected) < FLOAT32
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", ["cpu_offload", "disk_offload", "dispatch_model"])
+def test_a_layer_of_ones_own_among_weights_that_are_elsewhere(name, tmp_path):
+    model = built()
+    model.model.layers[3].mlp.down_proj = Doubled(256, 128, bias=False)
+    expected = expected_of(model)
+    placed = PLACES[name](model, tmp_path)
+    with left_alone(model, model.model.layers[3].mlp.down_proj):
+        handle = autopack.enable(placed)
+    with handle:
+        assert handle.enabled.proof.source == "parts"
+        assert packed_error(placed, expected) < FLOAT32
+
+
+def test_a_model_on_the_meta_device():
+    model = built("meta")
+    with left_alone(model), autopack.enable(model) as handle:
+        assert handle.enabled.proof.source == "twin"
+    model.model.layers[3].mlp.down_proj = Doubled(256, 128, bias=False, device="meta")
+    with left_alone(model), autopack.enable(model) as handle:
+        assert handle.enabled.proof.source == "parts"
+
+
+IN_FORCE = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "inference_mode": torch.inference_mode,
+    "init_empty_weights": lambda: pytest.importorskip("accelerate").init_empty_weights(include_buffers=True),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("layer", [False, True], ids=["the class", "a layer"])
+@pytest.mark.parametrize("name", IN_FORCE)
+def test_whatever_is_in_force(name, layer):
+    model = built()
+    part = model.model.layers[3].mlp
+    if layer:
+        part.down_proj = Doubled(256, 128, bias=False)
+    expected = expected_of(model)
+    with left_alone(model, part.down_proj), IN_FORCE[name]():
+        handle = autopack.enable(model)
+    with handle:
+        assert handle.enabled.proof.source == ("parts" if layer else "twin")
+        assert packed_error(model, expected) < FLOAT32
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("name", ["built in it", "built before"])
+def test_a_model_of_inference_mode(name):
+    with torch.inference_mode() if name == "built in it" else contextlib.nullcontext():
+        model = built()
+    with torch.inference_mode(), left_alone(model), autopack.enable(model) as handle:
+        assert handle.enabled.proof.source == "twin"
+
+
+class Hook:
+    """Somebody's hook for accelerate: `pre_forward` and `post_forward` see what a module is given and gives."""
+
+    no_grad = False
+
+    def __init__(self, mixes: bool):
+        self.mixes = mixes
+
+    def init_hook(self, module: Any) -> Any:
+        return module
+
+    def pre_forward(self, module: Any, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs
+
+    def post_forward(self, module: Any, output: torch.Tensor) -> torch.Tensor:
+        return output.roll(1, dims=1) if self.mixes else output
+
+
+@pytest.mark.parametrize("where", ["model.layers.3.mlp.down_proj", "model.layers.3"])
+def test_somebodys_hook_of_accelerate_is_no_part_of_what_was_recorded(where, tmp_path):
+    hooks = pytest.importorskip("accelerate.hooks")
+    model = tiny.build("llama", num_hidden_layers=4)
+    hooks.add_hook_to_module(model.get_submodule(where), Hook(mixes=False))
+    with autopack.enable(model) as handle:
+        assert handle.enabled.proof.source == ("parts" if where.endswith("down_proj") else "audit")
+    for placed in (tiny.build("llama", num_hidden_layers=4), _offloaded(tiny.build("llama"), tmp_path)):
+        hooks.add_hook_to_module(placed.get_submodule(where.replace("3", "0")), Hook(mixes=True), append=True)
+        with pytest.raises(UnsupportedModel, match="not exact"):
+            autopack.enable(placed)
+
+
+def test_what_is_touched_is_seen():
+    """The control: an audit of the model itself runs it."""
+    model = built()
+    with pytest.raises(Touched, match="modules ran"), left_alone(model):
+        autopack.enable(model, verify="always").remove()
+    with pytest.raises(Touched, match="lm_head.weight"), left_alone(model), torch.no_grad():
+        model.lm_head.weight.mul_(1)
+    with pytest.raises(Touched, match="random"), left_alone(model):
+        torch.rand(1)
+
+
+def _of_torchao() -> Any:
+    quantization = pytest.importorskip("torchao.quantization")
+    model = built()
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    return model
+
+
+def _of_bitsandbytes(tmp_path: Path, **options: Any) -> Any:
+    pytest.importorskip("bitsandbytes")
+    from transformers import BitsAndBytesConfig
+
+    built().save_pretrained(tmp_path)
+    return Mine.from_pretrained(tmp_path, quantization_config=BitsAndBytesConfig(**options), attn_implementation="sdpa")
+
+
+QUANTISED = {
+    "torchao": lambda folder: _of_torchao(),
+    "4 bits": lambda folder: _of_bitsandbytes(folder, load_in_4bit=True),
+    "8 bits": lambda folder: _of_bitsandbytes(folder, load_in_8bit=True),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["torchao", "4 bits"])
+def test_quantised_layers_are_proven_by_themselves(name, tmp_path):
+    model = QUANTISED[name](tmp_path)
+    linear = [part for part in model.modules() if hasattr(part, "in_features")]
+    with left_alone(model, *linear), autopack.enable(model) as handle:
+        assert handle.enabled.proof.source == "parts"
+
+
+@pytest.mark.exhaustive
+def test_layers_in_8_bits_look_at_other_tokens(tmp_path):
+    """bitsandbytes computes a column in half precision where any token has an outlier in it."""
+    with autopack.enable(QUANTISED["8 bits"](tmp_path)) as handle:
+        assert handle.enabled.proof.source == "audit"
+        assert "a Linear8bitLt that is not as its class makes it, mixes tokens or may" in handle.verified

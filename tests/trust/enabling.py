@@ -1,0 +1,87 @@
+"""Enable tiny models and print as JSON what came of it; run by `tests.trust.fabricated` on a release of its own.
+
+    python -m tests.trust.enabling '[{"type": "llama", "task": "causal-lm"}]'
+
+A case may name `pieces` of modules that it takes for recorded as they are, and an attention implementation.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import transformers
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+import autopack
+from autopack import tiny
+from autopack.errors import AutopackError
+from autopack.patching import _installed
+from autopack.trust.content import source_of
+from autopack.trust.data import nearest
+from autopack.trust.recorded import _record
+from tests.conftest import attributes, same
+
+
+def case(asked: dict[str, Any]) -> dict[str, Any]:
+    """What comes of one model: proof, message and measured errors, or what was raised and whether anything changed."""
+    for module, piece in asked.get("pieces", ()):
+        _take_for_recorded(module, piece)
+    model = tiny.build(asked["type"], task=asked["task"], attn_implementation=asked.get("attention", "sdpa"))
+    before, library = attributes(model), _library(model)
+    forwards: list[Any] = []
+    counting = register_module_forward_pre_hook(lambda module, _: forwards.append(module))
+    try:
+        handle = autopack.enable(model)
+    except AutopackError as error:
+        unchanged = same(attributes(model), before) and same(_library(model), library) and not _installed
+        return {"raised": type(error).__name__, "message": str(error), "unchanged": unchanged}
+    finally:
+        counting.remove()
+    proof = handle.enabled.proof
+    with handle:
+        # What it is enabled for, however it was proven.
+        report = autopack.audit(model, modes=tuple(asked.get("modes", ("default", "two rows"))), gradients=False)
+    return {
+        "source": proof.source,
+        "message": handle.verified,
+        "padded": proof.padded,
+        "labels": proof.labels,
+        "forwards": len(forwards),
+        "exact": report.exact,
+        "worst": report.worst,
+    }
+
+
+def _library(model: Any) -> dict[str, Any]:
+    """What stands in the modules of transformers that a model runs, in its classes, and in tables, by name."""
+    classes = {cls for module in model.modules() for cls in type(module).__mro__}
+    names = {cls.__module__ for cls in classes}
+    names |= {"transformers.modeling_utils", "transformers.masking_utils", "transformers.loss.loss_utils"}
+    owners = [*classes, *(sys.modules[name] for name in names if name.startswith("transformers."))]
+    owners += [held for owner in owners for held in vars(owner).values() if isinstance(held, type)]
+    found = {f"{owner.__name__}.{key}": value for owner in owners for key, value in vars(owner).items()}
+    tables = {name: value for name, value in found.items() if type(value) is dict}
+    return found | {f"{name}[{key}]": value for name, table in tables.items() for key, value in table.items()}
+
+
+def _take_for_recorded(module: str, piece: str) -> None:
+    """Have the record hold the digest that a piece has here."""
+    content = _record(nearest(transformers.__version__)[0]).content
+    known = content._digests(module)
+    source = source_of(f"transformers.{module}")
+    assert source is not None
+    here = source.digest(piece)
+    assert here is not None
+    assert known[piece] != here, "it is recorded as it is"
+    content._found.clear()
+    content._pieces[module] = " ".join(f"{name}:{here if name == piece else d}" for name, d in known.items())
+
+
+if __name__ == "__main__":
+    cases = [case(asked) for asked in json.loads(sys.argv[1])]
+    where = [transformers.__version__, version("transformers"), str(Path(str(transformers.__file__)).parent)]
+    print(json.dumps({"transformers": where, "cases": cases}))

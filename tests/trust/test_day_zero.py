@@ -1,0 +1,228 @@
+"""Releases that nobody has recorded: what is the same is covered, what differs is proven, and what leaks is refused.
+
+Each release is made of the installed one (`tests.trust.fabricated`) and runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import transformers
+
+from autopack.trust.data import surveyed
+from tests.conftest import FLOAT32, LEAK
+from tests.trust.fabricated import INSTALLED, Release
+
+pytestmark = pytest.mark.skipif(transformers.__version__ not in surveyed(), reason="another release was recorded")
+
+STATES = "        hidden_states = self.norm(hidden_states)\n"
+MIXED = f"        hidden_states = hidden_states + hidden_states.mean(dim=1, keepdim=True)\n{STATES}"
+LOGGER = "logger = logging.get_logger(__name__)\n\n\n"
+
+
+def case(model_type: str, task: str = "causal-lm", **more: Any) -> dict[str, Any]:
+    return {"type": model_type, "task": task, **more}
+
+
+def asked(release: Release, **cases: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The answers of a release by the names of the cases."""
+    return dict(zip(cases, release.ask(list(cases.values())), strict=True))
+
+
+def is_exact(found: dict[str, Any], source: str) -> bool:
+    served = found.get("source") == source and found["padded"] is None and found["labels"] is None
+    # What is recorded is known without running anything.
+    return served and found["exact"] and found["worst"] < FLOAT32 and (found["forwards"] == 0) == (source == "recorded")
+
+
+def is_refused(found: dict[str, Any], kind: str, *words: str) -> bool:
+    return found.get("raised") == kind and found["unchanged"] and all(word in found["message"] for word in words)
+
+
+UNTOUCHED = {"gpt2": case("gpt2"), "bert": case("bert", "masked-lm"), "t5": case("t5", "seq2seq")}
+"""A type of each kind whose code no release here changes."""
+
+
+@pytest.mark.exhaustive
+class TestAnotherNumber:
+    @pytest.fixture(scope="class")
+    def found(self, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+        release = Release(tmp_path_factory.mktemp("numbered"))
+        return asked(release, **UNTOUCHED, llama=case("llama"))
+
+    @pytest.mark.parametrize("name", [*UNTOUCHED, "llama"])
+    def test_covers_what_was_covered(self, found, name):
+        assert is_exact(found[name], "recorded"), found[name]
+        assert found[name]["message"].startswith("by the released leak test of ")
+
+
+ADDED = {
+    "gemma": (
+        "class GemmaDecoderLayer(GradientCheckpointingLayer):\n",
+        "    def __call__(self, hidden_states, *args, **kwargs):\n"
+        "        return super().__call__(hidden_states + hidden_states.mean(1, keepdim=True), *args, **kwargs)\n",
+    ),
+    "olmo": (
+        "class OlmoForSequenceClassification(GenericForSequenceClassification, OlmoPreTrainedModel):\n",
+        "    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):\n"
+        "        output = super().forward(input_ids, attention_mask, position_ids, **kwargs)\n"
+        "        output.logits = output.logits + (input_ids.sum() if input_ids is not None else 0)\n"
+        "        return output\n",
+    ),
+    "starcoder2": (
+        "class Starcoder2Model(Starcoder2PreTrainedModel):\n",
+        "    def save_for_later(self, path):\n        self.save_pretrained(path)\n",
+    ),
+}
+"""Functions that a class has not had: by type, the head of the class and what follows on it."""
+
+
+def _with_other_models(folder: Any) -> Release:
+    """A release of which some modeling files are not the recorded ones, and that has a type more."""
+    release = Release(folder)
+    release.change(
+        "models/mistral/modeling_mistral.py",
+        ("class MistralMLP(nn.Module):\n", f'{LOGGER}class MistralMLP(nn.Module):\n    """Two layers, gated."""\n\n'),
+        ("from torch import nn\n", "from torch import nn\n\nfrom ...utils import logging\n"),
+        (STATES, f'        # Almost there.\n        logger.debug(f"{{hidden_states.shape}} are normed")\n{STATES}'),
+        ("hidden_states: torch.Tensor", "hidden_states: 'torch.FloatTensor'"),
+    )
+    release.change("models/qwen2/modeling_qwen2.py", (STATES, f"        hidden_states = hidden_states + 0\n{STATES}"))
+    release.change("models/llama/modeling_llama.py", (STATES, MIXED))
+    release.change("models/qwen3/modeling_qwen3.py", ("rotate_half", "_turned_by_half"))
+    release.change("models/phi/modeling_phi.py", ("eager_attention_forward", "_attend_eagerly"))
+    for name, (head, function) in ADDED.items():
+        release.change(f"models/{name}/modeling_{name}.py", (head, f"{head}{function}\n"))
+    _add_type(release)
+    return release
+
+
+def _add_type(release: Release, like: str = "llama", name: str = "lama2") -> None:
+    """Add a type as upstream does: a folder of its own, and a line in each mapping."""
+    for path in sorted((INSTALLED / "models" / like).glob("*.py")):
+        text = path.read_text().replace(like, name).replace(like.capitalize(), name.capitalize())
+        release.write(f"models/{name}/{path.name.replace(like, name)}", text)
+    for path in ("auto_mappings.py", "modeling_auto.py"):
+        lines = []
+        for line in (INSTALLED / "models" / "auto" / path).read_text().splitlines(keepends=True):
+            lines.append(line)
+            if line.strip().startswith(f'("{like}", "{like.capitalize()}'):
+                lines.append(line.replace(like, name).replace(like.capitalize(), name.capitalize()))
+        release.write(f"models/auto/{path}", "".join(lines))
+
+
+class TestOtherModels:
+    @pytest.fixture(scope="class")
+    def found(self, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+        pieces = [["models.llama.modeling_llama", "LlamaModel.forward"]]
+        return asked(
+            _with_other_models(tmp_path_factory.mktemp("changed")),
+            **UNTOUCHED,
+            remarks=case("mistral"),
+            without_effect=case("qwen2"),
+            mixing=case("llama"),
+            mixing_as_recorded=case("llama", pieces=pieces),
+            renamed=case("qwen3"),
+            renamed_seam=case("phi"),
+            renamed_seam_eager=case("phi", attention="eager"),
+            new=case("lama2"),
+            called=case("gemma"),
+            overridden=case("olmo", "sequence-classification"),
+            saved=case("starcoder2"),
+        )
+
+    @pytest.mark.parametrize("name", [*UNTOUCHED, "remarks", "saved"])
+    def test_what_says_the_same_is_covered(self, found, name):
+        assert is_exact(found[name], "recorded"), found[name]
+
+    @pytest.mark.parametrize(
+        ("name", "reason"),
+        [
+            ("without_effect", "Qwen2Model.forward of transformers.models.qwen2.modeling_qwen2 is not the one"),
+            ("renamed", "apply_rotary_pos_emb of transformers.models.qwen3.modeling_qwen3 is not the one"),
+            ("renamed_seam", "PhiAttention.forward of transformers.models.phi.modeling_phi is not the one"),
+            ("renamed_seam_eager", "PhiAttention.forward of transformers.models.phi.modeling_phi is not the one"),
+            ("new", "model type 'lama2' has not been measured"),
+        ],
+    )
+    def test_what_says_something_else_is_proven_by_a_twin(self, found, name, reason):
+        assert is_exact(found[name], "twin"), found[name]
+        assert reason in found[name]["message"]
+
+    def test_what_mixes_tokens_is_refused(self, found):
+        assert is_refused(found["mixing"], "UnsupportedModel", "is not exact", "LlamaModel.forward"), found["mixing"]
+
+    @pytest.mark.parametrize(
+        ("name", "function"),
+        [("called", "GemmaDecoderLayer.__call__"), ("overridden", "OlmoForSequenceClassification.forward")],
+    )
+    def test_what_mixes_tokens_in_a_function_that_is_new_is_refused(self, found, name, function):
+        assert is_refused(found[name], "UnsupportedModel", "is not exact", function), found[name]
+
+    def test_only_its_digest_keeps_it_from_being_covered(self, found):
+        """The control: with the digest of the new text in the record, the same model is enabled and leaks."""
+        leaking = found["mixing_as_recorded"]
+        assert leaking["source"] == "recorded"
+        assert not leaking["exact"]
+        assert leaking["worst"] > LEAK
+
+
+TABLES = "utils/generic.py modeling_utils.py masking_utils.py integrations/moe.py integrations/finegrained_fp8.py"
+SEAMS = {
+    "the table of attention functions": (TABLES, "_global_mapping", "AttentionInterface._global_mapping['sdpa']"),
+    "an argument of attention functions": (
+        "integrations/sdpa_attention.py",
+        "attention_mask",
+        "AttentionInterface._global_mapping['sdpa'] to take",
+    ),
+    "the first look at what masks are made of": (
+        "masking_utils.py",
+        "_preprocess_mask_arguments",
+        "transformers.masking_utils._preprocess_mask_arguments",
+    ),
+    "an argument of mask functions": (
+        "masking_utils.py",
+        "kv_length",
+        "AttentionMaskInterface._global_mapping['sdpa'] to take batch_size, kv_length",
+    ),
+    "the cross entropy of all losses": (
+        "loss/loss_utils.py",
+        "fixed_cross_entropy",
+        "transformers.loss.loss_utils.fixed_cross_entropy",
+    ),
+}
+"""By what gets another name: the files, its name, and the place that is named."""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", SEAMS)
+def test_a_seam_that_has_gone_is_named(name, tmp_path):
+    paths, old, place = SEAMS[name]
+    release = Release(tmp_path)
+    for path in paths.split():
+        release.change(path, (old, f"{old}_2"))
+    for found in asked(release, llama=case("llama"), bert=case("bert", "masked-lm")).values():
+        assert is_refused(found, "SiteDrift", place), found
+
+
+CHECKED, LOSS = "    if config._attn_implementation not in", "    def loss_function(self):\n"
+SHARED = {
+    "masking_utils.py": (CHECKED, f"    config = config or None\n{CHECKED}"),
+    "modeling_utils.py": (LOSS, f"{LOSS}        self = self or None\n"),
+}
+"""A statement without effect in what types share."""
+WITHOUT = {"masking_utils.py": set(), "modeling_utils.py": {"bert", "t5"}}
+"""Types that do not run it: their classes compute the loss by themselves."""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("path", SHARED)
+def test_what_types_share_sends_all_that_run_it_to_a_twin(path, tmp_path):
+    release = Release(tmp_path)
+    release.change(path, SHARED[path])
+    cases = {**UNTOUCHED, "llama": case("llama"), "qwen3_next": case("qwen3_next")}
+    for name, found in asked(release, **cases).items():
+        assert is_exact(found, "recorded" if name in WITHOUT[path] else "twin"), found
+        where = f"of transformers.{path.removesuffix('.py')} is not the one that was measured"
+        assert (where in found["message"]) == (name not in WITHOUT[path])
