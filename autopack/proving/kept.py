@@ -134,7 +134,8 @@ _IMPORTED = time.time()
 def _begun() -> float:
     """When this process began, in seconds since 1970; where that cannot be read, when this module was imported."""
     try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        # The tick in which it began; it imports nothing before the next one.
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) + 1
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):
         return _IMPORTED
