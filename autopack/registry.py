@@ -101,6 +101,9 @@ def _here(family: Family, mixers: list[nn.Module]) -> Family:
         for kind, way in ways.items()
         if way is not None and (other := way.here(modules.defining_class(kind).__module__)) is not way
     }
+    for kind, way in ways.items():
+        if isinstance(way, Alone) and not way.from_zero and source.cuts_rotations(kind):
+            others[kind.__name__] = replace(way, from_zero=True)  # Falcon, up to 4.44
     return replace(family, mixers={**family.mixers, **others}) if others else family
 
 
