@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaModel
 
 import autopack
 from autopack import tiny
@@ -38,7 +39,7 @@ class Raising(modeling_llama.LlamaMLP):
 
 
 def line_of(cls):
-    return inspect.getsourcelines(cls.forward)[1]
+    return inspect.unwrap(cls.forward).__code__.co_firstlineno
 
 
 def with_layer(make, number=1):
@@ -62,6 +63,13 @@ def test_the_module_that_mixes_is_named():
 def test_a_layer_of_torch_is_not_named_for_what_it_is_given():
     said = refusal(with_layer(lambda model, layer: Around(layer.mlp)))
     assert f"it begins in Around, {__name__}, line {line_of(Around)}" in said
+
+
+def test_a_hook_is_found_in_the_module_around_what_it_is_on():
+    model = tiny.build("llama", attn_implementation="sdpa")
+    model.model.layers[-1].register_forward_hook(lambda module, given, output: output + output.mean(1, keepdim=True))
+    said = refusal(model, verify="always")
+    assert f"it begins in LlamaModel, transformers.models.llama.modeling_llama, line {line_of(LlamaModel)}" in said
 
 
 def test_what_is_exact_is_not_searched():

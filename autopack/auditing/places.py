@@ -6,12 +6,14 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from autopack.auditing.cases import Call, Case
 from autopack.auditing.fields import Fields, Sides, WrongShape, errors_between, fields_of, scales_of
@@ -23,35 +25,35 @@ _LIBRARY = "transformers."
 def first_difference(runner: Runner, case: Case, call: Call, bound: float) -> str | None:
     """The first module, in the order in which they end, of which a document gets more than `bound` else than alone.
 
-    In words, with the place of its forward; None where no module can be compared.
+    Where it is given something else already, that is the module around it. In words, with the place of its forward;
+    None where no module can be compared.
     """
     with torch.no_grad():
-        packed = _outputs(runner.model, lambda: runner.model(**case.given(call)))
+        packed = _Heard(runner.model, lambda: runner.model(**case.given(call)))
         alone = [
-            _outputs(runner.model, lambda number=number: runner.stock(case.alone(call, number)))
-            for number in range(len(call.spans))
+            _Heard(runner.model, partial(runner.stock, case.alone(call, number))) for number in range(len(call.spans))
         ]
-    modules = dict(runner.model.named_modules())
     sides = Sides.of(call)
-    for key, outputs in packed.items():
-        by_itself = [found.get(key, {}) for found in alone]
+
+    def differs(found: Fields, by_itself: list[Fields]) -> bool:
         try:
-            found, expected, _ = sides.split(outputs, by_itself)
-            differs = any(expected) and max(errors_between(found, expected, scales_of(expected)))[0] > bound
+            got, expected, _ = sides.split(found, by_itself)
+            return any(expected) and max(errors_between(got, expected, scales_of(expected)))[0] > bound
         except (WrongShape, RuntimeError, ValueError, IndexError):
-            continue  # it was run on something else than the row
-        if differs:
-            module = _not_of_torch(modules, key[0])
-            place = place_of(module)
-            return f"it begins in {type(module).__name__}" + (f", {place}" if place else "")
+            return False  # it was run on something else than the row
+
+    for key, outputs in packed.given_back.items():
+        if not differs(outputs, [heard.given_back.get(key, {}) for heard in alone]):
+            continue
+        name, number = key
+        while name and differs(packed.taken[name, number], [heard.taken.get((name, number), {}) for heard in alone]):
+            name, number = name.rpartition(".")[0], 0
+            while name and (name, 0) not in packed.taken:  # a list of modules is not called
+                name = name.rpartition(".")[0]
+        module = runner.model.get_submodule(name)
+        place = place_of(module)
+        return f"it begins in {type(module).__name__}" + (f", {place}" if place else "")
     return None
-
-
-def _not_of_torch(modules: dict[str, nn.Module], name: str) -> nn.Module:
-    """A module, or of torch's own the module around it, which is what has given it its input."""
-    while name and type(modules[name]).__module__.startswith("torch."):
-        name = name.rpartition(".")[0]
-    return modules[name]
 
 
 def place_of(module: nn.Module) -> str | None:
@@ -71,24 +73,34 @@ def raised_at(error: BaseException) -> str | None:
     return found
 
 
-def _outputs(model: nn.Module, run: Any) -> dict[tuple[str, int], Fields]:
-    """What the modules of a model give in a run, by their names and numbers of calls, in the order in which they end.
+class _Heard:
+    """What the modules of a model are given and give in a run, by their names and numbers of calls.
 
-    The hook is one of the process: a hook on a module of an enabled model would be looked at as somebody else's.
+    `given_back` is in the order in which they end. The hooks are those of the process: a hook on a module of an enabled
+    model would be looked at as somebody else's.
     """
-    names = {id(module): name for name, module in model.named_modules() if name}
-    calls: Counter[str] = Counter()
-    found: dict[tuple[str, int], Fields] = {}
 
-    def listen(module: nn.Module, given: Any, output: Any) -> None:
-        name = names.get(id(module))
+    def __init__(self, model: nn.Module, run: Callable[[], Any]):
+        self.taken: dict[tuple[str, int], Fields] = {}
+        self.given_back: dict[tuple[str, int], Fields] = {}
+        self._names = {id(module): name for name, module in model.named_modules() if name}
+        handles = [register_module_forward_pre_hook(self._begin), register_module_forward_hook(self._end)]
+        self._begun: Counter[str] = Counter()
+        self._ended: Counter[str] = Counter()
+        try:
+            run()
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _begin(self, module: nn.Module, given: Any) -> None:
+        self._keep(self.taken, self._begun, module, given)
+
+    def _end(self, module: nn.Module, given: Any, output: Any) -> None:
+        self._keep(self.given_back, self._ended, module, output)
+
+    def _keep(self, found: dict[tuple[str, int], Fields], calls: Counter[str], module: nn.Module, value: Any) -> None:
+        name = self._names.get(id(module))
         if name is not None:
-            found[name, calls[name]] = {n: value.detach().clone() for n, value in fields_of(output).items()}
+            found[name, calls[name]] = {n: tensor.detach().clone() for n, tensor in fields_of(value).items()}
             calls[name] += 1
-
-    handle = register_module_forward_hook(listen)
-    try:
-        run()
-    finally:
-        handle.remove()
-    return found
