@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from dataclasses import asdict, replace
+import re
+from dataclasses import asdict, dataclass, replace
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -34,6 +35,8 @@ from autopack.runtime.model import EnabledModel, Options, Proof
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_HOOKS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 _OF_THE_PLACE = ("training", "layer_idx", "layer_id", "layer_number")
+_OF_A_PRECISION = re.compile(r"^\w+(Error|Exception)\b|no numbers")
+"""Reasons for which a call form is left out that stock may have in one precision alone: what it raises, and NaN."""
 _TOKENS = 13
 """Of the call in which modules of a twin are listened to: a prime, which is no size of it."""
 
@@ -81,34 +84,81 @@ def _precisions(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[to
 
 def _proof(model: PreTrainedModel, enabled: EnabledModel, because: str) -> Proof:
     precisions, device = _precisions(model, enabled)
+    answer: _Answer | None = None
     failure = ""
     for dtype in precisions:
-        twin = _with_what_is_on(model, twins.of(model, dtype, device))
-        outside, twin_enabled = _outside(twin, model), None
-        if device == "cpu":
-            _do_without_kernels(twin.model)
         try:
-            twin_enabled = _enabled(twin.model, enabled)
-            if _refusal(twin_enabled) is not None:
-                raise NoTwin(str(_refusal(twin_enabled)))
-            with twin_enabled.settling():  # transformers 4 puts forwards on layers when states are first asked for
-                part = callable_part(twin_enabled)
-                report = as_float32(audit(part, lengths=LENGTHS))
-        except AutopackError as error:
-            raise NoTwin(f"{type(error).__name__}: {error}") from error
-        except NoTwin:
-            raise
-        except Exception as error:  # a class may compute nothing at this size, or know no float64
-            failure = f"its twin raised {type(error).__name__}: {error}"
+            found = _asked(model, enabled, dtype, device)
+        except _NoAnswer as error:
+            failure = str(error)
             continue
-        finally:
-            if twin_enabled is not None:
-                detach(twin.model, twin_enabled)
-        failed = next((r.failure for r in report.results if r.failure is not None and not _is_ours(r.failure)), None)
-        if failed is None and math.isfinite(report.worst) and math.isfinite(report.worst_gradient):
-            return _read(twin, part, report, outside, because, dtype)
-        failure = f"its twin raised {failed}" if failed else "its twin gives what is no number"
-    raise NoTwin(failure)
+        except NoTwin:
+            if answer is None:
+                raise
+            break
+        answer = found if answer is None else answer.with_rest_of(found)
+        if not answer.unmeasured:
+            break
+    if answer is None:
+        raise NoTwin(failure)
+    return _read(answer, because)
+
+
+class _NoAnswer(Exception):
+    """A twin says nothing in one precision; the message says why."""
+
+
+@dataclass
+class _Answer:
+    """What the audit of a twin in one precision says: why packed rows, labels and padded batches are not exact."""
+
+    twin: Twin
+    part: PreTrainedModel
+    outside: list[str]
+    report: LeakReport
+    packed: str | None
+    labels: str | None
+    padded: str | None
+
+    @property
+    def unmeasured(self) -> bool:
+        """Whether stock could not be measured in a call form, which it may be in another precision."""
+        return any(_OF_A_PRECISION.search(reason) for reason in self.report.left_out.values())
+
+    def with_rest_of(self, other: _Answer) -> _Answer:
+        """This, with what another precision says of call forms that were not measured in this one."""
+        known = {(result.mode, result.training) for result in self.report.results}
+        rest = [result for result in other.report.results if (result.mode, result.training) not in known]
+        more = replace(other.report, results=rest, notes={})
+        padded = self.padded or more.padded
+        return replace(self, packed=self.packed or more.packed, labels=self.labels or more.labels, padded=padded)
+
+
+def _asked(model: PreTrainedModel, enabled: EnabledModel, dtype: torch.dtype, device: str) -> _Answer:
+    twin = _with_what_is_on(model, twins.of(model, dtype, device))
+    outside, twin_enabled = _outside(twin, model), None
+    if device == "cpu":
+        _do_without_kernels(twin.model)
+    try:
+        twin_enabled = _enabled(twin.model, enabled)
+        if _refusal(twin_enabled) is not None:
+            raise NoTwin(str(_refusal(twin_enabled)))
+        with twin_enabled.settling():  # transformers 4 puts forwards on layers when states are first asked for
+            part = callable_part(twin_enabled)
+            report = as_float32(audit(part, lengths=LENGTHS))
+    except AutopackError as error:
+        raise NoTwin(f"{type(error).__name__}: {error}") from error
+    except NoTwin:
+        raise
+    except Exception as error:  # a class may compute nothing at this size, or know no float64
+        raise _NoAnswer(f"its twin raised {type(error).__name__}: {error}") from error
+    finally:
+        if twin_enabled is not None:
+            detach(twin.model, twin_enabled)
+    failed = next((r.failure for r in report.results if r.failure is not None and not _is_ours(r.failure)), None)
+    if failed is not None or not (math.isfinite(report.worst) and math.isfinite(report.worst_gradient)):
+        raise _NoAnswer(f"its twin raised {failed}" if failed else "its twin gives what is no number")
+    return _Answer(twin, part, outside, report, report.packed, report.labels, report.padded)
 
 
 def _do_without_kernels(model: PreTrainedModel) -> None:
@@ -126,12 +176,10 @@ def _is_ours(failure: str) -> bool:
     return isinstance(found := getattr(errors, name, None), type) and issubclass(found, AutopackError)
 
 
-def _read(
-    twin: Twin, part: PreTrainedModel, report: LeakReport, outside: list[str], because: str, dtype: torch.dtype
-) -> Proof:
+def _read(answer: _Answer, because: str) -> Proof:
+    twin, outside, report = answer.twin, answer.outside, answer.report
     count = sum(parameter.numel() for parameter in twin.model.parameters())
-    precision = str(dtype).removeprefix("torch.")
-    how = f"by a twin of {count:,} parameters in {precision}, worst relative error {report.worst:.1e}"
+    how = f"by a twin of {count:,} parameters in {report.dtype}, worst relative error {report.worst:.1e}"
     if outside:
         how += (
             f", and {', '.join(outside)} by itself"
@@ -139,12 +187,12 @@ def _read(
             else f", and {len(outside)} kinds of parts, each by itself: {', '.join(outside)}"
         )
     said = f" (audited because: {because})"
-    inexact = report.padded or report.packed
+    inexact = answer.padded or answer.packed
     padded = inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
-    if part is not twin.model:
+    if answer.part is not twin.model:
         padded = f"nobody has seen what the forward of {type(twin.model).__name__} does with padding"
     source = "parts" if outside else "twin"
-    return Proof(how + said, report.packed and f"{report.packed}{said}", report.labels, padded, source=source)
+    return Proof(how + said, answer.packed and f"{answer.packed}{said}", answer.labels, padded, source=source)
 
 
 def _enabled(model: PreTrainedModel, like: EnabledModel) -> EnabledModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from dataclasses import replace
 from types import MethodType
 
 import pytest
@@ -13,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import autopack
 from autopack import tiny
+from autopack.enabling import by_twin
 from autopack.errors import UnsupportedModel
 from autopack.proving import alike, twin
 from autopack.proving.apart import apart
@@ -355,3 +357,25 @@ def test_a_twin_that_changes_while_it_is_audited_is_waited_for_by_nobody():
     """The thread of the twin looks at it anew, while that of the model holds the lock of those that do so."""
     with autopack.enable(built(Patching)) as handle:
         assert handle.enabled.proof.source == "twin"
+
+
+def test_what_one_precision_does_not_measure_another_does(monkeypatch):
+    """Of Moshi in transformers 4.57 a padded batch gives no numbers in float64, and its mask makes it causal."""
+    measured = by_twin.audit
+
+    def audit(model, **options):
+        report = measured(model, **options)
+        padded = [result for result in report.results if result.kind == "padded"]
+        if report.dtype == "float64":
+            left_out = {result.mode: "stock gives values that are no numbers" for result in padded}
+            rest = [result for result in report.results if result not in padded]
+            return replace(report, results=rest, left_out=left_out)
+        off = [replace(r, error=2.0, unpadded=True) if r in padded else r for r in report.results]
+        return replace(report, results=[replace(r, error=0.5) if r not in padded else r for r in off])
+
+    monkeypatch.setattr(by_twin, "audit", audit)
+    with autopack.enable(built(Mine)) as handle:
+        proof = handle.enabled.proof
+    assert proof.packed is None, "what float64 has measured counts"
+    assert "in float64, worst relative error" in proof.how
+    assert "it was not exact without its padding when its twin was audited" in proof.padded
