@@ -187,7 +187,7 @@ class Audit:
 
     def _place(self) -> str | None:
         """Where the difference of the worst packed call begins; None where that cannot be told."""
-        worst = self.report.worst_packed
+        worst = self.report._worst_packed
         if worst is None or worst.failure is not None or worst.mode not in MODES:
             return None
         self.model.train(worst.training)

@@ -98,7 +98,7 @@ class LeakReport:
     @property
     def packed(self) -> str | None:
         """Why packed calls without labels are not exact, in words; None where they are."""
-        worst = self.worst_packed
+        worst = self._worst_packed
         if worst is None:
             return None
         said = self._words(worst)
@@ -106,7 +106,7 @@ class LeakReport:
         return f"{said} ({'; '.join(notes)})" if notes else said
 
     @property
-    def worst_packed(self) -> ModeResult | None:
+    def _worst_packed(self) -> ModeResult | None:
         """The worst of the packed calls that are not exact, whatever their loss is; None where all are."""
         wrong = [r for r in self._of("packed") if not self._is_exact_without_loss(r)]
         return max(wrong, key=lambda r: r.worst) if wrong else None
