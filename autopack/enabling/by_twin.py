@@ -122,12 +122,14 @@ class _Answer:
 
     @property
     def unmeasured(self) -> bool:
-        """Whether stock could not be measured in a call form, which it may be in another precision."""
-        return any(_OF_A_PRECISION.search(reason) for reason in self.report.left_out.values())
+        """Whether a call form, or gradients, could not be measured, which they may be in another precision."""
+        left_out = any(_OF_A_PRECISION.search(reason) for reason in self.report.left_out.values())
+        return left_out or "gradients" in self.report.notes
 
     def with_rest_of(self, other: _Answer) -> _Answer:
         """This, with what another precision says of call forms that were not measured in this one."""
-        known = {(result.mode, result.training) for result in self.report.results}
+        whole = [] if "gradients" in self.report.notes else self.report.results
+        known = {(result.mode, result.training) for result in whole}
         rest = [result for result in other.report.results if (result.mode, result.training) not in known]
         more = replace(other.report, results=rest, notes={})
         padded = self.padded or more.padded

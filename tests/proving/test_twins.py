@@ -379,3 +379,20 @@ def test_what_one_precision_does_not_measure_another_does(monkeypatch):
     assert proof.packed is None, "what float64 has measured counts"
     assert "in float64, worst relative error" in proof.how
     assert "it was not exact without its padding when its twin was audited" in proof.padded
+
+
+def test_gradients_that_one_precision_does_not_measure_another_does(monkeypatch):
+    measured = by_twin.audit
+
+    def audit(model, **options):
+        report = measured(model, **options)
+        if report.dtype == "float64":
+            results = [replace(result, gradient=None) for result in report.results]
+            return replace(report, results=results, notes={"gradients": "not measured, because stock has none"})
+        return replace(report, results=[replace(r, gradient=1.0) for r in report.results])
+
+    monkeypatch.setattr(by_twin, "audit", audit)
+    proof = None
+    with contextlib.suppress(UnsupportedModel), autopack.enable(built(Mine)) as handle:
+        proof = handle.enabled.proof
+    assert proof is None, "its gradients are wrong in float32"
