@@ -22,6 +22,7 @@ from autopack.enabling.attach import attach, detach, examine
 from autopack.enabling.reading import LENGTHS, as_float32, callable_part
 from autopack.errors import AutopackError
 from autopack.inspection import releases
+from autopack.inspection.configs import text_config
 from autopack.inspection.modules import device_of, entries, is_pair
 from autopack.inspection.provenance import hooks_of, is_foreign_hook
 from autopack.inspection.watch import Watch
@@ -270,8 +271,7 @@ def _outside(twin: Twin, model: PreTrainedModel) -> list[str]:
     if not twin.others:
         return []
     forms = _forms(twin, list(twin.others))
-    config: Any = model.config
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    text = text_config(model.config, decoder=True)
     widths = [size for name in ("hidden_size", "intermediate_size") if isinstance(size := getattr(text, name, 0), int)]
     kinds, proven = twins.kinds(model), set()
     names: list[str] = []

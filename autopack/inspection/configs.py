@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from functools import cache
 from typing import Any
+
+
+@cache
+def _taken(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def text_config(config: Any, **which: bool) -> Any:
@@ -11,6 +18,7 @@ def text_config(config: Any, **which: bool) -> Any:
     `which` is `decoder` or `encoder`, for configs that have one for each.
     """
     if hasattr(config, "get_text_config"):
-        return config.get_text_config(**which)
+        taken = _taken(type(config).get_text_config)  # of the two, `decoder` alone up to 4.53
+        return config.get_text_config(**{name: value for name, value in which.items() if name in taken})
     part = getattr(config, "text_config", None)  # transformers 4.44
     return part if hasattr(part, "model_type") else config

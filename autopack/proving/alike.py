@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from autopack.inspection.configs import text_config
 from autopack.tiny import configs, rules
 from autopack.trust import configuration
 
@@ -33,7 +34,7 @@ def alike(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
 
 def configuration_depth(config: PretrainedConfig) -> int:
     """How many layers a configuration has, or rather many where it does not say."""
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    text = text_config(config, decoder=True)
     return next((n for name in rules.DEPTH if isinstance(n := vars(text).get(name), int)), 99)
 
 
