@@ -21,8 +21,12 @@ class Whole:
         return all(bool(each.isfinite().all()) for each in self.held)
 
     def is_like(self, other: Whole) -> bool:
-        """Whether they have the shapes of others."""
-        return all(a.shape == b.shape for a, b in zip(self.held, other.held, strict=True))
+        """Whether they have the shapes of others, and are shared out over processes where those are.
+
+        What FSDP has gathered for one backward pass it may have shared out again before the next.
+        """
+        pairs = zip(self.held, other.held, strict=True)
+        return all(a.shape == b.shape and type(a) is type(b) for a, b in pairs)
 
     def error(self, expected: Whole) -> float:
         """How far they are from what is expected, as `gradient_error` says."""

@@ -245,7 +245,7 @@ class PackedRuns:
                 return None
         gradient = self.runner.gradients(one)
         if not gradient.is_like(self._gradients[key]):
-            self._gradients[key] = self.runner.gradients(other)  # FSDP1 changes shapes of parameters as it gathers them
+            self._gradients[key] = self.runner.gradients(other)
         return gradient.error(self._gradients[key])
 
     def _with_labels(

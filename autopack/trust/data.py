@@ -51,12 +51,17 @@ def surveyed() -> list[str]:
 
 
 def nearest(release: str) -> list[str]:
-    """The releases that have been surveyed, the one that is nearest to another first."""
-    wanted = Version(release)
+    """The releases that have been surveyed, the one that is nearest to another first.
 
-    def distance(name: str) -> tuple[int, ...]:
-        found = Version(name)
+    Neighbours in the order of releases come first, and of two the one with the nearer number: 6.0.0 is next to the last
+    of 5, whose number is not.
+    """
+    known, wanted = sorted(map(Version, surveyed())), Version(release)
+    before = sum(version < wanted for version in known)
+
+    def distance(place: int) -> tuple[int, ...]:
+        found = known[place]
         pairs = zip((found.major, found.minor, found.micro), (wanted.major, wanted.minor, wanted.micro), strict=True)
-        return tuple(abs(a - b) for a, b in pairs)
+        return (before - place - 1 if place < before else place - before, *(abs(a - b) for a, b in pairs))
 
-    return sorted(surveyed(), key=distance)
+    return [str(known[place]) for place in sorted(range(len(known)), key=distance)]

@@ -9,7 +9,7 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from autopack import tiny
 from autopack.trust import configuration, recorded
-from autopack.trust.data import load, survey_of, surveyed
+from autopack.trust.data import load, nearest, survey_of, surveyed
 from tests.trust.published import PUBLISHED
 
 RELEASE = transformers.__version__
@@ -209,3 +209,12 @@ def test_parts_stand_under_their_own_type():
     words = configuration.describe(tiny.config("llava", task="image-text-to-text"))
     assert words["llava"]["text_config"] == {"llama"}
     assert "rope_parameters.rope_type" in words["llama"]
+
+
+@pytest.mark.parametrize(
+    ("release", "first"),
+    [("6.0.0", "5.23.0"), ("5.22.2", "5.23.0"), ("5.1.0", "5.0.0"), ("4.57.3", "4.57.6"), ("4.44.2", "4.57.6")],
+)
+def test_the_nearest_record_is_asked_first(release, first):
+    assert nearest(release)[0] == first
+    assert sorted(nearest(release)) == sorted(surveyed())
