@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from autopack import registry
 from autopack.auditing.asking import first_label_counts
-from autopack.auditing.auditor import audit
+from autopack.auditing.auditor import EVERY_MODE, audit
 from autopack.auditing.report import LeakReport
 from autopack.enabling.attach import attach, detach, examine
 from autopack.enabling.reading import LENGTHS, as_float32, callable_part
@@ -89,7 +89,7 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, because: str) -> Proof
     failure = ""
     for dtype in precisions:
         try:
-            found = _asked(model, enabled, dtype, device)
+            found = _asked(model, enabled, dtype, device, None if answer is None else answer.unmeasured)
         except _NoAnswer as error:
             failure = str(error)
             continue
@@ -122,10 +122,10 @@ class _Answer:
     padded: str | None
 
     @property
-    def unmeasured(self) -> bool:
-        """Whether a call form, or gradients, could not be measured, which they may be in another precision."""
-        left_out = any(_OF_A_PRECISION.search(reason) for reason in self.report.left_out.values())
-        return left_out or "gradients" in self.report.notes
+    def unmeasured(self) -> tuple[str, ...]:
+        """The call forms that could not be measured, which they may be in another precision; all without gradients."""
+        left_out = [name for name, reason in self.report.left_out.items() if _OF_A_PRECISION.search(reason)]
+        return tuple(EVERY_MODE if "gradients" in self.report.notes else left_out)
 
     def with_rest_of(self, other: _Answer) -> _Answer:
         """This, with what another precision says of call forms that were not measured in this one."""
@@ -137,7 +137,9 @@ class _Answer:
         return replace(self, packed=self.packed or more.packed, labels=self.labels or more.labels, padded=padded)
 
 
-def _asked(model: PreTrainedModel, enabled: EnabledModel, dtype: torch.dtype, device: str) -> _Answer:
+def _asked(
+    model: PreTrainedModel, enabled: EnabledModel, dtype: torch.dtype, device: str, modes: tuple[str, ...] | None
+) -> _Answer:
     twin = _with_what_is_on(model, twins.of(model, dtype, device))
     outside, twin_enabled = _outside(twin, model), None
     if device == "cpu":
@@ -148,7 +150,7 @@ def _asked(model: PreTrainedModel, enabled: EnabledModel, dtype: torch.dtype, de
             raise NoTwin(str(_refusal(twin_enabled)))
         with twin_enabled.settling():  # transformers 4 puts forwards on layers when states are first asked for
             part = callable_part(twin_enabled)
-            report = as_float32(audit(part, lengths=LENGTHS))
+            report = as_float32(audit(part, lengths=LENGTHS, modes=modes))
     except AutopackError as error:
         raise NoTwin(f"{type(error).__name__}: {error}") from error
     except NoTwin:
