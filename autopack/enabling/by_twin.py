@@ -160,6 +160,8 @@ def _asked(
     finally:
         if twin_enabled is not None:
             detach(twin.model, twin_enabled)
+    if not report.results:
+        raise _NoAnswer("nothing of its twin can be compared with stock")
     failed = next((r.failure for r in report.results if r.failure is not None and not _is_ours(r.failure)), None)
     if failed is not None or not (math.isfinite(report.worst) and math.isfinite(report.worst_gradient)):
         raise _NoAnswer(f"its twin raised {failed}" if failed else "its twin gives what is no number")
