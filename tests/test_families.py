@@ -92,10 +92,10 @@ def test_named_types(capsys):
 
 @pytest.mark.parametrize(("name", "served", "what"), [
     ("gemma4_assistant", False, "refused: it is a drafter that takes the states of a target model"),
-    ("funnel", False, "refused: its FunnelEncoder pools every two columns"),
+    ("mra", False, "refused: its MraSelfAttention averages keys over blocks of 32 columns"),
     ("no_such_type", False, "has no such type; remote code of this type is served where its structure allows"),
     ("vit", False, "refused: transformers has no language model of this type"),
-    ("canine", False, "refused: its CharactersToMolecules takes columns of the row together"),
+    ("led", False, "refused: LEDEncoderSelfAttention pads the row to a multiple of its window"),
     ("lilt", True, "own attention (LiltSelfAttention), documents alone, by its structure and after an audit"),
     ("mistral4", True, "attention site, document by document, by its structure and after an audit on enable"),
 ])  # fmt: skip

@@ -7,13 +7,9 @@ keeps them from leaking.
 from autopack.family import Family, Numbering, Tiny
 
 _REASONS = {
-    "its CharactersToMolecules takes columns of the row together, and its attention goes by blocks of it": "canine",
-    "its FunnelEncoder pools every two columns of the row into one between its blocks, so a token of two documents "
-    "comes out, and its FunnelAttentionStructure numbers the columns of the pooled row": "funnel",
     "its MraSelfAttention averages keys over blocks of 32 columns and attends closely to the best blocks of the row, "
     "so a document whose length is no multiple of 32 has no result of its own (and without its CUDA kernel it attends "
     "to nothing)": "mra",
-    "its PerceiverEncoder's latents attend to all tokens of the row, and every token is decoded from them": "perceiver",
     "it is a drafter that takes the states of a target model": "gemma4_assistant gemma4_unified_assistant",
     "FSMT's Attention has tokens before the batch, and its forward makes the decoder's tokens of the encoder's": "fsmt",
     "LEDEncoderSelfAttention pads the row to a multiple of its window and attends by blocks of the row": "led",
@@ -31,7 +27,6 @@ FAMILY = Family(
     refused_types={name: reason for reason, names in _REASONS.items() for name in names.split()},
     numbering={"mra": Numbering(start=2)},
     tiny=Tiny(
-        configs={"perceiver": {"num_latents": 8, "d_latents": 64, "num_self_attends_per_block": 2}},
         not_alone=frozenset("gemma4_assistant gemma4_unified_assistant".split()),
     ),
 )

@@ -8,10 +8,13 @@ from autopack.mixers import OneByOne
 _MODELS = {
     "its byte patches and n-gram embeddings run across documents": "BltForCausalLM BltModel",
     "its tokens, prompts and positions are numbered from the start of the row": "CpmAntForCausalLM CpmAntModel",
+    "its characters are taken together by columns of the row, and its attention goes by blocks of it": "CanineModel",
     "its key-value compressors pool windows counted from the row's start": "DeepseekV4ForCausalLM DeepseekV4Model",
     "its indexer selects blocks of keys counted from the row's start": "MiniMaxM3VLForCausalLM MiniMaxM3VLTextModel",
     "its streams of n-grams are numbered from the start of the row": "ProphetNetForCausalLM ProphetNetDecoder",
     "its relative encodings and streams are made for the row": "XLNetLMHeadModel XLNetModel",
+    "its encoder pools every two columns of the row into one": "FunnelModel FunnelBaseModel",
+    "its latents attend to all tokens of the row, and every token is decoded from them": "PerceiverForSequenceClassification",
 }
 
 _REFORMER = OneByOne("its hashes and chunks go over the row", numbers_itself=True)
@@ -27,6 +30,7 @@ _TINY: dict[str, dict[str, Any]] = {
     | {"compress_rates": {"compressed_sparse_attention": 2, _HEAVILY: 4}, "num_key_value_heads": 1, "head_dim": 16}
     | {"partial_rotary_factor": 0.5, "index_topk": 2, "o_groups": 2, "o_lora_rank": 16, "hc_mult": 2}
     | {"hc_sinkhorn_iters": 2},
+    "perceiver": {"num_latents": 8, "d_latents": 64, "num_self_attends_per_block": 2},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]}
     | {"mlp_layer_types": ["dense", "sparse"], "index_n_heads": 2, "index_block_size": 4, "index_topk_blocks": 2},
     # it numbers every pair of positions that there may be in every call
@@ -37,7 +41,7 @@ _TINY: dict[str, dict[str, Any]] = {
     | {"axial_pos_embds": False, "attn_layers": ["local", "lsh"]},
 }
 
-_TYPES = "blt cpmant deepseek_v4 minimax_m3_vl minimax_m3_vl_text prophetnet reformer xlnet"
+_TYPES = "blt canine cpmant deepseek_v4 funnel minimax_m3_vl minimax_m3_vl_text perceiver prophetnet reformer xlnet"
 
 
 def _refusal(config: Any) -> str | None:

@@ -20,7 +20,7 @@ from autopack.errors import UnsupportedModel
 from autopack.inspection.modules import device_of
 from autopack.layout import IGNORED_LABEL
 
-_ROWS, _COLUMNS = 2, 4
+_ROWS, _COLUMNS = 2, 6
 """Two rows, of three columns and of four: labels of one per token do not fit a head with one label per row in both."""
 _SAME = 1e-3
 """Largest relative change that is none. A label that counts changes gradients of logits by about one, and one that does
@@ -78,6 +78,15 @@ def takes_both_halves(model: PreTrainedModel) -> bool:
     return "decoder_input_ids" in argument_names(model) or bool(getattr(model.config, "is_encoder_decoder", False))
 
 
+def codebooks_of(model: PreTrainedModel) -> int | None:
+    """How many tokens stand at each column, in models of audio codes (rows, columns, codebooks); None in others."""
+    try:
+        embeddings = model.get_input_embeddings()
+    except NotImplementedError:
+        return None
+    return len(embeddings) if isinstance(embeddings, nn.ModuleList) else None
+
+
 def argument_names(model: nn.Module) -> set[str]:
     """Names of the arguments of a forward, and of those that it may call above it: `(*args, **kwargs)` hides them."""
     forwards = [vars(cls)["forward"] for cls in type(model).__mro__ if cls is not nn.Module and "forward" in vars(cls)]
@@ -96,9 +105,8 @@ def _questions(model: PreTrainedModel, run: Run) -> Iterator[tuple[dict[str, Any
         width = _width(run, arguments)
         labels = tokens if width is None else tokens % max(width, 2)
         yield arguments, labels
-        codebooks = model.get_input_embeddings()
-        if isinstance(codebooks, nn.ModuleList):  # models of audio codes: (rows, columns, codebooks)
-            yield arguments, labels[..., None].expand(-1, -1, len(codebooks)).contiguous()
+        if (codebooks := codebooks_of(model)) is not None:
+            yield arguments, labels[..., None].expand(-1, -1, codebooks).contiguous()
         yield arguments, (labels % 2).to(next(p.dtype for p in model.parameters() if p.is_floating_point()))
 
 

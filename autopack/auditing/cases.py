@@ -231,6 +231,9 @@ def _vocabulary(model: PreTrainedModel) -> int:
     for embedding in embeddings:
         each = list(embedding) if isinstance(embedding, nn.ModuleList) else [embedding]  # one per codebook
         sizes += [len(e.weight) for e in each if isinstance(getattr(e, "weight", None), torch.Tensor)]  # type: ignore[arg-type]
+    if not sizes:  # latents, or hashes of characters (Perceiver, CANINE)
+        known = (getattr(model.config, name, None) for name in ("vocab_size", "num_hash_buckets"))
+        sizes += [size for size in known if isinstance(size, int)]
     if not sizes:
         raise UnsupportedModel(f"{type(model).__name__} has no single token embedding to draw the auditor's tokens for")
     return min(sizes)

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
-from autopack.auditing.asking import argument_names, first_label_counts, loss_of
+from autopack.auditing.asking import argument_names, codebooks_of, first_label_counts, loss_of
 from autopack.auditing.cases import Call, Case
 from autopack.auditing.fields import Fields, Sides
 from autopack.layout import IGNORED_LABEL
@@ -164,9 +163,8 @@ def _per_token(model: PreTrainedModel, case: Case, alone: list[Fields]) -> Itera
     width = _width(alone, case.lengths, per_token=True)
     tokens = [document[None] if width is None else document[None] % max(width, 2) for document in case.documents]
     yield [{"labels": each} for each in tokens]
-    codebooks = model.get_input_embeddings()
-    if isinstance(codebooks, nn.ModuleList):  # models of audio codes: (rows, columns, codebooks)
-        yield [{"labels": each[..., None].expand(-1, -1, len(codebooks)).contiguous()} for each in tokens]
+    if (codebooks := codebooks_of(model)) is not None:
+        yield [{"labels": each[..., None].expand(-1, -1, codebooks).contiguous()} for each in tokens]
     dtype = next(iter(alone[0].values())).dtype
     yield [{"labels": (each % 2).to(dtype)} for each in tokens]
 

@@ -109,7 +109,14 @@ class DocumentsAlone(Plan):
             return None
         fill = torch.finfo(parts[0].dtype).min if name in ("start_logits", "end_logits") else 0.0
         longest = self.given.batch.shape[1]
-        wide = [_widened(part, _OWN_TOKENS.get(name, ()), longest, fill) for part in parts]
+        lengths = [self.given.batch.lengths[numbers[0]] for numbers in self.groups]
+        # Hidden states of latents are as many for every document (Perceiver).
+        own = [
+            dimension
+            for dimension in _OWN_TOKENS.get(name, ())
+            if all(part.shape[dimension] == length for part, length in zip(parts, lengths, strict=True))
+        ]
+        wide = [_widened(part, own, longest, fill) for part in parts]
         if len({part.shape[1:] for part in wide}) > 1:
             return None
         order = np.argsort(np.concatenate(self.groups), kind="stable")
@@ -124,7 +131,7 @@ def _counted(labels: torch.Tensor | None, documents: int) -> np.ndarray:
     return host_values(known.reshape(documents, -1)[:, 0]) != IGNORED_LABEL
 
 
-def _widened(part: torch.Tensor, dimensions: tuple[int, ...], longest: int, fill: float) -> torch.Tensor:
+def _widened(part: torch.Tensor, dimensions: list[int], longest: int, fill: float) -> torch.Tensor:
     for dimension in dimensions:
         shape = list(part.shape)
         shape[dimension] = longest - shape[dimension]

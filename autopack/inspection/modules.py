@@ -206,7 +206,9 @@ def configs_of(modules: list[nn.Module]) -> list[PretrainedConfig]:
 def device_of(model: PreTrainedModel) -> torch.device:
     """The device that inputs of the model belong on."""
     try:
-        holder: nn.Module = model.get_input_embeddings()
+        holder: Any = model.get_input_embeddings()
     except NotImplementedError:  # several tables, of hashes (CANINE)
         holder = model
+    if isinstance(holder, torch.Tensor):  # latents (Perceiver)
+        return holder.device
     return next(holder.parameters()).device

@@ -125,6 +125,13 @@ def equally_long(layout: PackedLayout) -> list[np.ndarray]:
     return by_length(np.diff(layout.bounds))
 
 
+def equally_long_documents(layout: PackedLayout) -> list[np.ndarray]:
+    """`equally_long` without runs of padding, unless there is nothing else."""
+    real = np.arange(len(layout.lengths)) if layout.is_padding is None else np.flatnonzero(~layout.is_padding)
+    lengths = np.diff(layout.bounds)
+    return [real[group] for group in by_length(lengths[real])] if len(real) else by_length(lengths)
+
+
 def each_by_itself(layout: PackedLayout) -> list[np.ndarray]:
     """Numbers of the documents, one in each group."""
     return np.split(np.arange(len(layout.lengths)), len(layout.lengths))
@@ -144,19 +151,24 @@ def buckets(layout: PackedLayout) -> list[np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """All documents of a layout in several batches, and the way of their results back into packed rows."""
+    """Documents of a layout in several batches, and the way of their results back into packed rows."""
 
     layout: PackedLayout
     batches: list[DocumentBatch]
     back: torch.Tensor
-    """Place of every token of the flattened rows in what the batches keep, one after the other."""
+    """Place of every token of the flattened rows in what the batches keep, one after the other; behind the last for
+    tokens that no batch has."""
+    complete: bool = True
+    """Whether every token is in some batch."""
 
     @classmethod
     def of(cls, layout: PackedLayout, groups: list[np.ndarray]) -> Batches:
-        """These groups of documents, which together are all, one batch each."""
+        """These groups of documents, one batch each; tokens of documents that none of them names get zeros."""
         batches = [DocumentBatch.of(layout, documents) for documents in groups]
-        back = np.argsort(np.concatenate([batch.tokens for batch in batches]), kind="stable")
-        return cls(layout, batches, layout.upload(back))
+        tokens = np.concatenate([batch.tokens for batch in batches])
+        back = np.full(layout.bounds[-1], len(tokens))
+        back[tokens] = np.arange(len(tokens))
+        return cls(layout, batches, layout.upload(back), len(tokens) == len(back))
 
     @classmethod
     def grouped(cls, layout: PackedLayout, grouping: Grouping | None = None) -> Batches:
@@ -178,7 +190,10 @@ class Batches:
         pairs = list(zip(self.batches, outputs, strict=True))
         if not all(batch.holds(part) for batch, part in pairs):
             return otherwise(outputs)
-        whole = torch.cat([batch.real(part) for batch, part in pairs]).index_select(0, self.back)
+        parts = [batch.real(part) for batch, part in pairs]
+        if not self.complete:
+            parts.append(parts[0].new_zeros(1, *parts[0].shape[1:]))
+        whole = torch.cat(parts).index_select(0, self.back)
         return whole.reshape(self.layout.rows, self.layout.columns, *whole.shape[1:])
 
 

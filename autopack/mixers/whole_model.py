@@ -14,7 +14,7 @@ from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall
 from autopack.inspection.source import shifts_labels
 from autopack.layout import IGNORED_LABEL
-from autopack.layout.batches import Batches, DocumentBatch, equally_long, items_of_share, mean_loss
+from autopack.layout.batches import Batches, DocumentBatch, equally_long_documents, items_of_share, mean_loss
 from autopack.layout.host import host_values
 from autopack.runtime.in_step import with_idle
 from autopack.runtime.scope import running_scope, without_layout
@@ -28,7 +28,7 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
     otherwise is left out. With `numbers_itself`, positions that count from 0 are not handed on.
     """
     layout = call.layout
-    found = Batches.grouped(layout, equally_long)
+    found = Batches.grouped(layout, equally_long_documents)
     wants_tuple = call.arguments.get("return_dict") is False
 
     def spread(value: Any, batch: DocumentBatch) -> Any:

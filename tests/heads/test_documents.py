@@ -36,14 +36,14 @@ SERVED = [
     *((name, "question-answering") for name in ("bert", "llama", "modernbert", "gpt2")),
     ("bert", "next-sentence-prediction"),
     # These run documents alone: one cannot be told of padding, one has no smaller part to serve.
-    *((name, "sequence-classification") for name in ("fnet", "xlnet")),
-    *((name, "question-answering") for name in ("fnet", "xlnet")),
+    *((name, "sequence-classification") for name in ("fnet", "xlnet", "canine", "funnel", "perceiver")),
+    *((name, "question-answering") for name in ("fnet", "xlnet", "funnel")),
 ]
 
 
 @pytest.mark.parametrize(("model_type", "task"), SERVED)
 def test_each_document_of_a_packed_row_gets_what_it_gets_alone(model_type, task):
-    single = model_type in ("mamba", "xlnet", "zamba2")  # some of their code is float32 whatever the model's dtype
+    single = model_type in ("mamba", "xlnet", "zamba2", "canine", "funnel", "perceiver")  # some of their code is float32 whatever the model's dtype
     stock = mamba_classifier() if model_type == "mamba" else with_head(model_type, task, *[torch.float32] * single)
     model, labels = copy.deepcopy(stock), TASKS[task]
     with autopack.enable(model, verify="never"):
