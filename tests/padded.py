@@ -6,12 +6,14 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from transformers import PreTrainedModel
 
 import autopack
 from autopack import tiny
+from autopack.calls.unpadded import Unpadded
 from autopack.tiny.weights import randomize
 
 PADDED = (24, 5, 11, 1)
@@ -124,3 +126,16 @@ def handle_of(model: PreTrainedModel) -> autopack.Handle:
 def tally_of(model: PreTrainedModel) -> Any:
     """What became of the padded batches of an enabled model."""
     return handle_of(model).tally
+
+
+def put_a_fault_into_unpadding(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
+    """Have a field of every unpadded batch be off by a hundredth."""
+    finish = Unpadded.finish
+
+    def wrong(self, module, output):
+        finished = finish(self, module, output)
+        if finished[field] is not None:
+            finished[field] = finished[field] * 1.01
+        return finished
+
+    monkeypatch.setattr(Unpadded, "finish", wrong)

@@ -18,6 +18,7 @@ from autopack.auditing.auditor import MODES, PADDED_MODES
 from autopack.calls.unpadded import Unpadded
 from autopack.layout import IGNORED_LABEL
 from tests.conftest import LEAK
+from tests.padded import put_a_fault_into_unpadding
 
 PACKED = ("default", "use_cache=False", "padding mask", "two rows")
 PADDED = tuple(PADDED_MODES)
@@ -188,15 +189,7 @@ def test_what_it_says_of_padded_batches_is_so(unpad):
 def test_a_fault_of_unpadding_is_found(field, monkeypatch):
     model = enabled(tiny.build("llama", attn_implementation="sdpa"))
     assert autopack.audit(model, modes=PADDED).padded is None
-    finish = Unpadded.finish
-
-    def wrong(self, module, output):
-        finished = finish(self, module, output)
-        if finished[field] is not None:
-            finished[field] = finished[field] * 1.01
-        return finished
-
-    monkeypatch.setattr(Unpadded, "finish", wrong)
+    put_a_fault_into_unpadding(monkeypatch, field)
     report = autopack.audit(model, modes=(*PACKED, *PADDED))
     assert report.padded is not None
     assert report.packed is None
@@ -205,14 +198,8 @@ def test_a_fault_of_unpadding_is_found(field, monkeypatch):
 
 
 def test_padded_batches_that_an_audit_finds_wrong_stay_as_they_came(monkeypatch):
-    stock, finish = tiny.build("llama", attn_implementation="sdpa").train(), Unpadded.finish
-
-    def wrong(self, module, output):
-        finished = finish(self, module, output)
-        finished["logits"] = finished["logits"] * 1.01
-        return finished
-
-    monkeypatch.setattr(Unpadded, "finish", wrong)
+    stock = tiny.build("llama", attn_implementation="sdpa").train()
+    put_a_fault_into_unpadding(monkeypatch, "logits")
     model, mask = copy.deepcopy(stock), (torch.arange(9) < torch.tensor([[9], [4]])).long()
     batch = {"input_ids": tiny.tokens(model.config, 2, 9), "attention_mask": mask}
     with autopack.enable(model, verify="always") as handle:

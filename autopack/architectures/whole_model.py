@@ -14,7 +14,7 @@ _MODELS = {
     "its streams of n-grams are numbered from the start of the row": "ProphetNetForCausalLM ProphetNetDecoder",
     "its relative encodings and streams are made for the row": "XLNetLMHeadModel XLNetModel",
     "its encoder pools every two columns of the row into one": "FunnelModel FunnelBaseModel",
-    "its latents attend to all tokens of the row, and every token is decoded from them": "PerceiverForSequenceClassification",
+    "its latents attend to all tokens of the row": "PerceiverForSequenceClassification",
 }
 
 _REFORMER = OneByOne("its hashes and chunks go over the row", numbers_itself=True)

@@ -151,6 +151,12 @@ def document(recorded: dict[str, Any]) -> str:
     )
 
 
+def write(path: Path, found: Found) -> None:
+    """Write results to a file."""
+    result = {"torch": metadata.version("torch").partition("+")[0], "releases": found}
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the command line asks for; 1 where something is refused or crashes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -182,17 +188,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             shown = release or metadata.version("transformers")
             bar = tqdm(in_release(release, names), shown, len(names), unit="model", disable=None)
             found[shown] = {each.pop("name"): each for each in bar}
+            if asked.json is not None:
+                write(asked.json, found)
+            if asked.record:  # a run that is stopped has recorded the releases that it has been through
+                before = json.loads(RESULTS.read_text(encoding="utf-8"))["releases"] if RESULTS.exists() else {}
+                write(RESULTS, {**before, **found})
+                TABLE.write_text(document(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
     except CompatError as error:
         print(f"error: {error}")
         return 2
-    for path in [asked.json] * (asked.json is not None) + [RESULTS] * asked.record:
-        before = (
-            json.loads(RESULTS.read_text(encoding="utf-8"))["releases"] if path == RESULTS and RESULTS.exists() else {}
-        )
-        result = {"torch": metadata.version("torch").partition("+")[0], "releases": {**before, **found}}
-        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    if asked.record:
-        TABLE.write_text(document(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
     print(table(found, names))
     return 1 if any(each["status"] in BAD for results in found.values() for each in results.values()) else 0
 

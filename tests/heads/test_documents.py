@@ -39,11 +39,13 @@ SERVED = [
     *((name, "sequence-classification") for name in ("fnet", "xlnet", "canine", "funnel", "perceiver")),
     *((name, "question-answering") for name in ("fnet", "xlnet", "funnel")),
 ]
+SINGLE = {"mamba", "xlnet", "zamba2", "canine", "funnel", "perceiver"}
+"""Some of their code is float32 whatever the dtype of the model."""
 
 
 @pytest.mark.parametrize(("model_type", "task"), SERVED)
 def test_each_document_of_a_packed_row_gets_what_it_gets_alone(model_type, task):
-    single = model_type in ("mamba", "xlnet", "zamba2", "canine", "funnel", "perceiver")  # some of their code is float32 whatever the model's dtype
+    single = model_type in SINGLE
     stock = mamba_classifier() if model_type == "mamba" else with_head(model_type, task, *[torch.float32] * single)
     model, labels = copy.deepcopy(stock), TASKS[task]
     with autopack.enable(model, verify="never"):

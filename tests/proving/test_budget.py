@@ -20,11 +20,11 @@ from autopack.auditing.budget import Budget
 from autopack.auditing.gradients import gradients
 from autopack.auditing.projections import Projections, projections
 from autopack.auditing.within import ESSENTIAL, FURTHER, audit_within
-from autopack.calls.unpadded import Unpadded
 from autopack.enabling import prove
 from autopack.enabling.reading import LENGTHS
 from autopack.errors import UnsupportedModel
 from autopack.layout import IGNORED_LABEL
+from tests.padded import put_a_fault_into_unpadding
 from tests.proving.foreign_parts import _AveragesBack, _ClipsBack
 
 ROUNDING = 1e-5
@@ -165,16 +165,9 @@ class TestFinds:
 
     @pytest.mark.parametrize("field", ["loss", "logits"])
     def test_a_padded_batch_that_is_another_one_without_padding(self, field, monkeypatch):
-        model, finish = built(cls=Constructed), Unpadded.finish
+        model = built(cls=Constructed)
         assert proof_of(model).padded is None
-
-        def wrong(self, module, output):
-            finished = finish(self, module, output)
-            if finished[field] is not None:
-                finished[field] = finished[field] * 1.01
-            return finished
-
-        monkeypatch.setattr(Unpadded, "finish", wrong)
+        put_a_fault_into_unpadding(monkeypatch, field)
         proof = proof_of(model)
         assert "not exact without its padding when it was audited: in mode 'right-padded, train'" in proof.padded
         assert proof.packed is proof.labels is None
