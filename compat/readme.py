@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from autopack import registry
+from autopack.architectures.whole_half import FAMILY as HALVES
 from autopack.mixers import OneByOne
 from autopack.trust.data import load
 from compat.exactness import recorded, results_of
@@ -45,16 +46,14 @@ def served() -> str:
         "|---|---|---|---|---|",
     ]
     rows += [_row(task, results) for task, results in recorded().items()]
-    whole = sorted(name for f in registry.families() if _runs_whole_models(f.mixers.values()) for name in f.model_types)
+    whole = [f for f in registry.families() if any(isinstance(way, OneByOne) for way in f.mixers.values())]
+    models = sorted(name for f in whole if f.name != HALVES.name for name in f.model_types)
     remark = (
-        f"Reasons of single types are in the linked tables. For {_listed(whole)} nothing less than the whole model "
-        f"keeps documents apart: they are run on each document alone, and `enable` warns of it."
+        f"Reasons of single types are in the linked tables. For {_listed(models)} nothing less than the whole model, "
+        f"for {_listed(sorted(HALVES.model_types))} nothing less than the whole encoder or decoder keeps them apart: "
+        f"that is run on each document alone, and `enable` warns of it."
     )
     return "\n".join([*rows, "", textwrap.fill(remark, 130, break_on_hyphens=False)])
-
-
-def _runs_whole_models(ways: Iterable[Any]) -> bool:
-    return any(isinstance(way, OneByOne) for way in ways)
 
 
 def _row(task: str, results: dict[str, Cells]) -> str:

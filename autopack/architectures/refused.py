@@ -12,11 +12,7 @@ _REASONS = {
     "to nothing)": "mra",
     "it is a drafter that takes the states of a target model": "gemma4_assistant gemma4_unified_assistant",
     "FSMT's Attention has tokens before the batch, and its forward makes the decoder's tokens of the encoder's": "fsmt",
-    "LEDEncoderSelfAttention pads the row to a multiple of its window and attends by blocks of the row": "led",
-    "LongT5LocalAttention attends by blocks of the row, and pads them into the bias that it hands on": "longt5",
     "NllbMoeTop2Router drops what goes over a capacity that it reckons from all tokens of the batch": "nllb-moe",
-    "PegasusXGlobalLocalAttention attends by blocks of the row and through tokens that all of it shares": "pegasus_x",
-    "T5Gemma2MergedAttention attends to the decoder's tokens and the encoder's states in one softmax": "t5gemma2",
     "it has no forward of its own over its thinker and talker; enable `model.thinker`": "qwen2_5_omni qwen3_omni_moe",
 }
 

@@ -47,8 +47,8 @@ _TYPES = "blt canine cpmant deepseek_v4 funnel minimax_m3_vl minimax_m3_vl_text 
 def _refusal(config: Any) -> str | None:
     if config.model_type == "prophetnet" and config.is_encoder_decoder:
         return (
-            "the streams of n-grams of its ProphetNetDecoder are numbered from the start of the row, and documents are "
-            "run alone as a whole for models without an encoder only"
+            "its ProphetNetDecoder numbers its streams of n-grams from the start of the row, and returns them one after "
+            "the other, which nobody takes apart by documents yet"
         )
     if config.model_type == "reformer" and config.hash_seed is None and "lsh" in config.attn_layers:
         return "with hash_seed=None its hashes are drawn anew at every call, so no document has one result of its own"

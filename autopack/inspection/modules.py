@@ -165,15 +165,18 @@ def halves(model: PreTrainedModel) -> tuple[nn.Module, nn.Module] | None:
     whole: Any = next((module for module in model.modules() if hasattr(module, "get_encoder")), None)
     if whole is None:
         return None
-    encoder, decoder = whole.get_encoder(), whole.get_decoder()
+    try:
+        encoder, decoder = whole.get_encoder(), whole.get_decoder()
+    except TypeError:  # a head asks its model in another way than that answers (T5Gemma 2, up to 5.5)
+        encoder, decoder = whole.base_model.get_encoder(), whole.base_model.get_decoder()
     return (encoder, decoder) if isinstance(encoder, nn.Module) and isinstance(decoder, nn.Module) else None
 
 
 def cross_attention(decoder: nn.Module, mixing: list[nn.Module]) -> list[nn.Module]:
-    """Those of the modules `mixing` under a decoder that attend to what the encoder has made: by their names."""
+    """Those of the modules `mixing` that attend to what the encoder has made: a decoder itself, or by their names."""
     # The class says nothing: most decoders use one class for both.
     named = {id(module): name for name, module in decoder.named_modules()}
-    return [module for module in mixing if _ACROSS.search(named.get(id(module), "").lower())]
+    return [module for module in mixing if module is decoder or _ACROSS.search(named.get(id(module), "").lower())]
 
 
 def _text_modules(root: nn.Module) -> Iterator[nn.Module]:

@@ -157,6 +157,8 @@ class Restarting(Way):
 
         def change(name: str, value: Any) -> Any:
             if name == "position_ids" and isinstance(value, torch.Tensor):  # columns, in one row or one for each
+                if value.shape == (layout.columns, 1):  # Pegasus-X
+                    return value[: layout.max_seqlen]
                 return (value if value.dim() == 1 else value[:1])[..., : layout.max_seqlen]
             if name != call.first or value is None:
                 return value
@@ -237,6 +239,20 @@ class OneByOne(Way):
 
     def how(self) -> dict[str, str]:
         return {"any": f"the whole model, documents of one length as a batch, since {self.reason}"}
+
+
+class EncoderOneByOne(OneByOne):
+    """The same for the encoder of a pair; a decoder of the same class is kept within documents by its parts."""
+
+    words = "whole encoder per document"
+
+    def run(self, call: MixerCall) -> Any:
+        if getattr(call.mixer, "is_decoder", False):
+            return call.changed(lambda name, value: value)
+        return super().run(call)
+
+    def how(self) -> dict[str, str]:
+        return {"any": f"the whole encoder, documents of one length as a batch, since {self.reason}"}
 
 
 ALONE, RELATIVE, RESTARTING, ROWS = Alone(), RelativeBias(), Restarting(), Rows()

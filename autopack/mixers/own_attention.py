@@ -19,7 +19,8 @@ from autopack.layout.batches import Batches, DocumentBatch, each_by_itself, equa
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.scope import without_layout
 
-_STATES = ("key_value_states", "encoder_hidden_states")
+STATES = ("key_value_states", "encoder_hidden_states")
+"""Arguments that hold what an encoder has made."""
 _MASKS = ("attention_mask", "mask", "attn_mask")
 
 
@@ -137,19 +138,14 @@ def _square(batch: DocumentBatch, mask: torch.Tensor) -> torch.Tensor:
 def _attend_across(call: MixerCall, memory: PackedLayout, bias: torch.Tensor | None) -> Any:
     """Run cross-attention on pairs of documents; those that are alike in both lengths share a batch."""
     layout = call.layout
-
-    def build() -> tuple[Batches, list[DocumentBatch]]:
-        groups = each_by_itself(layout) if _reads_bias_by_row(call) else _alike(layout, memory)
-        return Batches.of(layout, groups), [DocumentBatch.of(memory, group) for group in groups]
-
-    found, read = layout.derived(("batches of pairs", memory), build)
+    found, read = pairs_of(layout, memory, each_by_itself(layout) if _reads_bias_by_row(call) else None)
 
     def change(name: str, value: Any, ours: DocumentBatch, theirs: DocumentBatch) -> Any:
         if name in CACHES or isinstance(value, DocumentMask):
             return None  # all that a document's encoder has made is seen
         if bias is not None and name in ("mask", "position_bias"):
             return bias if name == "position_bias" else None
-        if name in _STATES:
+        if name in STATES:
             return theirs.spread(value)
         if name in _MASKS and isinstance(value, torch.Tensor) and value.shape[-1] == memory.columns:
             return gather_pairs(value.expand(theirs.shape[0], *value.shape[1:]), ours.where, theirs.where)
@@ -161,6 +157,18 @@ def _attend_across(call: MixerCall, memory: PackedLayout, bias: torch.Tensor | N
             for pair in zip(found.batches, read, strict=True)
         ]
     return found.together(outputs)
+
+
+def pairs_of(
+    layout: PackedLayout, memory: PackedLayout, groups: list[np.ndarray] | None = None
+) -> tuple[Batches, list[DocumentBatch]]:
+    """The documents of a decoder and those that its encoder has read, those alike in both lengths as a batch."""
+
+    def build() -> tuple[Batches, list[DocumentBatch]]:
+        chosen = _alike(layout, memory) if groups is None else groups
+        return Batches.of(layout, chosen), [DocumentBatch.of(memory, group) for group in chosen]
+
+    return layout.derived(("batches of pairs", memory), build)
 
 
 def _alike(layout: PackedLayout, memory: PackedLayout) -> list[np.ndarray]:

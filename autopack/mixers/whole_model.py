@@ -6,6 +6,7 @@ length; what packing gains elsewhere, fewer and fuller calls, it does not gain h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,26 +17,34 @@ from autopack.inspection.source import shifts_labels
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.batches import Batches, DocumentBatch, equally_long_documents, items_of_share, mean_loss
 from autopack.layout.host import host_values
+from autopack.mixers.own_attention import STATES, pairs_of
 from autopack.runtime.in_step import with_idle
 from autopack.runtime.scope import running_scope, without_layout
 
 
 def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
-    """Run a model on the documents of packed rows as if each were alone.
+    """Run a model, or one half of an encoder-decoder, on the documents of packed rows as if each were alone.
 
     What its output has for every token (rows, columns, ...) comes back as for packed rows, the loss as the mean over
     the labels of all documents (or, where the model's loss counts so, their sum over `num_items_in_batch`); what it has
     otherwise is left out. With `numbers_itself`, positions that count from 0 are not handed on.
     """
     layout = call.layout
-    found = Batches.grouped(layout, equally_long_documents)
+    if call.memory is None:
+        found = Batches.grouped(layout, equally_long_documents)
+        read: Sequence[DocumentBatch | None] = [None] * len(found.batches)
+    else:
+        found, read = pairs_of(layout, call.memory)
     wants_tuple = call.arguments.get("return_dict") is False
 
-    def spread(value: Any, batch: DocumentBatch) -> Any:
+    def spread(name: str, value: Any, batch: DocumentBatch, memory: DocumentBatch | None) -> Any:
+        if memory is not None and name in STATES:
+            return memory.spread(value)
         of_tokens = isinstance(value, torch.Tensor) and value.shape[:2] == (layout.rows, layout.columns)
         return batch.spread(value) if of_tokens else value
 
-    every = [{name: spread(value, batch) for name, value in call.arguments.items()} for batch in found.batches]
+    pairs = zip(found.batches, read, strict=True)
+    every = [{name: spread(name, value, *pair) for name, value in call.arguments.items()} for pair in pairs]
     counts = _compared(call.mixer, [given.get("labels") for given in every])
     scope = running_scope()
     in_step = scope is not None and scope.in_step

@@ -63,10 +63,11 @@ tell(losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in e
 """
 UNSUPPORTED = """
 from data import *
-from transformers import LongT5Config, LongT5ForConditionalGeneration
+from transformers import NllbMoeConfig, NllbMoeForConditionalGeneration
 torch.manual_seed(0)
-config = LongT5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0)
-model = LongT5ForConditionalGeneration(config).train()
+sizes = {name + of: size for name in ("encoder_", "decoder_")
+         for of, size in {"layers": 2, "attention_heads": 4, "ffn_dim": 64, "sparse_step": 2, "layerdrop": 0.0}.items()}
+model = NllbMoeForConditionalGeneration(NllbMoeConfig(vocab_size=97, d_model=32, num_experts=4, **sizes)).train()
 tell(losses=[model(**collate(batch)).loss.item() for batch in batches])
 """
 PARENT = """

@@ -184,7 +184,7 @@ def test_a_model_that_cannot_be_enabled_runs_as_it_would_have_unless_strict():
     stock, packed = start("unsupported.py"), start(*RUN, "unsupported.py")
     assert packed.told == stock.told
     warning, line = packed.lines
-    assert warning.startswith("autopack: warning: LongT5ForConditionalGeneration (longt5) left as it is: ")
+    assert warning.startswith("autopack: warning: NllbMoeForConditionalGeneration (nllb-moe) left as it is: ")
     assert warning.replace("warning: ", "", 1) == line
     strict = start(*RUN, "--strict", "unsupported.py")
     assert (strict.status, strict.told, strict.lines) == (1, [], ["autopack.errors.UnsupportedModel: " + reason(line)])

@@ -1,0 +1,34 @@
+"""Encoder-decoders of which one half, as a whole, is run on documents alone.
+
+Blocks of the row reach everywhere in it, or the decoder's tokens and the encoder's states share a softmax.
+"""
+
+from autopack.family import Family, Tiny
+from autopack.mixers import RELATIVE, RESTARTING, EncoderOneByOne, OneByOne
+
+_ENCODERS = {
+    "its encoder pads the row to a multiple of its window and attends by blocks of it": "LEDEncoder",
+    "its encoder attends by blocks of the row, and pads them into the bias that it hands on": "LongT5Stack",
+    "its encoder attends by blocks of the row and through tokens that all of it shares": "PegasusXEncoder",
+}
+
+FAMILY = Family(
+    name="whole_half",
+    model_types=frozenset("led longt5 pegasus_x t5gemma2".split()),
+    how="one half as a whole, documents of like lengths as a batch; attention document by document in the other",
+    positions=False,
+    mixers={
+        **{name: EncoderOneByOne(reason) for reason, name in _ENCODERS.items()},
+        "LEDLearnedPositionalEmbedding": RESTARTING,
+        "LongT5Attention": RELATIVE,
+        "PegasusXSinusoidalPositionalEmbedding": RESTARTING,
+        "T5Gemma2Decoder": OneByOne("its decoder attends to its own tokens and to the encoder's states in one softmax"),
+    },
+    tiny=Tiny(
+        configs={
+            "led": {"attention_window": 4},
+            "longt5": {"local_radius": 3, "global_block_size": 4},
+            "pegasus_x": {"block_size": 4, "num_global_tokens": 2},
+        }
+    ),
+)
