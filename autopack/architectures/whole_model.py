@@ -47,7 +47,7 @@ _TYPES = "blt canine cpmant deepseek_v4 funnel minimax_m3_vl minimax_m3_vl_text 
 def _refusal(config: Any) -> str | None:
     if config.model_type == "prophetnet" and config.is_encoder_decoder:
         return (
-            "its ProphetNetDecoder numbers its streams of n-grams from the start of the row, and returns them one after "
+            "its ProphetNetDecoder numbers its streams of n-grams from the start of the row and returns them one after "
             "the other, which nobody takes apart by documents yet"
         )
     if config.model_type == "reformer" and config.hash_seed is None and "lsh" in config.attn_layers:
