@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
 
 from autopack.calls import refusals
 from autopack.calls.call import CACHES, DROPPED, Call
@@ -179,7 +180,7 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
         found[name] = value
     states = call.arguments.get("encoder_outputs")
     if states is not None and pair.encoder is not None:
-        found["encoder_outputs"] = (pair.encoder.places.gather(states[0]),)
+        found["encoder_outputs"] = BaseModelOutput(last_hidden_state=pair.encoder.places.gather(states[0]))
     if found.get("decoder_input_ids") is None and found.get("decoder_inputs_embeds") is None:
         found["decoder_input_ids"] = _shifted(call, found["labels"], pair.decoder)
     if "use_cache" in entry.names or getattr(call.module.config, "use_cache", False):
