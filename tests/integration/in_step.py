@@ -16,6 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import autopack
 from autopack import tiny
 from autopack.runtime.in_step import Steps
+from tests.encoder_decoder.pairs import Alone, Pairs
 from tests.integration.documents import documents, packed
 
 DOCUMENTS = (7, 12, 5, 9, 11, 8)
@@ -54,6 +55,8 @@ def all_findings(rank: int, _: Path) -> dict[str, Any]:
     return {
         "evaluated": _evaluated(rank),
         "tuple": _loss_of_tuple(rank),
+        "a whole encoder": _by_one_half(rank, "led"),
+        "a whole decoder": _by_one_half(rank, "t5gemma2"),
         "left behind": _left_behind(rank),
         "left behind by a head": _left_behind(rank, task="sequence-classification"),
         "cache": _error_of(lambda: _with_a_cache(rank)),
@@ -73,6 +76,24 @@ def _evaluated(rank: int) -> float:
         alone = torch.cat([plain(input_ids=each).logits[0] for each in mine])
         found = model(**packed(mine)).logits[0]
     return float((found - alone).abs().max() / alone.std())
+
+
+def _by_one_half(rank: int, kind: str) -> float:
+    """The error of the gradients of an encoder-decoder of which one half runs on documents alone."""
+    model, plain = (tiny.build(kind, task="seq2seq").train() for _ in range(2))
+    autopack.enable(model)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for half in (model.get_encoder(), model.get_decoder()):
+        for layer in next(part for part in half.modules() if isinstance(part, torch.nn.ModuleList)):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    shares = [Pairs.draw(), Pairs.draw((6, 6), (5, 5), seed=1)]  # four lengths on one rank, one on the other
+    model(**shares[rank].one_row()).loss.backward()
+    means = [Alone.run(plain, share) for share in shares]
+    wanted = {name: sum(each.gradients[name] for each in means) / len(means) for name in means[0].gradients}
+    found = {name: p.grad.full_tensor() for name, p in model.named_parameters() if name in wanted}
+    least = 1e-3 * max(float(each.abs().max()) for each in wanted.values())
+    return max(float((found[n] - w).abs().max()) / max(float(w.abs().max()), least) for n, w in wanted.items())
 
 
 def _loss_of_tuple(rank: int) -> float:

@@ -14,6 +14,7 @@ if not hasattr(torch.distributed.fsdp, "fully_shard"):
     pytest.skip("this torch has no fully_shard", allow_module_level=True)
 from compat.engines import cells, start
 from compat.engines.__main__ import GOOD
+from tests.encoder_decoder.pairs import GRADIENTS
 from tests.integration import in_step, processes
 
 pytestmark = [
@@ -39,6 +40,11 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", ["evaluated", "tuple", "padded beside packed"])
 def test_results_are_those_of_documents_alone(name, findings):
     assert all(rank[name] < 1e-5 for rank in findings)
+
+
+@pytest.mark.parametrize("name", ["a whole encoder", "a whole decoder"])
+def test_gradients_of_halves_are_those_of_documents_alone(name, findings):
+    assert all(rank[name] < GRADIENTS for rank in findings)
 
 
 @pytest.mark.parametrize("name", ["left behind", "left behind by a head"])
