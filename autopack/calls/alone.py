@@ -30,11 +30,14 @@ class DocumentsAlone(Plan):
     The forward under way gets the first batch; the others are run when it ends.
     """
 
+    what = "runs on documents alone, those of one length as a batch"
     packs = True
 
     def __init__(self, call: Call, given: DocumentArguments, together: bool = True):
         super().__init__(Scope(call.model))
         self.given = given
+        why = "attention weights are wanted" if call.wants_weights else call.entry.runs_alone
+        self.reason = f"it declares documents, and {why or 'its head may take another token in a padded batch'}"
         self.groups = by_length(given.batch.lengths) if together else list(np.arange(given.documents)[:, None])
         """Numbers of the documents of each batch; of one, where documents are not run `together`."""
         # Those of the other batches are counted when they are called.

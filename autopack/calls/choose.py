@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from functools import cache
+from typing import Any
 
 from autopack.calls import documents, of_rows, refusals
 from autopack.calls.call import Call
+from autopack.calls.entry import Entry, Kind
 from autopack.calls.generation import generates
 from autopack.calls.packed import Packed
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
@@ -16,14 +18,29 @@ from autopack.calls.shared import SharedRows, rows_shared_by
 from autopack.calls.unmasked import point_out
 from autopack.calls.unpadded import Unpadded
 from autopack.inspection.modules import is_pair
+from autopack.runtime.scope import Activation
 
 logger = logging.getLogger(__name__)
+
+_GENERATES = "transformers generates"
+
+
+def call_at(
+    entry: Entry, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: Activation | None = None
+) -> Call:
+    """A call that has arrived at an entry."""
+    return (PairCall if entry.kind is Kind.PAIR else Call)(entry, module, args, kwargs, outer)
+
+
+def decide(call: Call) -> Plan:
+    """What becomes of a call."""
+    return choose_pair(call) if isinstance(call, PairCall) else choose(call)
 
 
 def choose(call: Call) -> Plan:
     """What becomes of a call of a model with one kind of tokens."""
     if generates(call.model):
-        return Untouched(call.model)
+        return Untouched(call.model, _GENERATES)
     rows = rows_shared_by(call)
     if rows is not None:
         return SharedRows(call, rows)
@@ -33,7 +50,7 @@ def choose(call: Call) -> Plan:
     layout = call.declared.layout
     if layout is not None:
         if refusals.says_it_all(call, layout):
-            return Untouched(call.model, call.volume)
+            return Untouched(call.model, "its prepared masks keep documents apart already", call.volume)
         refusals.check_packed(call, layout)
         return documents.plan(call, layout) if call.entry.head is not None else Packed(call, layout)
     if call.declared.jumps:
@@ -41,9 +58,9 @@ def choose(call: Call) -> Plan:
     if call.declared.real is None:
         point_out(call)
     if not call.may_unpad:
-        if call.outer is not None and call.declared.real is None and not call.entry.inner:
-            call.model.tally.left["the mask is made outside of the text model"] += 1
-        return Untouched(call.model, call.volume)
+        hidden = call.outer is not None and call.declared.real is None and not call.entry.inner
+        why = "the mask is made outside of the text model" if hidden else _why_not_asked(call)
+        return Untouched(call.model, why, call.volume, keeps_padding=hidden)
     anywhere = next(reasons_anywhere(call, call.padding), None) if call.outer is None else None
     reason = anywhere or next(reasons_here(call, call.padding), None)
     if reason is None:
@@ -51,12 +68,23 @@ def choose(call: Call) -> Plan:
         return Unpadded(call)
     # What such a forward picks may be the state of padding, so nobody further in may leave that out.
     if anywhere is None and call.entry.inner and reason != of_rows.REASON:
-        reason = labels_after_padding(call)
-        if reason is None:
-            return Deferred(call.model, call.documents)
+        labelled = labels_after_padding(call)
+        if labelled is None:
+            return Deferred(call.model, reason, call.documents)
+        reason = labelled
     refusals.check_documents_can_stay_padded(call, reason)
-    call.model.tally.left[reason] += 1
-    return Untouched(call.model, call.volume)
+    return Untouched(call.model, reason, call.volume, keeps_padding=True)
+
+
+def _why_not_asked(call: Call) -> str:
+    """Why a call is none whose padding could be left out."""
+    if call.inputs is None:
+        return "it brings no tokens of the form (rows, columns)"
+    if not call.declared.pads:
+        return "it declares neither documents nor padding"
+    if call.unnamed:
+        return "some of its arguments came by position, and the forward does not name them"
+    return "unpad='never'"
 
 
 @cache
@@ -71,7 +99,7 @@ def _say_that_positions_jump(name: str) -> None:
 def choose_pair(call: PairCall) -> Plan:
     """What becomes of a call of an encoder-decoder."""
     if generates(call.model):
-        return Untouched(call.model)
+        return Untouched(call.model, _GENERATES)
     refusals.refuse_split_rows(call)
     layout = call.one_sided_layout()
     if layout is not None:
@@ -81,7 +109,8 @@ def choose_pair(call: PairCall) -> Plan:
     if packs is None:
         point_out(call)
     if packs is None or (not packs and call.model.options.unpad == "never"):
-        return Untouched(call.model, call.volume)
+        why = "it declares neither documents nor padding" if packs is None else "unpad='never'"
+        return Untouched(call.model, why, call.volume)
     if packs:
         call.check_packed()
     else:
@@ -89,9 +118,7 @@ def choose_pair(call: PairCall) -> Plan:
         reason = anywhere or call.obstacle_here()
         if reason is not None:
             if anywhere is None and any(map(is_pair, call.entry.inner)):
-                return Deferred(call.model, None)
-            call.model.tally.left[reason] += 1
-            return Untouched(call.model, call.volume)
-        call.model.tally.count(*(half.places for half in call.pair.halves))
+                return Deferred(call.model, reason, None)
+            return Untouched(call.model, reason, call.volume, keeps_padding=True)
     refusals.check_sites(call.model)
-    return PairAsRows(call)
+    return PairAsRows(call, packs)

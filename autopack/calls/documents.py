@@ -80,6 +80,8 @@ def _ends_elsewhere(module: Any, given: DocumentArguments) -> bool:
 class PaddedDocuments(Plan):
     """The documents of a packed call as a right-padded batch, whose backbone is to run without the padding."""
 
+    what = "becomes a batch of its documents, and is left to the model inside"
+    reason = "it declares documents, and its head gives one result per row"
     documents: HeadDocuments
     packs = True
 

@@ -19,6 +19,9 @@ from autopack.runtime.scope import Scope
 class HalfAsRow(Plan):
     """One half of an encoder-decoder's call: the documents of its row; a decoder reads those of the encoder too."""
 
+    what = "runs as the packed row of its half"
+    reason = "the call around it declares documents or hides padding"
+
     def __init__(self, call: Call, pair: Pair):
         encoder = pair.encoder or _recordings(pair, call.arguments)
         layout = pair.decoder.layout if call.entry.decodes else encoder.layout

@@ -18,7 +18,7 @@ from autopack.calls import refusals
 from autopack.calls.again import run_in_step
 from autopack.calls.alone import DocumentsAlone
 from autopack.calls.call import Call
-from autopack.calls.choose import choose, choose_pair
+from autopack.calls.choose import call_at, decide
 from autopack.calls.door import Door
 from autopack.calls.entry import Entry, Kind
 from autopack.calls.halves import HalfAsRow
@@ -185,14 +185,14 @@ def _enter(
             if not _passes(outer):
                 further = without_mask(entry, args, kwargs)
         return further
-    call = _call(entry, module, args, kwargs, outer)
+    call = call_at(entry, module, args, kwargs, outer)
     if outer is None:
         refusals.refuse_bypassed_top(entry)
         entry.model.groups = gathering_groups(entry.model.anatomy.entries[0])
         # Of a call that declares nothing, code further in may have documents all the same, but not hooks on layers.
         entry.model.follow_code(partial(_brought, call))
         if hook.entry is not entry:
-            call = _call(hook.entry, module, args, kwargs, None)
+            call = call_at(hook.entry, module, args, kwargs)
         _follow_changes(entry.model)
     return _open(_chosen(call), hook, args)
 
@@ -218,9 +218,11 @@ def _brought_here(call: Call) -> Brings:
 
 def _chosen(call: Call) -> Plan:
     try:
-        plan = choose_pair(call) if isinstance(call, PairCall) else choose(call)
+        plan = decide(call)
         plan.call = call
+        plan.count(call.model.tally)
         call.count(plan.volume)
+        _log_once(call, plan)
         return plan
     except AutopackError as refused:
         # The documents of packed rows that a head has made the rows of this batch cannot be left to stock.
@@ -230,12 +232,17 @@ def _chosen(call: Call) -> Plan:
         if not call.model.tally.refused[reason]:
             logger.warning("a call of %s runs as it would have without autopack: %s", call.name, reason)
         call.model.tally.refused[reason] += 1
-        return Untouched(call.model)
+        return Untouched(call.model, f"autopack refuses it: {reason}")
 
 
-def _call(entry: Entry, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outer: Activation | None) -> Call:
-    kind = PairCall if entry.kind is Kind.PAIR else Call
-    return kind(entry, module, args, kwargs, outer)
+def _log_once(call: Call, plan: Plan) -> None:
+    """Log what becomes of a call, where this model has met no decision of that kind before."""
+    if not logger.isEnabledFor(logging.DEBUG):
+        return
+    kind = (call.name, plan.what, plan.reason)
+    if kind not in call.model.logged:
+        call.model.logged.add(kind)
+        logger.debug("a call of %s %s, since %s", *kind)
 
 
 def _further_in(

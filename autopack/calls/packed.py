@@ -25,6 +25,8 @@ from autopack.runtime.tally import Volume
 class Packed(Plan):
     """Packed rows run as the rows that they are."""
 
+    what = "runs as packed rows, each document by itself"
+    reason = "it declares documents"
     packs = True
 
     def __init__(self, call: Call, layout: PackedLayout):

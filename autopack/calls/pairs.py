@@ -29,7 +29,7 @@ from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half, Pair
 from autopack.runtime.scope import Scope
-from autopack.runtime.tally import Volume
+from autopack.runtime.tally import Tally, Volume
 
 DECLARED = {*DROPPED, *LAYOUT_KWARGS, *pairs.DECLARATIONS}
 """Arguments that rows of documents have no use for: declarations, masks and caches."""
@@ -131,9 +131,12 @@ class PairCall(Call):
 class PairAsRows(Plan):
     """Both halves of an encoder-decoder's call as one row each."""
 
+    what = "runs as one packed row of the encoder's tokens and one of the decoder's"
     packs = True
 
-    def __init__(self, call: PairCall):
+    def __init__(self, call: PairCall, packed: bool):
+        self.reason = "it declares documents" if packed else "its masks hide padding"
+        self.pads = not packed
         refusal = (
             "mixes tokens outside the encoder and the decoder of a packed call, where autopack does not know its "
             "documents. Train the model on padded batches, with autopack.enable(model, unpad='never')."
@@ -146,6 +149,10 @@ class PairAsRows(Plan):
         self.wants_tuple = call.wants_tuple
         """Whether the caller asked for a tuple; inside, outputs go by name, which tells the halves apart."""
         self.arguments = _arguments(call, call.pair)
+
+    def count(self, tally: Tally) -> None:
+        if self.pads:
+            tally.count(*(half.places for half in self.pair.halves))
 
     def finish(self, module: nn.Module, output: Any) -> Any:
         restored = restore(output, self.pair)

@@ -11,7 +11,7 @@ from torch import nn
 from autopack.layout.batches import DocumentBatch
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Scope
-from autopack.runtime.tally import Volume
+from autopack.runtime.tally import Tally, Volume
 
 
 @dataclass
@@ -25,8 +25,12 @@ class HeadDocuments:
 
 
 class Plan:
-    """What the model gets (`arguments`), what sites read (`scope`), and what the caller gets (`finish`)."""
+    """What the model gets (`arguments`), what sites read (`scope`), what the caller gets (`finish`), and why."""
 
+    what = "runs as it came"
+    """What becomes of the call, in words."""
+    reason = ""
+    """Why, in words that go on after "since"."""
     arguments: dict[str, Any] | None = None
     """The arguments of the call, all by name; None where they stay as they came."""
     defers = False
@@ -49,6 +53,9 @@ class Plan:
     def __init__(self, scope: Scope):
         self.scope = scope
 
+    def count(self, tally: Tally) -> None:
+        """Count what becomes of a padded batch."""
+
     def finish(self, module: nn.Module, output: Any) -> Any:
         """The output as the caller expects it; None where it stays as it is."""
         return None
@@ -69,16 +76,21 @@ class Plan:
 class Untouched(Plan):
     """The call goes through as it came: it packs nothing, or its padding stays."""
 
-    def __init__(self, model: EnabledModel, volume: Volume | None = None):
+    def __init__(self, model: EnabledModel, reason: str, volume: Volume | None = None, keeps_padding: bool = False):
         super().__init__(Scope(model))
-        self.volume = volume
+        self.reason, self.volume, self.keeps_padding = reason, volume, keeps_padding
+
+    def count(self, tally: Tally) -> None:
+        if self.keeps_padding:
+            tally.left[self.reason] += 1
 
 
 class Deferred(Plan):
     """A padded batch that this entry cannot run without its padding, and one further in may."""
 
+    what = "is left to the model inside"
     defers = True
 
-    def __init__(self, model: EnabledModel, documents: HeadDocuments | None):
+    def __init__(self, model: EnabledModel, reason: str, documents: HeadDocuments | None):
         super().__init__(Scope(model))
-        self.documents = documents
+        self.reason, self.documents = reason, documents

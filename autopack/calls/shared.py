@@ -69,6 +69,8 @@ def _exchange_of(model: EnabledModel) -> Any:
 class SharedRows(Plan):
     """The part of packed rows that this rank has."""
 
+    what = "runs as this rank's part of packed rows"
+    reason = "ranks share its rows"
     packs = True
 
     def __init__(self, call: Call, rows: RowGroup):

@@ -21,19 +21,20 @@ from autopack.inspection import media
 from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.padding import Padding
 from autopack.runtime.scope import Scope
-from autopack.runtime.tally import Volume
+from autopack.runtime.tally import Tally, Volume
 
 
 class Unpadded(Plan):
     """The real tokens of a padded batch as one packed row."""
 
+    what = "runs without its padding, as one packed row"
+    reason = "its mask hides padding"
     packs = True
 
     def __init__(self, call: Call):
         self.padding = call.padding
         self.call = call
         if call.documents is None:
-            call.model.tally.count(self.padding)
             self.volume = Volume.of_row(self.padding.rows, self.padding)
         else:
             call.documents.unpadded = True
@@ -41,6 +42,10 @@ class Unpadded(Plan):
         layout = self.padding.layout(call.declared.positions)
         add_token_types(call, self.arguments, layout)
         super().__init__(Scope(call.model, layout, as_batch=call.documents is None))
+
+    def count(self, tally: Tally) -> None:
+        if self.call.documents is None:
+            tally.count(self.padding)
 
     @torch._dynamo.disable
     def finish(self, module: nn.Module, output: Any) -> Any:

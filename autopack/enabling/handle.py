@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from autopack.attention.choose import availability, candidates
 from autopack.auditing.report import escaped, html_cells
 from autopack.enabling.attach import detach
+from autopack.enabling.explain import Explanation, explain
 from autopack.enabling.options import CHOICES
 from autopack.integrations import lm_eval
 from autopack.integrations.boundaries import give_columns_back, kept_columns
@@ -80,6 +81,17 @@ class Handle(AbstractContextManager["Handle"]):
     def tally(self) -> Tally:
         """What became of calls: padded batches that ran as packed rows or were left, and how full rows were."""
         return self.enabled.tally
+
+    def explain(self, *args: Any, **batch: Any) -> Explanation:
+        """What would become of a call of the model with these arguments and why, in words; nothing is run.
+
+        `print(handle.explain(**batch))` says whether the batch runs as packed rows, without its padding or as it came,
+        for what reason, and how many documents and tokens it has. A call that autopack would refuse is explained too.
+        Raises `ValueError` for a model that is disabled.
+        """
+        if handle_of(self.model) is not self:
+            raise ValueError(f"{type(self.model).__name__} is disabled, so its calls run as without autopack")
+        return explain(self.enabled, args, batch)
 
     @property
     def watched(self) -> Watched | None:

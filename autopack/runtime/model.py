@@ -177,6 +177,8 @@ class EnabledModel:
         """The sites that it keeps installed."""
         self.tally = Tally()
         """What became of its padded batches."""
+        self.logged: set[tuple[str, str, str]] = set()
+        """Kinds of decisions about calls that have been logged."""
         self.pooling: set[int] = set()
         """Levels of the entries whose own forward makes one result of every row, as far as they have been seen to."""
         self.widths = frozenset(size for weight in anatomy.entries[0].parameters() for size in weight.shape)

@@ -1,0 +1,127 @@
+"""What would become of a call and why, in words: `handle.explain`, which runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from autopack.auditing.report import escaped, html_cells
+from autopack.calls.call import LABELS, Call
+from autopack.calls.choose import call_at, decide
+from autopack.calls.entry import Entry
+from autopack.calls.plan import Plan
+from autopack.calls.shared import SharedRows, rows_shared_by
+from autopack.errors import AutopackError
+from autopack.runtime.model import EnabledModel
+from autopack.runtime.scope import Activation
+from autopack.runtime.tally import Volume
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of a call at one model: the name of its class, what is done, why, and how much of it runs."""
+
+    name: str
+    what: str
+    reason: str
+    volume: Volume | None = None
+
+    @property
+    def amount(self) -> str:
+        """How many documents and tokens run, where that is decided here."""
+        if self.volume is None:
+            return ""
+        documents = f"{self.volume.documents:,} document{'s' if self.volume.documents != 1 else ''}"
+        skipped = f", {self.volume.skipped:,} columns of padding left out" if self.volume.skipped else ""
+        return f"{documents}, {self.volume.tokens:,} tokens in {self.volume.columns:,} columns{skipped}"
+
+    def __str__(self) -> str:
+        amount = f" ({self.amount})" if self.amount else ""
+        return f"{self.name} {self.what}{amount}, since {self.reason}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What would become of a call of an enabled model. `decisions` has one for each model that it is left to, the
+    outermost first; the last one is what is done. `notes` say what would come before it."""
+
+    decisions: tuple[Decision, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def what(self) -> str:
+        """What is done."""
+        return self.decisions[-1].what
+
+    @property
+    def reason(self) -> str:
+        """Why."""
+        return self.decisions[-1].reason
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.decisions), *self.notes])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        head = html_cells("th", ["model", "what becomes of the call", "since", ""], "text-align:left")
+        rows = [html_cells("td", [d.name, d.what, d.reason, d.amount], "text-align:left") for d in self.decisions]
+        notes = "".join(f"<p>{escaped(note)}</p>" for note in self.notes)
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in [head, *rows])}</table>{notes}"
+
+
+def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Explanation:
+    """What would become of a call of a model with these arguments, without running it."""
+    decisions: list[Decision] = []
+    outer: Activation | None = None
+    arguments, kept = kwargs, set[str]()
+    packs = False
+    for module in model.anatomy.entries:
+        entry = _entry_of(module)
+        # What a head names and the model that it holds does not, it keeps, and labels.
+        given = {name: value for name, value in arguments.items() if name in entry.names or name not in kept}
+        call = call_at(entry, module, args if outer is None else (), given, outer)
+        plan: Plan | None = None
+        try:
+            if outer is None and rows_shared_by(call) is not None:  # what they declare is asked of all ranks
+                decisions.append(Decision(call.name, SharedRows.what, SharedRows.reason))
+                break
+            plan = decide(call)
+            decisions.append(Decision(call.name, plan.what, plan.reason, _volume_of(call, plan)))
+        except AutopackError as error:
+            said = " ".join(str(error).partition("\nWhat this means")[0].split())
+            left = model.lenient and call.documents is None
+            what, reason = (Plan.what, f"autopack refuses it: {said}") if left else ("is refused", said)
+            decisions.append(Decision(call.name, what, reason))
+        packs |= plan is None or plan.packs
+        if plan is None or not plan.defers:
+            break
+        outer = Activation(plan.scope, None, call.entry.level, plan)
+        kept = {*LABELS, *call.entry.names}
+        arguments = call.arguments if plan.arguments is None else plan.arguments
+    return Explanation(tuple(decisions), tuple(_notes(model, packs)))
+
+
+def _volume_of(call: Call, plan: Plan) -> Volume | None:
+    """How much runs, where that is decided at this entry."""
+    if plan.defers or plan.volume is not None or call.volume is None:
+        return None if plan.defers else plan.volume
+    return call.volume.without_padding() if plan.packs else call.volume
+
+
+def _entry_of(module: nn.Module) -> Entry:
+    found = (getattr(hook, "entry", None) for hook in module._forward_pre_hooks.values())
+    return next(entry for entry in found if isinstance(entry, Entry))
+
+
+def _notes(model: EnabledModel, packs: bool) -> list[str]:
+    found = []
+    change = None if model.watch is None else model.watch.changed()
+    if change is not None:
+        found.append(f"Before that it is looked at anew, since it has changed: {change}")
+    if packs and model.proof.waits:
+        found.append("Before that it is proven, which waits for the first packed call")
+    return found

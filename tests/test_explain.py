@@ -1,0 +1,156 @@
+"""What would become of a call is said without running it, and is what then becomes of it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+import autopack
+from autopack import tiny
+from tests.conftest import positions
+
+MASK = torch.tensor([[1] * 9, [1] * 5 + [0] * 4])
+LEFT = MASK.flip(1)
+HOLED = torch.tensor([[1] * 9, [1, 1, 0, 1, 1, 0, 0, 0, 0]])
+LONE = torch.tensor([[1] * 9, [0] * 9])
+
+
+def tokens(rows: int = 2, columns: int = 9) -> torch.Tensor:
+    return torch.arange(rows * columns).reshape(rows, columns) % 50 + 40
+
+
+def labels(mask: torch.Tensor = MASK) -> torch.Tensor:
+    return tokens().masked_fill(mask == 0, -100)
+
+
+PACKED = {"input_ids": tokens(1), "position_ids": positions((4, 5))}
+PADDED = {"input_ids": tokens(), "attention_mask": MASK}
+CLASSIFIER = ("bert", "sequence-classification")
+
+UNTOUCHED = [
+    (("llama", "causal-lm"), {}, {"input_ids": tokens()}, "it declares neither documents nor padding"),
+    (("llama", "causal-lm"), {"unpad": "never"}, PADDED, "unpad='never'"),
+    (("llama", "causal-lm"), {}, {**PADDED, "use_cache": True}, "a cache is wanted"),
+    (("llama", "causal-lm"), {}, {**PADDED, "output_attentions": True}, "attention weights are wanted"),
+    (("llama", "causal-lm"), {}, {**PADDED, "labels": tokens()}, "padding is labelled and counts in the loss"),
+    (("llama", "causal-lm"), {}, {"input_ids": tokens(), "attention_mask": LONE}, "a row holds nothing but padding"),
+    (("llama", "causal-lm"), {}, {**PADDED, "margin_of_mine": 1.0}, "margin_of_mine is no argument"),
+    (("mamba2", "causal-lm"), {}, {"input_ids": tokens(), "attention_mask": HOLED}, "padding lies between tokens"),
+    (("canine", "sequence-classification"), {}, PADDED, "documents are run alone, and gain nothing"),
+    (("convbert", "masked-lm"), {}, PADDED, "convbert reads padding"),
+    (("t5", "seq2seq"), {"unpad": "never"}, {**PADDED, "labels": labels()}, "unpad='never'"),
+    (("t5", "seq2seq"), {}, {**PADDED, "labels": labels(), "output_attentions": True}, "attention weights are wanted"),
+    (CLASSIFIER, {}, {"input_ids": tokens(), "attention_mask": LEFT}, "the token that the head reads is padding"),
+]
+OTHERWISE = [
+    (("llama", "causal-lm"), PACKED, "runs as packed rows, each document by itself"),
+    (("llama", "causal-lm"), {**PADDED, "labels": labels()}, "runs without its padding, as one packed row"),
+    (("llama", "causal-lm"), {**PADDED, "logits_to_keep": 1}, "runs without its padding, as one packed row"),
+    (CLASSIFIER, PADDED, "runs without its padding, as one packed row"),
+    (CLASSIFIER, PACKED, "runs without its padding, as one packed row"),
+    (("xlnet", "sequence-classification"), PACKED, "runs on documents alone, those of one length as a batch"),
+    (("t5", "seq2seq"), {**PADDED, "labels": labels()}, "runs as one packed row of the encoder's tokens"),
+]
+
+
+def enabled(kind: tuple[str, str], **options):
+    model = tiny.build(kind[0], task=kind[1]).train()
+    return model, autopack.enable(model, **options)
+
+
+@pytest.mark.parametrize(("kind", "options", "batch", "reason"), UNTOUCHED)
+def test_why_a_call_stays_as_it_came(kind, options, batch, reason, caplog):
+    model, handle = enabled(kind, **options)
+    found = handle.explain(**batch)
+    assert found.what == "runs as it came"
+    assert reason in found.reason
+    expected = [(d.name, d.what, d.reason) for d in found.decisions]
+    assert decided(model, batch, caplog)[: len(expected)] == expected
+
+
+@pytest.mark.parametrize(("kind", "batch", "what"), OTHERWISE)
+def test_what_becomes_of_others(kind, batch, what, caplog):
+    model, handle = enabled(kind)
+    found = handle.explain(**batch)
+    assert found.what.startswith(what)
+    expected = [(d.name, d.what, d.reason) for d in found.decisions]
+    assert decided(model, batch, caplog)[: len(expected)] == expected
+
+
+def decided(model, batch, caplog) -> list[tuple[str, str, str]]:
+    """What a call is logged to have become, at every model that it came to.
+
+    Those come last by which autopack itself runs documents alone.
+    """
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, logger="autopack"), torch.no_grad():
+        model(**batch)
+    return [record.args for record in caplog.records if record.msg == "a call of %s %s, since %s"]
+
+
+def test_a_kind_of_decision_is_logged_once_and_only_where_it_is_wanted(caplog):
+    model, _ = enabled(("llama", "causal-lm"))
+    assert decided(model, PADDED, caplog)
+    assert not decided(model, PADDED, caplog)
+    assert len(decided(model, PACKED, caplog)) == 1
+    model, _ = enabled(("llama", "causal-lm"))
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="autopack"):
+        model(**PADDED)
+    assert not [record for record in caplog.records if record.msg.startswith("a call of")]
+
+
+@pytest.mark.parametrize("batch", [PACKED, PADDED, {**PADDED, "use_cache": True}, {**PACKED, "use_cache": True}])
+@pytest.mark.parametrize("kind", [("llama", "causal-lm"), CLASSIFIER])
+def test_nothing_is_run_counted_or_changed(kind, batch):
+    model, handle = enabled(kind)
+    ran = []
+    for module in model.modules():
+        module.register_forward_pre_hook(lambda module, args: ran.append(type(module).__name__))
+    handle.explain(**batch)  # the hooks are looked at, and are no reason to run anything
+    before, attributes = handle.tally.counted(), [set(vars(module)) for module in model.modules()]
+    explanation = handle.explain(**batch)
+    assert not ran
+    assert handle.tally.counted() == before
+    assert [set(vars(module)) for module in model.modules()] == attributes
+    assert str(explanation)
+
+
+def test_what_would_be_refused():
+    _, handle = enabled(("llama", "causal-lm"))
+    found = handle.explain(**PACKED, use_cache=True)
+    assert found.what == "is refused"
+    assert found.reason.startswith("use_cache=True was given with packed rows")
+    assert "http" not in str(found)
+
+
+def test_how_much_of_it_runs():
+    _, handle = enabled(("llama", "causal-lm"))
+    said = str(handle.explain(**PADDED, use_cache=False))
+    assert "(2 documents, 14 tokens in 14 columns, 4 columns of padding left out)" in said
+    said = str(handle.explain(PACKED["input_ids"], None, PACKED["position_ids"]))  # by position, as for the model
+    assert "(2 documents, 9 tokens in 9 columns)" in said
+
+
+def test_a_model_that_has_changed_is_looked_at_first():
+    model, handle = enabled(("llama", "causal-lm"))
+    assert not handle.explain(**PACKED).notes
+    model.model.layers[0].mlp.act_fn = torch.nn.Tanh()
+    (note,) = handle.explain(**PACKED).notes
+    assert "looked at anew" in note
+
+
+def test_a_disabled_model_has_nothing_to_explain():
+    model, handle = enabled(("llama", "causal-lm"))
+    autopack.disable(model)
+    with pytest.raises(ValueError, match="is disabled"):
+        handle.explain(**PACKED)
+
+
+def test_a_table_in_notebooks():
+    _, handle = enabled(CLASSIFIER)
+    page = handle.explain(**PADDED)._repr_html_()
+    assert page.count("<tr>") == 3
+    assert "the head takes the padded form" in page
