@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -186,7 +187,7 @@ def aten_on_cpu() -> Iterator[None]:
         return True, "stand-ins on a CPU"
 
     refused = varlen.refusal
-    backend = choose.Backend(varlen.attend, availability, refusal)
+    backend = replace(varlen.BACKEND, availability=availability, refusal=refusal)
     with contextlib.ExitStack() as stack:
         library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
         library.impl("_flash_attention_forward", forward_on_cpu, "CPU")

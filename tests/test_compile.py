@@ -13,7 +13,7 @@ from transformers import CompileConfig
 
 import autopack
 from autopack import tiny
-from autopack.attention.backends.compiled import attend_compiled
+from autopack.attention.compiled import attend_compiled
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 from tests.conftest import (
@@ -306,7 +306,7 @@ PATTERNS = {
 @pytest.mark.parametrize("queries", [3, 512], ids=["in blocks", "whole"])
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS.keys())
 def test_the_operator_has_the_gradients_of_attention_written_out(pattern, queries, monkeypatch):
-    monkeypatch.setattr("autopack.attention.backends.compiled._QUERIES", queries)
+    monkeypatch.setattr("autopack.attention.compiled._QUERIES", queries)
     layout = PackedLayout.from_lengths([[5, 1, 9], [8, 7]])
     generator = torch.Generator().manual_seed(0)
     query, key, value = (

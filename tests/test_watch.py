@@ -46,7 +46,7 @@ def forget_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
         return own.attend(replace(call, layout=rows, mask=None))
 
     own = choose.BACKENDS["sdpa"]
-    monkeypatch.setitem(choose.BACKENDS, "sdpa", own._replace(attend=attend))
+    monkeypatch.setitem(choose.BACKENDS, "sdpa", replace(own, attend=attend))
 
 
 class Mixing(torch.nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from autopack.attention.backends import per_document
+from autopack.attention import per_document
 from autopack.attention.call import AttentionCall
 from autopack.family import Family
 from autopack.patching import Site

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import pkgutil
+from importlib import import_module
 
 import torch
 from transformers import PreTrainedModel
 
-from autopack.attention.backends import flash, flex, per_document, sdpa, varlen
-from autopack.attention.call import AttentionCall, Output
+from autopack.attention import backends
+from autopack.attention.backend import Backend
+from autopack.attention.call import AttentionCall
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, releases, torches
 
-
-class Backend(NamedTuple):
-    """What a backend does: the functions of its module.
-
-    `attend` attends within each document. It returns the output (rows, columns, heads, value head size), and the
-    attention weights (rows, heads, columns, columns), zero across documents, where they are wanted and the backend can
-    give them. `availability` says whether the backend can be used on this machine, and by what or why not; `refusal`
-    why it cannot serve a call, or None where it can.
-    """
-
-    attend: Callable[[AttentionCall], Output]
-    availability: Callable[[], tuple[bool, str]]
-    # FlashAttention serves only models that use it, so what it cannot do is not done for a document alone either.
-    refusal: Callable[[AttentionCall], str | None] = lambda call: None
-
-
-BACKENDS = {
-    "flash": Backend(flash.attend, flash.availability),
-    "varlen": Backend(varlen.attend, varlen.availability, varlen.refusal),
-    "flex": Backend(flex.attend, flex.availability, flex.refusal),
-    "sdpa": Backend(sdpa.attend, lambda: (True, "torch.nn.functional.scaled_dot_product_attention")),
-    "eager": Backend(per_document.attend, lambda: (True, "the model's own attention function")),
+BACKENDS: dict[str, Backend] = {
+    found.name: import_module(f"{backends.__name__}.{found.name}").BACKEND
+    for found in pkgutil.iter_modules(backends.__path__)
 }
-"""What a user can ask for by name."""
+"""What a user can ask for by name: the modules of `autopack.attention.backends`."""
 
 
 def availability() -> dict[str, tuple[bool, str]]:
@@ -51,17 +33,30 @@ def candidates(implementation: str, model: PreTrainedModel) -> tuple[str, ...]:
     because only then do both compute the same attention.
     """
     declared = releases.supported_implementations(model)
-    if implementation == "sdpa":
-        return ("varlen", "sdpa", "flex") if "flex_attention" in declared else ("varlen", "sdpa")
-    others = (
-        {"varlen": "flash_attention", "flex": "flex_attention", "sdpa": "sdpa"} if implementation == "eager" else {}
-    )
-    return _own_backend(implementation), *(backend for backend, needed in others.items() if needed in declared)
+    others = [
+        backend
+        for backend in BACKENDS.values()
+        if implementation in backend.stands_in and backend.stands_in[implementation] in (None, *declared)
+    ]
+    first = [backend.name for backend in others if implementation in backend.goes_first]
+    return *first, own_backend(implementation), *(b.name for b in others if b.name not in first)
+
+
+def taken_by_auto(implementation: str, device: str) -> tuple[str, ...]:
+    """Backends that `backend="auto"` may take for calls of an implementation on a kind of device."""
+    first = [
+        name
+        for name, backend in BACKENDS.items()
+        if implementation in backend.goes_first
+        and (backend.devices is None or device in backend.devices)
+        and backend.availability()[0]
+    ]
+    return *first, own_backend(implementation)
 
 
 def choose(requested: str, call: AttentionCall) -> str:
     """The backend for one attention call: the requested one, or the best that serves it. Raises `UnsupportedModel`."""
-    own = _own_backend(call.implementation)
+    own = own_backend(call.implementation)
     # The model's own eager attention reads no `is_causal`, flash attention no mask, and flex makes one in any case.
     if requested == "sdpa" or (own in ("sdpa", "eager") and call.implementation != "eager"):
         call.refuse_two_directions(requested)
@@ -73,15 +68,19 @@ def choose(requested: str, call: AttentionCall) -> str:
                 f"backend='auto'."
             )
         return requested
-    if own == "sdpa" and not call.replaces_sdpa and varlen.refusal(call) is None and varlen.availability()[0]:
-        return "varlen"
+    if not call.replaces_sdpa:
+        for name, backend in BACKENDS.items():
+            if own in backend.goes_first and backend.refusal(call) is None and backend.availability()[0]:
+                return name
     dense = isinstance(call.mask, torch.Tensor) or not masks.has_mask_interface()
     if own == "flex" and dense and not torches.is_block_mask(call.mask):
         return "eager"  # a mask of the model's own is cut by documents, and no BlockMask is made of it
     return own
 
 
-def _own_backend(implementation: str) -> str:
-    if releases.is_flash(implementation):
-        return "flash"
-    return {"flex_attention": "flex", "sdpa": "sdpa"}.get(implementation, "eager")
+def own_backend(implementation: str) -> str:
+    """The backend that stands for an attention implementation; eager for those that nobody knows."""
+    for name, backend in BACKENDS.items():
+        if backend.is_own(implementation):
+            return name
+    return "eager"

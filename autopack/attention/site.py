@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopack.attention import over_ranks
-from autopack.attention.backends import cross
+from autopack.attention import cross, over_ranks
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.choose import BACKENDS, choose
 from autopack.errors import SiteDrift, UnsupportedModel

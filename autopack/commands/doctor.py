@@ -127,23 +127,21 @@ def _examine_backends(found: Diagnosis) -> None:
     import torch
 
     from autopack.attention.call import AttentionCall
-    from autopack.attention.choose import availability, choose
+    from autopack.attention.choose import BACKENDS, availability, choose
+    from autopack.inspection import releases
     from autopack.layout.packed import PackedLayout
 
     found.backends = {name: {"available": yes, "reason": why} for name, (yes, why) in availability().items()}
-    implementations = ["sdpa", "eager"]
-    if found.backends["flex"]["available"]:
-        implementations.append("flex_attention")
-    if found.backends["flash"]["available"]:  # the reason then names the implementations that there are
-        implementations += str(found.backends["flash"]["reason"]).split(", ")
+    implementations = [name for backend in BACKENDS.values() for name in backend.implementations()]
     kinds = sorted({str(device["device"]).split(":")[0] for device in found.devices if device["available"]})
     for implementation, kind, dtype in product(implementations, kinds, (torch.float32, torch.bfloat16)):
         if implementation.startswith("flash") and (kind != "cuda" or dtype is torch.float32):
             continue
         heads = torch.zeros(1, 4, 8, 64, device=kind, dtype=dtype)
-        function = torch.nn.functional.scaled_dot_product_attention
         layout = PackedLayout.from_lengths([[8]], kind)
-        call = AttentionCall(function, implementation, torch.nn.Module(), heads, heads, heads, None, layout)
+        call = AttentionCall(
+            releases.SDPA_FUNCTION, implementation, torch.nn.Module(), heads, heads, heads, None, layout
+        )
         row = {"attn_implementation": implementation, "device": kind, "dtype": str(dtype).split(".")[-1]}
         found.choices.append({**row, "backend": choose("auto", call)})
 

@@ -53,7 +53,7 @@ def _try_operator() -> None:
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    from autopack.attention.backends.compiled import attend_compiled
+    from autopack.attention.compiled import attend_compiled
     from autopack.inspection.masks import Pattern
 
     drawn = torch.Generator().manual_seed(0)

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import registry
-from autopack.attention.choose import availability, candidates
+from autopack.attention.choose import BACKENDS, candidates
 from autopack.calls.entry import why_alone
 from autopack.enabling import options
 from autopack.enabling.attach import detach, examine, strip_severed
@@ -253,15 +253,14 @@ def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
     for implementation in enabled.implementations():
         possible = candidates(implementation, model)
         if backend not in possible:
-            other = "a flash attention_implementation to use 'flash'"
-            other = other if backend == "flash" else "another attn_implementation, or use backend='auto'"
             raise UnsupportedModel(
                 f"backend={backend!r} cannot serve {type(model).__name__} with attn_implementation="
-                f"{implementation!r}; possible: {', '.join(possible)}. Load the model with {other}."
+                f"{implementation!r}; possible: {', '.join(possible)}. Load the model with another "
+                f"attn_implementation, or use backend='auto'."
             )
-        usable, reason = availability()[backend]
-        if not usable and backend == "varlen":
-            raise UnsupportedModel(f"backend='varlen' is not available here: {reason}. Use backend='auto'.")
+        usable, reason = BACKENDS[backend].availability()
+        if not usable and BACKENDS[backend].strict:
+            raise UnsupportedModel(f"backend={backend!r} is not available here: {reason}. Use backend='auto'.")
 
 
 def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from autopack.attention.choose import availability, candidates
+from autopack.attention.choose import taken_by_auto
 from autopack.auditing.report import escaped, html_cells
 from autopack.enabling.attach import detach
 from autopack.enabling.explain import Explanation, explain
-from autopack.enabling.options import CHOICES
 from autopack.integrations import lm_eval
 from autopack.integrations.boundaries import give_columns_back, kept_columns
 from autopack.patching import SiteLease
@@ -66,11 +65,9 @@ class Handle(AbstractContextManager["Handle"]):
         """The backend that was asked for, and for `auto` those that calls may get here."""
         if self.enabled.options.backend != "auto":
             return self.enabled.options.backend
-        names = {name for impl in self.enabled.implementations() for name in candidates(impl, self.model)[:2]}
-        if not any(parameter.is_cuda for parameter in self.model.parameters()):
-            names -= {"varlen", "flex"}
-        usable = {name for name, (yes, _) in availability().items() if yes} | {"flash", "flex"}
-        return "auto: " + " or ".join(name for name in CHOICES["backend"] if name in names & usable)
+        device = next((parameter.device.type for parameter in self.model.parameters()), "cpu")
+        taken = [name for each in self.enabled.implementations() for name in taken_by_auto(each, device)]
+        return "auto: " + " or ".join(dict.fromkeys(taken))
 
     @property
     def verified(self) -> str:

@@ -6,10 +6,13 @@ Imports neither torch nor transformers, so that a command can offer the options 
 from __future__ import annotations
 
 import os
+import pkgutil
 from collections.abc import Mapping
 
+from autopack.attention import backends
+
 CHOICES = {
-    "backend": ("auto", "flash", "varlen", "flex", "sdpa", "eager"),
+    "backend": ("auto", *(module.name for module in pkgutil.iter_modules(backends.__path__))),
     "unpad": ("auto", "always", "never"),
     "verify": ("auto", "always", "full", "never"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def raising(monkeypatch, error: type[Exception] = KeyError):
     def attend(call):
         raise error("planted")
 
-    monkeypatch.setitem(choose.BACKENDS, "eager", choose.BACKENDS["eager"]._replace(attend=attend))
+    monkeypatch.setitem(choose.BACKENDS, "eager", replace(choose.BACKENDS["eager"], attend=attend))
 
 
 FAULTS = {
@@ -117,7 +118,7 @@ def test_a_fault_of_gradients_alone_is_found(monkeypatch):
         return lambda call: (original(call)[0].detach(), None)
 
     eager = choose.BACKENDS["eager"]
-    monkeypatch.setitem(choose.BACKENDS, "eager", eager._replace(attend=detached(eager.attend)))
+    monkeypatch.setitem(choose.BACKENDS, "eager", replace(eager, attend=detached(eager.attend)))
     call = Arranged(((0, 1),), gradients=True)
     assert "gradients are off" in session.run_case(Case(LLAMA, call), verify="never").reason
     assert session.run_case(Case(LLAMA, Arranged(((0, 1),))), verify="never").status == "exact"

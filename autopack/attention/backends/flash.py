@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from autopack.attention.backend import Backend
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import releases
@@ -16,13 +17,17 @@ from autopack.layout.packed import PackedLayout
 
 def availability() -> tuple[bool, str]:
     """Whether transformers finds a flash-attn package and a device for it, and which implementations they serve."""
+    if found := implementations():
+        return True, ", ".join(found)
+    return False, "no flash-attn package that transformers accepts (pip install flash-attn), or no CUDA device"
+
+
+def implementations() -> tuple[str, ...]:
+    """The attention implementations for which transformers finds a flash-attn package and a device."""
     from transformers import utils
 
     checks = {version: getattr(utils, f"is_flash_attn_{version}_available", None) for version in (2, 3, 4)}
-    found = [f"flash_attention_{version}" for version, check in checks.items() if check is not None and check()]
-    if found:
-        return True, ", ".join(found)
-    return False, "no flash-attn package that transformers accepts (pip install flash-attn), or no CUDA device"
+    return tuple(f"flash_attention_{version}" for version, check in checks.items() if check is not None and check())
 
 
 def attend(call: AttentionCall) -> Output:
@@ -50,3 +55,13 @@ def attend_between(
     if releases.flash_wants_positions():
         given["position_ids"] = layout.position_ids
     return call.original(call.module, call.query, call.key, call.value, None, **given)
+
+
+# It serves only models that use it, so what it cannot do is not done for a document alone either: it refuses nothing.
+BACKEND = Backend(
+    name="flash",
+    attend=attend,
+    availability=availability,
+    implementations=implementations,
+    is_own=releases.is_flash,
+)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from autopack.attention.backend import Backend
 from autopack.attention.call import AttentionCall, Output, unpatched
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import masks, releases, torches
@@ -100,3 +101,14 @@ def _plain_mask(call: AttentionCall, make_mask: Callable[..., Any]) -> DocumentM
     arguments = masks.query_arguments(layout.columns, device) | {"mask_function": masks.plain_rule(call.is_causal)}
     arguments.update(batch_size=layout.rows, kv_length=layout.columns, kv_offset=0, attention_mask=None, device=device)
     return DocumentMask(layout, make_mask, arguments)
+
+
+BACKEND = Backend(
+    name="flex",
+    attend=attend,
+    availability=availability,
+    refusal=refusal,
+    implementations=lambda: ("flex_attention",) if availability()[0] else (),
+    is_own=lambda implementation: implementation == "flex_attention",
+    stands_in={"sdpa": "flex_attention", "eager": "flex_attention"},
+)

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from autopack.attention.backends import per_document
-from autopack.attention.backends.compiled import attend_compiled
+from autopack.attention import per_document
+from autopack.attention.backend import Backend
 from autopack.attention.call import AttentionCall, Output, unpatched
+from autopack.attention.compiled import attend_compiled
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import masks, releases
 
@@ -30,3 +31,13 @@ def _attend_by_function(call: AttentionCall) -> Output:
             mask = mask.made_by(unpatched(masks.mask_function("sdpa")))
         call = replace(call, original=unpatched(releases.attention_function("sdpa")), mask=mask)
     return per_document.attend(call)
+
+
+BACKEND = Backend(
+    name="sdpa",
+    attend=attend,
+    availability=lambda: (True, "torch.nn.functional.scaled_dot_product_attention"),
+    implementations=lambda: ("sdpa",),
+    is_own=lambda implementation: implementation == "sdpa",
+    stands_in={"eager": "sdpa"},
+)

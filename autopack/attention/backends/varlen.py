@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from autopack.attention.backend import Backend
 from autopack.attention.call import AttentionCall, Output
 from autopack.inspection import torches
 from autopack.inspection.masks import Pattern
@@ -126,3 +127,15 @@ class _SinkAttention(torch.autograd.Function):
         share = torch.exp(logits - lse)
         d_sinks = -(share * (grad.float() * output.float()).sum(-1).transpose(0, 1)).sum(1)
         return d_query, d_key, d_value, d_sinks.to(dtype), None, None, None, None
+
+
+BACKEND = Backend(
+    name="varlen",
+    attend=attend,
+    availability=availability,
+    refusal=refusal,
+    stands_in={"sdpa": None, "eager": "flash_attention"},
+    goes_first=frozenset({"sdpa"}),
+    devices=frozenset({"cuda"}),
+    strict=True,
+)

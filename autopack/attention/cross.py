@@ -8,9 +8,9 @@ import torch
 
 from autopack.attention.backends import flash
 from autopack.attention.backends.flex import blocks_within_documents
-from autopack.attention.backends.per_document import slice_mask
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.document_mask import DocumentMask
+from autopack.attention.per_document import slice_mask
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, releases, torches
 from autopack.layout.packed import PackedLayout

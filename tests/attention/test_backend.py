@@ -1,0 +1,113 @@
+"""A backend is one file: whatever has a list of them has a new one too."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+
+import pytest
+import torch
+
+import autopack
+from autopack import tiny
+from autopack.attention import backends, choose
+from autopack.commands import doctor
+from autopack.enabling import options
+from tests.conftest import FLOAT32, alone, error, positions, token_ids
+
+ROWS = ((7, 1, 9, 3),)
+TOY = """
+from autopack.attention import per_document
+from autopack.attention.backend import Backend
+
+calls = []
+
+def attend(call):
+    calls.append(call.implementation)
+    return per_document.attend(call)
+
+def refusal(call):
+    return "it takes no layers of more than 64 columns" if call.layout.columns > 64 else None
+
+BACKEND = Backend(
+    name="toy",
+    attend=attend,
+    availability=lambda: (True, "a toy"),
+    refusal=refusal,
+    stands_in={"sdpa": None},
+    goes_first=frozenset({"sdpa"}),
+)
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A module `toy` among the backends, as if its file had been there from the beginning."""
+    (tmp_path / "toy.py").write_text(TOY)
+    monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(tmp_path)])
+    found = importlib.import_module(f"{backends.__name__}.toy")
+    monkeypatch.setitem(choose.BACKENDS, found.BACKEND.name, found.BACKEND)
+    monkeypatch.setitem(options.CHOICES, "backend", (*options.CHOICES["backend"], "toy"))
+    yield found
+    del sys.modules[f"{backends.__name__}.toy"]
+
+
+def packed() -> dict[str, torch.Tensor]:
+    return {"input_ids": token_ids(1, sum(ROWS[0]), 0), "position_ids": positions(*ROWS)}
+
+
+def test_the_files_are_the_list():
+    assert set(choose.BACKENDS) == {"eager", "flash", "flex", "sdpa", "varlen"}
+    assert options.CHOICES["backend"] == ("auto", *choose.BACKENDS)
+    assert all(name == backend.name for name, backend in choose.BACKENDS.items())
+
+
+@pytest.mark.parametrize("asked", ["auto", "toy"])
+def test_a_new_file_is_taken_by_auto_and_by_name(asked, toy):
+    model = tiny.build("llama", attn_implementation="sdpa")
+    expected = alone(model, packed()["input_ids"], *ROWS)
+    with autopack.enable(model, backend=asked, verify="never") as handle:
+        toy.calls.clear()
+        assert error(model(**packed()).logits, expected) < FLOAT32
+        assert toy.calls == ["sdpa"] * 2
+        assert handle.backend == ("auto: toy or sdpa" if asked == "auto" else "toy")
+
+
+def test_what_it_refuses_goes_to_the_models_own(toy):
+    model = tiny.build("llama", attn_implementation="sdpa")
+    ids = token_ids(1, 65, 0)
+    with autopack.enable(model, verify="never"):
+        toy.calls.clear()
+        model(input_ids=ids, position_ids=positions((60, 5)))
+        assert not toy.calls
+    with (
+        autopack.enable(model, backend="toy", verify="never"),
+        pytest.raises(autopack.UnsupportedModel, match="cannot use it: it takes no layers of more than 64 columns"),
+    ):
+        model(input_ids=ids, position_ids=positions((60, 5)))
+
+
+def test_it_cannot_serve_what_it_does_not_stand_in_for(toy):
+    with pytest.raises(autopack.UnsupportedModel, match="backend='toy' cannot serve LlamaForCausalLM with"):
+        autopack.enable(tiny.build("llama", attn_implementation="eager"), backend="toy")
+
+
+def test_the_doctor_knows_it(toy, capsys):
+    assert doctor.examine().backends["toy"] == {"available": True, "reason": "a toy"}
+    taken = [row["backend"] for row in doctor.examine().choices if row["attn_implementation"] == "sdpa"]
+    assert set(taken) == {"toy"}
+    assert json.dumps(doctor.examine().choices)
+
+
+@pytest.mark.parametrize(("implementation", "device", "names"), [
+    ("sdpa", "cpu", ("sdpa",)),
+    ("eager", "cpu", ("eager",)),
+    ("eager", "cuda", ("eager",)),
+    ("flex_attention", "cpu", ("flex",)),
+    ("flash_attention_2", "cuda", ("flash",)),
+    ("paged|flash_attention_2", "cuda", ("flash",)),
+    ("of_mine", "cpu", ("eager",)),
+])  # fmt: skip
+def test_what_auto_may_take(implementation, device, names):
+    assert choose.taken_by_auto(implementation, device) == names
