@@ -42,7 +42,7 @@ _PUBLIC = {
     "plan": "autopack.packing.plan",
     "register": "autopack.registry",
     "shard_files": "autopack.packing.shards",
-    "shard_rows": "autopack.packing.shared_rows",
+    "shard_rows": "autopack.packing.sequence_parallel",
     "weigh_documents": "autopack.packing.loss",
     "weigh_pairs": "autopack.packing.pairs",
     "weighted_loss": "autopack.packing.loss",
@@ -95,8 +95,8 @@ if TYPE_CHECKING:
     from autopack.packing.plan import Plan as Plan
     from autopack.packing.plan import plan as plan
     from autopack.packing.sampler import PackedBatchSampler as PackedBatchSampler
+    from autopack.packing.sequence_parallel import shard_rows as shard_rows
     from autopack.packing.shards import pack_shards as pack_shards
     from autopack.packing.shards import shard_files as shard_files
-    from autopack.packing.shared_rows import shard_rows as shard_rows
     from autopack.registry import families as families
     from autopack.registry import register as register

@@ -14,7 +14,7 @@ import torch
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
-from autopack.inspection.provenance import located
+from autopack.inspection.code_origin import located
 from autopack.layout.packed import PackedLayout
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopack.attention import cross, over_ranks
+from autopack.attention import cross, sequence_parallel
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.choose import BACKENDS, choose
 from autopack.errors import SiteDrift, UnsupportedModel
@@ -51,7 +51,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         if scope.shared is None:
             _check_shapes(module, layout, memory or layout, query, key)
         else:
-            over_ranks.check_shapes(module, layout, scope.shared, query, key)
+            sequence_parallel.check_shapes(module, layout, scope.shared, query, key)
         options = {name: option for name, option in kwargs.items() if name not in LAYOUT_KWARGS}
         if mark.adjustment is not None and memory is None:
             query, key, value, options = mark.adjustment(module, layout, query, key, value, options)
@@ -72,9 +72,9 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
 @torch._dynamo.disable  # graphs of exchanges are not measured
 def _attend_over_ranks(call: AttentionCall, scope: Scope) -> Output:
     assert scope.shared is not None
-    call = over_ranks.with_whole_rows(call, scope.shared)
+    call = sequence_parallel.with_whole_rows(call, scope.shared)
     output, _ = BACKENDS[choose(scope.model.options.backend, call)].attend(call)
-    return over_ranks.parts_of_rows(output, call, scope.shared), None
+    return sequence_parallel.parts_of_rows(output, call, scope.shared), None
 
 
 def _check_shapes(module: nn.Module, layout: PackedLayout, memory: PackedLayout, query: Tensor, key: Tensor) -> None:

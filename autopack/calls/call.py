@@ -106,7 +106,7 @@ class Call:
 
     @cached_property
     def is_scored(self) -> bool:
-        """Whether whoever calls the model reads what it gives tokens, and no cache."""
+        """Whether the caller ignores the cache that the model would return."""
         return self.noted is not None or is_only_scored(self.model)
 
     @cached_property

@@ -6,15 +6,16 @@ import logging
 from functools import cache
 from typing import Any
 
-from autopack.calls import documents, of_rows, refusals
+from autopack.calls import refusals
 from autopack.calls.call import Call
+from autopack.calls.encoder_decoder.pairs import PairAsRows, PairCall
 from autopack.calls.entry import Entry, Kind
 from autopack.calls.generation import generates
+from autopack.calls.heads import documents, per_row_outputs
 from autopack.calls.packed import Packed
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
-from autopack.calls.pairs import PairAsRows, PairCall
 from autopack.calls.plan import Deferred, Plan, Untouched
-from autopack.calls.shared import SharedRows, rows_shared_by
+from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
 from autopack.calls.unmasked import point_out
 from autopack.calls.unpadded import Unpadded
 from autopack.inspection.modules import is_pair
@@ -67,7 +68,7 @@ def choose(call: Call) -> Plan:
         refusals.check_sites(call.model)
         return Unpadded(call)
     # What such a forward picks may be the state of padding, so nobody further in may leave that out.
-    if anywhere is None and call.entry.inner and reason != of_rows.REASON:
+    if anywhere is None and call.entry.inner and reason != per_row_outputs.REASON:
         labelled = labels_after_padding(call)
         if labelled is None:
             return Deferred(call.model, reason, call.documents)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopack.calls.door import Door
+from autopack.calls.guard import ForwardGuard
 from autopack.patching import Site
 
 
@@ -33,6 +33,6 @@ def _is_past_entry(module: nn.Module, forward: Any) -> bool:
 
     The forward of a subclass, or one on the instance, that goes on to this one would run twice; what it reaches raises.
     """
-    doors = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, Door)]
+    doors = [hook for hook in module._forward_pre_hooks.values() if isinstance(hook, ForwardGuard)]
     is_past = [door.is_past(module) for door in doors]  # all of them: one that was passed forgets it here
     return any(is_past) and "forward" not in vars(module) and type(module).forward is forward

@@ -15,16 +15,16 @@ import torch
 from torch import nn
 
 from autopack.calls import refusals
-from autopack.calls.again import run_in_step
-from autopack.calls.alone import DocumentsAlone
 from autopack.calls.call import Call
 from autopack.calls.choose import call_at, decide
-from autopack.calls.door import Door
+from autopack.calls.encoder_decoder.halves import HalfAsRow
+from autopack.calls.encoder_decoder.pairs import PairAsRows, PairCall
 from autopack.calls.entry import Entry, Kind
-from autopack.calls.halves import HalfAsRow
+from autopack.calls.guard import ForwardGuard
+from autopack.calls.heads.length_batches import DocumentsAlone
+from autopack.calls.lockstep import run_in_step
 from autopack.calls.loss_site import documents_of
 from autopack.calls.packed import inner_arguments, without_mask
-from autopack.calls.pairs import PairAsRows, PairCall
 from autopack.calls.plan import Plan, Untouched
 from autopack.calls.unpadded import Unpadded
 from autopack.errors import AutopackError
@@ -35,7 +35,7 @@ from autopack.integrations import accelerate
 from autopack.layout.batches import DocumentBatch
 from autopack.runtime import scope as scopes
 from autopack.runtime.checkpointing import bind_checkpointing
-from autopack.runtime.in_step import most
+from autopack.runtime.lockstep import most
 from autopack.runtime.model import Brings, EnabledModel, Link
 from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Volume
@@ -43,7 +43,7 @@ from autopack.runtime.tally import Volume
 logger = logging.getLogger(__name__)
 
 
-class EntryHook(Door):
+class EntryHook(ForwardGuard):
     """Forward pre-hook of an enabled model and of each model inside it that takes tokens."""
 
     def __init__(self, entry: Entry):

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopack.calls import of_rows
 from autopack.calls.call import DROPPED, LAST_LOGITS, Call
 from autopack.calls.entry import Entry
+from autopack.calls.heads import per_row_outputs
 from autopack.calls.model_positions import positions_of_documents
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
@@ -56,10 +56,10 @@ class Packed(Plan):
 
     def finish(self, module: nn.Module, output: Any) -> Any:
         model, layout = self.scope.model, self.layout
-        names = of_rows.of_each_row(output, layout.rows, layout.columns, model.widths, self.most)
+        names = per_row_outputs.of_each_row(output, layout.rows, layout.columns, model.widths, self.most)
         if not names or (self.pooled and len(DocumentBatch.without_padding(layout).documents) == layout.rows):
             return None
-        return of_rows.of_documents(model, module, self.arguments, layout, output, names)
+        return per_row_outputs.of_documents(model, module, self.arguments, layout, output, names)
 
 
 def without_mask(

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from autopack.calls import of_rows
 from autopack.calls.call import DROPPED, LAST_LOGITS, Call
+from autopack.calls.heads import per_row_outputs
 from autopack.calls.unpadded import has_a_place
 from autopack.inspection.configs import text_config
 from autopack.inspection.heads import looks_for_padding
@@ -88,7 +88,7 @@ def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
     """Why one entry cannot run a batch without its padding, although one further in may."""
     entry, given, traits = call.entry, call.arguments, call.model.traits
     if entry.level in call.model.pooling:
-        yield of_rows.REASON
+        yield per_row_outputs.REASON
     if entry.has_other_head:
         yield "the head takes the padded form"
     if pools_single_tokens(call.module) and activation_of(call.module) is None:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopack.calls import of_rows
 from autopack.calls.call import DROPPED, Call, holds_tensors
+from autopack.calls.heads import per_row_outputs
 from autopack.calls.outputs import restore
 from autopack.calls.packed import add_token_types, without_what_packing_drops
 from autopack.calls.plan import Plan
@@ -49,20 +49,20 @@ class Unpadded(Plan):
 
     @torch._dynamo.disable
     def finish(self, module: nn.Module, output: Any) -> Any:
-        names = of_rows.of_each_row(output, 1, self.padding.tokens, self.call.model.widths)
+        names = per_row_outputs.of_each_row(output, 1, self.padding.tokens, self.call.model.widths)
         if not names or (self.pooled and self.padding.rows == 1):
             return restore(output, self.padding, self.pooled)
         if self.call.documents is not None:
             raise UnsupportedModel(
-                f"{self.call.name}: {of_rows.REASON}, and {self.call.documents.head} reads it, so the documents of "
-                f"packed rows cannot be run without padding. Run them one per row."
+                f"{self.call.name}: {per_row_outputs.REASON}, and {self.call.documents.head} reads it, so documents "
+                f"of packed rows cannot be run without padding. Run them one per row."
             )
         model, level = self.call.model, self.call.entry.level
-        of_rows.remember(model, level, output, names, self.padding.tokens)
+        per_row_outputs.remember(model, level, output, names, self.padding.tokens)
         model.tally.take_back(self.padding)
         self.call.count(self.call.volume, instead_of=self.volume)
-        model.tally.left[of_rows.REASON] += 1
-        return of_rows.as_it_came(model, module, self.call.arguments)
+        model.tally.left[per_row_outputs.REASON] += 1
+        return per_row_outputs.as_it_came(model, module, self.call.arguments)
 
     def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor:
         return self.padding.restore(states)

@@ -132,6 +132,7 @@ def _examine_backends(found: Diagnosis) -> None:
     from autopack.layout.packed import PackedLayout
 
     found.backends = {name: {"available": yes, "reason": why} for name, (yes, why) in availability().items()}
+    function = releases.SDPA_FUNCTION or torch.nn.functional.scaled_dot_product_attention
     implementations = [name for backend in BACKENDS.values() for name in backend.implementations()]
     kinds = sorted({str(device["device"]).split(":")[0] for device in found.devices if device["available"]})
     for implementation, kind, dtype in product(implementations, kinds, (torch.float32, torch.bfloat16)):
@@ -139,9 +140,7 @@ def _examine_backends(found: Diagnosis) -> None:
             continue
         heads = torch.zeros(1, 4, 8, 64, device=kind, dtype=dtype)
         layout = PackedLayout.from_lengths([[8]], kind)
-        call = AttentionCall(
-            releases.SDPA_FUNCTION, implementation, torch.nn.Module(), heads, heads, heads, None, layout
-        )
+        call = AttentionCall(function, implementation, torch.nn.Module(), heads, heads, heads, None, layout)
         row = {"attn_implementation": implementation, "device": kind, "dtype": str(dtype).split(".")[-1]}
         found.choices.append({**row, "backend": choose("auto", call)})
 

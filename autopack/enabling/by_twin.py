@@ -22,10 +22,10 @@ from autopack.enabling.attach import attach, detach, examine
 from autopack.enabling.reading import LENGTHS, as_float32, callable_part
 from autopack.errors import AutopackError
 from autopack.inspection import releases
+from autopack.inspection.changes import Watch
+from autopack.inspection.code_origin import hooks_of, is_foreign_hook
 from autopack.inspection.configs import text_config
 from autopack.inspection.modules import device_of, entries, is_pair
-from autopack.inspection.provenance import hooks_of, is_foreign_hook
-from autopack.inspection.watch import Watch
 from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart

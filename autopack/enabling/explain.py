@@ -13,7 +13,7 @@ from autopack.calls.call import LABELS, Call
 from autopack.calls.choose import call_at, decide
 from autopack.calls.entry import Entry
 from autopack.calls.plan import Plan
-from autopack.calls.shared import SharedRows, rows_shared_by
+from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
 from autopack.errors import AutopackError
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Activation

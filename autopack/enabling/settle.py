@@ -13,7 +13,7 @@ from autopack.enabling.prove import prove
 from autopack.enabling.sites import needed_sites
 from autopack.errors import AutopackError
 from autopack.family import Family
-from autopack.inspection.watch import Watch
+from autopack.inspection.changes import Watch
 from autopack.runtime.marks import MARK
 from autopack.runtime.model import EnabledModel, Proof
 

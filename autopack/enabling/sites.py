@@ -12,8 +12,8 @@ from autopack.calls.forward_site import adapt_forward
 from autopack.calls.loss_site import adapt_loss
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, modules, releases, source
-from autopack.inspection.anatomy import Anatomy
-from autopack.inspection.provenance import is_own, located
+from autopack.inspection.code_origin import is_own, located
+from autopack.inspection.parts import Anatomy
 from autopack.mixers.site import adapt_mixer
 from autopack.patching import Site
 from autopack.runtime.marks import mark_of

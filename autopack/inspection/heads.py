@@ -48,7 +48,7 @@ def row_head(model: Any) -> RowHead | None:
     What a class of transformers is, a class derived from it is too, whatever it is called. A name counts only where
     somebody has written such a head anew.
     """
-    from autopack.inspection.provenance import located
+    from autopack.inspection.code_origin import located
 
     classes = [cls for cls in type(model).__mro__ if "forward" in vars(cls) and hasattr(cls, "config_class")]
     known = [cls for cls in type(model).__mro__ if located(cls)]

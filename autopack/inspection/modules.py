@@ -14,8 +14,8 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from autopack.errors import SiteDrift, UnsupportedModel
+from autopack.inspection.code_origin import found_by_name, located
 from autopack.inspection.parameters import parameters_of
-from autopack.inspection.provenance import found_by_name, located
 from autopack.inspection.source import attends_by_itself, class_of, dispatching_functions
 
 _OF_TORCH = (nn.Module, nn.Embedding, nn.Linear, nn.LayerNorm, nn.Dropout)

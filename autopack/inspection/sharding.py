@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autopack.inspection import releases, ulysses
-from autopack.inspection.provenance import original
+from autopack.inspection.code_origin import original
 
 _OF_SEQUENCES = ("deepspeed", "ring_flash_attn", "yunchang", "xfuser")
 """Packages whose attention functions are for rows that several processes share."""

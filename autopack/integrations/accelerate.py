@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from autopack.inspection.provenance import foreign_hook_of_accelerate, layers, original, passes_on
+from autopack.inspection.code_origin import foreign_hook_of_accelerate, layers, original, passes_on
 
 
 class _ByClass:

@@ -15,7 +15,7 @@ import torch
 import wrapt
 from torch import nn
 
-from autopack.calls.door import Door
+from autopack.calls.guard import ForwardGuard
 from autopack.errors import UnsupportedModel
 from autopack.integrations import peft
 from autopack.launch import session
@@ -30,7 +30,7 @@ _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call."""
 
 
-class FirstCall(Door):
+class FirstCall(ForwardGuard):
     """Forward pre-hook of a model that waits for its first call in training. Inert where autopack was not started.
 
     While it waits, `lease` holds the site at which `model.forward(...)` is `model(...)`.

@@ -27,7 +27,7 @@ class Padding:
         return torch.from_numpy(np.flatnonzero(self.real)).to(self.device, non_blocking=True)
 
     def of(self, name: str | None) -> Padding:
-        """The padding that an output of this name has."""
+        """Returns itself: the padding of any output; the counterpart of `Pair.of`."""
         return self
 
     @property

@@ -54,7 +54,7 @@ class Pair:
     """Whether labels of a padded batch count padding of the decoder into the loss."""
 
     def of(self, name: str | None) -> Padding | None:
-        """The padding that an output of this name has; None for one that is as the caller expects it."""
+        """The padding of the half that an output of this name belongs to; None where the caller gets it unchanged."""
         half = self.encoder if name is not None and name.startswith("encoder_") else self.decoder
         return None if half is None else half.places
 

@@ -17,7 +17,7 @@ from autopack.inspection import torches
 from autopack.inspection.parameters import parameters_of
 from autopack.inspection.sharding import gathers_inside
 from autopack.patching import Site
-from autopack.runtime.in_step import Steps, leaving_nothing, with_idle
+from autopack.runtime.lockstep import Steps, leaving_nothing, with_idle
 from autopack.runtime.marks import mark_of
 from autopack.runtime.scope import Scope, changed, running_scope, site_scope
 

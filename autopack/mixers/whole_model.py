@@ -18,7 +18,7 @@ from autopack.layout import IGNORED_LABEL
 from autopack.layout.batches import Batches, DocumentBatch, equally_long_documents, items_of_share, mean_loss
 from autopack.layout.host import host_values
 from autopack.mixers.own_attention import STATES, pairs_of
-from autopack.runtime.in_step import with_idle
+from autopack.runtime.lockstep import with_idle
 from autopack.runtime.scope import running_scope, without_layout
 
 

@@ -18,7 +18,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import tiny
-from autopack.inspection.provenance import foreign_hook_of_accelerate, is_of, is_own, is_token_wise, original, passes_on
+from autopack.inspection.code_origin import (
+    foreign_hook_of_accelerate,
+    is_of,
+    is_own,
+    is_token_wise,
+    original,
+    passes_on,
+)
 from autopack.proving.alike import alike
 from autopack.tiny.weights import randomize
 from autopack.trust import configuration

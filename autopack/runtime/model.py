@@ -16,12 +16,12 @@ from torch.utils.hooks import RemovableHandle
 
 from autopack.errors import OutsideForward
 from autopack.family import Family
-from autopack.inspection.anatomy import Anatomy
+from autopack.inspection.changes import Watch
 from autopack.inspection.modules import configs_of
 from autopack.inspection.parameters import parameters_of
+from autopack.inspection.parts import Anatomy
 from autopack.inspection.positions import Numbering
 from autopack.inspection.sharding import Group
-from autopack.inspection.watch import Watch
 from autopack.patching import SiteLease
 from autopack.runtime.row_group import RowGroup
 from autopack.runtime.tally import Tally
@@ -180,7 +180,7 @@ class EnabledModel:
         self.logged: set[tuple[str, str, str]] = set()
         """Kinds of decisions about calls that have been logged."""
         self.pooling: set[int] = set()
-        """Levels of the entries whose own forward makes one result of every row, as far as they have been seen to."""
+        """Levels of the entries that have been observed to return one result per row."""
         self.widths = frozenset(size for weight in anatomy.entries[0].parameters() for size in weight.shape)
         """The sizes that vectors of the model may have."""
         self.active = False

@@ -47,7 +47,7 @@ class Scope:
     shared: RowGroup | None = None
     """The processes that share the rows of `layout`, where each has a part of their columns."""
     in_step: bool = False
-    """Whether it is one of the runs of a module that all ranks make equally many of (`autopack.runtime.in_step`)."""
+    """Whether the number of runs of this module is kept the same on all ranks (`autopack.runtime.lockstep`)."""
     agreed: dict[int, int] = field(default_factory=dict)
     """How many those are, by the identity of the module: a recomputation in backward makes as many."""
 

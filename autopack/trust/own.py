@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from autopack.inspection import releases
-from autopack.inspection.provenance import PLAIN, found_by_name, is_of
+from autopack.inspection.code_origin import PLAIN, found_by_name, is_of
 from autopack.trust.content import Content
 from autopack.trust.reading import MAKING, Code
 from autopack.trust.source_file import UNREAD

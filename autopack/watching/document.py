@@ -11,9 +11,9 @@ import torch
 
 from autopack.auditing.fields import Fields, columns_of, rows_first
 from autopack.calls.call import DROPPED, LAST_LOGITS, Call, holds_tensors
-from autopack.calls.document_arguments import DocumentArguments
+from autopack.calls.encoder_decoder.pairs import DECLARED, PairCall, half_of, is_of
+from autopack.calls.heads.document_arguments import DocumentArguments
 from autopack.calls.packed import without_what_packing_drops
-from autopack.calls.pairs import DECLARED, PairCall, half_of, is_of
 from autopack.errors import AutopackError
 from autopack.inspection import media
 from autopack.inspection.configs import text_config

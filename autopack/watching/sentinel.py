@@ -17,9 +17,9 @@ from autopack.auditing.fields import Fields, fields_of
 from autopack.auditing.left_as_found import noise_of
 from autopack.auditing.running import Runner
 from autopack.calls.call import Call
+from autopack.calls.encoder_decoder.pairs import PairCall
 from autopack.calls.outputs import loss_of, unread
-from autopack.calls.pairs import PairCall
-from autopack.calls.shared import rows_shared_by
+from autopack.calls.sequence_parallel import rows_shared_by
 from autopack.errors import Leak, LeakDetected
 from autopack.inspection.sharding import in_a_group
 from autopack.watching.conditions import Precision, random_state, unnoticed
@@ -57,7 +57,7 @@ class Watched:
 
 
 class Sentinel:
-    """Counts the training calls of one model, and checks every so manieth. It holds no part of the model."""
+    """Counts the training calls of one model and checks every N-th. It holds no part of the model."""
 
     def __init__(self, every: int, action: str):
         self.action = action

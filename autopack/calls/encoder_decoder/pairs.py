@@ -1,7 +1,8 @@
 """Calls of encoder-decoders: the documents of both halves are found at the whole, and each half runs as one row.
 
 The whole runs in a scope without a layout, in which nothing may mix tokens; the encoder and the decoder, models of
-their own, each have one with theirs (`autopack.calls.halves`). Cross-attention finds both layouts in the decoder's.
+their own, each have one with theirs (`autopack.calls.encoder_decoder.halves`). Cross-attention finds both layouts in
+the decoder's.
 """
 
 from __future__ import annotations

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from autopack.calls.again import idle_outputs, running_again, steps_of
 from autopack.calls.call import Call
-from autopack.calls.document_arguments import DocumentArguments
+from autopack.calls.heads.document_arguments import DocumentArguments
+from autopack.calls.lockstep import idle_outputs, running_again, steps_of
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.batches import DocumentBatch, by_length, items_of_share, mean_loss
 from autopack.layout.host import host_values, recall
-from autopack.runtime.in_step import with_idle
+from autopack.runtime.lockstep import with_idle
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Volume
 

@@ -1,4 +1,5 @@
-"""Further runs of a whole model in one call of it: of documents that run alone, and idle ones that others need."""
+"""Further forwards of a whole model within one call: documents that run alone, and forwards that only keep ranks
+aligned."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from autopack.calls.call import CACHES, Call
 from autopack.runtime import scope as scopes
-from autopack.runtime.in_step import Steps, leaving_nothing, with_idle
+from autopack.runtime.lockstep import Steps, leaving_nothing, with_idle
 from autopack.runtime.scope import Scope, in_force
 
 

@@ -147,7 +147,7 @@ class Provenance:
     `foreign` tells in words, by module, what is not transformers' own; empty where everything is. Hooks on parts that
     are no models are not among it: `onlooker` is the first that may read rows and columns of what passes, None where
     there is none, and `hook` the first of these that is not transformers' own. `places` are where its code stands, for
-    `autopack.inspection.watch`.
+    `autopack.inspection.changes`.
     """
 
     def __init__(self, model: PreTrainedModel, implementations: tuple[str, ...] = ()):

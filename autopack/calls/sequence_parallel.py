@@ -1,8 +1,8 @@
 """Packed rows that several ranks share: each calls the model with its part of the columns of every row.
 
 What is declared is gathered from all ranks, so that every rank knows the documents of whole rows; attention exchanges
-tokens for heads (`autopack.attention.over_ranks`), and everything else in a model that packs exactly by attention alone
-looks at one token at a time.
+tokens for heads (`autopack.attention.sequence_parallel`), and everything else in a model that packs exactly by
+attention alone looks at one token at a time.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Most heads get the documents as a right-padded batch; the backbone inside runs the real tokens as one packed row and
 hands the head the padded states, as it does for any padded batch. Where that cannot be the same as each document
-alone, the whole model runs on documents of one length at a time (`autopack.calls.alone`).
+alone, the whole model runs on documents of one length at a time (`autopack.calls.heads.length_batches`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopack.calls.alone import DocumentsAlone
 from autopack.calls.call import Call
-from autopack.calls.document_arguments import DocumentArguments
+from autopack.calls.heads.document_arguments import DocumentArguments
+from autopack.calls.heads.length_batches import DocumentsAlone
 from autopack.calls.packed import without_what_packing_drops
 from autopack.calls.plan import HeadDocuments, Plan
 from autopack.errors import InvalidPacking, UnsupportedModel

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from transformers import PretrainedConfig
 
-from autopack.inspection.provenance import Place, hooks_of, is_foreign_hook, looks_at_rows, original
+from autopack.inspection.code_origin import Place, hooks_of, is_foreign_hook, looks_at_rows, original
 
 _FOLLOWED = frozenset(
     (

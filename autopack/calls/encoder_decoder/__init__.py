@@ -1,0 +1,1 @@
+"""Encoder-decoders: both halves of a call, and each half inside it."""

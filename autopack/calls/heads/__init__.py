@@ -1,0 +1,1 @@
+"""Heads with one result per document."""
