@@ -205,3 +205,17 @@ def test_masks_of_models_with_own_attention_do_not_depend_on_who_else_is_enabled
     with autopack.enable(model), autopack.enable(other):
         found = model(**inputs, position_ids=packed_positions(model)).logits
     assert error(found, expected) < FLOAT32
+
+
+def test_runs_of_padding_are_no_documents_that_a_model_has_to_run():
+    """Funnel runs no document of fewer than five tokens, and two columns of padding are none."""
+    model = tiny.build("funnel", task="masked-lm")
+    ids, lengths = tiny.tokens(model.config, 1, 18), (7, 9)
+    with pytest.raises(RuntimeError):
+        model(input_ids=ids[:, :2])
+    with torch.no_grad():
+        expected = alone_by_fields(model, {"input_ids": ids}, rows=(lengths,))
+        with autopack.enable(model):
+            segments = torch.tensor([[1] * 7 + [2] * 9 + [0] * 2])
+            found = model(input_ids=ids, attention_mask=segments).logits
+    assert error(found[:, :16], expected) < FLOAT32
