@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import pytest
 from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaPreTrainedModel
 
 import autopack
 from autopack import Family, registry, tiny
 from autopack.enabling import by_twin
 from autopack.errors import UnsupportedModel
-from autopack.inspection import source
+from autopack.inspection import modules, source
 from autopack.inspection.configs import text_config
 from autopack.mixers import Alone
 from tests.conftest import FLOAT64, alone, error, positions, token_ids
@@ -66,6 +68,34 @@ def test_a_twin_runs_without_the_kernels_that_its_class_insists_on(monkeypatch):
     monkeypatch.setattr(by_twin, "_do_without_kernels", lambda model: None)
     with pytest.raises(UnsupportedModel, match="Fast kernels are not available"):
         autopack.enable(model)
+
+
+class Layers(LlamaPreTrainedModel):
+    """Layers that are a model by themselves, which takes hidden states, as DeBERTa's encoder was in 4.47 to 4.50."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.attention = LlamaAttention(config, 0)
+
+    def forward(self, hidden_states, attention_mask=None):
+        return self.attention(hidden_states, attention_mask=attention_mask)
+
+
+class Whole(LlamaPreTrainedModel):
+    def __init__(self, config, of_layers):
+        super().__init__(config)
+        self.layers = Layers(of_layers)
+
+    def forward(self, input_ids):
+        return self.layers(input_ids)
+
+
+def test_layers_that_are_a_model_are_none_of_a_tower():
+    config = tiny.config("llama")
+    inside, tower = Whole(config, config), Whole(config, copy.deepcopy(config))
+    assert modules.attention_modules(inside) == [inside.layers.attention]
+    assert modules.towers(inside) == modules.attention_modules(tower) == []
+    assert modules.towers(tower) == [tower.layers.attention]
 
 
 class OfOneWord:

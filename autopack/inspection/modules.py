@@ -180,13 +180,15 @@ def cross_attention(decoder: nn.Module, mixing: list[nn.Module]) -> list[nn.Modu
 
 
 def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
-    waiting = [root]
+    waiting: list[tuple[nn.Module, Any]] = [(root, getattr(root, "config", None))]
     while waiting:
-        module = waiting.pop()
+        module, config = waiting.pop()
         yield module
         for child in reversed(list(module.children())):
-            if not isinstance(child, PreTrainedModel) or takes_tokens(child) or _passes_all_on(child):
-                waiting.append(child)
+            if not isinstance(child, PreTrainedModel):
+                waiting.append((child, config))
+            elif takes_tokens(child) or _passes_all_on(child) or _goes_on_with_states(child, config):
+                waiting.append((child, child.config))
 
 
 def takes_tokens(model: PreTrainedModel) -> bool:
@@ -197,6 +199,12 @@ def takes_tokens(model: PreTrainedModel) -> bool:
 def _passes_all_on(model: PreTrainedModel) -> bool:
     """Decoder wrappers of encoder-decoder types: `forward(*args, **kwargs)`."""
     return not parameters_of(class_of(model)).names
+
+
+def _goes_on_with_states(model: PreTrainedModel, config: Any) -> bool:
+    """A part of a text model that is a model itself: it takes hidden states, and has the same configuration (DeBERTa's
+    encoder, 4.47 to 4.50). Towers have one of their own."""
+    return model.config is config and parameters_of(class_of(model)).names[:1] == ("hidden_states",)
 
 
 def configs_of(modules: list[nn.Module]) -> list[PretrainedConfig]:
