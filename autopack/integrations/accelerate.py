@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import Any
@@ -46,13 +46,14 @@ def put_back(modules: list[nn.Module]) -> None:
         module.__dict__.update(kept)
 
 
-def without_hooks(module: nn.Module) -> nn.Module:
+def without_hooks(module: nn.Module, memo: Mapping[int, Any] | None = None) -> nn.Module:
     """A copy of a module, without the hooks of accelerate that bring its weights when it is called.
 
-    Somebody else's hooks stay. What the hooks hold, which may be all weights of the model, is not copied.
+    Somebody else's hooks stay. What the hooks hold, which may be all weights of the model, is not copied. `memo` has
+    what stands for parts of it, by their id.
     """
     kept = {id(hook): hook for part in module.modules() if (hook := part.__dict__.get("_hf_hook")) is not None}
-    made = copy.deepcopy(module, dict(kept))
+    made = copy.deepcopy(module, {**(memo or {}), **kept})
     for part in made.modules():
         forward = part.__dict__.get("forward")
         if (

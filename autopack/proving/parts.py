@@ -2,9 +2,9 @@
 
 A model of modules that look at one token each, around modules that are known to keep documents apart, is exact. So a
 layer that somebody has put into a known model (a linear layer or norm of one's own, a fused kernel, a quantised layer,
-an adapter) need not be proven together with it. It is run on random states: one token of them is replaced, and nothing
-else may move, forward and backward; and a stretch of tokens must give the same by itself as among others, at lengths on
-both sides of all whole numbers that the module holds.
+an adapter) need not be proven together with it. It is run on random states, a large one as a narrower copy of itself:
+one token of them is replaced, and nothing else may move, forward and backward; and a stretch of tokens must give the
+same by itself as among others, at lengths on both sides of all whole numbers that the module holds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import nn
 
 from autopack.auditing.left_as_found import without_noise
 from autopack.integrations import accelerate
+from autopack.proving.narrow import narrowed
 from autopack.tiny.weights import randomize
 
 _LENGTHS = (2, 5, 16, 23, 33, 65, 130, 257)
@@ -27,6 +28,7 @@ _LARGE, _MOST = 1_000_000, 300_000_000
 """Parameters of a module that is large, and of one that is too large to be run by itself."""
 _BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest difference, relative to the deviation, of a stretch of tokens by itself: two shapes round differently."""
+_NO_STATES = "no states were found that it takes by itself"
 _SAME = 64
 """Roundings of its dtype by which a token may move where another one is replaced: shapes are the same."""
 
@@ -47,6 +49,15 @@ def why_not_token_wise(module: nn.Module, form: Form | None = None, widths: Sequ
     of states (rows, tokens, width). `widths` are those that states may have here. The module is left as it was found.
     """
     count = sum(p.numel() for p in module.parameters())
+    narrow = narrowed(module) if count > _LARGE else None
+    if narrow is not None:
+        try:
+            with torch.enable_grad(), without_noise(narrow.module):  # type: ignore[arg-type]
+                reason = _tried(narrow.module, form, narrow.sizes_of(widths), _LENGTHS)
+            if reason != _NO_STATES:
+                return reason
+        except Exception:  # it holds sizes that are not only those of its weights, and is run as wide as it is
+            pass
     if any(type(p).__module__.startswith("torch.distributed.") or hasattr(p, "ds_id") for p in module.parameters()):
         return "its parameters are shared out over ranks, so that it cannot be run by itself"
     if count > _MOST:
@@ -60,20 +71,23 @@ def why_not_token_wise(module: nn.Module, form: Form | None = None, widths: Sequ
 
 
 def _real(module: nn.Module) -> nn.Module:
-    """The module, or one like it with random values where it has none (on the meta device, or offloaded)."""
-    if not any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
-        return module
+    """The module, or one like it: with random values where it has none (on the meta device, or offloaded), and in
+    float32 where it is in float16 on a CPU, whose backward takes minutes there."""
+    tensors = [*module.parameters(), *module.buffers()]
+    if not any(tensor.is_meta for tensor in tensors):
+        slow = any(tensor.dtype is torch.float16 and tensor.device.type == "cpu" for tensor in tensors)
+        return accelerate.without_hooks(module).float() if slow else module
     made = accelerate.without_hooks(module).to_empty(device="cpu")
     for buffer in made.buffers():
         buffer.zero_()
     randomize(made, 0)
-    return made
+    return made.float()
 
 
 def _tried(module: nn.Module, form: Form | None, widths: Sequence[int], lengths: Sequence[int]) -> str | None:
     width = _width(module, form, widths)
     if width is None:
-        return "no states were found that it takes by itself"
+        return _NO_STATES
     for train in (True, False):
         module.train(train)
         for length in sorted({*lengths, *_own_numbers(module)}):

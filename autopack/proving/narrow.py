@@ -1,0 +1,81 @@
+"""A module like another one of the same code, narrower: every size of its weights divided by one number.
+
+What a module does with tokens follows from its code, not from how wide it is, as little as for the twin of a model. A
+layer of a large model takes seconds, and hundreds of megabytes, to be run; one of a few hundred channels does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopack.integrations import accelerate
+from autopack.tiny.weights import randomize
+
+_WIDE, _NARROW = 256, 96
+"""Sizes above the first are divided, and none of them becomes less than the second."""
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """A narrower module and the number by which its sizes are divided."""
+
+    module: nn.Module
+    divisor: int
+
+    def sizes_of(self, sizes: Iterable[int]) -> list[int]:
+        """What such sizes are here."""
+        return [_divided(size, self.divisor) for size in sizes]
+
+
+def narrowed(module: nn.Module) -> Narrow | None:
+    """A narrower copy of a module, in float32 on the CPU with random weights; None where its sizes have no divisor.
+
+    Sizes that it holds beside its weights (`in_features`, `normalized_shape`) are divided with them. The copy may
+    not run, where its code has sizes of another kind. Weights that are not plain tensors of numbers with a fraction
+    (quantised or shared out) have none.
+    """
+    tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    if not all(type(t) in (nn.Parameter, torch.Tensor) and t.is_floating_point() for t in tensors.values()):
+        return None
+    divisor = _divisor({size for tensor in tensors.values() for size in tensor.shape if size > _WIDE})
+    if divisor is None:
+        return None
+    memo = {key: _smaller(tensor, divisor) for key, tensor in tensors.items()}
+    try:
+        made = accelerate.without_hooks(module, memo)
+    except Exception:  # what somebody has put on it may not let itself be copied
+        return None
+    for part in made.modules():
+        for name, value in list(vars(part).items()):
+            if not name.startswith("_"):
+                part.__dict__[name] = _held(value, divisor)
+    randomize(made, 0)
+    return Narrow(made, divisor)
+
+
+def _divisor(sizes: set[int]) -> int | None:
+    """The largest power of two that divides all sizes and leaves them distinct and not too small."""
+    found = [n for n in (2**power for power in range(1, 12)) if all(s % n == 0 and s // n >= _NARROW for s in sizes)]
+    return found[-1] if sizes and found else None
+
+
+def _divided(size: int, divisor: int) -> int:
+    return size // divisor if size > _WIDE and size % divisor == 0 else size
+
+
+def _held(value: Any, divisor: int) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _divided(value, divisor)
+    if type(value) in (list, tuple, torch.Size):
+        return type(value)(_held(each, divisor) for each in value)
+    return value
+
+
+def _smaller(tensor: torch.Tensor, divisor: int) -> torch.Tensor:
+    made = torch.zeros([_divided(size, divisor) for size in tensor.shape])
+    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
