@@ -281,7 +281,9 @@ def upstream_error(model: Any, handle: Handle | None) -> str | None:
                 ids = tiny.tokens(model.config, 1, length)
                 if end is not None:
                     ids[:, -1] = end
-                tokens = {"input_ids": ids, "decoder_input_ids": ids} if is_pair(model) else {"input_ids": ids}
+                tokens = {"input_ids": ids}
+                if is_pair(model) and row_head(model) is None:  # others make the decoder's tokens of these
+                    tokens["decoder_input_ids"] = ids
                 output = model(**tokens)  # with the cache that is the default, as the audit calls it too
                 if "use_cache" in names:
                     output = model(**tokens, use_cache=False)

@@ -322,7 +322,7 @@ def test_training_calls_are_checked_where_watch_says_so():
         (["no_such"], {}, "a module is run with -m no_such"),
         (["."], {}, "is a directory without a __main__.py"),
         (["--no-subprocesses", "-m", "torch.distributed.run"], {}, "--no-subprocesses leaves those out"),
-        (["view.py"], {"AUTOPACK_BACKEND": "fast"}, "AUTOPACK_BACKEND must be one of auto, flash"),
+        (["view.py"], {"AUTOPACK_BACKEND": "fast"}, "AUTOPACK_BACKEND must be one of auto, eager"),
         (
             ["view.py"],
             {"AUTOPACK_WATCH": "often"},
