@@ -20,7 +20,9 @@ LABELS = {"causal-lm": "causal LM", "masked-lm": "masked LM"}
 
 def _types(task: str) -> list[str]:
     served = frozenset().union(*(family.model_types for family in registry.families()))
-    return sorted((served & set(tiny.types_for(task))) - WITHOUT_PADDING)
+    # Perceiver's masked model predicts places of latents, and is refused.
+    refused = {"perceiver"} if task == "masked-lm" else set()
+    return sorted((served & set(tiny.types_for(task))) - WITHOUT_PADDING - refused)
 
 
 def padded_alone(model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ def test_distances_restart(model_type, options, attn_implementation):
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("model_type", ENCODERS)
+@pytest.mark.parametrize("model_type", [name for name in ENCODERS if name != "perceiver"])  # which predicts no tokens
 def test_masked_language_models(model_type):
     """Of every covered type; autopack.audit holds logits, influence and gradients in all call modes."""
     try:
