@@ -21,6 +21,7 @@ from autopack.inspection.sharding import splits_rows
 from autopack.integrations import boundaries
 from autopack.integrations.accelerate import covered_mixer
 from autopack.layout import prepared
+from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prepared import Agreement
 from autopack.runtime.model import EnabledModel
@@ -108,6 +109,7 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     _refuse_prepared_mask(call.arguments.get("attention_mask"), layout)
     refuse_arguments(call)
     refuse_early_positions(call, layout)
+    _refuse_labelled_padding(call, layout)
     if call.arguments.get("encoder_hidden_states") is not None:
         raise UnsupportedModel(
             "encoder_hidden_states were given with packed rows: cross-attention would let every document see the "
@@ -172,6 +174,21 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
             f"{call.name} was called inside a packed forward of {layout.rows} rows of {layout.columns} tokens, with "
             f"{shape[0]} rows of {shape[1]} tokens whose documents are not those of that call. Call it outside of "
             f"that forward, or pass the same documents on."
+        )
+
+
+def _refuse_labelled_padding(call: Call, layout: PackedLayout) -> None:
+    """Raise `InvalidPacking` for labels at padding in a model that runs documents alone, which leaves padding out."""
+    labels = call.arguments.get("labels")
+    if call.model.traits.whole_model_reason is None or layout.is_padding is None:
+        return
+    if not isinstance(labels, torch.Tensor) or tuple(labels.shape) != (layout.rows, layout.columns):
+        return
+    padding = np.repeat(layout.is_padding, np.diff(layout.bounds))
+    if (host_values(labels).reshape(-1)[padding] != call.ignored_label).any():
+        raise InvalidPacking(
+            f"{call.name} runs documents alone and leaves padding out, but labels of packed rows count padding. Give "
+            f"padding the label {call.ignored_label}."
         )
 
 

@@ -88,7 +88,8 @@ class Handle(AbstractContextManager["Handle"]):
         """
         if handle_of(self.model) is not self:
             raise ValueError(f"{type(self.model).__name__} is disabled, so its calls run as without autopack")
-        return explain(self.enabled, args, batch)
+        with self.enabled.tally.unchanged():
+            return explain(self.enabled, args, batch)
 
     @property
     def watched(self) -> Watched | None:

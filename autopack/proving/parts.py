@@ -9,6 +9,7 @@ same by itself as among others, at lengths on both sides of all whole numbers th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,6 @@ from torch import nn
 from autopack.auditing.left_as_found import without_noise
 from autopack.integrations import accelerate
 from autopack.proving.narrow import narrowed
-from autopack.tiny.weights import randomize
 
 _LENGTHS = (2, 5, 16, 23, 33, 65, 130, 257)
 _FEW_LENGTHS = (5, 16, 33, 65)
@@ -28,6 +28,8 @@ _LARGE, _MOST = 1_000_000, 300_000_000
 """Parameters of a module that is large, and of one that is too large to be run by itself."""
 _BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest difference, relative to the deviation, of a stretch of tokens by itself: two shapes round differently."""
+_HUGE = 16_000_000
+"""Numbers of a tensor on the meta device for which none are drawn one by one."""
 _NO_STATES = "no states were found that it takes by itself"
 _SAME = 64
 """Roundings of its dtype by which a token may move where another one is replaced: shapes are the same."""
@@ -49,22 +51,18 @@ def why_not_token_wise(module: nn.Module, form: Form | None = None, widths: Sequ
     of states (rows, tokens, width). `widths` are those that states may have here. The module is left as it was found.
     """
     count = sum(p.numel() for p in module.parameters())
-    narrow = narrowed(module) if count > _LARGE else None
-    if narrow is not None:
-        try:
-            with torch.enable_grad(), without_noise(narrow.module):  # type: ignore[arg-type]
-                reason = _tried(narrow.module, form, narrow.sizes_of(widths), _LENGTHS)
-            if reason != _NO_STATES:
-                return reason
-        except Exception:  # it holds sizes that are not only those of its weights, and is run as wide as it is
-            pass
     if any(type(p).__module__.startswith("torch.distributed.") or hasattr(p, "ds_id") for p in module.parameters()):
         return "its parameters are shared out over ranks, so that it cannot be run by itself"
     if count > _MOST:
         return f"it has {count:,} parameters, too many to be run by itself"
+    narrow = _of_a_narrow_one(module, form, widths) if count > _LARGE else _NO_STATES
+    if narrow not in (None, _NO_STATES):
+        return narrow
     try:
         module = _real(module)
-        with torch.enable_grad(), without_noise(module):  # type: ignore[arg-type]
+        with torch.set_grad_enabled(narrow is not None), without_noise(module):  # type: ignore[arg-type]
+            if narrow is None:
+                return _as_wide_as_it_is(module, form, widths)
             return _tried(module, form, widths, _FEW_LENGTHS if count > _LARGE else _LENGTHS)
     except Exception as error:  # somebody else's code may raise anything
         return f"it raised {type(error).__name__}: {error} when it was run by itself"
@@ -74,14 +72,51 @@ def _real(module: nn.Module) -> nn.Module:
     """The module, or one like it: with random values where it has none (on the meta device, or offloaded), and in
     float32 where it is in float16 on a CPU, whose backward takes minutes there."""
     tensors = [*module.parameters(), *module.buffers()]
-    if not any(tensor.is_meta for tensor in tensors):
-        slow = any(tensor.dtype is torch.float16 and tensor.device.type == "cpu" for tensor in tensors)
-        return accelerate.without_hooks(module).float() if slow else module
-    made = accelerate.without_hooks(module).to_empty(device="cpu")
-    for buffer in made.buffers():
-        buffer.zero_()
-    randomize(made, 0)
-    return made.float()
+    half = any(tensor.dtype is torch.float16 and tensor.device.type == "cpu" for tensor in tensors)
+    made = {id(tensor): _drawn(tensor) for tensor in tensors if tensor.is_meta}
+    return accelerate.without_hooks(module, made).float() if made or half else module
+
+
+def _drawn(tensor: torch.Tensor) -> torch.Tensor:
+    """Values for a tensor that has none; of a huge one, one row again and again, which is drawn at once."""
+    if not isinstance(tensor, nn.Parameter) or not tensor.is_floating_point():
+        return torch.zeros_like(tensor, device="cpu")
+    shape = tensor.shape if tensor.numel() <= _HUGE else tensor.shape[-1:]
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    values = 1 + values / 10 if tensor.dim() < 2 else values / shape[-1] ** 0.5
+    return nn.Parameter(values.expand(tensor.shape).contiguous(), tensor.requires_grad)
+
+
+def _of_a_narrow_one(module: nn.Module, form: Form | None, widths: Sequence[int]) -> str | None:
+    """What is said of a narrower copy; `_NO_STATES` where there is none that runs."""
+    narrow = narrowed(module)
+    if narrow is None:
+        return _NO_STATES
+    try:
+        with torch.enable_grad(), without_noise(narrow.module):  # type: ignore[arg-type]
+            return _tried(narrow.module, form, narrow.sizes_of(widths), _LENGTHS)
+    except Exception:  # its code has sizes of another kind, so it is run as wide as it is
+        return _NO_STATES
+
+
+def _as_wide_as_it_is(module: nn.Module, form: Form | None, widths: Sequence[int]) -> str | None:
+    """Whether a module whose narrow copy is token-wise mixes a few tokens at its own width; without gradients."""
+    width = _width(module, form, widths)
+    if width is None:
+        return _NO_STATES
+    for train in (True, False):
+        module.train(train)
+        probe = _Probe(module, form, width, 1, 5)
+        outputs = probe.outputs()
+        axes = [_axis(output, 1, 5) for output in outputs]
+        if None in axes:
+            return "it gives something that is not one for each token"
+        weights = [torch.ones_like(output) for output in outputs]
+        slopes = probe._slopes(probe.given, outputs, weights)
+        reason = probe._replaced(probe.given, outputs, weights, slopes, axes, 2, 4.0)
+        if reason is not None:
+            return f"{reason} (at its own width, where a narrower copy does not)"
+    return None
 
 
 def _tried(module: nn.Module, form: Form | None, widths: Sequence[int], lengths: Sequence[int]) -> str | None:
@@ -216,7 +251,7 @@ class _Probe:
         states = [v for v, a in given if self._is_state(v, a)]
         wanted = [(o, w) for o, w in zip(outputs, weights, strict=True) if o.requires_grad]
         if not states or not wanted:
-            return []
+            return [None] * len(states)
         total = sum((o * w).sum() for o, w in wanted)
         return list(torch.autograd.grad(total, states, allow_unused=True, retain_graph=True))
 
@@ -251,6 +286,8 @@ class _Probe:
             moved = (before.detach().double() - after.detach().double()).abs()
             _at(moved, axis, token).zero_()
             least = float(before.detach().double().std(correction=0)) or 1.0
+            if not math.isfinite(least):
+                return "it gives what is no number"
             worst = float(moved.max()) / least
             if not worst <= _SAME * torch.finfo(self.dtype).eps:
                 return f"replacing one token changes {what} by {worst:.1e} of the deviation"
@@ -274,6 +311,8 @@ class _Probe:
                 if piece.shape != wanted.shape:
                     return f"it gives {tuple(piece.shape)} for some tokens alone, {tuple(wanted.shape)} among others"
                 scale = float(output.detach().double().std(correction=0)) or 1.0
+                if not math.isfinite(scale):
+                    return "it gives what is no number"
                 worst = float((piece.detach().double() - wanted.detach().double()).abs().max()) / scale
                 if not worst <= bound:
                     return f"{end - first} tokens by themselves get another result, by {worst:.1e} of the deviation"

@@ -153,3 +153,18 @@ def test_squares_of_documents_are_cut_out_of_masks_of_rows(rows, more):
             end = start + len(where)
             assert torch.equal(square, mask[row, :, start:end, start:end])
     assert sum(part.where.numel() for part in found) == len(rows) * width
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task"), [("xlnet", "causal-lm"), ("cpmant", "causal-lm"), ("funnel", "masked-lm")]
+)
+def test_labels_at_padding_of_a_model_that_leaves_it_out(model_type, task):
+    """Without this they would silently be no part of the loss, or be compared with what is made of nothing."""
+    model = tiny.build(model_type, task=task)
+    row = {"input_ids": tiny.tokens(model.config, 1, 18), "attention_mask": torch.tensor([[1] * 7 + [2] * 9 + [0] * 2])}
+    labels = row["input_ids"].clone()
+    with autopack.enable(model):
+        with pytest.raises(autopack.InvalidPacking, match="Give padding the label -100"):
+            model(**row, labels=labels)
+        labels[:, 16:] = -100
+        assert model(**row, labels=labels).loss.isfinite()

@@ -79,11 +79,11 @@ def test_sizes_are_divided_and_the_module_is_left_as_it_was():
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_only_the_narrow_one_is_run(device, dtype):
+def test_the_narrow_one_is_run_and_a_little_of_the_wide_one(device, dtype):
     Listening.widths.clear()
     module = Listening(4096, 1024, device=device, dtype=dtype)
     assert why_not_token_wise(module) is None
-    assert Listening.widths == {512}  # by 8: what was 1024 stays above what a size may be
+    assert Listening.widths == {512, 4096}  # of its own width five tokens alone, forward
 
 
 def test_a_large_module_of_several_sizes_is_proven():
@@ -112,3 +112,24 @@ def test_what_has_no_narrow_copy():
     whole = nn.Module()
     whole.register_buffer("weight", torch.zeros(1024, 1024, dtype=torch.int8))
     assert narrowed(whole) is None
+
+
+class ByWidth(nn.Linear):
+    """Mixes tokens where it is wide, which no narrower copy is."""
+
+    def forward(self, states):
+        out = super().forward(states)
+        return out + out.mean(1, keepdim=True) if states.shape[-1] >= 1024 else out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_one_that_mixes_tokens_at_its_own_width_alone(device, dtype):
+    module = ByWidth(2048, 2048, device=device, dtype=dtype)
+    assert "(at its own width, where a narrower copy does not)" in why_not_token_wise(module)
+
+
+def test_values_that_are_no_numbers_prove_nothing():
+    module = nn.Linear(16, 16)
+    nn.init.constant_(module.bias, float("inf"))
+    assert why_not_token_wise(module) == "it gives what is no number (1 x 2 tokens, in training)"
