@@ -56,6 +56,8 @@ class Family:
     `sites` are further functions of transformers to stand at while a model of the family is enabled.
     `mixers` map the class name of a module that mixes tokens by recurrence or convolution to the way in which it starts
     anew at every document.
+    `within_token` are the class names of modules that attend within each token, over parts of it alone: nothing is done
+    to them.
     `attends` says whether any of its types has attention through transformers' interface.
     `positions` says whether its models with attention take position_ids; where they do not, what counts columns is
     among the mixers.
@@ -75,6 +77,7 @@ class Family:
     adjustments: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     sites: tuple[Site, ...] = ()
     mixers: Mapping[str, Way] = field(default_factory=dict)
+    within_token: frozenset[str] = frozenset()
     attends: bool = True
     positions: bool = True
     numbering: Mapping[str, Numbering] = field(default_factory=dict)
@@ -95,7 +98,8 @@ class Family:
 
 
 CACHES = ("cache_params", "past_key_values", "past_key_value", "layer_past", "cache", "mems", "state")
-"""Arguments that a document alone has none of: caches and states; `past_key_value` up to 4.55."""
+"""Arguments that hold what a row goes on from, caches and states: a document alone has none of them. `cache` was called
+`past_key_values` up to transformers 5.23, and in layers `past_key_value` up to 4.55."""
 _PER_CALL = (*CACHES, "attention_mask", "conv_mask")
 
 

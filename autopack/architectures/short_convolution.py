@@ -10,10 +10,19 @@ from autopack.family import Family, Tiny
 from autopack.layout.packed import PackedLayout
 from autopack.mixers import AtOperations, LookingBack
 
-_TYPES = "inkling2 inkling2_text inkling_text lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl zaya"
-_AT_CONVOLUTION = "Inkling2ShortConvolution InklingShortConvolution Lfm2MoeShortConv Lfm2ShortConv Lfm3ShortConv"
+_TYPES = "inkling2 inkling2_loop inkling2_loop_text inkling2_text inkling_text lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl zaya"
+_AT_CONVOLUTION = (
+    "Inkling2LoopShortConvolution Inkling2ShortConvolution InklingShortConvolution Lfm2MoeShortConv Lfm2ShortConv "
+    "Lfm3ShortConv"
+)
+_OVER_LAYERS = (  # each token over what earlier layers have made of it
+    "Inkling2BlockAttentionResidual Inkling2LoopBlockAttentionResidual Inkling2LoopMessageAttentionResidual"
+)
 
 _TINY: dict[str, dict[str, Any]] = {
+    "inkling2_loop_text": {"n_layers_per_attn_res_block": 1, "log_scaling_n_floor": 4, "num_hidden_layers": 4}
+    | {"layer_types": ["hybrid_sliding", "hybrid_sliding", "hybrid", "hybrid"]}
+    | {"loop_layer_index_start": 1, "loop_layer_index_end": 3, "loop_num_passes": 2},
     "inkling2_text": {"n_layers_per_attn_res_block": 1, "log_scaling_n_floor": 4},
     "inkling2_vision": {"text_hidden_size": 64},
     "inkling_text": {"mlp_layer_types": ["dense", "sparse"], "logits_mup_width_multiplier": 1.0}
@@ -76,10 +85,16 @@ FAMILY = Family(
     how="taps masked at the start of each document; attention document by document",
     mixers={
         **dict.fromkeys(_AT_CONVOLUTION.split(), AtOperations(("causal_conv1d_fn",))),
-        "Inkling2DynamicShortConvolution": LookingBack(_by_its_taps),
+        **dict.fromkeys(
+            ("Inkling2DynamicShortConvolution", "Inkling2LoopDynamicShortConvolution"), LookingBack(_by_its_taps)
+        ),
         "ZayaCCAProjection": LookingBack(_by_convolutions_or_delayed_value),
     },
-    adjustments={"InklingAttention": _scale_by_position, "Inkling2FullAttention": _follow_positions},
+    within_token=frozenset(_OVER_LAYERS.split()),
+    adjustments={
+        "InklingAttention": _scale_by_position,
+        **dict.fromkeys(("Inkling2FullAttention", "Inkling2LoopFullAttention"), _follow_positions),
+    },
     media_types={"image": frozenset("lfm2_vl lfm3_vl".split()), "video": frozenset({"lfm3_vl"})},
     tiny=Tiny(configs=_TINY, images={"grid": frozenset({"lfm3_vl"}), "spatial patches": frozenset({"lfm2_vl"})}),
 )

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from autopack.auditing.cases import Call
-from autopack.calls.call import CACHES
+from autopack.family import CACHES
 
-_NO_RESULTS = {*CACHES, "mems", "loss"}
+_NO_RESULTS = {*CACHES, "loss"}
 """What continues a row, which packed rows do not have, and what is measured on its own."""
 _FEW = 16
 """Fewer values than this say nothing of how far others of their kind would lie apart."""

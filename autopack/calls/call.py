@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from autopack.calls.entry import Entry
 from autopack.calls.generation import is_only_scored
 from autopack.calls.plan import HeadDocuments
+from autopack.family import CACHES
 from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.declarations import Declared
 from autopack.layout.host import noted_padding
@@ -21,8 +22,6 @@ from autopack.layout.padding import Padding
 from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Volume
 
-CACHES = ("past_key_values", "past_key_value", "cache_params", "state")
-"""Arguments that hold a cache."""
 DROPPED = ("attention_mask", "cache_position", *CACHES)
 """Arguments that a packed row has no use for: the model gets None."""
 LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopack.calls.call import CACHES, Call
+from autopack.calls.call import Call
+from autopack.family import CACHES
 from autopack.runtime import scope as scopes
 from autopack.runtime.lockstep import Steps, leaving_nothing, with_idle
 from autopack.runtime.scope import Scope, in_force

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.errors import InvalidPacking
+from autopack.family import CACHES
 from autopack.inspection import media
 from autopack.layout.batches import DocumentBatch
 from autopack.layout.host import host_values
@@ -88,7 +89,7 @@ def _as_rows(
         if value is not None or parameter.default is inspect.Parameter.empty:
             call[name] = value
     # A packed call continues no cache, and its mask has become the layout.
-    call = {**call, "attention_mask": mask, **({"past_key_values": None} if "past_key_values" in parameters else {})}
+    call = {**call, "attention_mask": mask, **{name: None for name in CACHES if name in parameters}}
 
     def in_packed_rows(positions: torch.Tensor) -> torch.Tensor:
         flat = documents.real(positions.permute(1, 2, 0))

@@ -42,7 +42,7 @@ def examine(
 def look_at(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
     """What a model is made of, and what of its family concerns it."""
     attending = {name for name, way in family.mixers.items() if way.attends}
-    anatomy = Anatomy.of(model, set(family.mixers), attending)
+    anatomy = Anatomy.of(model, set(family.mixers), attending, family.within_token)
     numbering, media = registry.numbering_of(model.config), registry.media_of(anatomy.model_type)
     return anatomy, Traits.of(family, anatomy, numbering, media)
 
@@ -65,7 +65,7 @@ def attach(
         reads_encoder = any(module is one for one in across)
         module.__dict__[MARK] = Mark(enabled.link, way, adjustment, reads_encoder=reads_encoder)
         _hook_after(module, ArrivalHook())
-    for module in anatomy.towers:
+    for module in anatomy.indifferent:
         module.__dict__[MARK] = Mark(enabled.link, mixes=False)
     enabled.lease.follow(enabled.implementations())
     for level, module in enumerate(anatomy.entries):
@@ -128,7 +128,7 @@ def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:
     remove_hooks(model)
     for entry in enabled.anatomy.entries:
         remove_hooks(entry)  # one that was taken out of the model since
-    for module in [*enabled.anatomy.mixing, *enabled.anatomy.towers]:
+    for module in [*enabled.anatomy.mixing, *enabled.anatomy.indifferent]:
         module.__dict__.pop(MARK, None)
     unbind_checkpointing(enabled.anatomy.checkpointed)
     accelerate.put_back(enabled.anatomy.mixers)

@@ -31,7 +31,7 @@ def renew(enabled: EnabledModel, packs: bool) -> None:
         strip_severed(model)  # layers that were copied and put into the model
         family = registry.family_for(model)
         anatomy, traits = look_at(model, family)
-        for module in [*before.mixing, *before.towers]:
+        for module in [*before.mixing, *before.indifferent]:
             module.__dict__.pop(MARK, None)
         inside = set(map(id, anatomy.entries))
         for module in before.entries:

@@ -18,11 +18,12 @@ class Anatomy:
 
     `entries` are the model and the models inside it that can be called with tokens, the outermost first; `attention`
     the modules that attend through transformers' interface, and `mixers` those that mix tokens in another way, or count
-    them; `towers` the attention modules of parts that take no tokens, which pack by themselves; `halves` the encoder
-    and the decoder of a model that has both; `checkpointed` the modules that may hold a gradient checkpointing
-    function; `configs` those that entries and attention modules read. `causal` says whether any attention hides later
-    tokens, `one_way` whether all of it does, `counts_along_mask` whether the model's code adds up a mask to number
-    tokens, `has_row_dependent_rotary` whether rotary frequencies depend on the longest position of a call.
+    them; `towers` the attention modules of parts that take no tokens, which pack by themselves, `within_token` those
+    that attend within each token; `halves` the encoder and the decoder of a model that has both; `checkpointed` the
+    modules that may hold a gradient checkpointing function; `configs` those that entries and attention modules read.
+    `causal` says whether any attention hides later tokens, `one_way` whether all of it does, `counts_along_mask`
+    whether the model's code adds up a mask to number tokens, `has_row_dependent_rotary` whether rotary frequencies
+    depend on the longest position of a call.
     """
 
     model_type: str
@@ -30,6 +31,7 @@ class Anatomy:
     attention: list[nn.Module]
     mixers: list[nn.Module]
     towers: list[nn.Module]
+    within_token: list[nn.Module]
     halves: tuple[nn.Module, nn.Module] | None
     checkpointed: list[nn.Module]
     configs: list[PretrainedConfig]
@@ -39,9 +41,13 @@ class Anatomy:
     has_row_dependent_rotary: bool
 
     @classmethod
-    def of(cls, model: PreTrainedModel, mixers: Collection[str], attending: Collection[str]) -> Anatomy:
-        """Take a model apart; `mixers` are the names of the classes of its mixers, `attending` those that attend."""
-        entries, attention = modules.entries(model), modules.attention_modules(model)
+    def of(
+        cls, model: PreTrainedModel, mixers: Collection[str], attending: Collection[str], within: Collection[str]
+    ) -> Anatomy:
+        """Take a model apart, by names of classes: `mixers`, those of them that are `attending`, and those that attend
+        `within` each token."""
+        entries, within_token = modules.entries(model), modules.mixers(model, within)
+        attention = [module for module in modules.attention_modules(model) if module not in within_token]
         configs = modules.configs_of([*entries, *attention])
         causal = [source.is_causal(module, model.config) for module in [*attention, *modules.mixers(model, attending)]]
         return cls(
@@ -50,6 +56,7 @@ class Anatomy:
             attention=attention,
             mixers=modules.mixers(model, mixers),
             towers=modules.towers(model),
+            within_token=within_token,
             halves=modules.halves(model),
             checkpointed=modules.checkpointed(model),
             configs=configs,
@@ -63,6 +70,11 @@ class Anatomy:
     def mixing(self) -> list[nn.Module]:
         """All modules that mix tokens, or count them."""
         return [*self.attention, *self.mixers]
+
+    @property
+    def indifferent(self) -> list[nn.Module]:
+        """The modules that attend and mix no tokens of documents."""
+        return [*self.towers, *self.within_token]
 
     def owns_config(self, config: Any) -> bool:
         """Whether a config is one that this model's text modules read, or one of a single layer of theirs."""

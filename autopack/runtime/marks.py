@@ -28,7 +28,8 @@ class Mark:
     adjustment: Callable[..., Any] | None = None
     """What is done to its queries, keys and values, where it is attention that needs it."""
     mixes: bool = True
-    """Whether it mixes tokens of documents; False for the attention of a part that takes no tokens (a vision tower)."""
+    """Whether it mixes tokens of documents; no part that takes no tokens (a vision tower) does, and no attention within
+    each token."""
     reads_encoder: bool = False
     """Whether it is cross-attention, which reads what the encoder has made."""
 

@@ -18,11 +18,12 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from autopack.calls import refusals
-from autopack.calls.call import CACHES, DROPPED, Call
+from autopack.calls.call import DROPPED, Call
 from autopack.calls.outputs import restore
 from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere
 from autopack.calls.plan import Plan
 from autopack.errors import InvalidPacking, UnsupportedModel
+from autopack.family import CACHES
 from autopack.layout import IGNORED_LABEL
 from autopack.layout import pair as pairs
 from autopack.layout.batches import DocumentBatch
