@@ -12,6 +12,7 @@ from autopack.errors import UnsupportedModel
 from autopack.inspection.positions import AFTER_PAD_TOKEN as AFTER_PAD_TOKEN
 from autopack.inspection.positions import Numbering
 from autopack.layout.batches import Spread, spread_tokens
+from autopack.layout.declarations import CACHES
 from autopack.layout.packed import PackedLayout
 from autopack.patching import Site
 
@@ -97,9 +98,6 @@ class Family:
         return _by_class(self.adjustments, module)
 
 
-CACHES = ("cache_params", "past_key_values", "past_key_value", "layer_past", "cache", "mems", "state")
-"""Arguments that hold what a row goes on from, caches and states: a document alone has none of them. `cache` was called
-`past_key_values` up to transformers 5.23, and in layers `past_key_value` up to 4.55."""
 _PER_CALL = (*CACHES, "attention_mask", "conv_mask")
 
 

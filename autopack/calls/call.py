@@ -14,9 +14,8 @@ from transformers import PreTrainedModel
 from autopack.calls.entry import Entry
 from autopack.calls.generation import is_only_scored
 from autopack.calls.plan import HeadDocuments
-from autopack.family import CACHES
 from autopack.layout import IGNORED_LABEL, declarations
-from autopack.layout.declarations import Declared
+from autopack.layout.declarations import CACHES, Declared
 from autopack.layout.host import noted_padding
 from autopack.layout.padding import Padding
 from autopack.runtime.scope import Activation

@@ -16,9 +16,9 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.errors import InvalidPacking
-from autopack.family import CACHES
 from autopack.inspection import media
 from autopack.layout.batches import DocumentBatch
+from autopack.layout.declarations import CACHES
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 

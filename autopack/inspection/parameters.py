@@ -65,13 +65,12 @@ def _inner(function: FunctionType) -> list[FunctionType]:
     """The functions of modules that a forward holds, as a wrapper without `functools.wraps` holds what it wraps."""
     held = inspect.getclosurevars(function)
     values = [*held.nonlocals.values(), *held.globals.values()]
-    return [
-        value
-        for value in values
-        if inspect.isfunction(value)
-        and value is not function
-        and inspect.unwrap(value).__code__.co_varnames[:1] == ("self",)
-    ]
+    return [value for value in values if inspect.isfunction(value) and value is not function and _takes_self(value)]
+
+
+def _takes_self(function: FunctionType) -> bool:
+    innermost = inspect.unwrap(function)  # a module, where a kernel stands in the place of a function
+    return isinstance(innermost, FunctionType) and innermost.__code__.co_varnames[:1] == ("self",)
 
 
 def _hands_on(function: FunctionType) -> bool:

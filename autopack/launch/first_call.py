@@ -21,6 +21,7 @@ from autopack.integrations import peft
 from autopack.launch import session
 from autopack.launch.session import Session
 from autopack.patching import Site, SiteLease
+from autopack.proving.apart import is_apart
 from autopack.runtime.marks import handle_of
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def prepare(base: Any) -> None:
 
 
 def _wait(model: Any) -> None:
-    if session.current is not None and _hook(model) is None:
+    if session.current is not None and _hook(model) is None and not is_apart():
         model.register_forward_pre_hook(FirstCall(model), with_kwargs=True)
         session.current.waiting.add(model)
 

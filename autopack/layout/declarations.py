@@ -18,6 +18,9 @@ from autopack.layout.packed import PackedLayout
 FLASH_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 LAYOUT_KWARGS = (*FLASH_KWARGS, "seq_idx")
 """Arguments that only declare documents: the entry takes them out of a packed call."""
+CACHES = ("cache_params", "past_key_values", "past_key_value", "layer_past", "cache", "mems", "state")
+"""Arguments that hold what a row goes on from, caches and states: a document alone has none of them. `cache` was called
+`past_key_values` up to transformers 5.23, and in layers `past_key_value` up to 4.55."""
 _SECTIONS = "position_ids of three sections"
 _PREPARED = "a prepared attention_mask"
 

@@ -24,6 +24,13 @@ _MAKING = (
 )
 """What libraries replace for the whole process while models are to be made elsewhere or not at all."""
 
+_here = threading.local()
+
+
+def is_apart() -> bool:
+    """Whether what runs in this thread was called by `apart`: models that are made here are none of the user's."""
+    return getattr(_here, "apart", False)
+
 
 def apart(function: Callable[[], _T]) -> _T:
     """Call a function apart from default devices, modes, autocast, transforms and constructors that are in force.
@@ -36,6 +43,7 @@ def apart(function: Callable[[], _T]) -> _T:
     context = contextvars.copy_context()
 
     def run() -> None:
+        _here.apart = True
         try:
             with _as_torch_has_them(), _without_zero():
                 results.append(context.run(function))

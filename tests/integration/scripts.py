@@ -70,6 +70,15 @@ sizes = {name + of: size for name in ("encoder_", "decoder_")
 model = NllbMoeForConditionalGeneration(NllbMoeConfig(vocab_size=97, d_model=32, num_experts=4, **sizes)).train()
 tell(losses=[model(**collate(batch)).loss.item() for batch in batches])
 """
+CHANGED = """
+from data import *
+class Mine(LlamaForCausalLM):
+    def forward(self, *arguments, **options):
+        return super().forward(*arguments, **options)
+model = Mine(config).train()
+losses = [model(**collate(batch)).loss.item() for batch in batches]
+tell(losses=losses, verified=model._autopack_handle.verified if "_autopack_handle" in vars(model) else "")
+"""
 PARENT = """
 import subprocess, sys
 subprocess.run([sys.executable, "loop.py"], check=True)
@@ -110,4 +119,5 @@ def fail():
 sys.exit(int(sys.argv[1])) if len(sys.argv) > 1 else fail()
 """
 SCRIPTS = {"data": DATA, "loop": LOOP, "trainer": TRAINER, "unsupported": UNSUPPORTED, "parent": PARENT}
+SCRIPTS |= {"changed": CHANGED}
 SCRIPTS |= {"forked": FORKED, "peft_script": PEFT, "view": VIEW, "crash": CRASH}

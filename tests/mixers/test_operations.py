@@ -183,8 +183,9 @@ class Layer(torch.nn.Module):
         self.forward = forward
 
 
+@pytest.mark.parametrize("somebodys", [False, True], ids=["of transformers", "of somebody"])
 @pytest.mark.parametrize("takes_bounds", [False, True])
-def test_kernels_from_the_hub_are_told_or_get_one_document_per_row(monkeypatch, takes_bounds):
+def test_kernels_from_the_hub_are_told_or_get_one_document_per_row(monkeypatch, takes_bounds, somebodys):
     from transformers.models.lfm2 import modeling_lfm2 as lfm2
 
     torch_function = lfm2.causal_conv1d_fn
@@ -194,19 +195,31 @@ def test_kernels_from_the_hub_are_told_or_get_one_document_per_row(monkeypatch, 
         return torch_function(x, weight, bias, activation=activation)
 
     def seeing(x, weight, bias=None, seq_idx=None, activation=None):
+        if seq_idx is None:
+            return blind(x, weight, bias, activation)
         told.append(seq_idx)
         rows = [part for row, index in zip(x, seq_idx, strict=True) for part in _documents(row, index)]
         parts = [blind(part[None], weight, bias, activation)[0] for part in rows]
         return torch.cat(parts, dim=-1).unflatten(-1, (len(x), -1)).transpose(0, 1)
 
+    class Mine(lfm2.Lfm2ForCausalLM):
+        def forward(self, *args, logits_to_keep=0, **kwargs):
+            return super().forward(*args, logits_to_keep=logits_to_keep, **kwargs)
+
     model = tiny.build("lfm2")
+    if somebodys:
+        theirs = Mine(model.config).eval()
+        theirs.load_state_dict(model.state_dict())
+        model = theirs
     ids = tiny.tokens(model.config, 2, sum(ROWS[0]))
     expected = alone(model, ids, *ROWS)
     layer = Layer(torch_function)
     assert not releases.kernel_parameters(layer)
     layer.forward = seeing if takes_bounds else blind
     monkeypatch.setattr(lfm2, "causal_conv1d_fn", layer)
-    with autopack.enable(model):
+    with autopack.enable(model) as handle:
+        assert not somebodys or "by a twin" in handle.verified
+        told.clear()
         assert error(model(input_ids=ids, position_ids=positions(*ROWS)).logits, expected) < FLOAT32
     assert lfm2.causal_conv1d_fn is layer
     mixers = modules.mixers(model, {"Lfm2ShortConv"})

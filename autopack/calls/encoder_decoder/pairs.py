@@ -23,11 +23,10 @@ from autopack.calls.outputs import restore
 from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere
 from autopack.calls.plan import Plan
 from autopack.errors import InvalidPacking, UnsupportedModel
-from autopack.family import CACHES
 from autopack.layout import IGNORED_LABEL
 from autopack.layout import pair as pairs
 from autopack.layout.batches import DocumentBatch
-from autopack.layout.declarations import LAYOUT_KWARGS
+from autopack.layout.declarations import CACHES, LAYOUT_KWARGS
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half, Pair
 from autopack.runtime.scope import Scope
