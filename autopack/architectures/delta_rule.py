@@ -12,10 +12,10 @@ _GATED_DELTA_RULE = AtOperations(("causal_conv1d_fn", "torch_chunk_gated_delta_r
 _PER_CHANNEL_DECAY = AtOperations(("causal_conv1d_fn", "chunk_kimi_delta_attention"))
 
 _TYPES = """
-bailing_hybrid kimi_linear minicpm_ocr minicpmv4_6 minicpmv4_7 olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text
-qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text
+bailing_hybrid kimi_linear lara_mini minicpm_ocr minicpmv4_6 minicpmv4_7 olmo_hybrid qwen3_5 qwen3_5_moe
+qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text
 """
-_GATED = "OlmoHybrid Qwen3Next Qwen3_5 Qwen3_5Moe Qwen4ExpText"
+_GATED = "LaraMini OlmoHybrid Qwen3Next Qwen3_5 Qwen3_5Moe Qwen4ExpText"
 _WITH_MEDIA = frozenset("qwen3_5 qwen3_5_moe qwen4_exp".split())
 
 _M_ROPE = {
@@ -32,6 +32,7 @@ _TINY: dict[str, dict[str, Any]] = {
     # small heads: the kernel in Python makes (heads, 64, 64, head) of every document, however short
     "bailing_hybrid": {"head_dim": 16, "linear_num_heads": 2},
     "kimi_linear": {"linear_num_heads": 2, "linear_head_dim": 8},
+    "lara_mini": {"layer_types": ["linear_attention", "sliding_attention", "full_attention"], "num_hidden_layers": 3},
     "qwen3_5_moe_text": _M_ROPE,
     "qwen3_5_text": _M_ROPE,
     "qwen3_next": {"mlp_only_layers": [0]},
