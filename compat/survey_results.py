@@ -9,19 +9,18 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from packaging.version import Version
 
-from autopack.trust.data import load, survey_of, surveyed
+from autopack.trust.data import load, survey_of
 from autopack.trust.recorded import fields_in
 from compat.exactness import RESULTS, json_by_lines
 
 _ROW = re.compile(r"\| (\S+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (.*?) ?\|")
 
 
-def table_of(release: str) -> Path:
-    """The page of a release: `survey.md` of the newest one, and one with its number of any other."""
-    newer = [name for name in surveyed() if Version(name) > Version(release)]
-    return RESULTS / (f"survey-{release}.md" if newer else "survey.md")
+def table_of(release: str, whole: bool = False) -> Path:
+    """The page of a release: `survey.md` of the one that was surveyed `whole` last, and one with its number of others."""
+    last = RESULTS / "survey.md"
+    return last if whole or f"transformers {release}," in last.read_text() else RESULTS / f"survey-{release}.md"
 
 
 class Row(NamedTuple):
@@ -141,12 +140,13 @@ def merged(present: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 def write(done: list[dict[str, Any]], merge: bool) -> None:
     """Write the results of the installed release, or put those of a few types among its others.
 
-    The package carries them by release; the newest release has the page, the others one beside it.
+    The package carries them by release; the one that was surveyed whole last has the page, others one beside it.
     """
     data, lines = recorded(done), rows(done)
-    path, table = survey_of(transformers.__version__), table_of(transformers.__version__)
+    whole = not any("base only" in entry for entry in done)
+    path, table = survey_of(transformers.__version__), table_of(transformers.__version__, whole and not merge)
     if merge:
         data = merged(load(path), data)
         lines = {**rows_of_page(table.read_text()), **lines}
     path.write_text(json_by_lines(data, depth=4) + "\n")
-    table.write_text(page(lines, whole=not any("base only" in entry for entry in done)))
+    table.write_text(page(lines, whole))
