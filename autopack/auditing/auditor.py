@@ -214,7 +214,8 @@ class Audit:
 
     @torch.no_grad()
     def _find_required(self) -> None:
-        """Which numbers per token stock asks for by name in training (Gemma 3 and 4: what is text, what an image)."""
+        """Which numbers per token stock asks for by name in training (Gemma 3 and 4: what is text, what an image), or
+        packed rows need, because stock attends in another direction without them (PaliGemma)."""
         known = [name for name in _ZEROS if self.case.takes(name)]
         if not known or not hasattr(self.model.config, "vision_config"):
             return
@@ -223,8 +224,18 @@ class Audit:
             self.runner.stock(self.case.alone(MODES["default"](self.case), 0))
         except Exception as error:
             wanted = tuple(name for name in known if re.search(rf"\b{name}\b", str(error)))
-            for case in filter(None, (self.case, self.long)):
-                case.zeros = wanted
+        else:
+            wanted = tuple(known) if self._is_refused(()) and not self._is_refused(tuple(known)) else ()
+        for case in filter(None, (self.case, self.long)):
+            case.zeros = wanted
+
+    def _is_refused(self, zeros: tuple[str, ...]) -> bool:
+        self.case.zeros = zeros
+        try:
+            self.runner.run(**self.case.given(MODES["default"](self.case)))
+        except UnsupportedModel:
+            return True
+        return False
 
     def _find_reference(self) -> bool:
         """How stock runs a document alone: with no argument but its tokens, or, where that raises, without a cache.

@@ -99,6 +99,14 @@ class TestMatrix:
         readme = (ROOT / "README.md").read_text(encoding="utf-8")
         assert set(re.findall(r"torch==([\d.]+)", readme)) == {matrix.torch}
 
+    def test_the_tests_are_installed_with_a_listed_release(self) -> None:
+        """A release that comes out must not change what a newcomer's first run of the tests says."""
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+        wanted = next(found for line in extras["test"] if (found := Requirement(line)).name == "transformers")
+        (end,) = [each.version for each in wanted.specifier if each.operator == "<"]
+        before = [each for each in load_matrix().releases if number(each.transformers) < number(end)]
+        assert number(before[-1].minor)[:2] == (number(end)[0], number(end)[1] - 1)
+
     def test_no_minor_release_is_left_out(self) -> None:
         """From 4.44 to 4.57 and from 5.0 on, every line."""
         lines = [number(release.minor) for release in load_matrix().releases]

@@ -129,7 +129,7 @@ def test_the_blocks_of_one_document_see_each_other_both_ways():
     assert moved[len(found[0]) :].max() == 0
 
 
-@pytest.mark.parametrize("model_type", ["qwen2_vl", "gemma3", "llava", "mllama", "lfm2_vl"])
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "gemma3", "llava", "mllama", "lfm2_vl", "paligemma"])
 def test_text_alone_on_a_model_of_images(model_type):
     model = with_images(model_type)
     with autopack.enable(model, verify="never"):
