@@ -101,13 +101,18 @@ def _of_a_narrow_one(module: nn.Module, form: Form | None, widths: Sequence[int]
 
 def _as_wide_as_it_is(module: nn.Module, form: Form | None, widths: Sequence[int]) -> str | None:
     """Whether a module whose narrow copy is token-wise mixes a few tokens at its own width; without gradients."""
-    width = _width(module, form, widths)
+    module.eval()
+    width, evaluated = _width(module, form, widths)
     if width is None:
         return _NO_STATES
+    trained: list[torch.Tensor] = []
     for train in (True, False):
         module.train(train)
         probe = _Probe(module, form, width, 1, 5)
-        outputs = probe.outputs()
+        outputs = probe.outputs() if train else evaluated
+        if len(outputs) == len(trained) and all(map(torch.equal, outputs, trained)):
+            break  # what mixed tokens now would give them something else
+        trained = outputs
         axes = [_axis(output, 1, 5) for output in outputs]
         if None in axes:
             return "it gives something that is not one for each token"
@@ -120,7 +125,7 @@ def _as_wide_as_it_is(module: nn.Module, form: Form | None, widths: Sequence[int
 
 
 def _tried(module: nn.Module, form: Form | None, widths: Sequence[int], lengths: Sequence[int]) -> str | None:
-    width = _width(module, form, widths)
+    width, _ = _width(module, form, widths)
     if width is None:
         return _NO_STATES
     for train in (True, False):
@@ -156,8 +161,10 @@ def _whole(value: Any) -> Iterator[int]:
         yield value
 
 
-def _width(module: nn.Module, form: Form | None, widths: Sequence[int]) -> int | None:
-    """The width of states with which a module can be called."""
+def _width(
+    module: nn.Module, form: Form | None, widths: Sequence[int]
+) -> tuple[int, list[torch.Tensor]] | tuple[None, list[torch.Tensor]]:
+    """The width of states with which a module can be called, and what it gives for five tokens of that width."""
     own = [getattr(module, name, None) for name in ("in_features", "normalized_shape", "hidden_size", "embedding_dim")]
     named = [each[-1] if isinstance(each, (tuple, list)) else each for each in own if each]
     shapes = [size for parameter in module.parameters() for size in reversed(parameter.shape)]
@@ -166,11 +173,10 @@ def _width(module: nn.Module, form: Form | None, widths: Sequence[int]) -> int |
         if isinstance(width, int) and width > 0:
             try:
                 with torch.no_grad():
-                    _Probe(module, form, width, 1, 5).outputs()
+                    return width, _Probe(module, form, width, 1, 5).outputs()
             except Exception:  # another width, then
                 continue
-            return width
-    return None
+    return None, []
 
 
 def _tensors(form: Form) -> list[torch.Tensor]:
