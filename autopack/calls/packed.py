@@ -81,7 +81,9 @@ def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[st
     kept.update(dict.fromkeys((name for name in DROPPED if kept.get(name) is not None), None))
     if "attention_mask" in entry.names:
         kept["attention_mask"] = None  # in all calls, whether they bring one or not: compiled code counts arguments
-    if "use_cache" in entry.names or (entry.takes_others and getattr(call.module.config, "use_cache", False)):
+    by_others = entry.takes_others and getattr(call.module.config, "use_cache", False)
+    # An encoder has no cache, whatever its configuration says (T5Gemma up to 4.53 hands all others on beside its own).
+    if "use_cache" in entry.names or (by_others and call.model.anatomy.in_decoder(call.module) is not False):
         kept["use_cache"] = False
     return kept
 
