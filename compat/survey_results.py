@@ -18,7 +18,7 @@ _ROW = re.compile(r"\| (\S+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (.*?) ?\|")
 
 
 def table_of(release: str, whole: bool = False) -> Path:
-    """The page of a release: `survey.md` of the one that was surveyed `whole` last, and one with its number of others."""
+    """The page of a release: `survey.md` of the one that was surveyed `whole` last, one with its number of others."""
     last = RESULTS / "survey.md"
     return last if whole or f"transformers {release}," in last.read_text() else RESULTS / f"survey-{release}.md"
 

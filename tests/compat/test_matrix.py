@@ -101,8 +101,9 @@ class TestMatrix:
 
     def test_the_tests_are_installed_with_a_listed_release(self) -> None:
         """A release that comes out must not change what a newcomer's first run of the tests says."""
-        extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-        wanted = next(found for line in extras["test"] if (found := Requirement(line)).name == "transformers")
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        lines = project["optional-dependencies"]["test"]
+        wanted = next(found for line in lines if (found := Requirement(line)).name == "transformers")
         (end,) = [each.version for each in wanted.specifier if each.operator == "<"]
         before = [each for each in load_matrix().releases if number(each.transformers) < number(end)]
         assert number(before[-1].minor)[:2] == (number(end)[0], number(end)[1] - 1)
