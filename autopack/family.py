@@ -12,8 +12,8 @@ from autopack.errors import UnsupportedModel
 from autopack.inspection.positions import AFTER_PAD_TOKEN as AFTER_PAD_TOKEN
 from autopack.inspection.positions import Numbering
 from autopack.layout.batches import Spread, spread_tokens
-from autopack.layout.declarations import CACHES
 from autopack.layout.packed import PackedLayout
+from autopack.layout.ways import CACHES
 from autopack.patching import Site
 
 DERIVED: Any = ...

@@ -13,8 +13,8 @@ from autopack.attention.call import AttentionCall, Output
 from autopack.attention.choose import BACKENDS, choose
 from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection import releases, ulysses
-from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.packed import PackedLayout
+from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.patching import Site
 from autopack.runtime.marks import mark_of
 from autopack.runtime.scope import Scope, refuse_stranger, site_scope

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from autopack.auditing.cases import Call
-from autopack.layout.declarations import CACHES
+from autopack.layout.ways import CACHES
 
 _NO_RESULTS = {*CACHES, "loss"}
 """What continues a row, which packed rows do not have, and what is measured on its own."""

@@ -15,9 +15,10 @@ from autopack.calls.entry import Entry
 from autopack.calls.generation import is_only_scored
 from autopack.calls.plan import HeadDocuments
 from autopack.layout import IGNORED_LABEL, declarations
-from autopack.layout.declarations import CACHES, Declared
+from autopack.layout.declarations import Declared
 from autopack.layout.host import noted_padding
 from autopack.layout.padding import Padding
+from autopack.layout.ways import CACHES
 from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Volume
 

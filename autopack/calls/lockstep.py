@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autopack.calls.call import Call
-from autopack.layout.declarations import CACHES
+from autopack.layout.ways import CACHES
 from autopack.runtime import scope as scopes
 from autopack.runtime.lockstep import Steps, leaving_nothing, with_idle
 from autopack.runtime.scope import Scope, in_force

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from autopack.errors import InvalidPacking
 from autopack.inspection import media
 from autopack.layout.batches import DocumentBatch
-from autopack.layout.declarations import CACHES
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
+from autopack.layout.ways import CACHES
 
 _WHOLE = "compute_3d_position_ids"  # since 5.0; it says when positions are computed at all
 _INDEX = "get_rope_index"

@@ -15,9 +15,9 @@ from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
 from autopack.layout.batches import DocumentBatch
-from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.labels import without_boundaries
 from autopack.layout.packed import PackedLayout
+from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Volume
 

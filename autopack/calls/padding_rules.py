@@ -20,9 +20,9 @@ from autopack.inspection.configs import text_config
 from autopack.inspection.heads import looks_for_padding
 from autopack.inspection.poolers import activation_of, pools_single_tokens
 from autopack.integrations.accelerate import covered_mixer
-from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.host import host_values
 from autopack.layout.padding import Padding
+from autopack.layout.ways import LAYOUT_KWARGS
 
 PASSED_ON = {"labels", "num_items_in_batch", "return_dict", "use_cache", "output_attentions", "output_hidden_states"}
 PASSED_ON |= {"output_router_logits", "ignore_index"}

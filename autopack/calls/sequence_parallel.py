@@ -25,13 +25,12 @@ from autopack.inspection.sharding import in_a_group
 from autopack.layout import declarations
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
+from autopack.layout.ways import FLASH_KWARGS, OF_PARTS
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.row_group import RowGroup
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Volume
 
-_DECLARING = ("position_ids", "seq_idx", "attention_mask")
-"""What a part of rows may declare: each (rows, columns of the part)."""
 _WITHOUT = "Train it without sequence parallelism."
 
 
@@ -132,7 +131,7 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
     inputs = call.inputs
     device = torch.device("cpu") if inputs is None else inputs.device
     shape = (0, 0) if inputs is None else tuple(inputs.shape[:2])
-    present = [name in tensors for name in (*_DECLARING, "shift_labels")]
+    present = [name in tensors for name in (*OF_PARTS, "shift_labels")]
     header = torch.tensor([refused is not None, *shape, *present], dtype=torch.long, device=device)
     said = host_values(rows.gather(header))
     if refused is not None:
@@ -146,7 +145,7 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
         raise InvalidPacking(
             f"all ranks that share rows must call {call.name} with equally many columns of the same rows and with the "
             f"same arguments; found input_ids of {[tuple(one) for one in said[:, 1:3].tolist()]}, and "
-            f"{', '.join((*_DECLARING, 'shift_labels'))} given: {said[:, 3:].tolist()}. autopack.shard_rows cuts rows "
+            f"{', '.join((*OF_PARTS, 'shift_labels'))} given: {said[:, 3:].tolist()}. autopack.shard_rows cuts rows "
             f"like that."
         )
     columns = shape[1] * rows.ranks
@@ -208,7 +207,7 @@ def _why_not(call: Call) -> str | None:
         return "logits of the last tokens alone were asked for, which only one rank has"
     if call.inputs is None:
         return "it was given neither input_ids nor inputs_embeds"
-    if any(given.get(name) is not None for name in declarations.FLASH_KWARGS):
+    if any(given.get(name) is not None for name in FLASH_KWARGS):
         return "cumulative lengths are of whole rows; position_ids or seq_idx declare documents of a part"
     if entry.shifts_labels and given.get("labels") is not None and given.get("shift_labels") is None:
         return "labels are shifted within each part; give shift_labels beside them, as autopack.shard_rows does"
@@ -219,7 +218,7 @@ def _declared_here(call: Call) -> dict[str, torch.Tensor]:
     """What this rank's part declares, and where its shifted labels count: each (rows, columns of the part)."""
     assert call.inputs is not None
     shape, found = tuple(call.inputs.shape[:2]), {}
-    for name in (*_DECLARING, "shift_labels"):
+    for name in (*OF_PARTS, "shift_labels"):
         value = call.arguments.get(name)
         if value is None:
             continue

@@ -18,8 +18,8 @@ from autopack.calls.packed import add_token_types, without_what_packing_drops
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
-from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.padding import Padding
+from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Tally, Volume
 

@@ -11,16 +11,11 @@ import numpy as np
 import torch
 
 from autopack.errors import InvalidPacking
-from autopack.layout import IGNORED_LABEL, prepared
+from autopack.layout import IGNORED_LABEL, prepared, ways
 from autopack.layout.host import host_values, on_host, recall
 from autopack.layout.packed import PackedLayout
+from autopack.layout.ways import changes
 
-FLASH_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-LAYOUT_KWARGS = (*FLASH_KWARGS, "seq_idx")
-"""Arguments that only declare documents: the entry takes them out of a packed call."""
-CACHES = ("cache_params", "past_key_values", "past_key_value", "layer_past", "cache", "mems", "state")
-"""Arguments that hold what a row goes on from, caches and states: a document alone has none of them. `cache` was called
-`past_key_values` up to transformers 5.23, and in layers `past_key_value` up to 4.55."""
 _SECTIONS = "position_ids of three sections"
 _PREPARED = "a prepared attention_mask"
 
@@ -167,12 +162,13 @@ def _tensors(
     elif isinstance(mask, torch.Tensor) and prepared.is_readable(mask, shape):
         _check_device("attention_mask", arguments["attention_mask"], device)
         yield _PREPARED, prepared.sees_itself(mask).expand(shape)
-    seq_idx = given.get("seq_idx")
-    if seq_idx is not None:
-        _check_tensor("seq_idx", arguments["seq_idx"], device)
-        if tuple(seq_idx.shape) != shape:
-            raise InvalidPacking(f"seq_idx must have the shape ({rows}, {columns}); found {tuple(seq_idx.shape)}")
-        yield "seq_idx", seq_idx
+    for name in (way.name for way in ways.TABLE if way.starts is not None):
+        value = given.get(name)
+        if value is not None:
+            _check_tensor(name, arguments[name], device)
+            if tuple(value.shape) != shape:
+                raise InvalidPacking(f"{name} must have the shape ({rows}, {columns}); found {tuple(value.shape)}")
+            yield name, value
     for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
         value = given.get(name)
         if value is not None:
@@ -214,8 +210,9 @@ def _declarations(
     mask = host.get("attention_mask")
     if mask is not None and mask.max(initial=0) > 1:
         yield "attention_mask (segment ids)", _segment_starts(mask)
-    if "seq_idx" in host:
-        yield "seq_idx", _changes(host["seq_idx"])
+    for way in ways.TABLE:
+        if way.starts is not None and way.name in host:
+            yield way.name, way.starts(host[way.name])
     if "cu_seq_lens_q" in host or "cu_seq_lens_k" in host:
         yield "cu_seq_lens_q/k", _cumulative_starts(host, shape)
 
@@ -223,7 +220,7 @@ def _declarations(
 def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
     if (positions[real] < 0).any():
         raise InvalidPacking(f"position_ids must not be negative; found {int(positions[real].min())}")
-    starts = _changes(positions, 1)
+    starts = changes(positions, 1)
     for row in np.flatnonzero(~real.all(axis=1)):
         # Across a run of padding a document may go on with the next position or with the next column's.
         columns = np.flatnonzero(real[row])
@@ -282,15 +279,8 @@ def _section_starts(
     return zero
 
 
-def _changes(ids: np.ndarray, step: int = 0) -> np.ndarray:
-    """True at the first column, and where a value is not the one before it plus `step`."""
-    starts = np.ones(ids.shape, dtype=bool)
-    starts[:, 1:] = np.diff(ids, axis=1) != step
-    return starts
-
-
 def _segment_starts(mask: np.ndarray) -> np.ndarray:
-    starts = _changes(mask)
+    starts = changes(mask)
     for row, ids in enumerate(mask):
         runs = ids[starts[row] & (ids > 0)]
         values, counts = np.unique(runs, return_counts=True)
@@ -345,7 +335,7 @@ def first_of_row(real: np.ndarray) -> np.ndarray:
 
 def _with_padding(starts: np.ndarray, real: np.ndarray, later: np.ndarray) -> np.ndarray:
     """Make every run of padding a document of its own; padding inside a document is refused."""
-    edges = _changes(real.astype(np.int8))
+    edges = changes(real.astype(np.int8))
     resumed = edges & later & ~starts
     if resumed.any():
         row, column = np.argwhere(resumed)[0]

@@ -18,13 +18,13 @@ from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.host import host_values, on_host
 from autopack.layout.packed import PackedLayout
 from autopack.layout.padding import Padding
+from autopack.layout.ways import FLASH_KWARGS, OF_HALVES
 
-_NAMES = ("attention_mask", "position_ids", "seq_idx")
 _RECORDINGS = ("input_features", "input_values")
 _BOTH = (
     "segment ids in attention_mask and decoder_attention_mask (1 1 2 2 0), or by position_ids and decoder_position_ids."
 )
-DECLARATIONS = (*_NAMES, *(f"decoder_{name}" for name in _NAMES))
+DECLARATIONS = (*OF_HALVES, *(f"decoder_{name}" for name in OF_HALVES))
 """Arguments of a call that say where the documents of its halves lie."""
 
 
@@ -98,7 +98,7 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> Found
                 "segment ids in decoder_attention_mask or with decoder_position_ids"
             )
         return Found(None if source is None or only is None else [_real(only, source)])
-    unclear = [name for name in declarations.FLASH_KWARGS if source is not None and arguments.get(name) is not None]
+    unclear = [name for name in FLASH_KWARGS if source is not None and arguments.get(name) is not None]
     if unclear:
         raise InvalidPacking(
             f"{unclear[0]} does not say which half of an encoder-decoder it is of. Declare documents by {_BOTH}"
@@ -154,8 +154,8 @@ def _on_host(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def _read(
     arguments: Mapping[str, Any], host: Mapping[str, torch.Tensor], prefix: str, inputs: torch.Tensor
 ) -> declarations.Declared:
-    given = {name: arguments.get(prefix + name) for name in _NAMES}
-    known = {name: host[prefix + name] for name in _NAMES if prefix + name in host}
+    given = {name: arguments.get(prefix + name) for name in OF_HALVES}
+    known = {name: host[prefix + name] for name in OF_HALVES if prefix + name in host}
     return declarations.read(given, (inputs.shape[0], inputs.shape[1]), inputs.device, known=known)
 
 

@@ -16,8 +16,8 @@ from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall
 from autopack.layout.batches import Batches, DocumentBatch, each_by_itself, equally_long, gather_pairs, spread_tokens
-from autopack.layout.declarations import CACHES
 from autopack.layout.packed import PackedLayout
+from autopack.layout.ways import CACHES
 from autopack.runtime.scope import without_layout
 
 STATES = ("key_value_states", "encoder_hidden_states")

@@ -16,7 +16,7 @@ from autopack.family import MixerCall
 from autopack.inspection import torches
 from autopack.inspection.parameters import parameters_of
 from autopack.inspection.sharding import gathers_inside
-from autopack.layout.declarations import CACHES
+from autopack.layout.ways import CACHES
 from autopack.patching import Site
 from autopack.runtime.lockstep import Steps, leaving_nothing, with_idle
 from autopack.runtime.marks import mark_of

@@ -11,11 +11,10 @@ import pyarrow as pa
 
 from autopack.errors import InvalidPacking
 from autopack.inspection.media import holds_media
-from autopack.packing.checks import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, check_names, invalid, refuse_pairs
+from autopack.layout.ways import OF_ROWS
+from autopack.packing.checks import IDS, LABEL_KEYS, MASK, POSITIONS, check_names, invalid, refuse_pairs
 from autopack.packing.lengths import to_numpy
 
-ROW_KEYS = (LENGTHS, "seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
-"""Columns that only packed rows have."""
 Values = Any
 """An array: of numpy where the type allows it, else of arrow."""
 Spans = list[tuple[int, int, int]]
@@ -252,7 +251,7 @@ def carried(names: Sequence[str], columns: Collection[str] | None, drop_columns:
     wanted = [n for n in names if (columns is None or n in (IDS, MASK, *columns)) and n not in drop_columns]
     if IDS not in wanted:
         wanted.insert(0, IDS)
-    if packed := [name for name in wanted if name in ROW_KEYS]:
+    if packed := [name for name in wanted if name in OF_ROWS]:
         way = "pack the documents themselves; or name it in drop_columns if each example is one document"
         raise InvalidPacking(f"found a column {packed[0]!r}, so the examples are packed rows; {way}")
     if len(labels := [name for name in wanted if name in LABEL_KEYS]) > 1:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
+from autopack.layout.ways import OF_EXAMPLES, TABLE
 from autopack.packing.checks import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, invalid, refuse_pairs
 from autopack.packing.lengths import is_text, numbers
 from autopack.packing.media import is_media, take_pictures
 from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, are_weights
 
 PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")
-DECLARATIONS = (MASK, POSITIONS, "seq_idx", LENGTHS)
 
 
 @dataclass
@@ -82,7 +82,7 @@ def read_example(
     columns, per_document = {IDS: ids}, {}
     media: dict[str, Any] = {"images": pictures} if pictures else {}
     for key, value in given.items():
-        if key not in (*LABEL_KEYS, *DECLARATIONS) and is_text(value):
+        if key not in (*LABEL_KEYS, *OF_EXAMPLES) and is_text(value):
             continue
         values = _numbers(index, key, value)
         if is_media(key, values, len(ids)):
@@ -97,7 +97,7 @@ def read_example(
             columns["labels"] = values.astype(np.int64)
         elif key in LABEL_KEYS or key in PER_DOCUMENT:
             per_document[key] = values
-        elif values.shape[:1] == ids.shape and values.ndim <= (1 if key in DECLARATIONS else 2):
+        elif values.shape[:1] == ids.shape and values.ndim <= (1 if key in OF_EXAMPLES else 2):
             columns[key] = values
         else:
             found = f"found shape {values.shape} for {len(ids)} tokens, wanted one value per token"
@@ -186,8 +186,9 @@ def _without_declarations(index: int, columns: dict[str, np.ndarray], lengths: n
         columns = {k: v[low:high] for k, v in columns.items()}
         if mask.max() > 1:
             declared[MASK] = np.flatnonzero(np.diff(mask[low:high])) + 1
-    if "seq_idx" in columns:
-        declared["seq_idx"] = np.flatnonzero(np.diff(columns.pop("seq_idx"))) + 1
+    for way in TABLE:
+        if way.in_examples and way.starts is not None and way.name in columns:
+            declared[way.name] = np.flatnonzero(way.starts(columns.pop(way.name)[None])[0])[1:]
     if lengths is not None:
         tokens = len(columns[IDS])
         if lengths.ndim != 1 or lengths.dtype.kind != "i" or (lengths < 1).any() or lengths.sum() != tokens:

@@ -12,8 +12,9 @@ from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.labels import without_boundaries
 from autopack.layout.packed import PackedLayout
+from autopack.layout.ways import LAYOUT_KWARGS
 
-_MADE_ANEW = (*declarations.LAYOUT_KWARGS, "attention_mask", "position_ids", "labels", "shift_labels")
+_MADE_ANEW = (*LAYOUT_KWARGS, "attention_mask", "position_ids", "labels", "shift_labels")
 
 
 def shard_rows(

@@ -18,10 +18,10 @@ from autopack.errors import AutopackError
 from autopack.inspection import media
 from autopack.inspection.configs import text_config
 from autopack.layout.batches import DocumentBatch
-from autopack.layout.declarations import LAYOUT_KWARGS
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half
+from autopack.layout.ways import LAYOUT_KWARGS
 
 _NOT_ALONE = {*DROPPED, *LAYOUT_KWARGS, *LAST_LOGITS}
 _MEDIA_TOKENS = ("image", "video", "audio", "vision", "sound", "protein")

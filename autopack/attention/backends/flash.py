@@ -11,8 +11,8 @@ from autopack.attention.backend import Backend
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import releases
-from autopack.layout.declarations import FLASH_KWARGS
 from autopack.layout.packed import PackedLayout
+from autopack.layout.ways import FLASH_KWARGS
 
 
 def availability() -> tuple[bool, str]:

@@ -26,9 +26,9 @@ from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.layout import IGNORED_LABEL
 from autopack.layout import pair as pairs
 from autopack.layout.batches import DocumentBatch
-from autopack.layout.declarations import CACHES, LAYOUT_KWARGS
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half, Pair
+from autopack.layout.ways import CACHES, LAYOUT_KWARGS
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Tally, Volume
 
