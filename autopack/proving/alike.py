@@ -12,6 +12,7 @@ from autopack.inspection.configs import text_config
 from autopack.tiny import configs, rules
 from autopack.trust import configuration
 
+_OF_EMBEDDINGS = ("word_embed_proj_dim", "embedding_size")
 _SHORT = 16
 """At how many positions rotary embeddings of a twin change their frequencies: some documents are longer."""
 
@@ -49,7 +50,22 @@ def _shrunk(config: PretrainedConfig, chosen: Sequence[int]) -> PretrainedConfig
     for name, token in (("pad_token_id", 0), ("decoder_start_token_id", 2)):
         if vars(config).get(name) is not None and vars(found).get(name) is None:
             vars(found)[name] = token
+    _size_what_is_sized(config, found)
     return found
+
+
+def _size_what_is_sized(config: PretrainedConfig, found: PretrainedConfig) -> None:
+    """Sizes that a type leaves out and a configuration has (a window, a width of heads), and those of the embeddings
+    where they are others than those of the layers, which takes a projection."""
+    of_layers = vars(config).get("hidden_size", vars(config).get("n_embd"))
+    for name, value in vars(config).items():
+        inner = vars(found).get(name)
+        if isinstance(value, PretrainedConfig) and isinstance(inner, PretrainedConfig):
+            _size_what_is_sized(value, inner)
+        elif isinstance(value, int) and value > 1 and name in rules.FIELDS and inner is None:
+            vars(found)[name] = rules.FIELDS[name]
+        elif name in _OF_EMBEDDINGS and value not in (None, of_layers) and inner == rules.HIDDEN:
+            vars(found)[name] = rules.HIDDEN // 2
 
 
 def _behaviour(config: PretrainedConfig, chosen: Sequence[int]) -> dict[str, Any]:
@@ -72,7 +88,11 @@ def _behaviour(config: PretrainedConfig, chosen: Sequence[int]) -> dict[str, Any
             if isinstance(value, Mapping) and len(value) != 2:
                 given["num_labels"] = min(len(value), 3)
         elif not _is_left_to_the_type(name, value):
-            given[name] = _rope(value) if isinstance(value, Mapping) and ({"rope_type", "type"} & set(value)) else value
+            is_rope = isinstance(value, Mapping) and {"rope_type", "type"} & set(value)
+            given[name] = _rope(value, vars(config).get("partial_rotary_factor")) if is_rope else value
+    share = vars(config).get("partial_rotary_factor")
+    if isinstance(share, float) and int(rules.HEAD_DIM * share) % 2 == 0:
+        given["partial_rotary_factor"] = share
     depth = next((name for name in rules.DEPTH if isinstance(vars(config).get(name), int)), None)
     if depth is not None and vars(config)[depth] > 0:
         given[depth] = len(chosen) if per_layer else min(len(chosen), vars(config)[depth])
@@ -94,12 +114,14 @@ def _is_left_to_the_type(name: str, value: Any, of_type: bool = True) -> bool:
     return (name in rules.FIELDS and (of_type or value != 1)) or (of_type and configuration.is_size(name))
 
 
-def _rope(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a rotary embedding, for heads of a few channels and documents of a few tokens."""
-    found = {name: _rope(part) if isinstance(part, Mapping) else part for name, part in value.items()}
+def _rope(value: Mapping[str, Any], share: float | None) -> dict[str, Any]:
+    """The settings of a rotary embedding of a `share` of the channels of a head, for heads of a few channels and
+    documents of a few tokens."""
+    share = value.get("partial_rotary_factor", share)
+    found = {name: _rope(part, share) if isinstance(part, Mapping) else part for name, part in value.items()}
     for name, factor in (("short_factor", 1.0), ("long_factor", 1.5)):
         if isinstance(found.get(name), (list, tuple)):
-            found[name] = [factor] * (rules.HEAD_DIM // 2)
+            found[name] = [factor] * (int(rules.HEAD_DIM * (1.0 if share is None else share)) // 2)
     if found.get("original_max_position_embeddings"):
         found["original_max_position_embeddings"] = _SHORT
     return found

@@ -146,7 +146,8 @@ def _words(field: str, value: Any) -> Iterator[tuple[str, str, Any]]:
         else:  # a part without a type of its own is told by its place
             yield field, "{}", None
             for name, inner in vars(value).items():
-                yield from _words(f"{field}.{name}", inner)
+                if not is_label(name):
+                    yield from _words(f"{field}.{name}", inner)
     elif isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
         yield field, "{}", None
         same = value.get("type") == value.get("rope_type")

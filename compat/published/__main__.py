@@ -3,7 +3,8 @@
     python -m compat.published                          all of them, in the installed transformers
     python -m compat.published --release 4.57.6 5.20.2  in these releases, side by side (compat/environments.py)
     python -m compat.published --types llama bert       of these types; --names for words of their names
-    python -m compat.published --record                 all, in the releases of the record: compat/results/published.*
+    python -m compat.published --record                 all, in the releases of the record: compat/results/published.*;
+                                                        with --names or --types, some anew
     python -m compat.published --table                  write the table from the recorded results
 
 A configuration is
@@ -164,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--types", nargs="+", default=[], metavar="TYPE", help="model types")
     parser.add_argument("--names", nargs="+", default=[], metavar="WORD", help="words of names of configurations")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    parser.add_argument("--record", action="store_true", help="record a run of all in the releases of the record")
+    parser.add_argument("--record", action="store_true", help="record a run, or put some among what is recorded")
     parser.add_argument("--table", action="store_true", help="write the table from the recorded results")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args(argv)
@@ -174,8 +175,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if asked.table:
         TABLE.write_text(document(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
         return 0
-    if asked.record and (asked.types or asked.names):
-        parser.error("--record wants all configurations; use --json FILE for some")
     names = chosen(asked.types, asked.names)
     if not names:
         parser.error("no such configuration")
@@ -192,7 +191,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 write(asked.json, found)
             if asked.record:  # a run that is stopped has recorded the releases that it has been through
                 before = json.loads(RESULTS.read_text(encoding="utf-8"))["releases"] if RESULTS.exists() else {}
-                write(RESULTS, {**before, **found})
+                for name, results in found.items():  # of some configurations, those of others stay
+                    before[name] = {**before.get(name, {}), **results}
+                write(RESULTS, before)
                 TABLE.write_text(document(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
     except CompatError as error:
         print(f"error: {error}")
