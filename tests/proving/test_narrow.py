@@ -129,6 +129,31 @@ def test_one_that_mixes_tokens_at_its_own_width_alone(device, dtype):
     assert "(at its own width, where a narrower copy does not)" in why_not_token_wise(module)
 
 
+class InOneMode(ByWidth):
+    """Does so in training alone, or in evaluation alone, and is another layer in the other one."""
+
+    def __init__(self, trains: bool, scale: float):
+        super().__init__(2048, 2048, device="meta")
+        self.trains, self.scale = trains, scale
+
+    def forward(self, states):
+        return super().forward(states) if self.training == self.trains else nn.Linear.forward(self, self.scale * states)
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+@pytest.mark.parametrize("trains", [True, False])
+def test_one_that_mixes_tokens_at_its_own_width_in_one_mode_alone(trains, scale):
+    assert "(at its own width, where a narrower copy does not)" in why_not_token_wise(InOneMode(trains, scale))
+
+
+def test_one_that_is_another_in_training_is_proven():
+    class Doubled(nn.Linear):
+        def forward(self, states):
+            return super().forward(states) * (2.0 if self.training else 1.0)
+
+    assert why_not_token_wise(Doubled(2048, 2048, device="meta")) is None
+
+
 def test_values_that_are_no_numbers_prove_nothing():
     module = nn.Linear(16, 16)
     nn.init.constant_(module.bias, float("inf"))
