@@ -1,0 +1,44 @@
+"""Twins of configurations as they are published, at full size on the meta device."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopack.proving import alike, twin
+from autopack.proving.apart import apart
+from compat.published.measure import absent, build
+
+# What each of them has that a tiny model of its type has not by itself.
+SIZED = {
+    "Qwen3 30B-A3B": "head_dim",
+    "StarCoder2 3B": "sliding_window",
+    "Phi-3 mini 4k": "sliding_window",
+    "OPT 350M": "word_embed_proj_dim",
+    "ELECTRA small generator": "embedding_size",
+    "Mamba 130M": "n_layer",
+    "Codestral Mamba 7B": "intermediate_size",
+    "LFM2 1.2B": "num_heads",
+}
+
+
+@pytest.mark.parametrize("name", [*SIZED, "Phi-4 mini", "MPT 7B"])
+def test_they_have_one_of_the_same_words_and_modules(name):
+    if absent(name):
+        pytest.skip("not in this release")
+    model = build(name)
+    found = apart(lambda: twin.of(model))
+    assert not found.others
+    if name in SIZED:
+        assert vars(found.model.config)[SIZED[name]] < vars(model.config)[SIZED[name]]
+
+
+@pytest.mark.parametrize("name", ["Qwen3 30B-A3B", "StarCoder2 3B", "OPT 350M"])
+def test_without_the_sizes_that_they_have_there_is_none(name, monkeypatch):
+    """The control. Where only modules differ, they are left to be looked at by themselves."""
+    monkeypatch.setattr(alike, "_size_what_is_sized", lambda config, found: None)
+    try:
+        found = apart(lambda: twin.of(build(name)))
+    except twin.NoTwin as error:
+        assert f"{SIZED[name]} of" in str(error)
+    else:
+        assert found.others
