@@ -32,13 +32,17 @@ def test_they_have_one_of_the_same_words_and_modules(name):
         assert vars(found.model.config)[SIZED[name]] < vars(model.config)[SIZED[name]]
 
 
-@pytest.mark.parametrize("name", ["Qwen3 30B-A3B", "StarCoder2 3B", "OPT 350M"])
-def test_without_the_sizes_that_they_have_there_is_none(name, monkeypatch):
-    """The control. Where only modules differ, they are left to be looked at by themselves."""
-    monkeypatch.setattr(alike, "_size_what_is_sized", lambda config, found: None)
-    try:
-        found = apart(lambda: twin.of(build(name)))
-    except twin.NoTwin as error:
-        assert f"{SIZED[name]} of" in str(error)
-    else:
-        assert found.others
+class TestWithoutTheSizesThatTheyHave:
+    """The control: there is no twin, or one that lacks modules, which are looked at by themselves then."""
+
+    @pytest.fixture(autouse=True)
+    def _without(self, monkeypatch):
+        monkeypatch.setattr(alike, "_size_what_is_sized", lambda config, found: None)
+
+    @pytest.mark.parametrize("name", ["Qwen3 30B-A3B", "StarCoder2 3B"])
+    def test_there_is_none(self, name):
+        with pytest.raises(twin.NoTwin, match=f"{SIZED[name]} of"):
+            apart(lambda: twin.of(build(name)))
+
+    def test_there_is_one_without_projections(self):
+        assert apart(lambda: twin.of(build("OPT 350M"))).others
