@@ -15,7 +15,8 @@ from typing import Any
 
 import transformers
 
-NUMBER = "99.0.0"
+NUMBER = f"{transformers.__version__.rpartition('.')[0]}.99"
+"""Nearer to the installed release than to any other that is recorded."""
 ROOT = Path(__file__).parents[2]
 INSTALLED = Path(str(transformers.__file__)).parent
 _TIMEOUT = 600.0

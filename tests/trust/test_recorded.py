@@ -213,7 +213,14 @@ def test_parts_stand_under_their_own_type():
 
 @pytest.mark.parametrize(
     ("release", "first"),
-    [("6.0.0", "5.23.0"), ("5.22.2", "5.23.0"), ("5.1.0", "5.0.0"), ("4.57.3", "4.57.6"), ("4.44.2", "4.57.6")],
+    [
+        ("6.0.0", "5.24.0"),
+        ("5.23.1", "5.23.0"),
+        ("5.22.2", "5.23.0"),
+        ("5.1.0", "5.0.0"),
+        ("4.57.3", "4.57.6"),
+        ("4.44.2", "4.57.6"),
+    ],
 )
 def test_the_nearest_record_is_asked_first(release, first):
     assert nearest(release)[0] == first
