@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopack import PackedLayout
+from autopack import PackedLayout, UnsupportedModel
+from autopack.layout.batches import DocumentBatch
 
 CPU = torch.device("cpu")
 
@@ -131,3 +132,19 @@ def test_impossible_bounds_are_refused(rows, columns, bounds, message):
 def test_rows_of_different_lengths_are_refused():
     with pytest.raises(ValueError, match=r"same number of tokens; found \[5, 6\]"):
         PackedLayout.from_lengths([[2, 3], [2, 4]])
+
+
+def test_a_mask_is_cut_where_its_documents_are():
+    layout = PackedLayout.from_lengths([[3, 4], [5, 2]])
+    mask = torch.arange(2 * 7 * 7).reshape(2, 1, 7, 7)
+    found = DocumentBatch.of(layout, np.array([2])).square(mask)
+    assert torch.equal(found, mask[1:, :, :5, :5])
+    assert torch.equal(DocumentBatch.of(layout, np.array([1])).square(mask[:1, :, :1]), mask[:1, :, :1, 3:])
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 6, 6), (2, 1, 6, 7), (3, 1, 7, 7), (2, 1, 1, 6), (2, 6)])
+def test_a_mask_of_other_rows_is_not_cut(shape):
+    """Such as that of the padded batch that the rows were: an index beyond it would be taken from its beginning."""
+    layout = PackedLayout.from_lengths([[3, 4], [5, 2]])
+    with pytest.raises(UnsupportedModel, match=r"for 2 packed rows of 7 columns"):
+        DocumentBatch.of(layout, np.array([1])).square(torch.zeros(shape))

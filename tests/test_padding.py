@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from autopack.calls.unpadded import row_sizes
 from autopack.layout.padding import Padding
 
 CPU = torch.device("cpu")
@@ -54,3 +55,10 @@ def test_both_ways_are_differentiable():
     padding = Padding(np.array([[1, 0, 1], [1, 1, 0]], bool), CPU)
     batch = torch.randn(2, 3, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda b: padding.restore(padding.gather(b).sin()), batch)
+
+
+def test_a_row_has_another_shape_than_the_batch_that_its_head_names():
+    """ModernBERT's heads hand on the shape of their batch up to 5.0: masks are made of it."""
+    padding = Padding(np.array([[1, 1, 1], [1, 0, 0]], bool), CPU)
+    assert row_sizes({"batch_size": 2, "seq_len": 3, "rows": 2}, padding) == {"batch_size": 1, "seq_len": 4}
+    assert row_sizes({"batch_size": None, "seq_len": torch.ones(3)}, padding) == {}

@@ -102,6 +102,7 @@ _TINY: dict[str, dict[str, Any]] = {
     "mistral4": {"head_dim": DERIVED},
     "mllama_text_model": {"num_hidden_layers": 3, "cross_attention_layers": [1]}
     | {"rope_scaling": {"rope_type": "default"}},
+    "modernbert": {"local_attention": 8},
     "modernbert-decoder": {"local_attention": 8},
     "phi4_multimodal_audio": dict.fromkeys(_PHI4_WIDTHS, 64)
     | {"nemo_conv_channels": 16, "chunk_size": -1, "num_blocks": 2},

@@ -78,6 +78,7 @@ def _gathered(call: Call, padding: Padding) -> dict[str, Any]:
         name: _gather(name, value, padding) if _is_per_token(name, value, padding) else value
         for name, value in call.arguments.items()
     }
+    arguments.update(row_sizes(arguments, padding))
     traits = call.model.traits
     if traits.uses_positions and arguments.get("position_ids") is None:
         mask = torch.from_numpy(padding.real).to(padding.device)
@@ -92,6 +93,16 @@ def _gathered(call: Call, padding: Padding) -> dict[str, Any]:
         at = torch.from_numpy(padding.unpredicted).to(labels.device)
         arguments["labels"] = labels.index_fill(1, at, call.ignored_label)
     return arguments
+
+
+def row_sizes(arguments: dict[str, Any], padding: Padding) -> dict[str, int]:
+    """The shape of the row, where a head hands on that of the batch (ModernBERT's, for masks that are made inside)."""
+    sizes = {"batch_size": (padding.rows, 1), "seq_len": (padding.columns, padding.tokens)}
+    return {
+        name: of_row
+        for name, (of_batch, of_row) in sizes.items()
+        if isinstance(arguments.get(name), int) and arguments[name] == of_batch
+    }
 
 
 def _gather(name: str, value: torch.Tensor, padding: Padding) -> torch.Tensor:

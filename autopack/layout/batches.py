@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from autopack.errors import UnsupportedModel
 from autopack.layout.packed import PackedLayout
 
 GROWTH = 1.5
@@ -89,7 +90,17 @@ class DocumentBatch:
         """Of a mask or bias (rows or 1, ..., columns or 1, columns), what belongs to each document, without padding.
 
         The result is (documents, ..., tokens or 1, tokens). Some releases make masks for one key more than there are.
+
+        Raises:
+            UnsupportedModel: it is not of these rows, such as one made for the padded batch that they were.
         """
+        rows, columns = self.layout.rows, self.layout.columns
+        queries = columns if mask.dim() == 2 or mask.shape[-2] == 1 else mask.shape[-2]
+        if len(mask) not in (1, rows) or min(queries, mask.shape[-1]) < columns:
+            raise UnsupportedModel(
+                f"attention got a mask of the shape {tuple(mask.shape)} for {rows} packed rows of {columns} columns, "
+                f"so what of it belongs to a document cannot be told. Run the documents one per row."
+            )
         column = self.where % self.layout.columns
         row = self.where[:, 0] // self.layout.columns
         return gather_pairs(mask[row if len(mask) > 1 else row * 0], column, column)

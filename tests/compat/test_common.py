@@ -17,8 +17,6 @@ albert bert camembert deberta deberta-v2 distilbert electra esm longformer moder
 xlnet
 """.split()
 PAIRS = "bart blenderbot led longt5 m2m_100 marian mbart mt5 pegasus t5 umt5".split()
-KNOWN = {("5.0.0", "modernbert", "sequence-classification")}
-"""Refused all the same: under this head a packed document beyond the window is off, by which its audit fails."""
 COMMON = {*CAUSAL, *ENCODERS, *PAIRS}
 RECORDED = {name: result for name, result in load_results(load_matrix()).items() if of_default_call(result)}
 
@@ -35,6 +33,5 @@ def test_none_of_them_is_refused(release):
         for cell in cells
         if cell["status"] not in ("exact", "absent", "unbuildable", "upstream error")
     }
-    # Neither more nor fewer: one that is served again must leave the list.
-    assert {(release, *cell[:2]) for cell in refused} == {each for each in KNOWN if each[0] == release}, refused
+    assert not refused
     assert len({cell["type"] for cell in cells if cell["status"] == "exact"}) >= 50
