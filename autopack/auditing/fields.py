@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from autopack.auditing.cases import Call
+from autopack.layout.forms import columns_of, rows_first
 from autopack.layout.ways import CACHES
 
 _NO_RESULTS = {*CACHES, "loss"}
@@ -142,21 +143,6 @@ class Sides:
                 return self.per_token(name, value.reshape(rows, columns, *value.shape[1:]))
         wanted = self.shape[0] * self.shape[1]
         raise WrongShape(f"{name} has shape {tuple(value.shape)}; wanted one of {wanted} tokens")
-
-
-def columns_of(values: list[torch.Tensor], shapes: list[tuple[int, int]]) -> int | None:
-    """The first axis that, with the one before it, has the (rows, columns) of each value; None where none has."""
-    if any(value.dim() != values[0].dim() for value in values):
-        return None
-    for axis in range(1, values[0].dim()):
-        if all(tuple(v.shape[axis - 1 : axis + 1]) == shape for v, shape in zip(values, shapes, strict=True)):
-            return axis
-    return None
-
-
-def rows_first(value: torch.Tensor, axis: int) -> torch.Tensor:
-    """The value with rows and columns, which lie at the axis before this one and at it, as its first two axes."""
-    return value.movedim((axis - 1, axis), (0, 1))
 
 
 def scales_of(documents: list[Fields]) -> dict[str, float]:

@@ -14,15 +14,14 @@ from autopack.auditing.fields import (
     Fields,
     Sides,
     WrongShape,
-    columns_of,
     errors_between,
     fields_of,
-    rows_first,
     scales_of,
 )
 from autopack.auditing.losses import Labels, expected_losses, relative_error
 from autopack.auditing.report import ModeResult
 from autopack.auditing.running import Runner, weighted_sum
+from autopack.layout.forms import columns_of, rows_first
 
 _OF_DECODER = ("decoder_input_ids", "decoder_attention_mask")
 

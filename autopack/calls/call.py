@@ -182,12 +182,6 @@ class Call:
         return not (told if told is not None else getattr(self.module.config, "return_dict", True))
 
 
-def holds_tensors(value: Any) -> bool:
-    """Whether an argument is a collection that may hold tensors."""
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return any(isinstance(part, torch.Tensor | tuple | list | dict) for part in parts)
-
-
 def _holds_tokens(cache: Any) -> bool:
     if not hasattr(cache, "get_seq_length"):
         return bool(cache)

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from autopack.errors import InvalidPacking
 from autopack.inspection import media
 from autopack.layout.batches import DocumentBatch
+from autopack.layout.forms import Frame, Of
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import CACHES
@@ -78,14 +79,14 @@ def _as_rows(
 ) -> tuple[dict[str, Any], Callable[[torch.Tensor], torch.Tensor]]:
     """The call for documents as right-padded rows, and how what it returns becomes the packed rows' again."""
     documents = DocumentBatch.of(layout, np.arange(len(layout.lengths)))
-    mask = documents.mask.long()
+    mask, frame = documents.mask.long(), Frame(layout.rows, layout.columns)
     call: dict[str, Any] = {}
     for name, parameter in parameters.items():
         value = arguments.get(name)
         # The sizes of two images may have the shape of two short rows.
         if isinstance(value, torch.Tensor) and not media.holds_media(name):
-            of_tokens = value.shape[:2] == (layout.rows, layout.columns)
-            value = documents.spread(value) if of_tokens else value
+            form = frame.form_of(name, value)
+            value = frame.each(value, form, documents.spread) if form.of is Of.TOKEN else value
         if value is not None or parameter.default is inspect.Parameter.empty:
             call[name] = value
     # A packed call continues no cache, and its mask has become the layout.

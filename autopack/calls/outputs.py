@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from transformers.utils import ModelOutput
 
 from autopack.calls.in_graph import Place, tied
 from autopack.errors import UnsupportedModel
+from autopack.layout.forms import Form, Frame, Of, in_rows
 from autopack.layout.padding import Padding
 from autopack.layout.pair import Pair
 
@@ -74,21 +75,22 @@ def _as_it_waits(value: Any) -> Any:
 
 
 class _Packed:
-    """A packed tensor of an output, on its way into the form of the batch: `flat` is (tokens, ...)."""
+    """A packed tensor of an output, on its way into the form of the batch; `form` says where its tokens are."""
 
-    __slots__ = ("_flat", "_padding", "_place", "_tensor")
+    __slots__ = ("_form", "_padding", "_place", "_tensor")
 
-    def __init__(self, tensor: torch.Tensor, padding: Padding, flat: bool):
-        self._tensor, self._padding, self._flat = tensor, padding, flat
+    def __init__(self, tensor: torch.Tensor, padding: Padding, form: Form):
+        self._tensor, self._padding, self._form = tensor, padding, form
         self._place: Place | None = None
 
     def places(self) -> Iterator[Place]:
         """A place in the graph of the loss, if it is in a graph."""
         if self._tensor.requires_grad:
-            (rows, columns), rest = self._padding.shape, self._tensor.shape[1:]
-            shape = (rows * columns, *rest) if self._flat else (rows, columns, *rest[1:])
-            gather = self._padding.gather_flat if self._flat else self._padding.gather
-            self._place = Place(self._tensor, self._restore, gather, shape)
+            (rows, columns), shape, axis = self._padding.shape, self._tensor.shape, self._form.columns
+            padded = (rows * columns, *shape[1:])
+            if axis:
+                padded = (*shape[: axis - 1], rows, columns, *shape[axis + 1 :])
+            self._place = Place(self._tensor, self._restore, partial(_gathered, self._padding, axis), padded)
             yield self._place
 
     @property
@@ -103,7 +105,17 @@ class _Packed:
     @property
     def _restore(self) -> Callable[[torch.Tensor], torch.Tensor]:
         # The graph keeps it, and must not keep the tensor by it.
-        return self._padding.restore_flat if self._flat else self._padding.restore
+        return partial(_padded, self._padding, self._form.columns)
+
+
+def _padded(padding: Padding, axis: int, row: torch.Tensor) -> torch.Tensor:
+    """A packed tensor, whose columns lie at `axis`, in the form of the batch."""
+    return in_rows(padding.restore, axis, row) if axis else padding.restore_flat(row)
+
+
+def _gathered(padding: Padding, axis: int, batch: torch.Tensor) -> torch.Tensor:
+    """The real tokens of a tensor in the form of the batch."""
+    return in_rows(padding.gather, axis, batch) if axis else padding.gather_flat(batch)
 
 
 def _restored(name: str | None, value: Any, padding: Padding | None, pooled: bool) -> Any:
@@ -117,10 +129,9 @@ def _restored(name: str | None, value: Any, padding: Padding | None, pooled: boo
         return value
     if pooled and value.dim() == 2 and value.shape[0] == padding.rows:
         return value
-    if tuple(value.shape[:2]) == (1, padding.tokens):
-        return _Packed(value, padding, flat=False)
-    if value.dim() == 2 and value.shape[0] == padding.tokens:
-        return _Packed(value, padding, flat=True)  # router logits
+    form = Frame(1, padding.tokens).form_of_output(name, value)
+    if form.of is Of.TOKEN:
+        return _Packed(value, padding, form)
     raise UnsupportedModel(
         f"autopack ran a padded batch of shape {padding.shape} as one row of {padding.tokens} tokens, and "
         f"{name or 'an output'} of shape {tuple(value.shape)} cannot be brought back "

@@ -11,17 +11,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopack.calls.call import DROPPED, Call, holds_tensors
+from autopack.calls.call import DROPPED, Call
 from autopack.calls.heads import per_row_outputs
 from autopack.calls.outputs import restore
 from autopack.calls.packed import add_token_types, without_what_packing_drops
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
+from autopack.layout.forms import Form, Frame, Of
 from autopack.layout.padding import Padding
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Tally, Volume
+
+_NOT_IN_ROWS = {*DROPPED, *LAYOUT_KWARGS}
+"""Arguments that the packed row does not get."""
 
 
 class Unpadded(Plan):
@@ -74,10 +78,12 @@ def _gathered(call: Call, padding: Padding) -> dict[str, Any]:
     Where the loss shifts, a token that no real token comes right before gets no label: its prediction would have been
     made at padding.
     """
-    arguments = {
-        name: _gather(name, value, padding) if _is_per_token(name, value, padding) else value
-        for name, value in call.arguments.items()
-    }
+    frame = Frame(*padding.shape)
+    arguments = dict(call.arguments)
+    for name, value in call.arguments.items():
+        form = _form_of(name, value, frame)
+        if form.of is Of.TOKEN:
+            arguments[name] = frame.each(value, form, padding.gather)
     arguments.update(row_sizes(arguments, padding))
     traits = call.model.traits
     if traits.uses_positions and arguments.get("position_ids") is None:
@@ -105,25 +111,14 @@ def row_sizes(arguments: dict[str, Any], padding: Padding) -> dict[str, int]:
     }
 
 
-def _gather(name: str, value: torch.Tensor, padding: Padding) -> torch.Tensor:
-    if name != "position_ids":
-        return padding.gather(value)
-    value = value.expand(*value.shape[:-2], padding.rows, padding.columns)
-    return padding.gather(value) if value.dim() == 2 else torch.stack([padding.gather(part) for part in value])
-
-
 def has_a_place(name: str, value: Any, padding: Padding) -> bool:
     """Whether it is known what becomes of an argument of a padded batch in the packed row of its tokens."""
-    if name in (*DROPPED, *LAYOUT_KWARGS) or _is_per_token(name, value, padding):
-        return True
-    if isinstance(value, torch.Tensor):
-        return value.numel() == 1 and not media.holds_media(name)
-    return not holds_tensors(value)
+    return _form_of(name, value, Frame(*padding.shape)).of in (Of.TOKEN, Of.CALL)
 
 
-def _is_per_token(name: str, value: Any, padding: Padding) -> bool:
-    if not isinstance(value, torch.Tensor) or name in (*DROPPED, *LAYOUT_KWARGS) or media.holds_media(name):
-        return False
-    if name == "position_ids":
-        return value.dim() in (2, 3) and tuple(value.shape[-2:]) in (padding.shape, (1, padding.columns))
-    return tuple(value.shape[:2]) == padding.shape
+def _form_of(name: str, value: Any, frame: Frame) -> Form:
+    if name in _NOT_IN_ROWS:
+        return Form(Of.CALL)
+    if isinstance(value, torch.Tensor) and media.holds_media(name):
+        return Form(Of.UNKNOWN)
+    return frame.form_of(name, value)

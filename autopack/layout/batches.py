@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from autopack.errors import UnsupportedModel
+from autopack.layout.forms import FIELDS, Field, Frame, Of, rows_first
 from autopack.layout.packed import PackedLayout
 
 GROWTH = 1.5
@@ -187,36 +188,39 @@ class Batches:
         grouping = grouping or buckets
         return layout.derived(("batches", grouping), lambda: cls.of(layout, grouping(layout)))
 
-    def together(self, outputs: list[Any], otherwise: Callable[[list[Any]], Any] = lambda parts: parts[-1]) -> Any:
+    def together(
+        self, outputs: list[Any], otherwise: Callable[[list[Any]], Any] = lambda parts: parts[-1], name: str = ""
+    ) -> Any:
         """What a module gave for all batches, in the form of packed rows.
 
         Dictionaries, outputs of transformers, tuples and lists are put together part by part. What does not have a
-        value for every token becomes what `otherwise` makes of it: that of the last batch unless told.
+        value for every token becomes what `otherwise` makes of it: that of the last batch unless told. `name` is that
+        of the output, where it is a part of one.
         """
         first = outputs[0]
         if isinstance(first, dict):
-            return type(first)(**{key: self.together([each[key] for each in outputs], otherwise) for key in first})
+            return type(first)(**{key: self.together([out[key] for out in outputs], otherwise, key) for key in first})
         if isinstance(first, (tuple, list)):
-            return type(first)(self.together(list(parts), otherwise) for parts in zip(*outputs, strict=True))
-        pairs = list(zip(self.batches, outputs, strict=True))
+            return type(first)(self.together(list(parts), otherwise, name) for parts in zip(*outputs, strict=True))
+        axis = FIELDS.get(name, Field(())).rows + 1
+        pairs = [(batch, rows_first(part, axis)) for batch, part in zip(self.batches, outputs, strict=True)]
         if not all(batch.holds(part) for batch, part in pairs):
             return otherwise(outputs)
         parts = [batch.real(part) for batch, part in pairs]
         if not self.complete:
             parts.append(parts[0].new_zeros(1, *parts[0].shape[1:]))
         whole = torch.cat(parts).index_select(0, self.back)
-        return whole.reshape(self.layout.rows, self.layout.columns, *whole.shape[1:])
+        whole = whole.reshape(self.layout.rows, self.layout.columns, *whole.shape[1:])
+        return whole.movedim((0, 1), (axis - 1, axis)) if axis > 1 else whole
 
 
 def spread_tokens(value: Any, layout: PackedLayout, spread: Spread) -> Any:
     """An argument in another form, where it has something for every token: a tensor (rows or 1, columns, ...)."""
     if isinstance(value, tuple):
         return tuple(spread_tokens(part, layout, spread) for part in value)
-    if not isinstance(value, torch.Tensor) or value.dim() < 2:
-        return value
-    if value.shape[1] != layout.columns or len(value) not in (1, layout.rows):
-        return value
-    return spread(value.expand(layout.rows, *value.shape[1:]))
+    frame = Frame(layout.rows, layout.columns, shared=True)
+    form = frame.form_of("", value)
+    return frame.each(value, form, spread) if form.of is Of.TOKEN else value
 
 
 def mean_loss(losses: list[torch.Tensor | None], counts: list[int], device: torch.device) -> torch.Tensor:

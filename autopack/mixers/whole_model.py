@@ -16,6 +16,7 @@ from autopack.family import MixerCall
 from autopack.inspection.source import shifts_labels
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.batches import Batches, DocumentBatch, equally_long_documents, items_of_share, mean_loss
+from autopack.layout.forms import Frame, Of
 from autopack.layout.host import host_values
 from autopack.mixers.own_attention import STATES, pairs_of
 from autopack.runtime.lockstep import with_idle
@@ -30,6 +31,7 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
     otherwise is left out. With `numbers_itself`, positions that count from 0 are not handed on.
     """
     layout = call.layout
+    frame = Frame(layout.rows, layout.columns)
     if call.memory is None:
         found = Batches.grouped(layout, equally_long_documents)
         read: Sequence[DocumentBatch | None] = [None] * len(found.batches)
@@ -40,8 +42,8 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
     def spread(name: str, value: Any, batch: DocumentBatch, memory: DocumentBatch | None) -> Any:
         if memory is not None and name in STATES:
             return memory.spread(value)
-        of_tokens = isinstance(value, torch.Tensor) and value.shape[:2] == (layout.rows, layout.columns)
-        return batch.spread(value) if of_tokens else value
+        form = frame.form_of(name, value)
+        return frame.each(value, form, batch.spread) if form.of is Of.TOKEN else value
 
     pairs = zip(found.batches, read, strict=True)
     every = [{name: spread(name, value, *pair) for name, value in call.arguments.items()} for pair in pairs]
@@ -64,7 +66,7 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
                 f"routers is not the mean of theirs. Set output_router_logits=False, or pass padded batches."
             )
     merged = {
-        name: found.together([output.get(name) for output in outputs], otherwise=lambda parts: None)
+        name: found.together([output.get(name) for output in outputs], lambda parts: None, name)
         for name in outputs[0]
         if name != "loss"
     }

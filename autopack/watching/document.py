@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from autopack.auditing.fields import Fields, columns_of, rows_first
-from autopack.calls.call import DROPPED, LAST_LOGITS, Call, holds_tensors
-from autopack.calls.encoder_decoder.pairs import DECLARED, PairCall, half_of, is_of
+from autopack.auditing.fields import Fields
+from autopack.calls.call import DROPPED, LAST_LOGITS, Call
+from autopack.calls.encoder_decoder.pairs import DECLARED, PairCall, half_of
 from autopack.calls.heads.document_arguments import DocumentArguments
 from autopack.calls.packed import without_what_packing_drops
 from autopack.errors import AutopackError
 from autopack.inspection import media
 from autopack.inspection.configs import text_config
 from autopack.layout.batches import DocumentBatch
+from autopack.layout.forms import Frame, Of, columns_of, holds_tensors, rows_first
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half
@@ -151,8 +152,8 @@ def _of_packed(call: Call, layout: PackedLayout, turn: int) -> Document:
         batch = DocumentBatch.of(layout, whole.documents[chosen : chosen + 1])
         arguments = given.map(lambda _, value: batch.spread(value), lambda value: value[chosen : chosen + 1])
     else:
-        shape = layout.rows, layout.columns
-        arguments = _cut(call, lambda name, value: _of_columns(value, shape, row, np.arange(first, end)))
+        frame = _of_batch(layout.rows, layout.columns)
+        arguments = _cut(call, lambda name, value: _of_columns(name, value, frame, row, np.arange(first, end)))
     started = 0 if layout.first_positions is None else int(layout.first_positions[number])
     known = layout.first_positions is None or started == call.entry.first_position
     if known or not call.entry.uses_positions:
@@ -172,7 +173,8 @@ def _of_padded(call: Call, turn: int) -> Document:
     if not strips and (traits.recurs or traits.reads_padding or traits.counts_columns):
         raise CannotTell("what it gets alone depends on where padding stands")
     kept = columns if strips else np.arange(padding.columns)
-    arguments = _cut(call, lambda name, value: _of_columns(value, padding.shape, row, kept))
+    frame = _of_batch(*padding.shape)
+    arguments = _cut(call, lambda name, value: _of_columns(name, value, frame, row, kept))
     if not strips:
         arguments["attention_mask"] = call.arguments["attention_mask"][row : row + 1]
     before = int(padding.real[:row].sum())
@@ -192,9 +194,7 @@ def _of_pair(call: PairCall, turn: int) -> Document:
         if half is None:
             return value[number : number + 1] if value.dim() and len(value) == count else None
         side = sides[0] if half is call.pair.decoder else sides[-1]
-        if not is_of(half, name, value):
-            return None
-        return _of_columns(value.expand(side.shape[0], *value.shape[1:]), side.shape, side.row, side.columns)
+        return _of_columns(name, value, Frame(*side.shape), side.row, side.columns)
 
     arguments: dict[str, Any] = {}
     for name, value in call.arguments.items():
@@ -236,17 +236,19 @@ def _kept_or_cut(name: str, value: Any, cut: Cut) -> Any:
     return value if found is None else found
 
 
-def _of_columns(value: torch.Tensor, shape: tuple[int, int], row: int, columns: np.ndarray) -> torch.Tensor | None:
-    """Some columns of one row of a tensor (rows or 1, columns, ...), or of positions in sections, (3, rows, columns).
+def _of_batch(rows: int, columns: int) -> Frame:
+    """The frame of a batch of which every row may bring something of its own."""
+    return Frame(rows, columns, documents=rows, shared=True)
 
-    Of a tensor (rows, ...) the row; None for any other.
-    """
-    index = torch.from_numpy(columns).to(value.device)
-    for axis in (0, 1):
-        if value.dim() > axis + 1 and value.shape[axis + 1] == shape[1] and value.shape[axis] in (shape[0], 1):
-            place = row if value.shape[axis] == shape[0] else 0
-            return value.narrow(axis, place, 1).index_select(axis + 1, index)
-    return value[row : row + 1] if value.dim() and len(value) == shape[0] and value.numel() > 1 else None
+
+def _of_columns(name: str, value: torch.Tensor, frame: Frame, row: int, columns: np.ndarray) -> torch.Tensor | None:
+    """Some columns of one row of an argument that has something for each token, or what it has for the row, or None."""
+    form = frame.form_of(name, value)
+    if form.of is Of.TOKEN:
+        axis = form.columns
+        place = row if value.shape[axis - 1] == frame.rows else 0
+        return value.narrow(axis - 1, place, 1).index_select(axis, torch.from_numpy(columns).to(value.device))
+    return value[row : row + 1] if form.of is Of.DOCUMENT and value.numel() > 1 else None
 
 
 def _without_media(call: Call, spans: list[tuple[int, int, int]], turn: int) -> int:

@@ -26,6 +26,7 @@ from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.layout import IGNORED_LABEL
 from autopack.layout import pair as pairs
 from autopack.layout.batches import DocumentBatch
+from autopack.layout.forms import Form, Frame, Of
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half, Pair
 from autopack.layout.ways import CACHES, LAYOUT_KWARGS
@@ -120,7 +121,7 @@ class PairCall(Call):
                 continue
             if isinstance(value, torch.Tensor):
                 half = half_of(name, self.pair)
-                has_a_place = value.numel() == 1 or half is None or is_of(half, name, value)
+                has_a_place = value.numel() == 1 or half is None or form_in(half, name, value).of is Of.TOKEN
             else:
                 has_a_place = not isinstance(value, tuple | list | dict)
             known = name in self.entry.names or name in PASSED_ON or isinstance(value, bool | int | float | str)
@@ -165,11 +166,9 @@ def half_of(name: str, pair: Pair) -> Half | None:
     return pair.decoder if name.startswith("decoder_") or name == "labels" else pair.encoder
 
 
-def is_of(half: Half, name: str, value: torch.Tensor) -> bool:
-    """Whether a tensor has something for every token of a half."""
-    rows, columns = half.places.shape
-    shape = tuple(value.shape[:2])
-    return shape == (rows, columns) or (name.endswith("position_ids") and shape == (1, columns))
+def form_in(half: Half, name: str, value: Any) -> Form:
+    """The form of an argument of a half."""
+    return Frame(*half.places.shape).form_of(name, value)
 
 
 def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
@@ -183,8 +182,8 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
             if name in entry.names:
                 found[name] = None
             continue
-        if half is not None and isinstance(value, torch.Tensor) and is_of(half, name, value):
-            value = half.places.gather(value.expand(half.places.rows, *value.shape[1:]))
+        if half is not None and (form := form_in(half, name, value)).of is Of.TOKEN:
+            value = Frame(*half.places.shape).each(value, form, half.places.gather)
         found[name] = value
     states = call.arguments.get("encoder_outputs")
     if states is not None and pair.encoder is not None:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from autopack.calls.call import holds_tensors
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection.heads import RowHead
 from autopack.layout.batches import DocumentBatch
+from autopack.layout.forms import Frame, Of
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 
@@ -65,21 +65,18 @@ class DocumentArguments:
     ) -> dict[str, Any]:
         """The arguments with `of_token` applied to (rows, columns, ...) and `of_document` to (documents, ...)."""
 
+        frame = Frame(*self.shape, self.documents, tuple(self.head.labels))
+
         def change(name: str, value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                if holds_tensors(value):
-                    raise self._no_place(name, type(value).__name__)
-                return value
-            if name == "position_ids" and value.dim() >= 2:
-                value = value.expand(*value.shape[:-2], *self.shape)
-                return of_token(name, value) if value.dim() == 2 else torch.stack([of_token(name, v) for v in value])
-            if name not in self.head.labels and tuple(value.shape[:2]) == self.shape:
-                return of_token(name, value)
-            if value.dim() and len(value) == self.documents:
+            form = frame.form_of(name, value)
+            if form.of is Of.TOKEN:
+                return frame.each(value, form, lambda part: of_token(name, part))
+            if form.of is Of.DOCUMENT:
                 return of_document(value)
-            if value.numel() == 1:
+            if form.of is Of.CALL:
                 return value
-            raise self._no_place(name, f"a tensor of shape {tuple(value.shape)}")
+            tensor = isinstance(value, torch.Tensor)
+            raise self._no_place(name, f"a tensor of shape {tuple(value.shape)}" if tensor else type(value).__name__)
 
         return {name: change(name, value) for name, value in self.arguments.items()}
 

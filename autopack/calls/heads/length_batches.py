@@ -15,13 +15,11 @@ from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
 from autopack.layout import IGNORED_LABEL
 from autopack.layout.batches import DocumentBatch, by_length, items_of_share, mean_loss
+from autopack.layout.forms import FIELDS, Field
 from autopack.layout.host import host_values, recall
 from autopack.runtime.lockstep import with_idle
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Volume
-
-_OWN_TOKENS = {"logits": (), "start_logits": (1,), "end_logits": (1,), "hidden_states": (1,), "attentions": (2, 3)}
-"""Outputs of documents of one length, and their dimensions that are as long as the document."""
 
 
 class DocumentsAlone(Plan):
@@ -107,6 +105,8 @@ class DocumentsAlone(Plan):
     def _merge(self, name: str, parts: list[Any]) -> Any:
         if isinstance(parts[0], (tuple, list)):
             return tuple(self._merge(name, list(each)) for each in zip(*parts, strict=True))
+        field = FIELDS.get(name, Field(()))
+        parts = [p.movedim(field.rows, 0) if isinstance(p, torch.Tensor) and p.dim() > field.rows else p for p in parts]
         groups = zip(parts, self.groups, strict=True)
         if not all(isinstance(part, torch.Tensor) and len(part) == len(numbers) for part, numbers in groups):
             return None
@@ -115,15 +115,16 @@ class DocumentsAlone(Plan):
         lengths = [self.given.batch.lengths[numbers[0]] for numbers in self.groups]
         # Hidden states of latents are as many for every document (Perceiver).
         own = [
-            dimension
-            for dimension in _OWN_TOKENS.get(name, ())
-            if all(part.shape[dimension] == length for part, length in zip(parts, lengths, strict=True))
+            axis
+            for axis in field.tokens
+            if all(part.shape[axis] == length for part, length in zip(parts, lengths, strict=True))
         ]
         wide = [_widened(part, own, longest, fill) for part in parts]
         if len({part.shape[1:] for part in wide}) > 1:
             return None
         order = np.argsort(np.concatenate(self.groups), kind="stable")
-        return torch.cat(wide).index_select(0, torch.from_numpy(order).to(wide[0].device))
+        whole = torch.cat(wide).index_select(0, torch.from_numpy(order).to(wide[0].device))
+        return whole.movedim(0, field.rows)
 
 
 def _counted(labels: torch.Tensor | None, documents: int) -> np.ndarray:

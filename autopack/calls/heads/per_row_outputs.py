@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from autopack.calls.call import holds_tensors
 from autopack.errors import UnsupportedModel
 from autopack.layout.batches import DocumentBatch, by_length
+from autopack.layout.forms import Frame, Of, may_be_of_rows
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock
@@ -26,27 +26,12 @@ REASON = "the forward itself makes one result of every row"
 
 
 def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], most: int = 9) -> list[Any]:
-    """The names or places of the tensors of an output that may have a value for each row, as far as shapes can tell.
+    """The names or places of the tensors of an output that may have a value for each row; see `may_be_of_rows`.
 
-    `widths` are the sizes of the model's vectors: a tensor (rows, columns) with such a size may be vectors of rows.
-    Tensors of more than `most` dimensions are not looked at.
-    A loss is none, nor is what stands in tuples, which have a part for each layer.
+    What stands in tuples is none: they have a part for each layer.
     """
-    return [
-        name
-        for name, value in _parts(output)
-        if isinstance(value, torch.Tensor)
-        and value.is_floating_point()
-        and 0 < value.dim() <= most
-        and len(value) == rows
-        and name != "loss"
-        # Predictions of the next token are one fewer than columns; vectors may be as many by chance.
-        and (
-            value.dim() == 1
-            or value.shape[1] not in (columns, columns - 1)
-            or (value.dim() == 2 and value.shape[1] in widths)
-        )
-    ]
+    frame = Frame(rows, columns)
+    return [name for name, value in _parts(output) if may_be_of_rows(name, value, frame, widths, most)]
 
 
 def _parts(output: Any) -> Iterator[tuple[Any, Any]]:
@@ -119,11 +104,12 @@ def of_documents(
 def _spread(module: nn.Module, name: str, value: Any, batch: DocumentBatch) -> Any:
     """An argument of a packed row as that of documents as rows."""
     layout = batch.layout
-    if not isinstance(value, torch.Tensor) or value.numel() == 1:
-        if not holds_tensors(value):
-            return value
-    elif value.dim() >= 2 and value.shape[1] == layout.columns and len(value) in (1, layout.rows):
-        return batch.spread(value.expand(layout.rows, *value.shape[1:]))
+    frame = Frame(layout.rows, layout.columns, shared=True)
+    form = frame.form_of(name, value)
+    if form.of is Of.TOKEN:
+        return frame.each(value, form, batch.spread)
+    if form.of is Of.CALL:
+        return value
     raise UnsupportedModel(
         f"{type(module).__name__} makes one result of every row, so its documents are run alone, and autopack does not "
         f"know what of {name} belongs to which document. Leave it out, or run the documents one per row."
