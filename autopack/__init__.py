@@ -24,7 +24,7 @@ _PUBLIC = {
     "PackedBatchSampler": "autopack.packing.sampler",
     "PackedLayout": "autopack.layout.packed",
     "PackingCollator": "autopack.packing",
-    "Plan": "autopack.packing.plan",
+    "Plan": "autopack.packing.plans",
     "SiteDrift": "autopack.errors",
     "TrainerHandle": "autopack.enabling.handle",
     "UnsupportedModel": "autopack.errors",
@@ -39,7 +39,7 @@ _PUBLIC = {
     "pack": "autopack.packing.dataset",
     "pack_shards": "autopack.packing.shards",
     "pair_lengths": "autopack.packing.pairs",
-    "plan": "autopack.packing.plan",
+    "plan": "autopack.packing.plans",
     "register": "autopack.registry",
     "shard_files": "autopack.packing.shards",
     "shard_rows": "autopack.packing.sequence_parallel",
@@ -92,8 +92,8 @@ if TYPE_CHECKING:
     from autopack.packing.loss import weighted_loss as weighted_loss
     from autopack.packing.pairs import pair_lengths as pair_lengths
     from autopack.packing.pairs import weigh_pairs as weigh_pairs
-    from autopack.packing.plan import Plan as Plan
-    from autopack.packing.plan import plan as plan
+    from autopack.packing.plans import Plan as Plan
+    from autopack.packing.plans import plan as plan
     from autopack.packing.sampler import PackedBatchSampler as PackedBatchSampler
     from autopack.packing.sequence_parallel import shard_rows as shard_rows
     from autopack.packing.shards import pack_shards as pack_shards

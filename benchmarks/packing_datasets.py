@@ -6,12 +6,12 @@
 An arrow dataset of token lists (`input_ids` and `labels`, int32), documents like FLAN's, is packed from disk to disk.
 Arms, interleaved in one process, each writing anew every time:
 
-* `autopack`: `autopack.pack(dataset, capacity)`: best-fit decreasing over all documents, with `position_ids`.
+* `autopack`: `autopack.pack(dataset, max_length)`: best-fit decreasing over all documents, with `position_ids`.
 * `autopack, no positions`: the same columns as TRL's: `position_ids=False`.
-* `trl`: `trl.pack_dataset(dataset, capacity, strategy="bfd")`: best-fit decreasing of every 1000 documents.
+* `trl`: `trl.pack_dataset(dataset, max_length, strategy="bfd")`: best-fit decreasing of every 1000 documents.
 * `autopack, cached`: the call that finds its file.
-* `trl wrapped`: `strategy="wrapped"`: the documents of every 1000, end to end, cut every `capacity` tokens.
-* `fixed_length`: `autopack.pack(dataset, capacity, "fixed_length")`: those of all, with `position_ids`, `seq_lengths`,
+* `trl wrapped`: `strategy="wrapped"`: the documents of every 1000, end to end, cut every `max_length` tokens.
+* `fixed_length`: `autopack.pack(dataset, max_length, "fixed_length")`: of all, with `position_ids`, `seq_lengths`,
   and the first label of each document masked.
 * `fixed_length, no positions`: without `position_ids`.
 * `fixed_length, as trl`: without masks too, so with the columns of TRL's rows and `seq_lengths`.
@@ -60,7 +60,7 @@ def build(folder: str, documents: int, seed: int) -> Any:
     return datasets.load_from_disk(folder)
 
 
-def facts(dataset: Any, capacity: int, documents: bool) -> dict[str, Any]:
+def facts(dataset: Any, max_length: int, documents: bool) -> dict[str, Any]:
     """Rows, fill, and what has to be the same in arms that are compared: tokens, a sum over every token's value, and
     the documents, unless they are cut."""
     import pyarrow.compute as pc
@@ -74,7 +74,7 @@ def facts(dataset: Any, capacity: int, documents: bool) -> dict[str, Any]:
         same |= {"documents": len(lengths), "lengths": np.bincount(lengths).tolist()}
     return {
         "rows": len(dataset),
-        "fill": tokens / (len(dataset) * capacity),
+        "fill": tokens / (len(dataset) * max_length),
         "same": same,
     }
 
@@ -83,7 +83,7 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=200_000)
-    parser.add_argument("--capacity", type=int, default=4096)
+    parser.add_argument("--max-length", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", help="where to put the dataset, which takes 2 GB (a temporary folder)")
@@ -100,26 +100,26 @@ def main() -> None:
     where |= {name: module.__version__ for name, module in (("datasets", datasets), ("trl", trl))}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         dataset = build(os.path.join(folder, "documents"), options.documents, options.seed)
-        capacity = options.capacity
-        autopack.pack(dataset, capacity, num_proc=None)  # the file that the cached arm finds
+        max_length = options.max_length
+        autopack.pack(dataset, max_length, num_proc=None)  # the file that the cached arm finds
 
         def fixed_length(**options: Any) -> Any:
-            return autopack.pack(dataset, capacity, "fixed_length", **options, **ANEW)
+            return autopack.pack(dataset, max_length, "fixed_length", **options, **ANEW)
 
         arms = {
-            "autopack": lambda: autopack.pack(dataset, capacity, **ANEW),
-            "autopack, no positions": lambda: autopack.pack(dataset, capacity, position_ids=False, **ANEW),
-            "trl": lambda: trl.pack_dataset(dataset, capacity, strategy="bfd", map_kwargs=ANEW),
+            "autopack": lambda: autopack.pack(dataset, max_length, **ANEW),
+            "autopack, no positions": lambda: autopack.pack(dataset, max_length, position_ids=False, **ANEW),
+            "trl": lambda: trl.pack_dataset(dataset, max_length, strategy="bfd", map_kwargs=ANEW),
             "fixed_length": lambda: fixed_length(),
             "fixed_length, no positions": lambda: fixed_length(position_ids=False),
             "fixed_length, as trl": lambda: fixed_length(position_ids=False, mask_first_label=False),
-            "trl wrapped": lambda: trl.pack_dataset(dataset, capacity, strategy="wrapped", map_kwargs=ANEW),
+            "trl wrapped": lambda: trl.pack_dataset(dataset, max_length, strategy="wrapped", map_kwargs=ANEW),
         }
-        found = {n: facts(arm(), capacity, PEERS.get(n, n) == "trl") for n, arm in arms.items()}
+        found = {n: facts(arm(), max_length, PEERS.get(n, n) == "trl") for n, arm in arms.items()}
         same = {name: found[name].pop("same") for name in arms}
         for name in arms:
             assert same[name] == same[PEERS.get(name, name)], f"the rows of {name} hold other documents than TRL's"
-        arms["autopack, cached"] = lambda: autopack.pack(dataset, capacity)
+        arms["autopack, cached"] = lambda: autopack.pack(dataset, max_length)
         times = interleave.interleave(arms, options.rounds)
     ratios = {
         name: {s: times[peer][s] / times[name][s] for s in ("median", "min", "cpu median")}
@@ -130,7 +130,7 @@ def main() -> None:
         interleave.heading(where),
         f"datasets {where['datasets']}, trl {where['trl']}",
         "",
-        f"{options.documents:,} documents, {same['trl']['tokens']:,} tokens, rows of {capacity:,}, from disk to disk",
+        f"{options.documents:,} documents, {same['trl']['tokens']:,} tokens, rows of {max_length:,}, from disk to disk",
         f"{'':<28}{'median':>9}{'min':>9}{'cpu':>9}{'rows':>9}{'fill':>8}{'x trl':>8}{'min':>8}{'cpu':>8}",
     ]
     for name in arms:

@@ -135,7 +135,7 @@ def one_row(documents: Sequence[np.ndarray], pieces: list[Piece], shape: Shape) 
 
 def rows(documents: Sequence[np.ndarray], pieces: list[Piece], shape: Shape) -> dict[str, Any]:
     """Packed rows of `max_length` tokens, with positions that restart: a call of an enabled model."""
-    collate = autopack.PackingCollator(max_tokens=shape.max_length)
+    collate = autopack.PackingCollator(max_length=shape.max_length)
     return collate([{"input_ids": ids} for ids in _ids(documents, pieces)])
 
 

@@ -45,6 +45,6 @@ def llamafactory(path: Path | None) -> tuple[Knapsack, str] | None:
     return module.greedy_knapsack, version
 
 
-def packed(knapsack: Knapsack, batches: list[list[int]], capacity: int) -> int:
+def packed(knapsack: Knapsack, batches: list[list[int]], max_length: int) -> int:
     """The rows that LLaMA-Factory makes of lengths, batch by batch."""
-    return sum(len(knapsack(list(batch), capacity)) for batch in batches)
+    return sum(len(knapsack(list(batch), max_length)) for batch in batches)

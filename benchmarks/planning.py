@@ -6,7 +6,7 @@
 
 The second is a first look. The third has arms of LLaMA-Factory, as `pip download llamafactory --no-deps` gets it.
 
-Lengths like those of FLAN_20k: lognormal, of mean 471 before they are clipped at 4096, which is the capacity. One
+Lengths like those of FLAN_20k: lognormal, of mean 471 before they are clipped at 4096, which is the max_length. One
 thread.
 
 * **Strategies**: `autopack.plan` with each strategy; fill is the share of columns that hold tokens.
@@ -108,7 +108,7 @@ def measure_many_lengths(rounds: int, seed: int) -> dict[str, dict[str, Any]]:
 
 def measure_peak(count: int, arm: str, seed: int) -> dict[str, Any]:
     """Time and memory of one plan, in this process, which should be a fresh one."""
-    import autopack.packing.plan  # noqa: F401
+    import autopack.packing.plans  # noqa: F401
 
     lengths = flan_like(count, seed)
     before = _peak()
@@ -264,7 +264,7 @@ def main() -> None:
     result = {
         "benchmark": "planning",
         "origin": where,
-        "settings": {**settings, "mean": MEAN, "sigma": SIGMA, "capacity": CAPACITY},
+        "settings": {**settings, "mean": MEAN, "sigma": SIGMA, "max_length": CAPACITY},
         "strategies": measure_strategies(lengths, options.rounds),
         "many lengths": measure_many_lengths(options.rounds, options.seed),
         "memory": measure_peaks([n for n in (*counts, options.huge) if n], options.seed),
@@ -289,7 +289,7 @@ def describe(result: dict[str, Any]) -> str:
     lines = [
         interleave.heading(result["origin"]),
         "",
-        f"{count:,} lengths, mean {MEAN} before clipping, capacity {CAPACITY}; seconds",
+        f"{count:,} lengths, mean {MEAN} before clipping, max_length {CAPACITY}; seconds",
         f"{'strategy':<26}{'median':>9}{'min':>9}{'cpu':>9}{'rows':>10}{'fill':>10}",
     ]
     for arm, found in result["strategies"].items():

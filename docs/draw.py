@@ -127,8 +127,8 @@ def _map(axes: Axes, found: np.ndarray, theme: Theme, title: str) -> None:
 def plan(theme: Theme) -> Figure:
     """Rows of coloured documents: padded batches of eight, and what a plan makes of the same documents."""
     lengths = np.clip(np.random.default_rng(4).lognormal(4.4, 0.8, 32).astype(int), 12, 512)
-    capacity = 512
-    made = autopack.plan(lengths, capacity)
+    max_length = 512
+    made = autopack.plan(lengths, max_length)
     batches = [lengths[first : first + 8] for first in range(0, len(lengths), 8)]
     figure = Figure(figsize=(13, 5.2), layout="constrained", facecolor=theme["paper"])
     padded, packed, sizes = figure.subplots(1, 3, width_ratios=(5, 5, 4))
@@ -138,20 +138,20 @@ def plan(theme: Theme) -> Figure:
     computed = sum(len(batch) * batch.max() for batch in batches)
     _titled(padded, f"Padded batches of 8: {1 - lengths.sum() / computed:.0%} padding", theme)
     for row in range(len(made.bounds) - 1):
-        packed.barh(row, capacity, height=0.85, color=theme["padding"])
+        packed.barh(row, max_length, height=0.85, color=theme["padding"])
         left = 0
         for document, length in zip(made.documents[made.pieces(row)], made.lengths[made.pieces(row)], strict=True):
             color = DOCUMENTS[document % len(DOCUMENTS)]
             packed.barh(row, length, left=left, height=0.85, color=color, edgecolor=theme["paper"], linewidth=1)
             left += int(length)
-    _titled(packed, f"autopack.plan, rows of {capacity}: {1 - made.fill:.1%} empty", theme)
+    _titled(packed, f"autopack.plan, rows of {max_length}: {1 - made.fill:.1%} empty", theme)
     for axes, rows in ((padded, len(lengths)), (packed, len(made.bounds) - 1)):
-        axes.set(yticks=[], xlim=(0, capacity + 4), ylim=(rows - 0.4, -0.6))
+        axes.set(yticks=[], xlim=(0, max_length + 4), ylim=(rows - 0.4, -0.6))
         axes.set_xlabel("tokens", color=theme["faint"], fontsize=12)
     drawn = np.random.default_rng(5).lognormal(4.4, 0.8, 40000).astype(int)
-    drawn = drawn[(drawn >= 12) & (drawn <= capacity)][:32000]
+    drawn = drawn[(drawn >= 12) & (drawn <= max_length)][:32000]
     longest = np.repeat(drawn.reshape(-1, 8).max(axis=1), 8)
-    bins = np.arange(0, capacity + 1, 16)
+    bins = np.arange(0, max_length + 1, 16)
     for values, color, said in (
         (longest, theme["padding"], "columns in a batch of 8"),
         (drawn, DOCUMENTS[0], "tokens"),
@@ -161,7 +161,7 @@ def plan(theme: Theme) -> Figure:
     sizes.margins(y=0.22)
     _titled(sizes, "32,000 documents: where the work is", theme)
     sizes.set_xlabel("length of a document, and of its row", color=theme["faint"], fontsize=12)
-    sizes.set(yticks=[], xlim=(0, capacity + 4))
+    sizes.set(yticks=[], xlim=(0, max_length + 4))
     return figure
 
 

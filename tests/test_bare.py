@@ -82,7 +82,7 @@ def test_a_model_is_enabled_audited_and_called(bare):
         "assert handle.tally.batches == 1, str(handle.tally)\n"
         "try: autopack.pack(documents, 16)\n"
         "except ImportError as error: assert 'autopack[data]' in str(error)\n"
-        "assert list(autopack.PackedBatchSampler([5, 9, 3], max_tokens=16))\n"
+        "assert list(autopack.PackedBatchSampler([5, 9, 3], max_length=16))\n"
         "handle.remove()\n"
     )
     finished = bare("-c", script)

@@ -9,7 +9,7 @@ from typing import get_args
 
 from autopack.commands import check_drawable, positive, whole_number
 from autopack.packing.lengths import Overflow
-from autopack.packing.plan import Strategy
+from autopack.packing.plans import Strategy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from autopack.packing.balance import CostModel
-from autopack.packing.plan import Plan
+from autopack.packing.plans import Plan
 
 Order = Literal["random", "grouped"]
 MEGABATCHES = 50
@@ -25,7 +25,7 @@ class Arm:
         order: of the documents of padded batches: `"random"`, or `"grouped"` by length as transformers'
             `group_by_length` does; None for others.
         rows: padded rows, or packed rows.
-        tokens: columns that are computed, padding among them; rows of a plan are padded to the capacity.
+        tokens: columns that are computed, padding among them; rows of a plan are padded to `max_length`.
         padding: the share of those that is padding.
         pairs: pairs of columns that attention computes, the sum of squared lengths; causal attention needs half.
         cost: by the cost model, in tokens.
@@ -68,7 +68,7 @@ def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
 
 
 def packed_arm(made: Plan, cost: CostModel) -> Arm:
-    """Rows of a plan, each padded to the capacity."""
+    """Rows of a plan, each padded to `max_length`."""
     price = float(cost(made.lengths).sum()) + cost.linear * made.padding
-    tokens, pairs = len(made) * made.capacity, int((made.lengths * made.lengths).sum())
+    tokens, pairs = len(made) * made.max_length, int((made.lengths * made.lengths).sum())
     return Arm(made.strategy, None, None, len(made), tokens, made.padding / tokens, pairs, price)

@@ -102,7 +102,7 @@ def share(costs: np.ndarray) -> np.ndarray:
 def complete(
     pieces: Pieces,
     bounds: np.ndarray,
-    capacity: int,
+    max_length: int,
     limit: int,
     ranks: int,
     cost: CostModel | None,
@@ -126,7 +126,7 @@ def complete(
     best, pooled, chosen = _worst(cost.of_rows(pieces.lengths, divided, pieces.squares), ranks), 0, None
     for taken in range(-missing % ranks or ranks, min(rows, POOLS * ranks) + 1, ranks):
         pool = members(bounds, np.sort(cheap[:taken]))
-        dealt = _deal(pieces, pool, cost, taken + missing, capacity, limit)
+        dealt = _deal(pieces, pool, cost, taken + missing, max_length, limit)
         if dealt is not None:
             again = pieces.take(np.concatenate(dealt))
             of_dealt = cost.of_rows(again.lengths, bounds_of([len(row) for row in dealt]), again.squares)
@@ -174,7 +174,7 @@ def _divide(bounds: np.ndarray, missing: int, ranks: int) -> np.ndarray:
 
 
 def _deal(
-    pieces: Pieces, members: np.ndarray, cost: CostModel, rows: int, capacity: int, limit: int
+    pieces: Pieces, members: np.ndarray, cost: CostModel, rows: int, max_length: int, limit: int
 ) -> list[np.ndarray] | None:
     """Deals documents out to so many rows: the costliest first, each into the cheapest row that has room.
 
@@ -189,7 +189,7 @@ def _deal(
     heap = [(0.0, 0, row) for row in range(rows)]
     for document, size, price in zip(members.tolist(), sizes, prices.tolist(), strict=True):
         passed = []
-        while heap and (heap[0][1] + size > capacity or len(dealt[heap[0][2]]) >= limit):
+        while heap and (heap[0][1] + size > max_length or len(dealt[heap[0][2]]) >= limit):
             passed.append(heapq.heappop(heap))
         if not heap:
             return None

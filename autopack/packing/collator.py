@@ -32,6 +32,7 @@ from autopack.packing.checks import (
 from autopack.packing.examples import Example, check_alike, merge, read_example
 from autopack.packing.lengths import aligned, numbered
 from autopack.packing.media import join, read_pictures
+from autopack.packing.old_names import with_old_names
 from autopack.packing.places import Places, keep_positions, place, tokens_within
 from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, WEIGHINGS, Weighing, token_weights
 
@@ -45,6 +46,7 @@ CHOICES = {"labels": get_args(Labels), "overlong": get_args(Overlong), "return_t
 UNSHIFTED_HEADS = ("ForMaskedLM", "ForTokenClassification", "ForPreTraining", "WithLMHeadModel")
 
 
+@with_old_names(max_tokens="max_length")
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PackingCollator:
     """Concatenates the examples of a mini-batch into packed rows.
@@ -54,7 +56,7 @@ class PackingCollator:
     result is a dict (of tensors an `autopack.HostBatch`, which a trainer moves to a device so that an enabled model
     need not read there where documents begin), with `B` rows of `T` columns:
 
-    * `input_ids` (B, T) int64; B is 1 unless `max_tokens` is set.
+    * `input_ids` (B, T) int64; B is 1 unless `max_length` is set.
     * `position_ids` (B, T) int64, restarting at `first_position` in every document. Those of an example are kept.
     * `labels` (B, T) int64 for labels per token, with the first of every document set to -100: no token of that
       document predicts it. Or (documents,) int64 for one integer or bool (a class) per document, (documents,) float32
@@ -79,16 +81,16 @@ class PackingCollator:
         mask_first_label: `False` keeps the first label of each document, for losses that do not shift (masked
             language models, token classification). Labels must then be given.
         first_position: where the positions of a document start: 0, or `padding_idx + 1` for RoBERTa-like models.
-        max_tokens: split the batch into rows of at most this many tokens, filled in order (next-fit, so documents
+        max_length: split the batch into rows of at most this many tokens, filled in order (next-fit, so documents
             keep their order), padded to the longest. By default there is one row.
-        overlong: what to do with an example of more than `max_tokens` tokens: `"error"`, or `"truncate"` its end.
+        overlong: what to do with an example of more than `max_length` tokens: `"error"`, or `"truncate"` its end.
         pad_to_multiple_of: pad the rows to a multiple of this.
         align: pad every document to a multiple of so many columns, as sequence and context parallelism want it. Its
             positions run on through that padding, and `cu_seq_lens` counts it as part of the document.
-        max_documents: the most documents of a row of `max_tokens`.
-        rows: give every batch just so many rows of just `max_tokens` columns, so that a compiled step sees one shape.
+        max_documents: the most documents of a row of `max_length`.
+        rows: give every batch just so many rows of just `max_length` columns, so that a compiled step sees one shape.
             With `max_documents` too, `cu_seq_lens_q` and `cu_seq_lens_k` have `rows * (max_documents + 1) + 1` elements
-            (the last are repeated: empty documents) and `max_length_q` is `max_tokens`.
+            (the last are repeated: empty documents) and `max_length_q` is `max_length`.
         pad_token_id: the padding token; nothing sees it, so any valid id serves. Padding has labels of -100 and is
             declared as documents of its own, none longer than the longest real one, so that positions stay in range.
         return_attention_mask: `False` leaves the padding declared by `position_ids` alone.
@@ -111,7 +113,7 @@ class PackingCollator:
     labels: Labels = "auto"
     mask_first_label: bool = True
     first_position: int = 0
-    max_tokens: int | None = None
+    max_length: int | None = None
     overlong: Overlong = "error"
     pad_to_multiple_of: int | None = None
     align: int = 1
@@ -130,18 +132,18 @@ class PackingCollator:
     def __post_init__(self) -> None:
         for name, choices in {**CHOICES, "loss_weights": WEIGHINGS}.items():
             check_in(name, getattr(self, name), choices)
-        for name in ("max_tokens", "pad_to_multiple_of", "max_documents", "rows"):
+        for name in ("max_length", "pad_to_multiple_of", "max_documents", "rows"):
             check_int(name, getattr(self, name), 1, optional=True)
         for name, least in {"align": 1, "first_position": 0, "pad_token_id": 0}.items():
             check_int(name, getattr(self, name), least)
         for name in ("pad_to_multiple_of", "align"):
-            if self.max_tokens and self.max_tokens % (getattr(self, name) or 1):
-                raise ValueError(f"max_tokens={self.max_tokens}: wanted a multiple of {name}={getattr(self, name)}")
+            if self.max_length and self.max_length % (getattr(self, name) or 1):
+                raise ValueError(f"max_length={self.max_length}: wanted a multiple of {name}={getattr(self, name)}")
         if self.align > 1 and not self.return_attention_mask:
             raise ValueError(f"align={self.align}: only the attention mask tells padding inside documents; return it")
         for name in ("max_documents", "rows"):
-            if getattr(self, name) and not self.max_tokens:
-                raise ValueError(f"{name}={getattr(self, name)}: is of rows of max_tokens, which is missing")
+            if getattr(self, name) and not self.max_length:
+                raise ValueError(f"{name}={getattr(self, name)}: is of rows of max_length, which is missing")
         check_names("drop_keys", self.drop_keys, "keys")
         object.__setattr__(self, "drop_keys", tuple(self.drop_keys))
 
@@ -223,7 +225,7 @@ class PackingCollator:
 
     def _read_all(self, examples: list[Any]) -> list[Example]:
         """The examples as arrays; as a single one where they go into one row and are nothing but documents."""
-        merged = None if self.max_tokens else merge(examples, self._ignored)
+        merged = None if self.max_length else merge(examples, self._ignored)
         return [self._read(*of) for of in enumerate(examples)] if merged is None else [merged]
 
     @property
@@ -236,14 +238,14 @@ class PackingCollator:
             index, example, self._ignored, self.loss_weights is not None, self.image_processor is not None
         )
         columns = int(aligned(read.lengths, self.align).sum())
-        if self.max_tokens and columns > self.max_tokens:
+        if self.max_length and columns > self.max_length:
             if self.overlong == "error":
                 of_columns = f" ({columns} with each document padded to a multiple of {self.align})" * (self.align > 1)
-                found = f"found {len(read)} tokens{of_columns} for rows of at most max_tokens={self.max_tokens}"
+                found = f"found {len(read)} tokens{of_columns} for rows of at most max_length={self.max_length}"
                 raise invalid(index, IDS, f"{found}; raise it, or pass overlong='truncate'")
             if read.media:
                 raise invalid(index, IDS, f"found {len(read)} tokens and {[*read.media]}, which are not cut with them")
-            read.truncate(tokens_within(read.lengths, self.align, self.max_tokens))
+            read.truncate(tokens_within(read.lengths, self.align, self.max_length))
         if self.max_documents and len(read.starts) > self.max_documents:
             found = f"found {len(read.starts)} documents for rows of at most {self.max_documents}"
             raise invalid(index, IDS, f"{found}; raise max_documents, or pack with it")

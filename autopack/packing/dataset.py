@@ -14,7 +14,7 @@ from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_in, check_int, check_names
 from autopack.packing.lengths import Overflow
-from autopack.packing.plan import Strategy
+from autopack.packing.plans import Strategy
 from autopack.packing.weights import WEIGHINGS, Weighing
 from autopack.version import __version__
 
@@ -188,7 +188,7 @@ def _write(dataset: Any, packing: Any, rows: Any, num_proc: int | None, load_fro
     folder = os.path.dirname(files[0]["filename"]) if files and caches else get_temporary_cache_files_directory()
     path = os.path.join(folder, f"cache-{fingerprint}.arrow")
     features = features_of(dataset, rows)
-    count, width = len(rows.plan), max(1, BLOCK // rows.plan.capacity)
+    count, width = len(rows.plan), max(1, BLOCK // rows.plan.max_length)
     packed = datasets.Dataset.from_dict({"row": np.arange(count)}).map(
         rows,
         batched=True,

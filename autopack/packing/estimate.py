@@ -17,12 +17,14 @@ from autopack.packing.arms import Arm, packed_arm, padded_arms
 from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_int
 from autopack.packing.lengths import LONGEST, Counts, Overflow, fit
-from autopack.packing.plan import Strategy, plan
+from autopack.packing.old_names import with_old_names
+from autopack.packing.plans import Strategy, plan
 from autopack.packing.sources import lengths_of
 
 PADDED, GROUPED, PACKED = "#b8bec7", "#8fc1cf", "#1f6f8b"
 
 
+@with_old_names(capacity="max_length")
 @dataclass(frozen=True, repr=False)
 class Estimate:
     """What packing would gain; `str()` is a table, and `found[name]` the packed arm of that name.
@@ -30,7 +32,7 @@ class Estimate:
     Attributes:
         lengths: (documents,) int64, tokens of each, after what `overflow` did.
         counts: what was given, and what was done to documents longer than a row.
-        capacity: the most tokens of a row.
+        max_length: the most tokens of a row.
         cost: the cost model.
         baseline: padded batches in random order, which the others are compared with.
         padded: padded batches of all sizes, in both orders.
@@ -39,7 +41,7 @@ class Estimate:
 
     lengths: np.ndarray
     counts: Counts
-    capacity: int
+    max_length: int
     cost: CostModel
     baseline: Arm
     padded: tuple[Arm, ...]
@@ -64,7 +66,7 @@ class Estimate:
         shares = {"min": 0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "max": 1}
         quantiles = np.quantile(self.lengths, list(shares.values())).tolist()
         return {
-            "capacity": self.capacity,
+            "max_length": self.max_length,
             "counts": asdict(self.counts),
             "lengths": {**dict(zip(shares, quantiles, strict=True)), "mean": float(self.lengths.mean())},
             "cost": asdict(self.cost),
@@ -89,7 +91,7 @@ class Estimate:
             for name, more in (("truncated", "truncated_tokens"), ("split", None), ("dropped", "dropped_tokens"))
             if getattr(counts, name)
         ]
-        longer = f"\nlonger than {self.capacity:,} tokens: {', '.join(over)}" if over else ""
+        longer = f"\nlonger than {self.max_length:,} tokens: {', '.join(over)}" if over else ""
         pairs = zip(self.padded[::2], self.padded[1::2], strict=True)
         paddings = [f"{r.batch_size:<22}{r.padding:>10.1%}{grouped.padding:>20.1%}" for r, grouped in pairs]
         grouped = next(a for a in self.padded if a.batch_size == baseline.batch_size and a.order == "grouped")
@@ -112,7 +114,7 @@ packed rows, against padded batches of {baseline.batch_size} in random order
 {"":<22}{"rows":>12}{"padding":>10}{"tokens saved":>14}{"attention saved":>17}{"speed-up":>10}
 {newline.join(gains)}
 
-Rows of plans hold at most {self.capacity:,} tokens and count as padded to that; attention stays inside documents,
+Rows of plans hold at most {self.max_length:,} tokens and count as padded to that; attention stays inside documents,
 which fixed_length cuts. Speed-up: cost of the padded batches over cost of the rows, where a column costs {column} and
 a pair of columns {pair}. Nothing was timed."""
 
@@ -150,7 +152,7 @@ a pair of columns {pair}. Nothing was timed."""
         speed.bar_label(bars, [f"{arm.speedup:.2f} x" for arm in compared], padding=3, fontsize=8)
         speed.invert_yaxis()
         speed.set(xlabel="expected speed", xlim=(0, 1.15 * max(arm.speedup for arm in compared)))
-        title = f"against padded batches of {self.baseline.batch_size}; rows of {self.capacity:,}"
+        title = f"against padded batches of {self.baseline.batch_size}; rows of {self.max_length:,}"
         speed.set_title(title, fontsize=10)
         for axes in (lengths, padding):
             axes.legend(frameon=False, fontsize=8)

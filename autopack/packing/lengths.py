@@ -153,38 +153,38 @@ def _place(index: int, found: np.ndarray) -> str:
     return "".join(f"[{int(number)}]" for number in np.unravel_index(index, found.shape))
 
 
-def fit(lengths: np.ndarray, capacity: int, overflow: Overflow) -> tuple[Pieces, Counts]:
+def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Pieces, Counts]:
     """Pieces that fit into a row, and what was done to make them fit."""
     count, tokens = len(lengths), int(lengths.sum())
-    documents, over = np.arange(count), lengths > capacity
+    documents, over = np.arange(count), lengths > max_length
     if not over.any():
         return Pieces(documents, zeros(count), lengths), Counts(count, tokens)
     number, tokens_over = int(over.sum()), int(lengths[over].sum())
     if overflow == "error":
         index = int(over.argmax())
         more = f" (and {number - 1:,} more are over)" if number > 1 else ""
-        found = f"lengths[{index}] is {lengths[index]}, over the {capacity} tokens of a row{more}"
-        raise InvalidPacking(f"{found}; raise the capacity, or pass overflow='truncate', 'split' or 'drop'")
+        found = f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row{more}"
+        raise InvalidPacking(f"{found}; raise max_length, or pass overflow='truncate', 'split' or 'drop'")
     if overflow == "truncate":
-        counts = Counts(count, tokens, truncated=number, truncated_tokens=tokens_over - number * capacity)
-        return Pieces(documents, zeros(count), np.minimum(lengths, capacity)), counts
+        counts = Counts(count, tokens, truncated=number, truncated_tokens=tokens_over - number * max_length)
+        return Pieces(documents, zeros(count), np.minimum(lengths, max_length)), counts
     if overflow == "drop":
         counts = Counts(count, tokens, dropped=number, dropped_tokens=tokens_over)
         return Pieces(documents[~over], zeros(count - number), lengths[~over]), counts
-    parts = -(-lengths // capacity)
-    owners, offsets = np.repeat(documents, parts), numbered(parts) * capacity
-    pieces = Pieces(owners, offsets, np.minimum(lengths[owners] - offsets, capacity))
+    parts = -(-lengths // max_length)
+    owners, offsets = np.repeat(documents, parts), numbered(parts) * max_length
+    pieces = Pieces(owners, offsets, np.minimum(lengths[owners] - offsets, max_length))
     return pieces, Counts(count, tokens, split=number)
 
 
-def cut(lengths: np.ndarray, capacity: int) -> tuple[Pieces, np.ndarray, Counts]:
-    """All documents end to end, cut every `capacity` tokens: pieces, bounds of rows, and documents cut."""
+def cut(lengths: np.ndarray, max_length: int) -> tuple[Pieces, np.ndarray, Counts]:
+    """All documents end to end, cut every `max_length` tokens: pieces, bounds of rows, and documents cut."""
     ends = np.cumsum(lengths)
     starts = ends - lengths
-    first, last = starts // capacity, (ends - 1) // capacity
+    first, last = starts // max_length, (ends - 1) // max_length
     parts = last - first + 1
     owners = np.repeat(np.arange(len(lengths)), parts)
     rows = numbered(parts) + first[owners]
-    begin = np.maximum(rows * capacity, starts[owners])
-    pieces = Pieces(owners, begin - starts[owners], np.minimum((rows + 1) * capacity, ends[owners]) - begin)
+    begin = np.maximum(rows * max_length, starts[owners])
+    pieces = Pieces(owners, begin - starts[owners], np.minimum((rows + 1) * max_length, ends[owners]) - begin)
     return pieces, bounds_of(np.bincount(rows)), Counts(len(lengths), int(ends[-1]), split=int((parts > 1).sum()))

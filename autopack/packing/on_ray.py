@@ -41,7 +41,7 @@ from autopack.packing.parts import (
     tables,
     total,
 )
-from autopack.packing.plan import Plan
+from autopack.packing.plans import Plan
 from autopack.packing.rows import Packing, Rows
 
 NUMBER, TOKENS, PIECES, SHARD = (f"autopack_{name}" for name in ("number", "tokens", "pieces", "shard"))
@@ -149,7 +149,7 @@ def _write_blocks(data: Any, packing: Any, folder: Folder, num_shards: int | Non
     return _finished(folder, found, len(found), packing.max_length, total(counts))
 
 
-def _finished(folder: Folder, found: list[dict[str, Any]], count: int, capacity: int, counts: Counts) -> Shards:
+def _finished(folder: Folder, found: list[dict[str, Any]], count: int, max_length: int, counts: Counts) -> Shards:
     names = [part["name"] for part in found]
     if len(names) != count:
         raise RuntimeError(f"path={folder.path!r}: Ray has written {len(names)} of {count} shards")
@@ -157,7 +157,7 @@ def _finished(folder: Folder, found: list[dict[str, Any]], count: int, capacity:
         way = "name a folder that all workers and this process reach"
         raise ValueError(f"path={folder.path!r}: workers wrote shards that are not here; {way}")
     rows, tokens = (sum(part[name] for part in found) for name in ("rows", "written"))
-    return Shards(tuple(map(folder.address, names)), rows, tokens, capacity, counts)
+    return Shards(tuple(map(folder.address, names)), rows, tokens, max_length, counts)
 
 
 def _gather(blocks: list[Any], packing: Any) -> tuple[np.ndarray, list[int], pa.Schema]:

@@ -21,7 +21,8 @@ from pyarrow import fs
 from autopack.errors import InvalidPacking
 from autopack.packing.checks import LENGTHS, is_int
 from autopack.packing.lengths import LONGEST, Counts, bounds_of
-from autopack.packing.plan import ARRAYS, Plan
+from autopack.packing.old_names import with_old_names
+from autopack.packing.plans import ARRAYS, Plan
 from autopack.packing.rows import Packing, Rows
 from autopack.version import __version__
 
@@ -35,29 +36,30 @@ SET = b"autopack"
 """Of the metadata of a shard: whose it is, the same in all shards of a set."""
 
 
+@with_old_names(capacity="max_length")
 @dataclass(frozen=True)
 class Shards:
-    """What was written: `files`, in the order of their rows; how many `rows` of at most `capacity` tokens they have and
-    how many `tokens`; and `counts`, of the documents that were planned for all shards."""
+    """What was written: `files`, in the order of their rows; how many `rows` of at most `max_length` tokens they have
+    and how many `tokens`; and `counts`, of the documents that were planned for all shards."""
 
     files: tuple[str, ...]
     rows: int
     tokens: int
-    capacity: int
+    max_length: int
     counts: Counts
 
     @property
     def fill(self) -> float:
-        """The share of all columns that hold tokens, if every row is padded to the capacity."""
-        return self.tokens / (self.rows * self.capacity)
+        """The share of all columns that hold tokens, if every row is padded to `max_length`."""
+        return self.tokens / (self.rows * self.max_length)
 
     @property
     def padding(self) -> int:
-        """Columns without a token, if every row is padded to the capacity."""
-        return self.rows * self.capacity - self.tokens
+        """Columns without a token, if every row is padded to `max_length`."""
+        return self.rows * self.max_length - self.tokens
 
     def __repr__(self) -> str:
-        rows = f"{self.rows:,} rows of {self.capacity:,} tokens in {len(self.files):,} files"
+        rows = f"{self.rows:,} rows of {self.max_length:,} tokens in {len(self.files):,} files"
         return f"Shards({rows}, fill {self.fill:.4f}, padding {self.padding:,})"
 
 
@@ -213,15 +215,15 @@ def check_sizes(plan: Plan, edges: np.ndarray) -> None:
         raise ValueError(f"num_shards={len(edges) - 1}: found {tokens:,} tokens in a shard; ask for {least} or more")
 
 
-def spans(rows: int, capacity: int) -> list[tuple[int, int]]:
+def spans(rows: int, max_length: int) -> list[tuple[int, int]]:
     """So many rows, about a million tokens at a time: the first of each time, and its end."""
-    width = max(1, BLOCK // capacity)
+    width = max(1, BLOCK // max_length)
     return [(first, min(first + width, rows)) for first in range(0, rows, width)]
 
 
 def tables(rows: Rows) -> Iterator[pa.Table]:
     """The rows of a plan, about a million tokens at a time."""
-    return (rows.table(*span) for span in spans(len(rows.plan), rows.plan.capacity))
+    return (rows.table(*span) for span in spans(len(rows.plan), rows.plan.max_length))
 
 
 def check_count(plan: Plan, documents: int) -> None:
@@ -245,9 +247,9 @@ def check_lengths(plan: Plan, found: np.ndarray, planned: np.ndarray, numbers: n
     """
     same = found == planned
     if plan.counts.truncated:
-        same |= (planned == plan.capacity) & (found > plan.capacity)
+        same |= (planned == plan.max_length) & (found > plan.max_length)
     if plan.counts.dropped:
-        same |= (planned == 0) & (found > plan.capacity)
+        same |= (planned == 0) & (found > plan.max_length)
     if not same.all():
         index = int(same.argmin())
         number = index if numbers is None else int(numbers[index])

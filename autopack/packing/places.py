@@ -19,7 +19,7 @@ class Shape(Protocol):
     """The options of `PackingCollator` that decide the shape of a batch."""
 
     @property
-    def max_tokens(self) -> int | None: ...
+    def max_length(self) -> int | None: ...
     @property
     def pad_to_multiple_of(self) -> int | None: ...
     @property
@@ -70,13 +70,13 @@ def place(examples: list[Example], shape: Shape) -> Places:
     taken = aligned(lengths, shape.align)
     documents = bounds_of([len(e.starts) for e in examples])  # of the documents of each example
     columns = np.add.reduceat(taken, documents[:-1])
-    rows = next_fit(columns, shape.max_tokens or int(columns.sum()), _examples_per_row(documents, shape.max_documents))
+    rows = next_fit(columns, shape.max_length or int(columns.sum()), _examples_per_row(documents, shape.max_documents))
     used = np.add.reduceat(columns, rows[:-1])
     if shape.rows and len(used) > shape.rows:
-        found = f"{documents[-1]} documents of {lengths.sum()} tokens take {len(used)} rows of {shape.max_tokens}"
+        found = f"{documents[-1]} documents of {lengths.sum()} tokens take {len(used)} rows of {shape.max_length}"
         raise InvalidPacking(f"rows={shape.rows}: {found}; raise it, or make smaller batches (PackedBatchSampler does)")
-    if shape.rows and shape.max_tokens:
-        used, width = np.append(used, np.zeros(shape.rows - len(used), used.dtype)), shape.max_tokens
+    if shape.rows and shape.max_length:
+        used, width = np.append(used, np.zeros(shape.rows - len(used), used.dtype)), shape.max_length
     else:
         width = int(used.max()) + -int(used.max()) % (shape.pad_to_multiple_of or 1)
 

@@ -17,7 +17,7 @@ from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import COMPLETION_KEYS, IDS, LENGTHS, POSITIONS, invalid
 from autopack.packing.documents import Documents, Values, empty, from_columns
 from autopack.packing.media import put_back, set_aside
-from autopack.packing.plan import Plan, plan
+from autopack.packing.plans import Plan, plan
 from autopack.packing.strategies import ORDERED
 from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing, token_weights
 
@@ -161,7 +161,7 @@ class Packing:
         try:
             return plan(lengths, self.max_length, **self.planned | changes)
         except InvalidPacking as error:
-            message = str(error).replace("lengths[", "example [").replace("raise the capacity", "raise max_length")
+            message = str(error).replace("lengths[", "example [")
             raise InvalidPacking(message) from error
 
     def rows(self, documents: Documents) -> Rows:

@@ -16,7 +16,8 @@ from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, share
 from autopack.packing.checks import check_int
 from autopack.packing.lengths import LONGEST, read
-from autopack.packing.plan import Plan, Strategy, plan
+from autopack.packing.old_names import with_old_names
+from autopack.packing.plans import Plan, Strategy, plan
 from autopack.packing.strategies import ORDERED, permutation
 
 logger = logging.getLogger(__name__)
@@ -25,11 +26,12 @@ DRAWN = ("multipack", "random")
 _ATTEMPTS = 16
 
 
+@with_old_names(max_tokens="max_length")
 class PackedBatchSampler:
     """Yields batches of indices into a map-style data set: the documents of one packed row, or of several.
 
     Use it as `batch_sampler` of a `DataLoader`, with `PackingCollator()` as `collate_fn` to make the batch one row, or
-    `PackingCollator(max_tokens=...)` with the same `max_tokens` to make it rows of that many tokens, at most as many
+    `PackingCollator(max_length=...)` with the same `max_length` to make it rows of that many tokens, at most as many
     as `rows_per_batch`.
 
     Every epoch has every document once, over all ranks together, and the same number of batches on every rank: some
@@ -47,14 +49,14 @@ class PackedBatchSampler:
     Args:
         lengths: tokens of each document, as in `autopack.plan`, or of each of its sequences: of pairs, what
             `autopack.pair_lengths` gives. A batch of pairs is for the collator of their trainer.
-        max_tokens: the most tokens of a row.
+        max_length: the most tokens of a row.
         rows_per_batch: rows of a batch; the last of an epoch may have fewer.
         strategy: as in `autopack.plan`, but not `"fixed_length"`. `"sequential"` and `"sorted"` keep their order in
             every epoch; the others are drawn anew. With `"multipack"` and `"random"`, which need now more rows and now
             fewer, epochs have about a hundredth more rows than the first would need.
         seed: with the epoch, what all that is random comes from.
         overflow: `"error"` refuses documents longer than a row; `"drop"` leaves them out; `"truncate"` yields them for
-            a collator that cuts off their end (`PackingCollator(max_tokens=..., overlong="truncate")`).
+            a collator that cuts off their end (`PackingCollator(max_length=..., overlong="truncate")`).
         max_documents: the most documents of a row.
         cost: what a row costs, so that all ranks have like work in every step. `None` leaves steps as the strategy
             made them. `"auto"` is `CostModel()` for `"best_fit"`, `"first_fit"` and `"random"`, else `None`.
@@ -74,7 +76,7 @@ class PackedBatchSampler:
     def __init__(
         self,
         lengths: Any,
-        max_tokens: int,
+        max_length: int,
         *,
         rows_per_batch: int = 1,
         strategy: Strategy = "best_fit",
@@ -90,14 +92,14 @@ class PackedBatchSampler:
         for name, value, way in (("strategy", strategy, "fixed_length"), ("overflow", overflow, "split")):
             if value == way:
                 raise ValueError(f"{name}={value!r} cuts documents, which indices cannot say: use autopack.pack")
-        check_int("max_tokens", max_tokens, 1, most=LONGEST)
+        check_int("max_length", max_length, 1, most=LONGEST)
         check_int("rows_per_batch", rows_per_batch, 1)
         check_int("seed", seed, 0)
         if isinstance(cost, str):
             if cost != "auto":
                 raise ValueError(f"cost={cost!r}: wanted 'auto', an autopack.CostModel, or None")
             cost = None if strategy in (*ORDERED, "multipack") else CostModel()
-        self.max_tokens, self.rows_per_batch, self.drop_last = max_tokens, rows_per_batch, drop_last
+        self.max_length, self.rows_per_batch, self.drop_last = max_length, rows_per_batch, drop_last
         self.num_replicas, self.rank = _ranks(num_replicas, rank)
         self._lengths, self._seed = read(lengths, sequences=True), seed
         self._options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "max_documents": max_documents}
@@ -107,7 +109,7 @@ class PackedBatchSampler:
         counts = self.plan.counts
         if counts.dropped:
             message = "%d documents of %d are longer than %d tokens and are left out"
-            logger.warning(message, counts.dropped, counts.documents, max_tokens)
+            logger.warning(message, counts.dropped, counts.documents, max_length)
 
     def _draw(self, epoch: int) -> None:
         """Makes the plan of this epoch, and the table of its rows: step by step, rank by rank."""
@@ -143,24 +145,24 @@ class PackedBatchSampler:
         """The plan of an epoch, of as many rows as those of all others."""
         ranks, options = self.num_replicas, self._options
         if self._wanted is None:
-            made = plan(self._lengths, self.max_tokens, seed=seed, ranks=ranks, **options)
+            made = plan(self._lengths, self.max_length, seed=seed, ranks=ranks, **options)
             documents = len(made.documents)
             if not documents:
-                found = f"all {len(self._lengths):,} documents are longer than max_tokens={self.max_tokens:,}"
+                found = f"all {len(self._lengths):,} documents are longer than max_length={self.max_length:,}"
                 raise InvalidPacking(f"{found}, and overflow='drop' leaves none; raise it")
             if documents < ranks:  # rows of several documents would be repeated as a whole
-                return plan(self._lengths, self.max_tokens, seed=seed, **options | {"max_documents": 1})
+                return plan(self._lengths, self.max_length, seed=seed, **options | {"max_documents": 1})
             if options["strategy"] not in DRAWN:
                 return made
             steps = len(made) // ranks
             self._wanted = min(steps + -(-steps // 100), documents // ranks) * ranks
         for again in (seed, *np.random.SeedSequence(seed).generate_state(_ATTEMPTS, np.uint64).tolist()):
             try:
-                return plan(self._lengths, self.max_tokens, seed=again, ranks=ranks, rows=self._wanted, **options)
+                return plan(self._lengths, self.max_length, seed=again, ranks=ranks, rows=self._wanted, **options)
             except InvalidPacking:  # this draw needs more rows
                 continue
         logger.warning("epoch %d needs more than %d rows, so it has more steps than others", self.epoch, self._wanted)
-        return plan(self._lengths, self.max_tokens, seed=seed, ranks=ranks, **options)
+        return plan(self._lengths, self.max_length, seed=seed, ranks=ranks, **options)
 
     def __len__(self) -> int:
         """Batches of this rank in this epoch, from its beginning; those of all ranks where accelerate asks."""
@@ -181,7 +183,7 @@ class PackedBatchSampler:
                 yield np.concatenate([chosen[row] for row in rows[step, rank].tolist() if row >= 0]).tolist()
 
     def __repr__(self) -> str:
-        size = f"{len(self._rows):,} steps of {self.rows_per_batch} x {self.max_tokens:,} tokens"
+        size = f"{len(self._rows):,} steps of {self.rows_per_batch} x {self.max_length:,} tokens"
         ranks = f"on each of {self.num_replicas} ranks, this is rank {self.rank}; fill {self.plan.fill:.4f}"
         return f"PackedBatchSampler({self._options['strategy']}, epoch {self.epoch}: {size} {ranks})"
 
@@ -213,6 +215,8 @@ class PackedBatchSampler:
         """The next iteration yields what remained; raises `InvalidPacking` for the state of another sampler."""
         try:
             epoch, step, theirs = state["epoch"], state["step"], dict(state["made_of"])
+            if "max_tokens" in theirs:  # as it was called in states of the release before
+                theirs["max_length"] = theirs.pop("max_tokens")
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidPacking(f"wanted what PackedBatchSampler.state_dict gave, found {state!r}") from error
         ours = self._made_of()
@@ -237,7 +241,7 @@ class PackedBatchSampler:
         return made.hexdigest()
 
     def _made_of(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"lengths": self._digest, "max_tokens": int(self.max_tokens)}
+        found: dict[str, Any] = {"lengths": self._digest, "max_length": int(self.max_length)}
         found |= {"rows_per_batch": self.rows_per_batch, "seed": int(self._seed), "num_replicas": self.num_replicas}
         cost, align = self._options["cost"], self._options["align"]
         found |= {"drop_last": self.drop_last, **self._options, "cost": cost and [cost.linear, cost.quadratic]}

@@ -19,7 +19,7 @@ from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_int
 from autopack.packing.dataset import features_of, prepare
 from autopack.packing.lengths import Overflow
-from autopack.packing.plan import Plan, Strategy
+from autopack.packing.plans import Plan, Strategy
 from autopack.packing.weights import Weighing
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _is_of(module: str, name: str, dataset: Any) -> bool:
 
 def _check(packing: Any, plan: Any, num_shards: int | None, shard: int | None) -> None:
     """Raises `ValueError` for options of `pack_shards` that contradict each other."""
-    from autopack.packing.plan import plan as make
+    from autopack.packing.plans import plan as make
 
     check_int("num_shards", num_shards, 1, optional=True)
     check_int("shard", shard, 0, optional=True)
@@ -166,8 +166,8 @@ def _check(packing: Any, plan: Any, num_shards: int | None, shard: int | None) -
         raise ValueError(
             f"{changed[0]}={packing.planned[changed[0]]!r}: a plan is given, which has its own; leave it out"
         )
-    if packing.max_length != plan.capacity:
-        raise ValueError(f"max_length={packing.max_length}: the plan is of rows of {plan.capacity} tokens")
+    if packing.max_length != plan.max_length:
+        raise ValueError(f"max_length={packing.max_length}: the plan is of rows of {plan.max_length} tokens")
 
 
 def _write_own(
@@ -229,7 +229,7 @@ def _gathered(dataset: Any, whole: Plan, chosen: Plan, packing: Any) -> Iterator
         raise nothing_left(whole.counts)
     take = Taker(dataset, carried(dataset.column_names, **packing.carried))
     planned, features = planned_lengths(whole), None
-    for first, end in spans(len(chosen), chosen.capacity):
+    for first, end in spans(len(chosen), chosen.max_length):
         part = chosen[first:end]
         numbers = np.unique(part.documents)
         with numbered(numbers):

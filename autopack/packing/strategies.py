@@ -138,7 +138,7 @@ class Rooms:
         return room, *taken
 
 
-def best_fit(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
+def best_fit(lengths: np.ndarray, max_length: int, limit: int, ranks: int, seed: int) -> Rows:
     """Best-fit decreasing: the longest document first, into the row with the least room that suffices.
 
     Rows of equal room and documents of equal length cannot be told apart, so that ranges of rows take documents
@@ -159,8 +159,8 @@ def best_fit(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: i
         while count:
             found = rooms.pop(size)
             if found is None:
-                fit = min(capacity // size, limit)
-                found = capacity, opened, opened + -(-count // fit), 0
+                fit = min(max_length // size, limit)
+                found = max_length, opened, opened + -(-count // fit), 0
                 opened = found[2]
             room, start, stop, held = found
             fit = min(room // size, limit - held)
@@ -190,9 +190,9 @@ FEW = 40
 class RowTree:
     """Rows with the room that is left in each, and above them the largest room of every two, four, eight, ... rows."""
 
-    def __init__(self, capacity: int, limit: int, rows: int):
+    def __init__(self, max_length: int, limit: int, rows: int):
         self.limit, self.held, self._leaves = limit, [0] * rows, 1 << (rows - 1).bit_length()
-        levels = [[capacity] * rows + [0] * (self._leaves - rows)]
+        levels = [[max_length] * rows + [0] * (self._leaves - rows)]
         while len(levels[-1]) > 1:
             levels.append(list(map(max, levels[-1][::2], levels[-1][1::2])))
         self._largest = [0, *chain.from_iterable(levels[::-1])]  # of 2 * i and 2 * i + 1 at i; the rows are at the end
@@ -234,7 +234,7 @@ class RowTree:
         return rows, taken
 
 
-def first_fit(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
+def first_fit(lengths: np.ndarray, max_length: int, limit: int, ranks: int, seed: int) -> Rows:
     """First-fit decreasing: the longest document first, into the first row that has room.
 
     Documents of equal length are placed together, in one of two ways, which have the same result: row by row, which
@@ -243,16 +243,16 @@ def first_fit(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: 
     """
     sizes, counts = per_length(lengths)
     # Of two rows that are not at the limit, the first document of the later one did not fit into the earlier one.
-    most = min(len(lengths), 2 * int(lengths.sum()) // capacity + len(lengths) // limit + 2)
+    most = min(len(lengths), 2 * int(lengths.sum()) // max_length + len(lengths) // limit + 2)
     row_by_row = ROW_BY_ROW * np.cumsum([0, *counts])
     at_once = (AT_ONCE + ALL_ROWS * most) * np.arange(len(sizes), -1, -1)
     turn = int(np.argmin(row_by_row + at_once))
-    tree = RowTree(capacity, limit, most)
+    tree = RowTree(max_length, limit, most)
     placed = [np.repeat(*np.array(tree.place(sizes[:turn], counts[:turn]), np.int64))]
     rooms, held = np.array(tree.rooms()), np.array(tree.held)
     opened = int(np.count_nonzero(held))
     for size, count in zip(sizes[turn:], counts[turn:], strict=True):
-        enough = opened + -(-count // min(capacity // size, limit))
+        enough = opened + -(-count // min(max_length // size, limit))
         rows = np.flatnonzero(rooms[:enough] >= size)
         fit = np.minimum(rooms[rows] // size, limit - held[rows])
         upto = np.cumsum(fit)
@@ -267,13 +267,13 @@ def first_fit(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: 
     return gather(descending(lengths, seed), np.concatenate(placed))
 
 
-def next_fit(lengths: np.ndarray, capacity: int, limit: int | np.ndarray) -> np.ndarray:
+def next_fit(lengths: np.ndarray, max_length: int, limit: int | np.ndarray) -> np.ndarray:
     """Bounds of rows that are filled in order, each until the next document does not fit.
 
     `limit` is the most documents of a row, or of the row that begins with each of them.
     """
     ends = np.cumsum(lengths)
-    following = np.searchsorted(ends, ends - lengths + capacity, side="right")
+    following = np.searchsorted(ends, ends - lengths + max_length, side="right")
     following = memoryview(np.minimum(following, np.arange(len(lengths)) + limit))
     bounds, at = [0], 0
     while at < len(lengths):
@@ -282,18 +282,18 @@ def next_fit(lengths: np.ndarray, capacity: int, limit: int | np.ndarray) -> np.
     return np.array(bounds)
 
 
-def in_order(of: OrderOf, lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
+def in_order(of: OrderOf, lengths: np.ndarray, max_length: int, limit: int, ranks: int, seed: int) -> Rows:
     """Next-fit in the order that a function makes of lengths and seed."""
     order = of(lengths, seed)
-    return order, next_fit(lengths[order], capacity, limit)
+    return order, next_fit(lengths[order], max_length, limit)
 
 
-def _into_rows(sizes: Sequence[int], capacity: int, limit: int, rows: int) -> list[int] | None:
+def _into_rows(sizes: Sequence[int], max_length: int, limit: int, rows: int) -> list[int] | None:
     """First-fit decreasing of documents of descending sizes: the row of each, or `None` where they do not fit."""
     if rows > FEW:
-        placed = RowTree(capacity, limit, rows).place(sizes, repeat(1))
+        placed = RowTree(max_length, limit, rows).place(sizes, repeat(1))
         return None if placed is None else placed[0]
-    rooms, held, found = [*repeat(capacity, rows), LONGEST], [0] * (rows + 1), list[int]()
+    rooms, held, found = [*repeat(max_length, rows), LONGEST], [0] * (rows + 1), list[int]()
     for size in sizes:
         row = 0
         while rooms[row] < size:
@@ -306,26 +306,26 @@ def _into_rows(sizes: Sequence[int], capacity: int, limit: int, rows: int) -> li
     return found
 
 
-def multipack(lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
+def multipack(lengths: np.ndarray, max_length: int, limit: int, ranks: int, seed: int) -> Rows:
     """A random order, cut into the longest stretches that first-fit decreasing fits into one row per rank.
 
     The method of the multipack sampler (github.com/imoneoi/multipack_sampler): every stretch is one step of all ranks.
     """
     if ranks == 1:
-        return in_order(shuffled, lengths, capacity, limit, ranks, seed)
+        return in_order(shuffled, lengths, max_length, limit, ranks, seed)
     ranks = min(ranks, len(lengths))
     order = shuffled(lengths, seed)
     sizes = lengths[order]
     ends = np.cumsum(sizes)
     at, opened, rows, steps = 0, 0, array("q"), []
     while at < len(sizes):
-        most = int(np.searchsorted(ends, ends[at] - sizes[at] + ranks * capacity, side="right")) - at
+        most = int(np.searchsorted(ends, ends[at] - sizes[at] + ranks * max_length, side="right")) - at
         most = min(most, limit * ranks)
         stretch = sizes[at : at + most].tolist()
         least, found, back = 0, list[int](), 0  # `least` documents fit, as in `found`; `most + 1` are too many
         while least < most:
             tried = max(most - back, (least + most + 1) // 2)
-            placed = _into_rows(sorted(stretch[:tried], reverse=True), capacity, limit, min(ranks, tried))
+            placed = _into_rows(sorted(stretch[:tried], reverse=True), max_length, limit, min(ranks, tried))
             if placed is None:
                 most, back = tried - 1, 2 * back + 1
             else:
@@ -346,4 +346,4 @@ STRATEGIES: dict[str, Callable[[np.ndarray, int, int, int, int], Rows]] = {
     "sorted": partial(in_order, descending),
     "random": partial(in_order, shuffled),
 }
-"""By name; each takes lengths, capacity, most documents per row, ranks and seed. `fixed_length` cuts instead."""
+"""By name; each takes lengths, max_length, most documents per row, ranks and seed. `fixed_length` cuts instead."""

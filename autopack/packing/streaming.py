@@ -14,7 +14,7 @@ from datasets import IterableDataset
 from datasets import iterable_dataset as upstream
 
 from autopack.errors import InvalidPacking
-from autopack.packing.plan import plan
+from autopack.packing.plans import plan
 from autopack.packing.rows import Packing
 
 ROWS = "autopack_rows"

@@ -141,7 +141,7 @@ def test_rows_of_a_token_budget_train_as_padding_does(tmp_path):
     wanted = _train(_build("llama"), _pad, tmp_path)
     model = _build("llama")
     autopack.enable(model)
-    collate = autopack.PackingCollator(max_tokens=32, pad_to_multiple_of=8)
+    collate = autopack.PackingCollator(max_length=32, pad_to_multiple_of=8)
     # A budget makes the number of rows vary, and Trainer weighs the batches of an evaluation by their rows.
     found = _train(model, collate, tmp_path)
     found[1][:] = wanted[1]

@@ -160,7 +160,7 @@ def test_a_resumed_run_counts_what_it_runs(tmp_path):
 def test_packed_rows_are_counted_with_their_padding(tmp_path):
     reporter = Reporter()
     subject = trainer(tmp_path, reporter)
-    subject.data_collator = autopack.PackingCollator(max_tokens=64, pad_to_multiple_of=32)
+    subject.data_collator = autopack.PackingCollator(max_length=64, pad_to_multiple_of=32)
     with autopack.enable(subject) as handle:
         subject.train()
         training = handle.handles["model"].tally.training

@@ -98,14 +98,14 @@ documents_strategy = st.lists(st.lists(st.integers(0, 2**40), min_size=1, max_si
 @settings(max_examples=80, deadline=None)
 @given(
     documents=documents_strategy,
-    max_tokens=st.one_of(st.none(), st.integers(9, 20)),
+    max_length=st.one_of(st.none(), st.integers(9, 20)),
     multiple=st.one_of(st.none(), st.integers(1, 7)),
     first=st.integers(0, 3),
     data=st.data(),
 )
-def test_nothing_is_lost_and_every_boundary_is_declared(documents, max_tokens, multiple, first, data):
-    if max_tokens and multiple:
-        max_tokens += -max_tokens % multiple
+def test_nothing_is_lost_and_every_boundary_is_declared(documents, max_length, multiple, first, data):
+    if max_length and multiple:
+        max_length += -max_length % multiple
     examples = []
     for tokens in documents:
         left, right = data.draw(st.tuples(st.integers(0, 2), st.integers(0, 2)))
@@ -118,7 +118,7 @@ def test_nothing_is_lost_and_every_boundary_is_declared(documents, max_tokens, m
             }
         )
     collator = PackingCollator(
-        max_tokens=max_tokens,
+        max_length=max_length,
         pad_to_multiple_of=multiple,
         first_position=first,
         pad_token_id=3,
@@ -128,8 +128,8 @@ def test_nothing_is_lost_and_every_boundary_is_declared(documents, max_tokens, m
     )
     batch = collator(examples)
     rows, width = batch["input_ids"].shape
-    assert max_tokens is None or width <= max_tokens
-    assert max_tokens is not None or rows == 1
+    assert max_length is None or width <= max_length
+    assert max_length is not None or rows == 1
     assert width % (multiple or 1) == 0
     real = batch.get("attention_mask", np.ones((rows, width), int)).astype(bool)
     assert batch["input_ids"][real].tolist() == [t for tokens in documents for t in tokens]
@@ -159,7 +159,7 @@ def test_nothing_is_lost_and_every_boundary_is_declared(documents, max_tokens, m
 
 
 def test_rows_are_filled_in_order_and_padded_to_the_longest():
-    collator = PackingCollator(max_tokens=6, pad_token_id=50, return_flash_kwargs=True, return_seq_idx=True)
+    collator = PackingCollator(max_length=6, pad_token_id=50, return_flash_kwargs=True, return_seq_idx=True)
     examples = [{**e, "token_type_ids": [1] * len(e["input_ids"])} for e in ABC]
     batch = collator(examples)
     assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 50]]
@@ -184,14 +184,14 @@ def test_padding_is_cut_into_documents_no_longer_than_the_real_ones():
 
 
 def test_overlong_examples():
-    refused(ABC, "example 2, 'input_ids'", "4 tokens", "max_tokens=3", "overlong='truncate'", max_tokens=3)
-    batch = PackingCollator(max_tokens=3, overlong="truncate")(ABC)
+    refused(ABC, "example 2, 'input_ids'", "4 tokens", "max_length=3", "overlong='truncate'", max_length=3)
+    batch = PackingCollator(max_length=3, overlong="truncate")(ABC)
     assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 5, 0], [6, 7, 8]]
     packed = {"input_ids": [1, 2, 3, 4, 5], "seq_lengths": [3, 2], "labels": [7, 8]}
-    batch = PackingCollator(max_tokens=3, overlong="truncate")([packed])
+    batch = PackingCollator(max_length=3, overlong="truncate")([packed])
     assert (batch["input_ids"].tolist(), batch["labels"].tolist()) == ([[1, 2, 3]], [7])
     padded = {"input_ids": [1, 2, 3, 0, 0], "attention_mask": [1, 1, 1, 0, 0]}
-    assert PackingCollator(max_tokens=3)([padded])["input_ids"].tolist() == [[1, 2, 3]]
+    assert PackingCollator(max_length=3)([padded])["input_ids"].tolist() == [[1, 2, 3]]
 
 
 # Labels
@@ -212,7 +212,7 @@ def test_overlong_examples():
     ],
 )
 def test_labels_per_document(key, values, dtype):
-    batch = PackingCollator(max_tokens=5)([{**e, key: v} for e, v in zip(ABC, values, strict=True)])
+    batch = PackingCollator(max_length=5)([{**e, key: v} for e, v in zip(ABC, values, strict=True)])
     assert batch["input_ids"].shape == (2, 5)
     assert batch["labels"].dtype == dtype
     assert batch["labels"].tolist() == [np.asarray(torch.as_tensor(v).float()).tolist() for v in values]
@@ -288,13 +288,13 @@ def test_two_names_for_labels_are_refused():
         ({"labels": "yes"}, "labels='yes'"),
         ({"overlong": "drop"}, "overlong='drop'"),
         ({"return_tensors": "tf"}, "return_tensors='tf'"),
-        ({"max_tokens": 0}, "max_tokens=0"),
-        ({"max_tokens": True}, "max_tokens=True"),
+        ({"max_length": 0}, "max_length=0"),
+        ({"max_length": True}, "max_length=True"),
         ({"pad_to_multiple_of": 1.5}, "pad_to_multiple_of=1.5"),
         ({"first_position": -1}, "first_position=-1"),
         ({"pad_token_id": None}, "pad_token_id=None"),
         ({"drop_keys": "text"}, "drop_keys='text'"),
-        ({"max_tokens": 10, "pad_to_multiple_of": 4}, "multiple"),
+        ({"max_length": 10, "pad_to_multiple_of": 4}, "multiple"),
     ],
 )
 def test_refused_options(options, part):
@@ -303,8 +303,8 @@ def test_refused_options(options, part):
 
 
 def test_repr_pickle_and_copy():
-    collator = PackingCollator(max_tokens=64, first_position=2)
-    assert repr(collator) == "PackingCollator(first_position=2, max_tokens=64)"
+    collator = PackingCollator(max_length=64, first_position=2)
+    assert repr(collator) == "PackingCollator(first_position=2, max_length=64)"
     assert repr(PackingCollator()) == "PackingCollator()"
     assert pickle.loads(pickle.dumps(collator)) == collator == copy.deepcopy(collator)
 

@@ -33,7 +33,7 @@ def tiny_llama(**options: Any) -> transformers.LlamaForCausalLM:
     reason="stock Llama is exact on packed rows from 4.53 on, without a cache",
 )
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("options", [{}, {"max_tokens": 16, "return_attention_mask": False, "pad_to_multiple_of": 8}])
+@pytest.mark.parametrize("options", [{}, {"max_length": 16, "return_attention_mask": False, "pad_to_multiple_of": 8}])
 def test_the_packed_loss_is_the_token_mean_over_separate_documents(attention, options):
     model = tiny_llama(attn_implementation=attention).eval()
     generator = torch.Generator().manual_seed(1)
@@ -146,7 +146,7 @@ def test_for_model_reads_the_head_and_lets_options_win():
     assert PackingCollator.for_model(transformers.BertForSequenceClassification(bert)).mask_first_label
     assert PackingCollator.for_model(transformers.AltCLIPConfig()) == PackingCollator(first_position=2, pad_token_id=1)
     llama = tiny_llama()
-    assert PackingCollator.for_model(llama, max_tokens=8) == PackingCollator(max_tokens=8)
+    assert PackingCollator.for_model(llama, max_length=8) == PackingCollator(max_length=8)
     roberta = transformers.RobertaConfig(**TINY)
     wanted = PackingCollator(first_position=7, pad_token_id=9)
     assert PackingCollator.for_model(roberta, first_position=7, pad_token_id=9) == wanted

@@ -14,8 +14,8 @@ from autopack import InvalidPacking, PackedBatchSampler
 LENGTHS = np.random.default_rng(0).integers(1, 30, size=600)
 
 
-def _ranks(count, lengths=LENGTHS, max_tokens=64, **options):
-    return [PackedBatchSampler(lengths, max_tokens, num_replicas=count, rank=r, **options) for r in range(count)]
+def _ranks(count, lengths=LENGTHS, max_length=64, **options):
+    return [PackedBatchSampler(lengths, max_length, num_replicas=count, rank=r, **options) for r in range(count)]
 
 
 @pytest.mark.parametrize("rows_per_batch", [1, 3])
@@ -59,7 +59,7 @@ def test_an_epoch_is_the_same_whenever_it_is_drawn():
 
 
 def test_fewer_documents_than_ranks_repeat_as_few_as_there_are_too_few():
-    samplers = _ranks(250, LENGTHS[:203], max_tokens=4096)
+    samplers = _ranks(250, LENGTHS[:203], max_length=4096)
     seen = list(chain.from_iterable(chain.from_iterable(samplers)))
     assert {sampler.repeated for sampler in samplers} == {47}
     assert len(seen) == 250
@@ -75,7 +75,7 @@ def test_documents_that_are_left_out_are_told_once(caplog):
 
 
 def test_where_no_document_is_left_there_is_no_sampler():
-    with pytest.raises(InvalidPacking, match=r"all 2 documents are longer than max_tokens=64, and overflow='drop'"):
+    with pytest.raises(InvalidPacking, match=r"all 2 documents are longer than max_length=64, and overflow='drop'"):
         PackedBatchSampler([90, 70], 64, overflow="drop", num_replicas=1, rank=0)
 
 

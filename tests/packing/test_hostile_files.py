@@ -11,7 +11,7 @@ import torch
 
 import autopack
 from autopack import InvalidPacking
-from autopack.packing.plan import FORMAT, Plan
+from autopack.packing.plans import FORMAT, Plan
 from autopack.packing.sources import FILES
 
 RAN = []

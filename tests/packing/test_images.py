@@ -198,7 +198,7 @@ def test_what_a_processor_made_of_each_document_is_joined(model_type, rows):
     made = [images.document(stock, each, seed=n + 1) for n, each in enumerate(parts)]
     examples = [images.row(stock, [d]) for d in made]
     columns = 2 * max(map(len, made)) if rows else None
-    collate = PackingCollator.for_model(model, max_tokens=columns, rows=rows, labels="none")
+    collate = PackingCollator.for_model(model, max_length=columns, rows=rows, labels="none")
     batch = collate(examples)
     assert rows is None or len(batch["input_ids"]) == rows
     autopack.enable(model)
@@ -243,7 +243,7 @@ def test_documents_that_are_cut_keep_no_pictures(overflow):
         autopack.pack(examples, 8, overflow=overflow)
     assert len(autopack.pack(examples, 8, overflow=overflow, drop_columns=["images"])) >= 1
     with pytest.raises(InvalidPacking, match="9 tokens and \\['images'\\], which are not cut with them"):
-        PackingCollator(max_tokens=8, overlong="truncate", image_processor=PROCESSOR)(examples)
+        PackingCollator(max_length=8, overlong="truncate", image_processor=PROCESSOR)(examples)
 
 
 def test_the_collator_is_shown_by_what_its_processor_is():

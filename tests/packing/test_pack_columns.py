@@ -91,9 +91,9 @@ def test_a_buffer_without_a_value_is_no_buffer_without_the_column(name):
 
 
 @pytest.mark.parametrize("source", ["one batch", "many batches", "shuffled"])
-@given(seed=st.integers(0, 1000), capacity=st.integers(1, 90))
+@given(seed=st.integers(0, 1000), max_length=st.integers(1, 90))
 @settings(max_examples=8)
-def test_documents_in_order_are_the_same_whether_or_not_they_are_taken_together(source, seed, capacity):
+def test_documents_in_order_are_the_same_whether_or_not_they_are_taken_together(source, seed, max_length):
     rng = np.random.default_rng(seed)
     ids = [rng.integers(0, 100, length).tolist() for length in rng.integers(1, 12, 40)]
     parts = [pa.table({"input_ids": ids[at : at + 7], "labels": ids[at : at + 7]}) for at in range(0, 40, 7)]
@@ -102,10 +102,10 @@ def test_documents_in_order_are_the_same_whether_or_not_they_are_taken_together(
     if source == "shuffled":
         dataset = dataset.shuffle(seed=seed)
         ids = dataset["input_ids"][:]
-    rows = autopack.pack(dataset, capacity, "fixed_length", load_from_cache_file=False)
+    rows = autopack.pack(dataset, max_length, "fixed_length", load_from_cache_file=False)
     stream = [token for document in ids for token in document]
     assert [token for row in rows["input_ids"] for token in row] == stream
-    assert all(len(row) == capacity for row in rows["input_ids"][:-1])
+    assert all(len(row) == max_length for row in rows["input_ids"][:-1])
     for row in rows:
         starts = np.cumsum([0, *row["seq_lengths"][:-1]])
         labels = [-100 if at in starts else token for at, token in enumerate(row["input_ids"])]

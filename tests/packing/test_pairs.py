@@ -67,7 +67,7 @@ def test_what_cuts_documents_is_refused_for_pairs():
     with pytest.raises(ValueError, match="cuts documents, and lengths"):
         PackedBatchSampler(LENGTHS, 4096, overflow="truncate")
     with pytest.raises(
-        InvalidPacking, match=r"lengths\[0\] sum to 120, over the 100 of a row; raise the capacity to 120"
+        InvalidPacking, match=r"lengths\[0\] sum to 120, over the 100 of a row; raise max_length to 120"
     ):
         autopack.plan([[60, 60], [1, 1]], 100)
 

@@ -1,4 +1,4 @@
-"""Plans: every document once, no row over its capacity, best fit as the textbook has it, and bad input by name."""
+"""Plans: every document once, no row over its max_length, best fit as the textbook has it, and bad input by name."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def flan_like(count: int, seed: int = 0) -> np.ndarray:
 
 @st.composite
 def asked(draw: st.DrawFn) -> tuple[list[int], int]:
-    """Lengths that fit, and a capacity; the larger ones need several words of the index of rooms."""
-    capacity = draw(st.sampled_from([1, 7, 30, 64, 20_000]))
-    least = draw(st.sampled_from([1, max(1, capacity // 9)]))
-    return draw(st.lists(st.integers(least, capacity), min_size=1, max_size=80)), capacity
+    """Lengths that fit, and a max_length; the larger ones need several words of the index of rooms."""
+    max_length = draw(st.sampled_from([1, 7, 30, 64, 20_000]))
+    least = draw(st.sampled_from([1, max(1, max_length // 9)]))
+    return draw(st.lists(st.integers(least, max_length), min_size=1, max_size=80)), max_length
 
 
-def decreasing(lengths: list[int], capacity: int, limit: int, best: bool) -> list[list[int]]:
+def decreasing(lengths: list[int], max_length: int, limit: int, best: bool) -> list[list[int]]:
     """Best-fit or first-fit decreasing, one document at a time: the lengths in each row."""
     rows: list[list[int]] = []
     for size in sorted(lengths, reverse=True):
-        open_rows = [row for row in rows if sum(row) + size <= capacity and len(row) < limit]
+        open_rows = [row for row in rows if sum(row) + size <= max_length and len(row) < limit]
         if open_rows:
             (max(open_rows, key=sum) if best else open_rows[0]).append(size)
         else:
@@ -61,21 +61,21 @@ def decreasing(lengths: list[int], capacity: int, limit: int, best: bool) -> lis
     st.sampled_from([None, CostModel(), ATTENTION]),
 )
 def test_every_document_once_and_no_row_over_its_limits(strategy, given, seed, limit, ranks, cost):
-    lengths, capacity = given
+    lengths, max_length = given
     options: dict[str, Any] = {"seed": seed, "max_documents": limit, "ranks": ranks}
     if strategy not in ORDERED:
         options["cost"] = cost
-    found = plan(lengths, capacity, strategy, **options)
+    found = plan(lengths, max_length, strategy, **options)
     assert sorted(found.documents.tolist()) == list(range(len(lengths)))
     assert found.lengths.tolist() == [lengths[i] for i in found.documents]
     assert not found.offsets.any()
     assert (np.diff(found.bounds) >= 1).all()
     assert (np.diff(found.bounds) <= (limit or len(lengths))).all()
-    assert found.tokens_per_row.max() <= capacity
-    assert found == plan(lengths, capacity, strategy, **options)
+    assert found.tokens_per_row.max() <= max_length
+    assert found == plan(lengths, max_length, strategy, **options)
     # Steps are complete wherever there are documents enough to make them so.
     if strategy != "multipack":
-        rows = len(plan(lengths, capacity, strategy, seed=seed, max_documents=limit))
+        rows = len(plan(lengths, max_length, strategy, seed=seed, max_documents=limit))
         steps = -(-rows // ranks)
         assert len(found) == (steps * ranks if len(lengths) >= steps * ranks else rows)
     if strategy == "sequential":
@@ -86,46 +86,46 @@ def test_every_document_once_and_no_row_over_its_limits(strategy, given, seed, l
 
 @given(asked())
 def test_best_fit_has_the_rows_of_best_fit_decreasing(given):
-    lengths, capacity = given
-    found = plan(lengths, capacity)
-    wanted = decreasing(lengths, capacity, len(lengths), best=True)
+    lengths, max_length = given
+    found = plan(lengths, max_length)
+    wanted = decreasing(lengths, max_length, len(lengths), best=True)
     assert len(found) == len(wanted)
     assert sorted(found.tokens_per_row.tolist()) == sorted(map(sum, wanted))
 
 
 @given(asked(), st.sampled_from([1, 2, 3, 100]))
 def test_first_fit_has_the_rows_of_first_fit_decreasing(given, limit):
-    lengths, capacity = given
-    found = plan(lengths, capacity, "first_fit", max_documents=limit)
-    wanted = decreasing(lengths, capacity, limit, best=False)
+    lengths, max_length = given
+    found = plan(lengths, max_length, "first_fit", max_documents=limit)
+    wanted = decreasing(lengths, max_length, limit, best=False)
     assert [[lengths[i] for i in row] for row in found] == wanted
 
 
 @given(asked(), st.sampled_from([1, 3, None]))
 def test_sequential_opens_a_row_only_where_the_next_document_does_not_fit(given, limit):
-    lengths, capacity = given
-    found = plan(lengths, capacity, "sequential", max_documents=limit)
+    lengths, max_length = given
+    found = plan(lengths, max_length, "sequential", max_documents=limit)
     for row in range(len(found) - 1):
         full = limit is not None and len(found[row]) == limit
-        assert full or found.tokens_per_row[row] + found.lengths[found.bounds[row + 1]] > capacity
+        assert full or found.tokens_per_row[row] + found.lengths[found.bounds[row + 1]] > max_length
 
 
 @given(asked(), st.integers(2, 5), st.integers(0, 3))
 def test_multipack_steps_are_the_longest_stretches_that_fit(given, ranks, seed):
-    lengths, capacity = given
-    order, bounds = STRATEGIES["multipack"](np.array(lengths), capacity, capacity, ranks, seed)
-    drawn = plan(lengths, capacity, "random", seed=seed).documents.tolist()
+    lengths, max_length = given
+    order, bounds = STRATEGIES["multipack"](np.array(lengths), max_length, max_length, ranks, seed)
+    drawn = plan(lengths, max_length, "random", seed=seed).documents.tolist()
     steps = [order[a:b].tolist() for a, b in pairwise([*bounds[:-1:ranks].tolist(), len(lengths)])]
     at = 0
     for number, step in enumerate(steps):
         assert sorted(step) == sorted(drawn[at : at + len(step)])
         if number < len(steps) - 1:
             longer = [lengths[i] for i in drawn[at : at + len(step) + 1]]
-            assert len(decreasing(longer, capacity, len(longer), best=False)) > ranks
+            assert len(decreasing(longer, max_length, len(longer), best=False)) > ranks
         at += len(step)
     # Completing the last step leaves those before it as they were, if it holds a document for every rank.
     if len(steps[-1]) >= ranks:
-        found = plan(lengths, capacity, "multipack", seed=seed, ranks=ranks)
+        found = plan(lengths, max_length, "multipack", seed=seed, ranks=ranks)
         before = (len(steps) - 1) * ranks
         assert found.documents.tolist() == order.tolist()
         assert found.bounds[: before + 1].tolist() == bounds[: before + 1].tolist()
@@ -172,37 +172,37 @@ def covered(found: Plan) -> set[tuple[int, int]]:
 
 @pytest.mark.parametrize("strategy", WHOLE)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(1, 30))
-def test_overflow_does_what_it_says_and_counts_it(strategy, lengths, capacity):
+def test_overflow_does_what_it_says_and_counts_it(strategy, lengths, max_length):
     every = {(d, token) for d, n in enumerate(lengths) for token in range(n)}
-    over = [d for d, n in enumerate(lengths) if n > capacity]
-    excess = {(d, token) for d, token in every if token >= capacity}
+    over = [d for d, n in enumerate(lengths) if n > max_length]
+    excess = {(d, token) for d, token in every if token >= max_length}
     of_over = {(d, token) for d, token in every if d in over}
 
-    truncated = plan(lengths, capacity, strategy, overflow="truncate")
+    truncated = plan(lengths, max_length, strategy, overflow="truncate")
     assert covered(truncated) == every - excess
     assert (truncated.counts.truncated, truncated.counts.truncated_tokens) == (len(over), len(excess))
-    split = plan(lengths, capacity, strategy, overflow="split")
+    split = plan(lengths, max_length, strategy, overflow="split")
     assert covered(split) == every
     assert split.counts.split == len(over)
-    dropped = plan(lengths, capacity, strategy, overflow="drop")
+    dropped = plan(lengths, max_length, strategy, overflow="drop")
     assert covered(dropped) == every - of_over
     assert (dropped.counts.dropped, dropped.counts.dropped_tokens) == (len(over), len(of_over))
     for found in (truncated, split, dropped):
         assert (found.counts.documents, found.counts.tokens) == (len(lengths), len(every))
-        assert len(found) == 0 or found.tokens_per_row.max() <= capacity
-        assert len(found) * capacity == found.padding + found.lengths.sum()
+        assert len(found) == 0 or found.tokens_per_row.max() <= max_length
+        assert len(found) * max_length == found.padding + found.lengths.sum()
     if over:
-        with pytest.raises(InvalidPacking, match=rf"lengths\[{over[0]}\] is {lengths[over[0]]}, over the {capacity}"):
-            plan(lengths, capacity, strategy)
+        with pytest.raises(InvalidPacking, match=rf"lengths\[{over[0]}\] is {lengths[over[0]]}, over the {max_length}"):
+            plan(lengths, max_length, strategy)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(1, 30))
-def test_fixed_length_cuts_the_stream_of_all_documents(lengths, capacity):
-    found = plan(lengths, capacity, "fixed_length")
+def test_fixed_length_cuts_the_stream_of_all_documents(lengths, max_length):
+    found = plan(lengths, max_length, "fixed_length")
     stream = [(d, token) for d, n in enumerate(lengths) for token in range(n)]
     pieces = zip(found.documents.tolist(), found.offsets.tolist(), found.lengths.tolist(), strict=True)
     assert [(d, o + i) for d, o, n in pieces for i in range(n)] == stream
-    assert (found.tokens_per_row[:-1] == capacity).all()
+    assert (found.tokens_per_row[:-1] == max_length).all()
     assert found.counts.split == sum(np.bincount(found.documents) > 1)
 
 
@@ -292,7 +292,7 @@ def test_a_plan_cannot_be_changed(small):
         with pytest.raises(ValueError, match="read-only"):
             copied.documents[0] = 3
         with pytest.raises(AttributeError):
-            copied.capacity = 3
+            copied.max_length = 3
 
 
 def test_offsets_of_documents_that_are_not_cut_take_no_memory():
@@ -378,10 +378,10 @@ def test_lengths_in_a_column_of_a_dataset():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"capacity": 0}, "capacity=0: wanted an int of at least 1"),
-        ({"capacity": -3}, "capacity=-3"),
-        ({"capacity": 2**40}, "capacity=1099511627776: wanted at most 2,147,483,648"),
-        ({"capacity": 8.0}, "capacity=8.0"),
+        ({"max_length": 0}, "max_length=0: wanted an int of at least 1"),
+        ({"max_length": -3}, "max_length=-3"),
+        ({"max_length": 2**40}, "max_length=1099511627776: wanted at most 2,147,483,648"),
+        ({"max_length": 8.0}, "max_length=8.0"),
         ({"strategy": "bfd"}, "strategy='bfd': wanted one of 'best_fit', 'first_fit'"),
         ({"overflow": "wrap"}, "overflow='wrap': wanted one of 'error', 'truncate'"),
         ({"seed": -1}, "seed=-1"),
@@ -395,4 +395,4 @@ def test_lengths_in_a_column_of_a_dataset():
 )
 def test_bad_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):
-        plan([3, 1], **{"capacity": 8, **options})
+        plan([3, 1], **{"max_length": 8, **options})

@@ -46,7 +46,7 @@ class Planned:
 
     def get_train_dataloader(self: Any) -> Any:
         lengths = pair_lengths(self.train_dataset, self.data_collator)
-        sampler = PackedBatchSampler(lengths, max_tokens=150, seed=self.args.seed)
+        sampler = PackedBatchSampler(lengths, max_length=150, seed=self.args.seed)
         return self.accelerator.prepare(
             DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
         )
@@ -60,10 +60,10 @@ def logged(trainer: Any) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def expected(trainer: Any, losses: np.ndarray, max_tokens: int, epochs: int, accumulated: int) -> list[float]:
+def expected(trainer: Any, losses: np.ndarray, max_length: int, epochs: int, accumulated: int) -> list[float]:
     """The means over the pairs of each step, by the plan."""
     lengths = pair_lengths(trainer.train_dataset, trainer.data_collator)
-    sampler = PackedBatchSampler(lengths, max_tokens, seed=trainer.args.seed)
+    sampler = PackedBatchSampler(lengths, max_length, seed=trainer.args.seed)
     found = []
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
@@ -310,8 +310,8 @@ def _recipe() -> str:
     text = DOCS.read_text()
     section = text[text.index("\n## Pairs\n") : text.index("\n## Streams\n")]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    assert code.count("max_tokens=8192") == 1
-    return code.replace("max_tokens=8192", "max_tokens=150")
+    assert code.count("max_length=8192") == 1
+    return code.replace("max_length=8192", "max_length=150")
 
 
 def _run(code: str, model_type: str, folder: Path, **options: Any) -> Any:

@@ -25,8 +25,8 @@ STRATEGIES = ("best_fit", "first_fit", "sequential", "multipack", "sorted", "ran
 LENGTHS = np.random.default_rng(0).integers(1, 30, 150)
 
 
-def samplers(ranks: int, lengths: Any = LENGTHS, max_tokens: int = 30, **options: Any) -> list[PackedBatchSampler]:
-    return [PackedBatchSampler(lengths, max_tokens, num_replicas=ranks, rank=r, **options) for r in range(ranks)]
+def samplers(ranks: int, lengths: Any = LENGTHS, max_length: int = 30, **options: Any) -> list[PackedBatchSampler]:
+    return [PackedBatchSampler(lengths, max_length, num_replicas=ranks, rank=r, **options) for r in range(ranks)]
 
 
 def in_steps(batches_of_ranks: list[list[list[int]]]) -> list[list[int]]:
@@ -34,10 +34,10 @@ def in_steps(batches_of_ranks: list[list[list[int]]]) -> list[list[int]]:
     return list(chain.from_iterable(zip(*batches_of_ranks, strict=True)))
 
 
-def tokens_per_row(lengths: Any, batch: list[int], max_tokens: int) -> list[int]:
+def tokens_per_row(lengths: Any, batch: list[int], max_length: int) -> list[int]:
     """What the collator makes of a batch."""
     examples = [{"input_ids": [1] * int(lengths[i])} for i in batch]
-    made = PackingCollator(max_tokens=max_tokens, return_tensors="np")(examples)
+    made = PackingCollator(max_length=max_length, return_tensors="np")(examples)
     mask = made.get("attention_mask", np.ones_like(made["input_ids"]))
     return mask.sum(axis=1).tolist()
 
@@ -216,7 +216,7 @@ def loader_of(sampler: PackedBatchSampler) -> DataLoader:
 
 
 def test_with_a_loader_and_the_collator():
-    for rows, collator in ((1, PackingCollator()), (3, PackingCollator(max_tokens=30))):
+    for rows, collator in ((1, PackingCollator()), (3, PackingCollator(max_length=30))):
         sampler = PackedBatchSampler(LENGTHS, 30, rows_per_batch=rows)
         loader = DataLoader(Documents(LENGTHS), batch_sampler=sampler, collate_fn=collator)
         batches = list(loader)
@@ -362,7 +362,7 @@ def test_with_trainer(tmp_path):
     [
         ({"lengths": [3, 0]}, InvalidPacking, r"lengths\[1\] is 0"),
         ({"lengths": [3, 31]}, InvalidPacking, r"lengths\[1\] is 31, over the 30"),
-        ({"max_tokens": 0}, ValueError, "max_tokens=0"),
+        ({"max_length": 0}, ValueError, "max_length=0"),
         ({"strategy": "fixed_length"}, ValueError, r"strategy='fixed_length' cuts documents.*autopack\.pack"),
         ({"overflow": "split"}, ValueError, "overflow='split' cuts documents"),
         ({"strategy": "bfd"}, ValueError, "strategy='bfd': wanted one of"),
@@ -376,13 +376,13 @@ def test_with_trainer(tmp_path):
 )
 def test_bad_options_are_named(options, error, message):
     with pytest.raises(error, match=message):
-        PackedBatchSampler(**{"lengths": [3, 1], "max_tokens": 30, **options})
+        PackedBatchSampler(**{"lengths": [3, 1], "max_length": 30, **options})
 
 
 def test_overlong_documents_are_truncated_by_the_collator_or_dropped():
     lengths = [3, 50, 9, 20]
     sampler = PackedBatchSampler(lengths, 30, overflow="truncate")
-    collator = PackingCollator(max_tokens=30, overlong="truncate")
+    collator = PackingCollator(max_length=30, overlong="truncate")
     batches = list(DataLoader(Documents(lengths), batch_sampler=sampler, collate_fn=collator))
     assert sum(b["input_ids"].shape[0] for b in batches) == len(sampler)
     assert sum(b["input_ids"].numel() for b in batches) == 3 + 30 + 9 + 20

@@ -34,18 +34,18 @@ STRATEGIES = ("best_fit", "first_fit", "multipack", "sequential", "sorted", "ran
     weighed=st.booleans(),
 )
 def test_plans_leave_room_for_what_documents_are_padded_with(lengths, align, strategy, overflow, ranks, limit, weighed):
-    capacity = 48
+    max_length = 48
     cost = autopack.CostModel() if weighed and strategy in ("best_fit", "first_fit", "random", "multipack") else None
     options: dict[str, Any] = {"overflow": overflow, "ranks": ranks, "max_documents": limit, "cost": cost}
-    made = plan(lengths, capacity, strategy, align=align, **options)
+    made = plan(lengths, max_length, strategy, align=align, **options)
     for row in range(len(made)):
         of_row = made.lengths[made.pieces(row)]
         columns = sum(-(-int(n) // align) * align for n in of_row)
-        assert columns == made.columns_per_row[row] <= capacity
+        assert columns == made.columns_per_row[row] <= max_length
         assert len(made.position_ids(row)) == columns
         assert limit is None or len(of_row) <= limit
-    kept = {i: min(n, capacity) if overflow == "truncate" else n for i, n in enumerate(lengths)}
-    kept = {i: n for i, n in kept.items() if overflow != "drop" or n <= capacity}
+    kept = {i: min(n, max_length) if overflow == "truncate" else n for i, n in enumerate(lengths)}
+    kept = {i: n for i, n in kept.items() if overflow != "drop" or n <= max_length}
     found = dict.fromkeys(kept, 0)
     for document, length in zip(made.documents.tolist(), made.lengths.tolist(), strict=True):
         found[document] += length
@@ -71,7 +71,7 @@ def test_plans_with_padded_documents_are_saved_and_say_so(tmp_path):
     ("options", "message"),
     [
         ({"align": 0}, "align=0: wanted an int of at least 1"),
-        ({"align": 5}, "align=5: wanted it to divide capacity=16"),
+        ({"align": 5}, "align=5: wanted it to divide max_length=16"),
         ({"align": 8, "strategy": "fixed_length"}, "align=8: strategy='fixed_length' cuts documents anywhere"),
     ],
 )
@@ -83,11 +83,11 @@ def test_options_that_no_plan_can_keep_are_refused(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"align": 8, "max_tokens": 20}, "max_tokens=20: wanted a multiple of align=8"),
+        ({"align": 8, "max_length": 20}, "max_length=20: wanted a multiple of align=8"),
         ({"align": 8, "return_attention_mask": False}, "only the attention mask tells padding inside documents"),
-        ({"rows": 2}, "rows=2: is of rows of max_tokens, which is missing"),
-        ({"max_documents": 2}, "max_documents=2: is of rows of max_tokens, which is missing"),
-        ({"rows": 0, "max_tokens": 8}, "rows=0: wanted an int of at least 1 or None"),
+        ({"rows": 2}, "rows=2: is of rows of max_length, which is missing"),
+        ({"max_documents": 2}, "max_documents=2: is of rows of max_length, which is missing"),
+        ({"rows": 0, "max_length": 8}, "rows=0: wanted an int of at least 1 or None"),
     ],
 )
 def test_options_that_no_batch_can_keep_are_refused(options, message):
@@ -103,7 +103,7 @@ def test_options_that_no_batch_can_keep_are_refused(options, message):
 )
 def test_every_way_of_declaring_says_the_same_documents(lengths, align, rows, limit):
     examples = Documents(lengths)
-    options: dict[str, Any] = {"align": align, "rows": rows, "max_documents": limit, "max_tokens": 24}
+    options: dict[str, Any] = {"align": align, "rows": rows, "max_documents": limit, "max_length": 24}
     batch = PackingCollator(**options, return_flash_kwargs=True, return_seq_idx=True, return_tensors="np")(
         [examples[i] for i in range(len(lengths))]
     )
@@ -156,7 +156,7 @@ def test_documents_padded_inside_a_row_are_exact(model_type, task, flash_kwargs)
     masked = task == "masked-lm"
     documents = [tiny.tokens(model.config, 1, n, seed=n)[0] for n in LENGTHS]
     examples = [{"input_ids": d, **({"labels": d} if masked else {})} for d in documents]
-    collate = PackingCollator.for_model(model, align=8, max_tokens=24, rows=3, return_flash_kwargs=flash_kwargs)
+    collate = PackingCollator.for_model(model, align=8, max_length=24, rows=3, return_flash_kwargs=flash_kwargs)
     batch = collate(examples)
     if "cu_seq_lens_q" in batch and not autopack_takes(model, "cu_seq_lens_q"):
         pytest.skip("its forward has no place for cu_seq_lens")
@@ -206,7 +206,7 @@ def test_a_class_per_document_is_that_of_its_last_token_and_not_of_padding():
     model = tiny.build("llama", task="sequence-classification").eval()
     stock = copy.deepcopy(model)
     documents = [tiny.tokens(model.config, 1, n, seed=n)[0] for n in LENGTHS]
-    batch = PackingCollator.for_model(model, align=8, max_tokens=24)(
+    batch = PackingCollator.for_model(model, align=8, max_length=24)(
         [{"input_ids": d, "label": i % 2} for i, d in enumerate(documents)]
     )
     autopack.enable(model)
@@ -219,7 +219,7 @@ def test_a_class_per_document_is_that_of_its_last_token_and_not_of_padding():
 def test_all_batches_of_all_epochs_have_one_shape(strategy, ranks):
     lengths = np.random.default_rng(1).integers(1, 60, 200).tolist()
     documents = Documents(lengths)
-    collate = PackingCollator(max_tokens=64, rows=2, max_documents=5, align=4, return_flash_kwargs=True)
+    collate = PackingCollator(max_length=64, rows=2, max_documents=5, align=4, return_flash_kwargs=True)
     shapes, tokens = set(), 0
     for rank in range(ranks):
         sampler = PackedBatchSampler(
@@ -238,23 +238,23 @@ def test_all_batches_of_all_epochs_have_one_shape(strategy, ranks):
 
 def test_a_batch_of_more_rows_is_refused_with_the_way_out():
     with pytest.raises(InvalidPacking, match=r"rows=1: 3 documents of 9 tokens take 2 rows of 8.*PackedBatchSampler"):
-        PackingCollator(max_tokens=8, rows=1, align=2)(
+        PackingCollator(max_length=8, rows=1, align=2)(
             [{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}, {"input_ids": [6, 7, 8, 9]}]
         )
 
 
 def test_a_packed_row_is_as_long_as_its_padded_documents():
     rows = autopack.pack([{"input_ids": [5] * n} for n in (7, 9, 3)], 24, align=8)
-    collate = PackingCollator(max_tokens=24, align=8)
+    collate = PackingCollator(max_length=24, align=8)
     assert sorted(len(row["input_ids"]) for row in rows) == [7, 12]  # one row of 19 if nothing were padded
     assert {collate([row])["input_ids"].shape[1] for row in rows} == {8, 24}
     too_long = {"input_ids": [5] * 19, "seq_lengths": [7, 9, 3]}
     with pytest.raises(InvalidPacking, match=r"19 tokens \(32 with each document padded to a multiple of 8\)"):
         collate([too_long])
-    cut = PackingCollator(max_tokens=24, align=8, overlong="truncate")([too_long])
+    cut = PackingCollator(max_length=24, align=8, overlong="truncate")([too_long])
     assert int(cut["attention_mask"].sum()) == 16
     with pytest.raises(InvalidPacking, match="found 3 documents for rows of at most 2; raise max_documents"):
-        PackingCollator(max_tokens=24, max_documents=2)([too_long])
+        PackingCollator(max_length=24, max_documents=2)([too_long])
 
 
 def test_positions_of_documents_own_end_before_the_next_begins():

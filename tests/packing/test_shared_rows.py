@@ -21,7 +21,7 @@ def rows_of(lengths: list[list[int]]) -> dict[str, torch.Tensor]:
     columns = max(map(sum, lengths))
     rows, rest = [], iter(documents)
     for row in lengths:
-        rows.append(autopack.PackingCollator(max_tokens=columns, rows=1)([next(rest) for _ in row]))
+        rows.append(autopack.PackingCollator(max_length=columns, rows=1)([next(rest) for _ in row]))
     return {name: torch.cat([_of(row, name) for row in rows]) for name in (*rows[0], "attention_mask")}
 
 

@@ -15,13 +15,13 @@ Rows = list[list[int]]
 
 @st.composite
 def asked(draw: st.DrawFn) -> tuple[np.ndarray, int, int, int]:
-    """Lengths that fit, the capacity, the most documents of a row, and a seed."""
-    capacity = draw(st.sampled_from([1, 2, 30, 64, 20_000, 1 << 31]))
-    least, most = draw(st.sampled_from([(1, capacity), (1, min(3, capacity)), (capacity // 3 + 1, capacity)]))
+    """Lengths that fit, the max_length, the most documents of a row, and a seed."""
+    max_length = draw(st.sampled_from([1, 2, 30, 64, 20_000, 1 << 31]))
+    least, most = draw(st.sampled_from([(1, max_length), (1, min(3, max_length)), (max_length // 3 + 1, max_length)]))
     kinds = draw(st.sampled_from([1, 2, 100]))
     of = draw(st.lists(st.integers(min(least, most), most), min_size=1, max_size=kinds))
     lengths = draw(st.lists(st.sampled_from(of), min_size=1, max_size=120))
-    return np.array(lengths), capacity, draw(st.sampled_from([1, 2, 5, capacity])), draw(st.integers(0, 2**40))
+    return np.array(lengths), max_length, draw(st.sampled_from([1, 2, 5, max_length])), draw(st.integers(0, 2**40))
 
 
 def drawn(count: int, seed: int) -> list[int]:
@@ -34,12 +34,12 @@ def longest_first(lengths: np.ndarray, seed: int) -> list[int]:
     return sorted(drawn(len(lengths), seed), key=lambda index: -int(lengths[index]))
 
 
-def fitted(lengths: np.ndarray, order: list[int], capacity: int, limit: int) -> Rows:
+def fitted(lengths: np.ndarray, order: list[int], max_length: int, limit: int) -> Rows:
     """First fit in this order: the documents of each row."""
     rows: Rows = []
     for index in order:
         for row in rows:
-            if len(row) < limit and int(lengths[row].sum() + lengths[index]) <= capacity:
+            if len(row) < limit and int(lengths[row].sum() + lengths[index]) <= max_length:
                 row.append(index)
                 break
         else:
@@ -47,7 +47,7 @@ def fitted(lengths: np.ndarray, order: list[int], capacity: int, limit: int) -> 
     return rows
 
 
-def in_steps(lengths: np.ndarray, order: list[int], capacity: int, limit: int, ranks: int) -> Rows:
+def in_steps(lengths: np.ndarray, order: list[int], max_length: int, limit: int, ranks: int) -> Rows:
     """The longest stretches of this order that first-fit decreasing fits into so many rows.
 
     First fit is not sure to fit fewer documents where it fits more, so these are searched as the multipack sampler
@@ -55,12 +55,12 @@ def in_steps(lengths: np.ndarray, order: list[int], capacity: int, limit: int, r
     """
 
     def fit(stretch: list[int]) -> Rows:
-        return fitted(lengths, sorted(stretch, key=lambda index: -int(lengths[index])), capacity, limit)
+        return fitted(lengths, sorted(stretch, key=lambda index: -int(lengths[index])), max_length, limit)
 
     found: Rows = []
     at = 0
     while at < len(order):
-        most = max(n for n in range(len(order) - at + 1) if lengths[order[at : at + n]].sum() <= ranks * capacity)
+        most = max(n for n in range(len(order) - at + 1) if lengths[order[at : at + n]].sum() <= ranks * max_length)
         least, most, back = 0, min(most, limit * ranks), 0
         while least < most:
             tried = max(most - back, (least + most + 1) // 2)
@@ -73,43 +73,43 @@ def in_steps(lengths: np.ndarray, order: list[int], capacity: int, limit: int, r
     return found
 
 
-def rows_of(strategy: str, lengths: np.ndarray, capacity: int, limit: int, ranks: int, seed: int) -> Rows:
-    order, bounds = STRATEGIES[strategy](lengths, capacity, limit, ranks, seed)
+def rows_of(strategy: str, lengths: np.ndarray, max_length: int, limit: int, ranks: int, seed: int) -> Rows:
+    order, bounds = STRATEGIES[strategy](lengths, max_length, limit, ranks, seed)
     return [part.tolist() for part in np.split(order, bounds[1:-1])]
 
 
 @pytest.mark.parametrize("way", ["row by row", "all rows at once", "both", "as it chooses"])
 @given(asked())
 def test_first_fit_is_first_fit_decreasing_document_by_document(way, given):
-    lengths, capacity, limit, seed = given
+    lengths, max_length, limit, seed = given
     costs = {"row by row": (0.0, 1.0, 1.0), "all rows at once": (1.0, 0.0, 0.0), "both": (1.0, 1.5, 0.0)}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in zip(("ROW_BY_ROW", "AT_ONCE", "ALL_ROWS"), costs.get(way, ()), strict=False):
             patch.setattr(strategies, name, value)
-        found = rows_of("first_fit", lengths, capacity, limit, 1, seed)
-    assert found == fitted(lengths, longest_first(lengths, seed), capacity, limit)
+        found = rows_of("first_fit", lengths, max_length, limit, 1, seed)
+    assert found == fitted(lengths, longest_first(lengths, seed), max_length, limit)
 
 
 @pytest.mark.parametrize("few", [0, 1000])
 @given(asked(), st.sampled_from([2, 3, 8, 200]))
 def test_multipack_is_the_search_of_longest_stretches(few, given, ranks):
-    lengths, capacity, limit, seed = given
+    lengths, max_length, limit, seed = given
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(strategies, "FEW", few)
-        found = rows_of("multipack", lengths, capacity, limit, ranks, seed)
-    assert found == in_steps(lengths, drawn(len(lengths), seed), capacity, limit, ranks)
+        found = rows_of("multipack", lengths, max_length, limit, ranks, seed)
+    assert found == in_steps(lengths, drawn(len(lengths), seed), max_length, limit, ranks)
 
 
 @given(asked())
 def test_random_and_sorted_are_next_fit_of_their_orders(given):
-    lengths, capacity, limit, seed = given
+    lengths, max_length, limit, seed = given
     for name, order in (("random", drawn(len(lengths), seed)), ("sorted", longest_first(lengths, seed))):
         wanted: Rows = [[]]
         for index in order:
-            if len(wanted[-1]) == limit or int(lengths[wanted[-1]].sum() + lengths[index]) > capacity:
+            if len(wanted[-1]) == limit or int(lengths[wanted[-1]].sum() + lengths[index]) > max_length:
                 wanted.append([])
             wanted[-1].append(index)
-        assert rows_of(name, lengths, capacity, limit, 1, seed) == wanted
+        assert rows_of(name, lengths, max_length, limit, 1, seed) == wanted
 
 
 @given(st.integers(0, 300), st.integers(0, 2**63))

@@ -51,7 +51,7 @@ def test_the_loss_of_packed_rows_is_the_mean_over_documents_run_alone(sizes, wei
     loss, expected = mean_over_documents(llama(), WEIGHTS if weighted else (1.0,) * 6)
     model = llama()
     autopack.enable(model)
-    collate = PackingCollator(loss_weights="document", max_tokens=24)
+    collate = PackingCollator(loss_weights="document", max_length=24)
     rest = iter(examples(weighted))
     batches = [collate([next(rest) for _ in range(size)]) for size in sizes]
     count = sum(batch["loss_weights"].sum() for batch in batches)
@@ -77,7 +77,7 @@ def test_a_mean_over_tokens_is_another_loss():
 
 
 def test_weights_are_of_targets_alone_and_padding_has_none():
-    batch = PackingCollator(loss_weights="document", max_tokens=24, return_tensors="np")(examples(weighted=True))
+    batch = PackingCollator(loss_weights="document", max_length=24, return_tensors="np")(examples(weighted=True))
     assert batch["loss_weights"].dtype == np.float32
     assert ((batch["loss_weights"] > 0) <= (batch["labels"] != -100)).all()
     found = [w for row in batch["loss_weights"] for w in row[row > 0]]

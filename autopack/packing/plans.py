@@ -33,16 +33,20 @@ from autopack.packing.lengths import (
     read,
     zeros,
 )
+from autopack.packing.old_names import renamed, with_old_names
 from autopack.packing.strategies import ORDERED, STRATEGIES
 
 Strategy = Literal["best_fit", "first_fit", "sequential", "multipack", "sorted", "fixed_length", "random"]
 FORMAT = 1
+_LENGTH = "capacity"
+"""What `max_length` is called in files."""
 ARRAYS = ("documents", "offsets", "lengths", "bounds")
 SQUARES = "squares"
 _BROKEN = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError)
 """What reading raises for a file that is not what it seems."""
 
 
+@with_old_names(capacity="max_length")
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
     """Which documents share which row: a value of a few arrays, which cannot be written to.
@@ -55,7 +59,7 @@ class Plan:
         offsets: (pieces,) int64, the token of its document at which each piece begins: 0 unless documents were cut.
         lengths: (pieces,) int64, tokens of each piece.
         bounds: (rows + 1,) int64; row r holds the pieces `bounds[r]` to `bounds[r + 1]`.
-        capacity: the most tokens that a row may hold.
+        max_length: the most tokens that a row may hold.
         strategy, seed: how documents were chosen, and the seed of whatever was random.
         counts: what was given, and what `overflow` did to documents longer than a row.
         align: every piece takes a multiple of so many columns of its row; the last of them are padding.
@@ -67,7 +71,7 @@ class Plan:
     offsets: np.ndarray
     lengths: np.ndarray
     bounds: np.ndarray
-    capacity: int
+    max_length: int
     strategy: str
     seed: int
     counts: Counts
@@ -107,7 +111,7 @@ class Plan:
         did = "".join(f", {name.replace('_', ' ')} {value:,}" for name, value in counts.items())
         pieces, documents = len(self.documents), self.counts.documents
         what = f"{documents:,} documents" if pieces == documents else f"{pieces:,} pieces of {documents:,} documents"
-        rows = f"{len(self):,} rows of {self.capacity:,} tokens"
+        rows = f"{len(self):,} rows of {self.max_length:,} tokens"
         if self.align > 1:
             rows += f", documents padded to multiples of {self.align}"
         return f"Plan({self.strategy}: {what} in {rows}, fill {self.fill:.4f}, padding {self.padding:,}{did})"
@@ -137,13 +141,13 @@ class Plan:
 
     @property
     def fill(self) -> float:
-        """The share of all columns that hold tokens, if every row is padded to the capacity."""
-        return float(self.lengths.sum()) / (len(self) * self.capacity) if len(self) else 1.0
+        """The share of all columns that hold tokens, if every row is padded to `max_length`."""
+        return float(self.lengths.sum()) / (len(self) * self.max_length) if len(self) else 1.0
 
     @property
     def padding(self) -> int:
-        """Columns without a token, if every row is padded to the capacity."""
-        return len(self) * self.capacity - int(self.lengths.sum())
+        """Columns without a token, if every row is padded to `max_length`."""
+        return len(self) * self.max_length - int(self.lengths.sum())
 
     def costs(self, cost: CostModel) -> np.ndarray:
         """The cost of each row, (rows,) float64, in the units of the model."""
@@ -159,8 +163,8 @@ class Plan:
         return numbered(lengths) if restart else np.arange(lengths.sum())
 
     def histogram(self, bins: int = 20) -> tuple[np.ndarray, np.ndarray]:
-        """How many rows hold how many tokens: rows (bins,) int64, and edges (bins + 1,) float64 from 0 to capacity."""
-        return np.histogram(self.tokens_per_row, bins=bins, range=(0, self.capacity))
+        """How many rows hold how many tokens: rows (bins,) int64, and edges (bins + 1,) float64 up to max_length."""
+        return np.histogram(self.tokens_per_row, bins=bins, range=(0, self.max_length))
 
     def plot(self) -> Any:
         """Draws tokens per row, and documents per row; returns the figure of matplotlib, which it needs."""
@@ -171,7 +175,7 @@ class Plan:
         figure = Figure(figsize=(9, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2)
         left.stairs(*self.histogram(40), fill=True)
-        left.set(xlabel="tokens per row", ylabel="rows", yscale="log", xlim=(0, self.capacity))
+        left.set(xlabel="tokens per row", ylabel="rows", yscale="log", xlim=(0, self.max_length))
         documents = np.bincount(np.diff(self.bounds))
         right.bar(np.arange(len(documents)), documents, width=1.0)
         right.set(xlabel="documents per row", ylabel="rows")
@@ -180,8 +184,8 @@ class Plan:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the plan to a file of numpy's `.npz` format, under exactly this name."""
-        meta = {name: getattr(self, name) for name in ("capacity", "strategy", "seed", "align")}
-        meta |= {"counts": asdict(self.counts)}
+        meta = {name: getattr(self, name) for name in ("strategy", "seed", "align")}
+        meta |= {_LENGTH: self.max_length, "counts": asdict(self.counts)}
         arrays = {name: getattr(self, name) for name in self._arrays if name != "offsets" or self.offsets.any()}
         with open(path, "wb") as file:
             np.savez(file, allow_pickle=False, meta=np.array(json.dumps({"format": FORMAT, **meta})), **arrays)
@@ -199,14 +203,15 @@ class Plan:
             raise InvalidPacking(f"{Path(path)}: wanted a plan of format {FORMAT}; make the plan again")
         try:
             arrays.setdefault("offsets", zeros(len(arrays["documents"])))
-            check_int("capacity", meta["capacity"], 1, most=LONGEST)
+            length = meta.pop(_LENGTH)
+            check_int("max_length", length, 1, most=LONGEST)
             check_int("align", meta.get("align", 1), 1)
-            found = cls(**arrays, **{**meta, "counts": Counts(**meta["counts"])})
+            found = cls(**arrays, **{**meta, "max_length": length, "counts": Counts(**meta["counts"])})
             bounds, sizes = found.bounds, {len(getattr(found, name)) for name in found._arrays if name != "bounds"}
             whole = all(array.ndim == 1 and array.dtype.kind == "i" for array in arrays.values())
             whole = whole and bounds[0] == 0 and sizes == {bounds[-1]} and bool((np.diff(bounds) > 0).all())
             whole = whole and all(bool((arrays[name] >= (name == "lengths")).all()) for name in arrays)
-            whole = whole and bool((found.columns_per_row <= found.capacity).all())
+            whole = whole and bool((found.columns_per_row <= found.max_length).all())
         except _BROKEN as error:
             raise InvalidPacking(f"{Path(path)}: wanted a plan that Plan.save wrote, found {error!r}") from error
         if not whole:
@@ -214,9 +219,10 @@ class Plan:
         return found
 
 
+@renamed(capacity="max_length")
 def plan(
     lengths: Any,
-    capacity: int,
+    max_length: int,
     strategy: Strategy = "best_fit",
     *,
     seed: int = 0,
@@ -227,18 +233,18 @@ def plan(
     rows: int | None = None,
     align: int = 1,
 ) -> Plan:
-    """Chooses which documents share a row of at most `capacity` tokens.
+    """Chooses which documents share a row of at most `max_length` tokens.
 
     Args:
         lengths: tokens of each document: ints of at least 1, as a list, array, tensor or column. Or (documents,
             sequences) of them, for documents that are several sequences and stay together, such as pairs (see
             `autopack.pair_lengths`): a row has room for their sum, and the squares of a cost are those of sequences.
-        capacity: the most tokens of a row.
+        max_length: the most tokens of a row.
         strategy: `"best_fit"`: best-fit decreasing, the fullest rows. `"first_fit"`: first-fit decreasing.
             `"sequential"`: in order, a new row where the next document does not fit. `"sorted"`: the same from long to
             short. `"random"`: the same in random order. `"multipack"`: a random order, cut into the longest stretches
             that first-fit decreasing fits into one row per rank. `"fixed_length"`: all documents end to end, cut
-            every `capacity` tokens wherever that falls; see `Plan.position_ids`.
+            every `max_length` tokens wherever that falls; see `Plan.position_ids`.
         seed: of random orders, and of which documents of one length go where. The same seed gives the same plan on
             every machine.
         overflow: what becomes of a document longer than a row. `"error"` refuses it, `"truncate"` keeps its beginning,
@@ -254,7 +260,7 @@ def plan(
         rows: how many rows to have, a multiple of `ranks`: some are split between documents until there are so many.
             Raises `InvalidPacking` where the documents need more rows, or are fewer.
         align: pad every document to a multiple of so many columns, as sequence and context parallelism want that cut
-            documents into equal parts: 2 * ranks for zigzag rings. `capacity` must be a multiple, too. What pads them
+            documents into equal parts: 2 * ranks for zigzag rings. `max_length` must be a multiple, too. What pads them
             is for the collator (`PackingCollator(align=...)`); lengths stay those of tokens.
 
     Every document (or every one of its tokens, where documents are cut) is in the plan once. Raises
@@ -263,14 +269,14 @@ def plan(
     """
     check_in("strategy", strategy, get_args(Strategy))
     check_in("overflow", overflow, get_args(Overflow))
-    check_int("capacity", capacity, 1, most=LONGEST)
+    check_int("max_length", max_length, 1, most=LONGEST)
     check_int("seed", seed, 0)
     check_int("max_documents", max_documents, 1, optional=True)
     check_int("ranks", ranks, 1)
     check_int("rows", rows, 1, optional=True)
     check_int("align", align, 1)
-    if align > 1 and (capacity % align or strategy == "fixed_length"):
-        reason = f"wanted it to divide {capacity=}" if capacity % align else f"{strategy=} cuts documents anywhere"
+    if align > 1 and (max_length % align or strategy == "fixed_length"):
+        reason = f"wanted it to divide {max_length=}" if max_length % align else f"{strategy=} cuts documents anywhere"
         raise ValueError(f"align={align}: {reason}")
     if rows is not None and (rows % ranks or strategy == "fixed_length"):
         reason = "cuts rows where they are full" if strategy == "fixed_length" else f"wanted a multiple of {ranks=}"
@@ -281,33 +287,33 @@ def plan(
         raise ValueError(f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave one out")
     if max_documents is not None and strategy == "fixed_length":
         raise ValueError("max_documents= cannot be kept by strategy='fixed_length', which fills all rows: leave it out")
-    found, capacity, ranks, seed = read(lengths, sequences=True, copy=False), int(capacity), int(ranks), int(seed)
+    found, max_length, ranks, seed = read(lengths, sequences=True, copy=False), int(max_length), int(ranks), int(seed)
     squares: np.ndarray | None = None
     if found.ndim == 2:
-        squares, found = _together(found, capacity, strategy, overflow, align)
-    limit = capacity if max_documents is None else min(capacity, int(max_documents))
+        squares, found = _together(found, max_length, strategy, overflow, align)
+    limit = max_length if max_documents is None else min(max_length, int(max_documents))
     if strategy == "fixed_length":
-        pieces, bounds, counts = cut(found, capacity)
+        pieces, bounds, counts = cut(found, max_length)
     else:
-        pieces, counts = fit(found, capacity, overflow)
+        pieces, counts = fit(found, max_length, overflow)
         pieces = pieces._replace(lengths=aligned(pieces.lengths, align))
         order, bounds = np.zeros(0, np.int64), np.zeros(1, np.int64)
         if len(pieces.lengths):
-            order, bounds = STRATEGIES[strategy](pieces.lengths, capacity, limit, ranks, seed)
+            order, bounds = STRATEGIES[strategy](pieces.lengths, max_length, limit, ranks, seed)
         pieces = (pieces if squares is None else pieces._replace(squares=squares[pieces.documents])).take(order)
     if rows is not None and not len(bounds) - 1 <= rows <= len(pieces.lengths):
-        found_rows = f"{len(pieces.lengths):,} documents need {len(bounds) - 1:,} rows of {capacity:,} tokens"
+        found_rows = f"{len(pieces.lengths):,} documents need {len(bounds) - 1:,} rows of {max_length:,} tokens"
         raise InvalidPacking(f"rows={rows:,}: {found_rows}; ask for more rows, and no more than documents")
     if (ranks > 1 or rows is not None) and len(bounds) > 1:
-        pieces, bounds = complete(pieces, bounds, capacity, limit, ranks, cost, rows)
+        pieces, bounds = complete(pieces, bounds, max_length, limit, ranks, cost, rows)
     if align > 1:
-        pieces = pieces._replace(lengths=np.minimum(found[pieces.documents] - pieces.offsets, capacity))
-    made = Plan(*pieces[:3], bounds, capacity, strategy, seed, counts, int(align), pieces.squares)
+        pieces = pieces._replace(lengths=np.minimum(found[pieces.documents] - pieces.offsets, max_length))
+    made = Plan(*pieces[:3], bounds, max_length, strategy, seed, counts, int(align), pieces.squares)
     return made if cost is None else made.select(arrange(made.costs(cost), ranks, seed))
 
 
 def _together(
-    lengths: np.ndarray, capacity: int, strategy: str, overflow: str, align: int
+    lengths: np.ndarray, max_length: int, strategy: str, overflow: str, align: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Of documents that are several sequences, (documents, sequences), the sums of squares and of lengths; raises where
     they cannot be kept whole."""
@@ -317,8 +323,8 @@ def _together(
     if align > 1:
         raise ValueError(f"align={align}: wanted lengths of one sequence per document, found {lengths.shape}")
     squares, found = (lengths * lengths).sum(axis=1), lengths.sum(axis=1)
-    if overflow == "error" and (over := found > capacity).any():
-        index, ways = int(over.argmax()), f"raise the capacity to {found.max()}, or pass overflow='drop'"
+    if overflow == "error" and (over := found > max_length).any():
+        index, ways = int(over.argmax()), f"raise max_length to {found.max()}, or pass overflow='drop'"
         more = f" (and {over.sum() - 1:,} more are over)" if over.sum() > 1 else ""
-        raise InvalidPacking(f"lengths[{index}] sum to {found[index]}, over the {capacity} of a row{more}; {ways}")
+        raise InvalidPacking(f"lengths[{index}] sum to {found[index]}, over the {max_length} of a row{more}; {ways}")
     return squares, found
