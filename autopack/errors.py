@@ -5,6 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+__all__ = [
+    "AutopackError",
+    "InvalidPacking",
+    "LeakDetected",
+    "OutsideForward",
+    "SiteDrift",
+    "UnsupportedModel",
+    "UnsupportedVersion",
+]
+
 _GUIDE = "https://github.com/autopack/autopack/blob/main/docs/errors.md"
 
 

@@ -15,12 +15,14 @@ from transformers import PreTrainedModel
 from autopack import architectures
 from autopack.architectures import attention
 from autopack.errors import AutopackError, UnsupportedModel
-from autopack.family import Family
+from autopack.family import Family as Family
 from autopack.inspection import modules, source
 from autopack.inspection.configs import text_config
 from autopack.inspection.parameters import parameters_of
 from autopack.inspection.positions import Numbering
 from autopack.mixers import RESTARTING, Alone, CountingRows
+
+__all__ = ["Family", "families", "register"]
 
 _registered: list[Family] = []
 
@@ -41,7 +43,7 @@ def _loaded(point: EntryPoint) -> Family:
     try:
         family = point.load()
         if not isinstance(family, Family):
-            raise TypeError(f"it is a {type(family).__name__}; wanted an autopack.Family")
+            raise TypeError(f"it is a {type(family).__name__}; wanted an autopack.registry.Family")
     except Exception as error:
         raise AutopackError(
             f"{where} in the group autopack.families cannot be loaded: {type(error).__name__}: {error}. Repair or "
@@ -59,7 +61,7 @@ def register(family: Family) -> None:
     """Add a family of one's own; it goes before all others for its model types. The same can be done by an entry
     point in the group `autopack.families`."""
     if not isinstance(family, Family):
-        raise TypeError(f"register takes an autopack.Family; found {type(family).__name__}")
+        raise TypeError(f"register takes an autopack.registry.Family; found {type(family).__name__}")
     _registered.insert(0, family)
 
 

@@ -72,20 +72,20 @@ def grouped(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
 def fixed_length(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
     """All documents end to end, cut every `max_length` tokens; `batch_size` such rows each."""
     order = order_of(len(lengths), shape, epoch)
-    return _planned(autopack.plan(lengths[order], shape.max_length, "fixed_length"), order, shape.batch_size)
+    return _planned(autopack.packing.plan(lengths[order], shape.max_length, "fixed_length"), order, shape.batch_size)
 
 
 def offline(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
     """As many documents as `batch_size` x `max_length` tokens hold, in random order."""
     order = order_of(len(lengths), shape, epoch)
-    return _planned(autopack.plan(lengths[order], shape.batch_size * shape.max_length, "sequential"), order, 1)
+    return _planned(autopack.packing.plan(lengths[order], shape.batch_size * shape.max_length, "sequential"), order, 1)
 
 
 def multipack(lengths: np.ndarray, shape: Shape, epoch: int) -> Steps:
     """`batch_size` bins of at most `max_length` tokens, filled by first-fit decreasing from a random order."""
     order = order_of(len(lengths), shape, epoch)
     seed = int(np.random.default_rng([shape.seed, epoch]).integers(2**31))
-    plan = autopack.plan(lengths[order], shape.max_length, "multipack", ranks=shape.batch_size, seed=seed)
+    plan = autopack.packing.plan(lengths[order], shape.max_length, "multipack", ranks=shape.batch_size, seed=seed)
     return _planned(plan, order, shape.batch_size)
 
 
@@ -93,7 +93,7 @@ def _batched(pieces: list[Piece], size: int) -> Steps:
     return [pieces[i : i + size] for i in range(0, len(pieces), size)]
 
 
-def _planned(plan: autopack.Plan, order: np.ndarray, rows: int) -> Steps:
+def _planned(plan: autopack.packing.Plan, order: np.ndarray, rows: int) -> Steps:
     """The steps of a plan, of so many of its rows each; its documents are those of `order`."""
     columns = zip(order[plan.documents].tolist(), plan.offsets.tolist(), plan.lengths.tolist(), strict=True)
     pieces, bounds = [Piece(*column) for column in columns], plan.bounds.tolist()

@@ -9,7 +9,7 @@ The second is a first look. The third has arms of LLaMA-Factory, as `pip downloa
 Lengths like those of FLAN_20k: lognormal, of mean 471 before they are clipped at 4096, which is the max_length. One
 thread.
 
-* **Strategies**: `autopack.plan` with each strategy; fill is the share of columns that hold tokens.
+* **Strategies**: `autopack.packing.plan` with each strategy; fill is the share of columns that hold tokens.
 * **Many lengths**: lengths that hardly repeat: 200,000, lognormal of mean 25,000 and uniform, up to 2**20, in rows of
   2**20; and multipack for 64 and 512 ranks.
 * **Memory**: best fit of as many lengths, of ten and of a hundred times as many, and the largest resident memory of a
@@ -64,8 +64,8 @@ def planned(lengths: np.ndarray, arm: str) -> Any:
 
     options = {"strategy": arm, **ARMS[arm]}
     if arm == "best_fit, 8 ranks":
-        options["cost"] = autopack.CostModel(0, 1)
-    return autopack.plan(lengths, CAPACITY, **options)
+        options["cost"] = autopack.packing.CostModel(0, 1)
+    return autopack.packing.plan(lengths, CAPACITY, **options)
 
 
 def measure_strategies(lengths: np.ndarray, rounds: int) -> dict[str, dict[str, Any]]:
@@ -93,12 +93,12 @@ def measure_many_lengths(rounds: int, seed: int) -> dict[str, dict[str, Any]]:
     }
     lengths = flan_like(100_000, seed)
     arms: dict[str, Any] = {
-        f"{name}, {what}": lambda name=name, what=what: autopack.plan(spread[what], most, name)
+        f"{name}, {what}": lambda name=name, what=what: autopack.packing.plan(spread[what], most, name)
         for what in spread
         for name in ("best_fit", "first_fit")
     }
     arms |= {
-        f"multipack, {ranks} ranks, 100,000": lambda ranks=ranks: autopack.plan(
+        f"multipack, {ranks} ranks, 100,000": lambda ranks=ranks: autopack.packing.plan(
             lengths, CAPACITY, "multipack", ranks=ranks
         )
         for ranks in (64, 512)
@@ -151,10 +151,10 @@ def measure_balance(lengths: np.ndarray) -> dict[str, dict[str, Any]]:
     import autopack
     from autopack.packing.balance import imbalance
 
-    cost, found = autopack.CostModel(0, 1), {}
+    cost, found = autopack.packing.CostModel(0, 1), {}
     for name in ("best_fit", "first_fit", "multipack", "random"):
         for by_cost in (False, True):
-            made = autopack.plan(lengths, CAPACITY, name, ranks=RANKS, cost=cost if by_cost else None)
+            made = autopack.packing.plan(lengths, CAPACITY, name, ranks=RANKS, cost=cost if by_cost else None)
             # Without a cost the rows of best fit stand in the order in which they were opened, longest documents first.
             # In random order they are what a shuffling loader makes of any packed data set.
             rows = np.arange(len(made)) if by_cost else np.random.default_rng(0).permutation(len(made))

@@ -3,7 +3,8 @@
 python -m compat.public_api            write compat/public_api.txt anew
 python -m compat.public_api --check    exit with 1 where it says something else, and print the difference; write nothing
 
-Public is what `autopack.__all__` names, and of classes what has no underscore. See CONTRIBUTING.md for what may change.
+Public is what `__all__` names in `autopack` and its modules for users, and of classes what has no
+underscore. See CONTRIBUTING.md for what may change.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from functools import cached_property
 from typing import Any
 
 import autopack
+from autopack import errors, packing, registry
+from autopack.auditing import report
+from autopack.enabling import handle
+from autopack.packing.old_names import OldName
 from compat.matrix import ROOT
 
 LISTED = ROOT / "compat" / "public_api.txt"
@@ -25,16 +30,24 @@ LISTED = ROOT / "compat" / "public_api.txt"
 
 def lines() -> Iterator[str]:
     """One line for each function, class, property and method, in order of names."""
-    for name in autopack.__all__:
-        found = getattr(autopack, name)
+    for name, found in public().items():
         if inspect.isclass(found):
             bases = ", ".join(base.__name__ for base in found.__bases__ if base is not object)
-            yield f"class autopack.{name}({bases})"
+            yield f"class {name}({bases})"
             yield from (f"    {line}" for line in members(found))
         elif callable(found):
-            yield f"autopack.{name}{signature(found)}"
+            yield f"{name}{signature(found)}"
         else:
-            yield f"autopack.{name}: {type(found).__name__}"
+            yield f"{name}: {type(found).__name__}"
+
+
+def public() -> dict[str, Any]:
+    """What is public, by its name: all of `autopack`, and of its modules for users what is not there."""
+    found = {f"autopack.{name}": getattr(autopack, name) for name in autopack.__all__}
+    for module in (packing, registry, errors, handle, report):
+        names = [name for name in module.__all__ if name not in autopack.__all__]
+        found |= {f"{module.__name__}.{name}": getattr(module, name) for name in names}
+    return found
 
 
 def members(cls: type) -> Iterator[str]:
@@ -80,7 +93,8 @@ def _as_written(annotation: Any) -> Any:
 
 
 def _is_code(value: Any) -> bool:
-    return inspect.isfunction(value) or isinstance(value, property | cached_property | staticmethod | classmethod)
+    kinds = property | cached_property | staticmethod | classmethod
+    return inspect.isfunction(value) or (isinstance(value, kinds) and not isinstance(value, OldName))
 
 
 def _annotation(function: Any) -> str:

@@ -1,8 +1,9 @@
 """Draw the pictures of README and docs, light and dark, from what the code does: python docs/draw.py
 
 `packing` shows the same four documents padded and packed, and, measured on a tiny random Llama, how much the logits of
-every token change when another token is replaced: in stock transformers, and enabled. `plan` shows what `autopack.plan`
-makes of documents whose lengths are like those of instructions, beside padded batches of the same. Needs matplotlib.
+every token change when another token is replaced: in stock transformers, and enabled. `plan` shows what
+`autopack.packing.plan` makes of documents whose lengths are like those of instructions, beside padded batches of
+the same. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def plan(theme: Theme) -> Figure:
     """Rows of coloured documents: padded batches of eight, and what a plan makes of the same documents."""
     lengths = np.clip(np.random.default_rng(4).lognormal(4.4, 0.8, 32).astype(int), 12, 512)
     max_length = 512
-    made = autopack.plan(lengths, max_length)
+    made = autopack.packing.plan(lengths, max_length)
     batches = [lengths[first : first + 8] for first in range(0, len(lengths), 8)]
     figure = Figure(figsize=(13, 5.2), layout="constrained", facecolor=theme["paper"])
     padded, packed, sizes = figure.subplots(1, 3, width_ratios=(5, 5, 4))
@@ -144,7 +145,7 @@ def plan(theme: Theme) -> Figure:
             color = DOCUMENTS[document % len(DOCUMENTS)]
             packed.barh(row, length, left=left, height=0.85, color=color, edgecolor=theme["paper"], linewidth=1)
             left += int(length)
-    _titled(packed, f"autopack.plan, rows of {max_length}: {1 - made.fill:.1%} empty", theme)
+    _titled(packed, f"autopack.packing.plan, rows of {max_length}: {1 - made.fill:.1%} empty", theme)
     for axes, rows in ((padded, len(lengths)), (packed, len(made.bounds) - 1)):
         axes.set(yticks=[], xlim=(0, max_length + 4), ylim=(rows - 0.4, -0.6))
         axes.set_xlabel("tokens", color=theme["faint"], fontsize=12)

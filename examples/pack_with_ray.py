@@ -45,16 +45,16 @@ def main() -> None:
         path = options.path or Path(temporary) / "rows"
         corpus = ray.data.range(options.documents, override_num_blocks=8).map_batches(tokenize)
 
-        written = autopack.pack_shards(corpus, 1024, path, num_shards=8)  # the one line
+        written = autopack.packing.pack_shards(corpus, 1024, path, num_shards=8)  # the one line
         print(written)
-        by_block = autopack.pack_shards(corpus, 1024, Path(temporary) / "by_block", plan="shard", num_shards=8)
+        by_block = autopack.packing.pack_shards(corpus, 1024, Path(temporary) / "by_block", plan="shard", num_shards=8)
         print(f"planned block by block: {by_block}")
         ray.shutdown()
 
         # One process, for comparison: it needs the whole corpus, and the same plan gives the same rows.
         whole = datasets.Dataset.from_dict(tokenize({"id": np.arange(options.documents)}))
         alone = autopack.pack(whole, 1024)
-        loaded = datasets.load_dataset("parquet", data_files=autopack.shard_files(path), split="train")
+        loaded = datasets.load_dataset("parquet", data_files=autopack.packing.shard_files(path), split="train")
         assert loaded[:] == alone[:]
         print(f"the same rows as one process gives: {len(loaded):,}")
 

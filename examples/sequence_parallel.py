@@ -22,7 +22,7 @@ documents = [{"input_ids": tiny.tokens(model.config, 1, length, seed=length)[0]}
 collate = autopack.PackingCollator()
 for step in range(8):
     rows = collate(documents[4 * step : 4 * step + 4])  # the same on every rank
-    loss = model(**autopack.shard_rows(rows, rank, ranks)).loss  # of this part: those of all ranks add up
+    loss = model(**autopack.packing.shard_rows(rows, rank, ranks)).loss  # of this part: those of all ranks add up
     loss.backward()
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)

@@ -374,6 +374,6 @@ def test_one_token_past_the_entry_is_let_through_and_two_are_not():
         layer = model.model.layers[0]
         states = torch.randn(1, 2, model.config.hidden_size, dtype=model.dtype)
         embeddings = model.model.rotary_emb(states, torch.arange(2)[None])
-        with pytest.raises(autopack.OutsideForward):
+        with pytest.raises(autopack.errors.OutsideForward):
             layer(states, position_embeddings=embeddings)
         layer(states[:, :1], position_embeddings=tuple(part[:, :1] for part in embeddings))

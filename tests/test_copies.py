@@ -91,7 +91,7 @@ def test_a_copy_outlives_its_original(stock):
     other = copy.deepcopy(model)
     autopack.disable(model)
     del model
-    with pytest.raises(autopack.OutsideForward):
+    with pytest.raises(autopack.errors.OutsideForward):
         other.forward(input_ids=IDS, position_ids=WHERE)
     assert is_exact(other, stock)
     assert autopack.enable(other).model is other

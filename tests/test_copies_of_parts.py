@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import autopack
-from autopack import OutsideForward, tiny
+from autopack import tiny
+from autopack.errors import OutsideForward
 from autopack.runtime.checkpointing import BoundCheckpoint
 from autopack.runtime.marks import holds_marks
 from tests.conftest import FLOAT64, LEAK, LENGTHS, attributes, error, positions, spans, token_ids
@@ -172,7 +173,7 @@ def test_a_part_in_another_process(tmp_path):
         f"part = torch.load({str(tmp_path / 'part.pt')!r}, weights_only=False)\n"
         f"ids, expected = torch.load({str(tmp_path / 'expected.pt')!r})\n"
         "try: part(ids)\n"
-        "except autopack.OutsideForward as error: assert 'copy of a part' in str(error)\n"
+        "except autopack.errors.OutsideForward as error: assert 'copy of a part' in str(error)\n"
         "else: raise AssertionError\n"
         "autopack.disable(part)\n"
         f"first = part(ids[:, :{LENGTHS[0]}]).last_hidden_state\n"

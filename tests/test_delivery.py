@@ -17,7 +17,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.utils.checkpoint import checkpoint
 
 import autopack
-from autopack import OutsideForward, UnsupportedModel
+from autopack import UnsupportedModel
+from autopack.errors import OutsideForward
 from autopack.runtime.checkpointing import BoundCheckpoint, unbind_checkpointing
 from autopack.runtime.scope import current
 from tests.conftest import (

@@ -107,7 +107,9 @@ def test_a_release_that_is_too_old_is_refused_in_the_words_of_the_doctor(tmp_pat
     finished = run([sys.executable, "-m", "autopack", "run", "script.py"])
     assert finished.returncode == 2
     assert finished.stderr.startswith(f"autopack run: {said}")
-    finished = run([sys.executable, "-c", "import autopack; print(autopack.UnsupportedVersion.__mro__[2].__name__)"])
+    finished = run(
+        [sys.executable, "-c", "import autopack; print(autopack.errors.UnsupportedVersion.__mro__[2].__name__)"]
+    )
     assert finished.stdout.strip() == "ImportError", finished.stderr
 
 

@@ -17,10 +17,11 @@ import wrapt
 from torch import nn
 
 import autopack
-from autopack import SiteDrift, UnsupportedModel, patching, tiny
+from autopack import UnsupportedModel, patching, tiny
 from autopack.enabling.attach import examine
 from autopack.enabling.settle import renew
 from autopack.enabling.sites import needed_sites
+from autopack.errors import SiteDrift
 from autopack.patching import Site, install, uninstall
 from autopack.registry import family_for
 from autopack.runtime.model import Options

@@ -10,8 +10,9 @@ from transformers import LlamaForCausalLM, masking_utils
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import autopack
-from autopack import SiteDrift, UnsupportedModel, tiny
+from autopack import UnsupportedModel, tiny
 from autopack.calls.hooks import EntryHook
+from autopack.errors import SiteDrift
 from autopack.runtime.marks import MARK
 from tests.conftest import (
     attributes,

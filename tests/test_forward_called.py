@@ -101,7 +101,7 @@ def test_a_copy_that_nobody_has_called_raises_rather_than_leaks():
     autopack.enable(model)
     other = copy.deepcopy(model).model
     autopack.disable(model)
-    with pytest.raises(autopack.OutsideForward):
+    with pytest.raises(autopack.errors.OutsideForward):
         other.forward(input_ids=IDS, position_ids=WHERE)
 
 
@@ -126,7 +126,7 @@ def test_the_forward_of_a_subclass_is_run_once_or_refused():
     model.__class__ = stock.__class__ = Doubling
     with autopack.enable(model):
         assert error(model(input_ids=IDS, position_ids=WHERE).logits, alone(stock, IDS, LENGTHS)) < FLOAT64
-        with pytest.raises(autopack.OutsideForward):
+        with pytest.raises(autopack.errors.OutsideForward):
             model.forward(input_ids=IDS, position_ids=WHERE)
 
 
@@ -149,5 +149,5 @@ def test_a_class_that_is_patched_meanwhile_is_left_to_the_newcomer():
 def test_without_the_site_it_raises(monkeypatch):
     model = llama()
     monkeypatch.setattr(forward_site, "_is_past_entry", lambda *_: False)
-    with autopack.enable(model), pytest.raises(autopack.OutsideForward):
+    with autopack.enable(model), pytest.raises(autopack.errors.OutsideForward):
         model.model.forward(input_ids=IDS, position_ids=WHERE)

@@ -16,8 +16,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
 import autopack
-from autopack import HostBatch, tiny
+from autopack import tiny
 from autopack.layout.host import note_padding, recall, remember
+from autopack.packing import HostBatch
 from tests.conftest import token_ids
 
 READS = """

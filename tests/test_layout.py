@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopack import PackedLayout, UnsupportedModel
+from autopack import UnsupportedModel
 from autopack.layout.batches import DocumentBatch
+from autopack.packing import PackedLayout
 
 CPU = torch.device("cpu")
 

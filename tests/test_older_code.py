@@ -17,9 +17,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 import autopack
-from autopack import Family, UnsupportedModel, registry
+from autopack import UnsupportedModel, registry
 from autopack.inspection import source
 from autopack.mixers import RELATIVE
+from autopack.registry import Family
 from tests.conftest import FLOAT64, LEAK, alone, alone_loss, error, gradients, positions, token_ids, weights_like
 
 ROWS = ((7, 1, 9, 3), (2, 14, 4))

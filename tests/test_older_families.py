@@ -10,12 +10,13 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaPreTrainedModel
 
 import autopack
-from autopack import Family, registry, tiny
+from autopack import registry, tiny
 from autopack.enabling import by_twin
 from autopack.errors import UnsupportedModel
 from autopack.inspection import modules, source
 from autopack.inspection.configs import text_config
 from autopack.mixers import Alone
+from autopack.registry import Family
 from tests.conftest import FLOAT64, alone, error, positions, token_ids
 from tests.test_older_code import ROWS, Rotating, build
 

@@ -188,7 +188,7 @@ def test_nothing_but_one_short_file_per_toy_is_added_or_changed(folder):
 
 @every_toy
 def test_it_is_listed(folder, model_type, capsys):
-    family = next(family for family in autopack.families() if family.name == model_type)
+    family = next(family for family in autopack.registry.families() if family.name == model_type)
     assert model_type in family.model_types
     assert main(["families"]) == 0
     assert f"{model_type}: {family.how}\n  {model_type}\n" in capsys.readouterr().out
@@ -201,7 +201,7 @@ def test_it_is_built_tiny_by_the_facts_of_its_file(folder, model_type):
     assert model_type in tiny.types_for("causal-lm")
     config = tiny.build(model_type).config
     assert (config.hidden_size, config.vocab_size) == (64, 128)
-    own = next(family.tiny.configs for family in autopack.families() if family.name == model_type)[model_type]
+    own = next(family.tiny.configs for family in autopack.registry.families() if family.name == model_type)[model_type]
     assert own == {name: getattr(config, name) for name in own}
     start = tiny.first_position(config)
     assert start == autopack.PackingCollator.for_model(config).first_position == {"warming": 2}.get(model_type, 0)

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import autopack
-from autopack import SiteDrift, patching, tiny
+from autopack import patching, tiny
+from autopack.errors import SiteDrift
 from autopack.patching import Site, abandon, install, intact, uninstall
 
 

@@ -31,7 +31,7 @@ def test_a_stage_of_layers_is_refused_and_stocks_would_leak():
     other[:, : LENGTHS[0]] = 9
     before, after = (First(model)(ids, PACKED["position_ids"]) for ids in (IDS, other))
     assert error(after[:, LENGTHS[0] :], before[:, LENGTHS[0] :]) > LEAK
-    with autopack.enable(model), pytest.raises(autopack.OutsideForward):
+    with autopack.enable(model), pytest.raises(autopack.errors.OutsideForward):
         First(model)(**PACKED)
 
 

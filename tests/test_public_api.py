@@ -12,7 +12,7 @@ import autopack
 from autopack import version
 from compat import public_api
 
-NAMES = [name for name in autopack.__all__ if name != "__version__"]
+PUBLIC = {name: found for name, found in public_api.public().items() if name != "autopack.__version__"}
 
 
 def test_the_list_is_that_of_the_code():
@@ -33,9 +33,9 @@ def test_a_changed_signature_is_another_line():
     assert len({public_api.signature(each) for each in (one, other, without)}) == 3
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PUBLIC)
 def test_parameters_and_results_are_annotated(name):
-    found = getattr(autopack, name)
+    found = PUBLIC[name]
     if isinstance(found, type) and issubclass(found, (BaseException, dict)):
         return  # made as their bases are
     for function in _functions(found):
@@ -54,9 +54,9 @@ def test_what_is_required_is_imported():
     assert set(version.MINIMUM) <= {name.partition(".")[0] for name in names}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PUBLIC)
 def test_each_has_a_docstring(name):
-    found = getattr(autopack, name)
+    found = PUBLIC[name]
     undocumented = [function.__qualname__ for function in _functions(found, made=False) if not function.__doc__]
     assert found.__doc__, name
     assert not undocumented
@@ -70,3 +70,17 @@ def _functions(found, made=True):
         for value in public_api.public_members(found).values()
     ]
     return [*members, *([found.__init__] if made and inspect.isfunction(found.__init__) else [])]
+
+
+@pytest.mark.parametrize("name", autopack._MOVED)
+def test_names_of_the_release_before_work_and_warn(name):
+    home = autopack._MOVED[name]
+    with pytest.warns(FutureWarning, match=rf"autopack\.{name} is {home}\.{name} now") as seen:
+        found = getattr(autopack, name)
+    assert found is PUBLIC[f"{home}.{name}"]
+    assert seen[0].filename == __file__
+    assert name not in autopack.__all__
+
+
+def test_few_names_are_at_the_top():
+    assert len(autopack.__all__) <= 16

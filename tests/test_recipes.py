@@ -31,7 +31,7 @@ ROUNDING = 1e-5
 ELSEWHERE = {
     "class PackedDPOTrainer": "tests/packing/test_preference.py",
     "ray.data": "tests/packing/test_ray.py",
-    "autopack.HostBatch(batch)": "tests/test_host_reads.py",
+    "autopack.packing.HostBatch(batch)": "tests/test_host_reads.py",
 }
 """Recipes that other tests run: what is in them, and where."""
 
@@ -56,10 +56,10 @@ RECIPES = {
     "SFTTrainer": ("SFTConfig(output_dir",),
     "stream": ("# an IterableDataset",),
     "endless stream": ("dataset.repeat(None)",),
-    "weights": ("autopack.weigh_documents(trainer)",),
-    "weights in a loop": ("autopack.weighted_loss(",),
+    "weights": ("autopack.packing.weigh_documents(trainer)",),
+    "weights in a loop": ("autopack.packing.weighted_loss(",),
     "shards": ("SLURM_ARRAY_TASK_ID",),
-    "files of shards": ("autopack.shard_files(",),
+    "files of shards": ("autopack.packing.shard_files(",),
 }
 
 
@@ -133,7 +133,7 @@ def test_plans(there, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     made = run(there, "plan")["plan"]
-    assert made == autopack.plan(there["lengths"], CAPACITY)
+    assert made == autopack.packing.plan(there["lengths"], CAPACITY)
     assert len(run(there, "ranks")["plan"]) % 8 == 0
 
 
@@ -260,7 +260,7 @@ def test_weights_in_a_loop(there):
     examples = [{"input_ids": d} for d in there["documents"]]
     there["micro_batches"] = [examples[:7], examples[7:16], examples[16:]]
     losses = []
-    weighted = autopack.weighted_loss
+    weighted = autopack.packing.weighted_loss
 
     class Noting:
         """autopack, with the losses that it gives."""

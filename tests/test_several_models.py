@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 def test_one_handle_removes_them_all(kind):
     models = kind([llama(), Holder(inside=tiny.build("gpt2"))])
     handle = autopack.enable(models, unpad="always")
-    assert isinstance(handle, autopack.Handles)
+    assert isinstance(handle, autopack.enabling.handle.Handles)
     assert [each.model for each in handle.handles.values()] == [models[0], models[1].layers["inside"]]
     assert all(each.enabled.options.unpad == "always" for each in handle.handles.values())
     assert autopack.is_enabled(models)
@@ -57,7 +57,7 @@ def test_one_model_twice_is_one():
 def test_trainers_and_lists_may_be_among_them(tmp_path):
     policy, other = trainer(tmp_path), llama()
     with autopack.enable([policy, [other]]) as handle:
-        assert isinstance(handle.handles["[0]"], autopack.TrainerHandle)
+        assert isinstance(handle.handles["[0]"], autopack.enabling.handle.TrainerHandle)
         assert autopack.is_enabled(policy.model)
         assert autopack.is_enabled(other)
     assert not autopack.is_enabled(policy)

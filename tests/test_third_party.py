@@ -58,7 +58,7 @@ class ToyForCausalLM(PreTrainedModel):
 
 
 MODULE = """
-from autopack import Family
+from autopack.registry import Family
 from autopack.mixers import ALONE, RESTARTING
 
 FAMILY = Family(
@@ -118,39 +118,39 @@ def test_registered_by_a_call(toy, monkeypatch):
     monkeypatch.setattr(registry, "_registered", [])
     with pytest.raises(autopack.UnsupportedModel, match="no place to keep documents apart"):
         autopack.enable(toy)
-    names: dict[str, autopack.Family] = {}
+    names: dict[str, autopack.registry.Family] = {}
     exec(MODULE, names)
-    autopack.register(names["FAMILY"])
+    autopack.registry.register(names["FAMILY"])
     assert len(MODULE.strip().splitlines()) < 30
     check(toy)
 
 
 def test_registered_by_an_entry_point(toy, distributions):
     distributions("toy-families", MODULE, "toy_families:FAMILY")
-    assert "toys" in [family.name for family in autopack.families()]
+    assert "toys" in [family.name for family in autopack.registry.families()]
     check(toy)
 
 
 def test_a_way_too_little_is_found_by_the_audit(toy, monkeypatch):
     """Without its positions the family leaks, and enable says so instead of training on it."""
     monkeypatch.setattr(registry, "_registered", [])
-    names: dict[str, autopack.Family] = {}
+    names: dict[str, autopack.registry.Family] = {}
     exec(MODULE.replace(', "ToyPositions": RESTARTING', ""), names)
-    autopack.register(names["FAMILY"])
+    autopack.registry.register(names["FAMILY"])
     with pytest.raises(autopack.UnsupportedModel, match="audited it, and it is not exact"):
         autopack.enable(toy)
 
 
 @pytest.mark.parametrize(("module", "reason"), [
-    ("FAMILY = 3", "is a int; wanted an autopack.Family"),
+    ("FAMILY = 3", "is a int; wanted an autopack.registry.Family"),
     ("import no_such_module", "cannot be loaded: ModuleNotFoundError"),
 ])  # fmt: skip
 def test_an_entry_point_that_gives_no_family_is_named(distributions, module, reason):
     distributions("broken-families", module, "broken_families:FAMILY")
     with pytest.raises(autopack.AutopackError, match=f"'broken-families'.*{reason}"):
-        autopack.families()
+        autopack.registry.families()
 
 
 def test_what_is_registered_by_a_call_is_a_family():
     with pytest.raises(TypeError, match=r"takes an autopack\.Family; found str"):
-        autopack.register("toy")
+        autopack.registry.register("toy")

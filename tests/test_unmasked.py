@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import autopack
-from autopack import HostBatch, tiny
+from autopack import tiny
+from autopack.packing import HostBatch
 from tests.conftest import token_ids
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")

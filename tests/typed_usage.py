@@ -11,6 +11,7 @@ from torch import nn
 from typing_extensions import assert_type
 
 import autopack
+from autopack.auditing.report import LeakReport
 
 
 def enabled(model: nn.Module) -> None:
@@ -22,17 +23,17 @@ def enabled(model: nn.Module) -> None:
 
 def audited(model: Any) -> None:
     report = autopack.audit(model)
-    assert_type(report, autopack.LeakReport)
+    assert_type(report, LeakReport)
     assert_type(report.exact, bool)
     assert_type(report.packed, str | None)
     report.exakt  # type: ignore[attr-defined]  # noqa: B018
 
 
 def packed(model: Any, lengths: list[int]) -> None:
-    plan = autopack.plan(lengths, 4096, "multipack")
-    assert_type(plan, autopack.Plan)
+    plan = autopack.packing.plan(lengths, 4096, "multipack")
+    assert_type(plan, autopack.packing.Plan)
     assert_type(plan.fill, float)
     assert_type(autopack.PackingCollator.for_model(model), autopack.PackingCollator)
-    autopack.plan(lengths, "4096")  # type: ignore[arg-type]
-    autopack.plan(lengths, 4096, "best")  # type: ignore[arg-type]
+    autopack.packing.plan(lengths, "4096")  # type: ignore[arg-type]
+    autopack.packing.plan(lengths, 4096, "best")  # type: ignore[arg-type]
     autopack.PackedBatchSampler(lengths, 4096, overflow="cut")  # type: ignore[arg-type]

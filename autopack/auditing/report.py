@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+__all__ = ["LeakReport"]
+
 _PADDED_GRADIENT_TOLERANCE = 1e-3
 """Gradients of padded batches are not held to less: softmax and norms round otherwise beside padding, in float32."""
 

@@ -145,8 +145,8 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
         raise InvalidPacking(
             f"all ranks that share rows must call {call.name} with equally many columns of the same rows and with the "
             f"same arguments; found input_ids of {[tuple(one) for one in said[:, 1:3].tolist()]}, and "
-            f"{', '.join((*OF_PARTS, 'shift_labels'))} given: {said[:, 3:].tolist()}. autopack.shard_rows cuts rows "
-            f"like that."
+            f"{', '.join((*OF_PARTS, 'shift_labels'))} given: {said[:, 3:].tolist()}. "
+            f"autopack.packing.shard_rows cuts rows like that."
         )
     columns = shape[1] * rows.ranks
     whole = _on_whole_rows(tensors, rows, columns)
@@ -210,7 +210,7 @@ def _why_not(call: Call) -> str | None:
     if any(given.get(name) is not None for name in FLASH_KWARGS):
         return "cumulative lengths are of whole rows; position_ids or seq_idx declare documents of a part"
     if entry.shifts_labels and given.get("labels") is not None and given.get("shift_labels") is None:
-        return "labels are shifted within each part; give shift_labels beside them, as autopack.shard_rows does"
+        return "labels are shifted within each part; give shift_labels beside them, as autopack.packing.shard_rows does"
     return None
 
 
@@ -253,6 +253,6 @@ def _refuse_targets_across(call: Call, layout: PackedLayout, counted: np.ndarray
         raise InvalidPacking(
             f"shift_labels of rows that ranks share have a label at row {row}, column {column}, where a document ends: "
             f"it would be compared with the first token of the next one. Set it to {call.ignored_label}, as "
-            f"autopack.shard_rows does, or set the labels of first tokens to it before they are shifted, as "
+            f"autopack.packing.shard_rows does, or set the labels of first tokens to it before they are shifted, as "
             f"autopack.PackingCollator does."
         )

@@ -18,7 +18,7 @@ from autopack.errors import AutopackError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from autopack import LeakReport
+    from autopack.auditing.report import LeakReport
 
 STYLE = "body{font-family:sans-serif;margin:2em;color:#22303c}"
 

@@ -47,7 +47,7 @@ def _import_all() -> None:
     for name in autopack.__all__:
         with suppress(UnsupportedVersion):  # one name may need more than autopack does, and says so where it is used
             getattr(autopack, name)
-    autopack.families()
+    autopack.registry.families()
 
 
 def _try_operator() -> None:

@@ -115,9 +115,9 @@ def enable(
         logs: Whether a `transformers.Trainer` logs how full the rows of its model are (`autopack/fill` and its like,
             docs/unpadding.md), to wherever it reports. Other models and trainers log nothing of it.
         sequence_parallel: A process group of torch.distributed, or a DeviceMesh of one dimension: its processes share
-            rows, each calls the model with an equal part of the columns of every one (`autopack.shard_rows`), and
-            attention goes over whole rows by an exchange of tokens for heads (docs/distributed.md). Rows that DeepSpeed
-            shares out (ALST) need no word of it.
+            rows, each calls the model with an equal part of the columns of every one (`autopack.packing.shard_rows`),
+            and attention goes over whole rows by an exchange of tokens for heads (docs/distributed.md). Rows that
+            DeepSpeed shares out (ALST) need no word of it.
 
     Returns:
         A handle whose repr says what was done; `handle.remove()` takes everything back, and so does leaving the block

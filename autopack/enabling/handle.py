@@ -21,6 +21,8 @@ from autopack.runtime.model import EnabledModel
 from autopack.runtime.tally import Tally
 from autopack.watching.sentinel import Sentinel, Watched
 
+__all__ = ["Handle", "Handles", "TrainerHandle"]
+
 
 class Handle(AbstractContextManager["Handle"]):
     """What `enable` did to one model. Also a context manager that disables on leaving.

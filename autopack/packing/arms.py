@@ -20,7 +20,7 @@ class Arm:
     """One way of making batches of the documents, for one epoch.
 
     Attributes:
-        name: `"padded"`, `"mini-batch"` or a strategy of `autopack.plan`.
+        name: `"padded"`, `"mini-batch"` or a strategy of `autopack.packing.plan`.
         batch_size: documents of a padded batch, or of a mini-batch that becomes one packed row; None for plans.
         order: of the documents of padded batches: `"random"`, or `"grouped"` by length as transformers'
             `group_by_length` does; None for others.

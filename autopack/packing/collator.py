@@ -53,7 +53,7 @@ class PackingCollator:
 
     Use it as `data_collator` of a `Trainer` or `collate_fn` of a `DataLoader`. An example is a mapping of lists,
     tuples, numpy arrays or torch tensors; `(1, T)`, as tokenizers give with `return_tensors`, counts as `(T,)`. The
-    result is a dict (of tensors an `autopack.HostBatch`, which a trainer moves to a device so that an enabled model
+    result is a dict (of tensors a `packing.HostBatch`, which a trainer moves to a device so that an enabled model
     need not read there where documents begin), with `B` rows of `T` columns:
 
     * `input_ids` (B, T) int64; B is 1 unless `max_length` is set.
@@ -99,8 +99,8 @@ class PackingCollator:
         return_seq_idx: add `seq_idx` (B, T) int32: the number of the document in its row, padding included.
         loss_weights: `"document"` adds weights by which all documents count alike, however long; `"token"` weights by
             which all targets do. Either is multiplied by a float `document_weight` of each example (a list of them, one
-            per document, in packed rows). For `autopack.weigh_documents` and `autopack.weighted_loss`; needs labels per
-            token.
+            per document, in packed rows). For `weigh_documents` and `weighted_loss` of `autopack.packing`; needs
+            labels per token.
         image_processor: what makes pixels of pictures: a processor or image processor of transformers.
         images_by_row: the model takes images as (B, images, ...), the empty ones of a row last, as Idefics does.
         drop_keys: keys of the examples to ignore.

@@ -67,15 +67,16 @@ def pack(
     Args:
         dataset: see above.
         max_length: the most tokens of a row.
-        strategy, seed, overflow, max_documents, cost, ranks, align: see `autopack.plan`. Streams know no `cost` or
-            `ranks`. A part of a document that was cut is a document of its own; what was cut off or left out is logged.
+        strategy, seed, overflow, max_documents, cost, ranks, align: see `autopack.packing.plan`. Streams know no
+            `cost` or `ranks`. A part of a document that was cut is a document of its own; what was cut off or left out
+            is logged.
             Rows leave room for what `align` pads documents with, which `PackingCollator(align=...)` puts in.
         columns, drop_columns: the columns to carry beside `input_ids`, all by default, and those to leave out.
         mask_first_label: `False` keeps the first label of each document, for losses that do not shift.
         position_ids: `False` leaves them out; the collator makes them of `seq_lengths`.
         first_position: where the positions of a document start: 0, or `padding_idx + 1` for RoBERTa-like models.
         loss_weights: `"document"` adds weights by which all documents count alike, `"token"` weights by which all
-            targets do; either is multiplied by a column `document_weight`. See `autopack.weigh_documents`.
+            targets do; either is multiplied by a column `document_weight`. See `autopack.packing.weigh_documents`.
         buffer_size: examples of a stream that are packed at a time, and so held in memory.
         num_proc: processes that write the rows of a `Dataset`.
         load_from_cache_file: `False` writes anew what may be in the cache; by default datasets' setting.

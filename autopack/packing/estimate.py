@@ -190,8 +190,8 @@ def estimate(
             `save_to_disk` wrote.
         max_length: the most tokens of a packed row, and of a document.
         batch_size, batch_sizes: documents of a padded batch, for the baseline and for the padding by batch size.
-        strategies, ranks: see `autopack.plan`.
-        overflow: what becomes of documents longer than `max_length`, in padded batches too; see `autopack.plan`.
+        strategies, ranks: see `autopack.packing.plan`.
+        overflow: what becomes of documents longer than `max_length`, in padded batches too; see there.
         cost: what tokens and attention cost; by default those of a hidden size of 4096.
         column: of the data: ints are lengths, lists are counted, text goes through the tokenizer. By default
             `input_ids`, `length` or `lengths`, and with a tokenizer `text`.

@@ -31,6 +31,10 @@ def renamed(**names: str) -> Callable[[Callable[Given, Made]], Callable[Given, M
     return decorate
 
 
+class OldName(property):
+    """An attribute by its old name."""
+
+
 def with_old_names(**names: str) -> Callable[[Class], Class]:
     """The same for a class: for the arguments that make an instance, and for its attributes."""
 
@@ -38,7 +42,7 @@ def with_old_names(**names: str) -> Callable[[Class], Class]:
         wrapped: Any = cls
         wrapped.__init__ = renamed(**names)(wrapped.__init__)
         for old, new in names.items():
-            setattr(cls, old, property(functools.partial(_read, old, new)))
+            setattr(cls, old, OldName(functools.partial(_read, old, new)))
         return cls
 
     return decorate

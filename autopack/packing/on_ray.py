@@ -55,7 +55,7 @@ ANSWER = pa.schema({
 
 
 def pack_ray(data: Any, packing: Any, folder: Folder, plan: Any, num_shards: int | None) -> Shards:
-    """Writes the shards of a `ray.data.Dataset`; see `autopack.pack_shards`."""
+    """Writes the shards of a `ray.data.Dataset`; see `autopack.packing.pack_shards`."""
     with _in_order(data):
         if plan == "shard":
             return _write_blocks(data, packing, folder, num_shards)

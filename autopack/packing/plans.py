@@ -238,7 +238,7 @@ def plan(
     Args:
         lengths: tokens of each document: ints of at least 1, as a list, array, tensor or column. Or (documents,
             sequences) of them, for documents that are several sequences and stay together, such as pairs (see
-            `autopack.pair_lengths`): a row has room for their sum, and the squares of a cost are those of sequences.
+            `pair_lengths`): a row has room for their sum, and the squares of a cost are those of sequences.
         max_length: the most tokens of a row.
         strategy: `"best_fit"`: best-fit decreasing, the fullest rows. `"first_fit"`: first-fit decreasing.
             `"sequential"`: in order, a new row where the next document does not fit. `"sorted"`: the same from long to
@@ -282,7 +282,7 @@ def plan(
         reason = "cuts rows where they are full" if strategy == "fixed_length" else f"wanted a multiple of {ranks=}"
         raise ValueError(f"rows={rows}: {reason}")
     if cost is not None and not isinstance(cost, CostModel):
-        raise ValueError(f"cost={cost!r}: wanted an autopack.CostModel, or None")
+        raise ValueError(f"cost={cost!r}: wanted an autopack.packing.CostModel, or None")
     if cost is not None and strategy in ORDERED:
         raise ValueError(f"cost= orders rows by what they cost, and strategy={strategy!r} has an order: leave one out")
     if max_documents is not None and strategy == "fixed_length":

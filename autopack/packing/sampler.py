@@ -47,13 +47,13 @@ class PackedBatchSampler:
     refused; Lightning needs `use_distributed_sampler=False`.
 
     Args:
-        lengths: tokens of each document, as in `autopack.plan`, or of each of its sequences: of pairs, what
-            `autopack.pair_lengths` gives. A batch of pairs is for the collator of their trainer.
+        lengths: tokens of each document, as in `autopack.packing.plan`, or of each of its sequences: of pairs, what
+            `autopack.packing.pair_lengths` gives. A batch of pairs is for the collator of their trainer.
         max_length: the most tokens of a row.
         rows_per_batch: rows of a batch; the last of an epoch may have fewer.
-        strategy: as in `autopack.plan`, but not `"fixed_length"`. `"sequential"` and `"sorted"` keep their order in
-            every epoch; the others are drawn anew. With `"multipack"` and `"random"`, which need now more rows and now
-            fewer, epochs have about a hundredth more rows than the first would need.
+        strategy: as in `autopack.packing.plan`, but not `"fixed_length"`. `"sequential"` and `"sorted"` keep their
+            order in every epoch; the others are drawn anew. With `"multipack"` and `"random"`, which need now more rows
+            and now fewer, epochs have about a hundredth more rows than the first would need.
         seed: with the epoch, what all that is random comes from.
         overflow: `"error"` refuses documents longer than a row; `"drop"` leaves them out; `"truncate"` yields them for
             a collator that cuts off their end (`PackingCollator(max_length=..., overlong="truncate")`).
@@ -62,7 +62,7 @@ class PackedBatchSampler:
             made them. `"auto"` is `CostModel()` for `"best_fit"`, `"first_fit"` and `"random"`, else `None`.
         num_replicas, rank: data-parallel processes, and the number of this one; given together.
         drop_last: leave out what does not fill a step of `rows_per_batch` rows on every rank, instead.
-        align: as in `autopack.plan`; the collator must have the same.
+        align: as in `autopack.packing.plan`; the collator must have the same.
 
     Attributes:
         epoch, plan: the number of the epoch, and its `Plan`; rows `s * num_replicas` on are of one step where
@@ -97,7 +97,7 @@ class PackedBatchSampler:
         check_int("seed", seed, 0)
         if isinstance(cost, str):
             if cost != "auto":
-                raise ValueError(f"cost={cost!r}: wanted 'auto', an autopack.CostModel, or None")
+                raise ValueError(f"cost={cost!r}: wanted 'auto', an autopack.packing.CostModel, or None")
             cost = None if strategy in (*ORDERED, "multipack") else CostModel()
         self.max_length, self.rows_per_batch, self.drop_last = max_length, rows_per_batch, drop_last
         self.num_replicas, self.rank = _ranks(num_replicas, rank)

@@ -74,7 +74,7 @@ def pack_shards(
             or of a block of Ray. A `Plan` of all documents, as `Plan.load` gives it, is kept as it is.
         num_shards: how many files; by default, about 34 million tokens make one (of Ray, with `plan="shard"`, a block).
         shard: which of `num_shards` to write, for a `datasets.Dataset`; all by default.
-        strategy, seed, overflow, max_documents, cost, ranks, align: see `autopack.plan`; not beside a `Plan`.
+        strategy, seed, overflow, max_documents, cost, ranks, align: see `autopack.packing.plan`; not beside a `Plan`.
         columns, drop_columns, mask_first_label, position_ids, first_position, loss_weights: see `autopack.pack`.
 
     Returns a `Shards`: the files that were written, their rows, tokens and fill.
@@ -90,7 +90,7 @@ def pack_shards(
     planned |= {"cost": cost, "ranks": ranks, "align": align}
     added: dict[str, Any] = {"mask_first_label": mask_first_label, "position_ids": position_ids}
     added |= {"first_position": first_position, "loss_weights": loss_weights}
-    packing = prepare("autopack.pack_shards", max_length, planned, columns, drop_columns, added)
+    packing = prepare("autopack.packing.pack_shards", max_length, planned, columns, drop_columns, added)
     from autopack.packing.parts import Folder
 
     _check(packing, plan, num_shards, shard)
@@ -159,7 +159,7 @@ def _check(packing: Any, plan: Any, num_shards: int | None, shard: int | None) -
     if not isinstance(plan, Plan):
         if not isinstance(plan, str) or plan not in ("all", "shard"):
             raise ValueError(
-                f"plan={plan!r}: wanted 'all', 'shard' or an autopack.Plan; Plan.load reads one from a file"
+                f"plan={plan!r}: wanted 'all', 'shard' or an autopack.packing.Plan; Plan.load reads one from a file"
             )
         return
     if changed := [name for name, value in packing.planned.items() if value != FREE[name]]:

@@ -78,7 +78,7 @@ class Engine:
     def call(self, batch: dict[str, Any]) -> Any:
         """What the model makes of packed rows, or of this rank's part of them."""
         if self.parts > 1:
-            batch = autopack.shard_rows(batch, dist.get_rank() % self.parts, self.parts)
+            batch = autopack.packing.shard_rows(batch, dist.get_rank() % self.parts, self.parts)
         return self.model(**batch)
 
     def accumulating(self, last: bool) -> contextlib.AbstractContextManager[Any]:

@@ -23,7 +23,7 @@ class PackedDPOTrainer(trl.DPOTrainer):
     """The trainer of docs/packing.md."""
 
     def get_train_dataloader(self) -> Any:
-        lengths = autopack.pair_lengths(self.train_dataset, self.data_collator)
+        lengths = autopack.packing.pair_lengths(self.train_dataset, self.data_collator)
         sampler = autopack.PackedBatchSampler(lengths, CAPACITY, seed=self.args.seed)
         loader = DataLoader(self.train_dataset, batch_sampler=sampler, collate_fn=self.data_collator)
         return self.accelerator.prepare(loader)
@@ -42,10 +42,10 @@ def _rank(rank: int, directory: Path) -> dict[str, Any]:
         trainer = dpo(folder, "llama", PackedDPOTrainer, train_dataset=pairs(30), disable_tqdm=True, **options)
         if name == "weighed":
             autopack.enable(trainer)
-            autopack.weigh_pairs(trainer)
+            autopack.packing.weigh_pairs(trainer)
         trainer.train()
         found[name] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    lengths = autopack.pair_lengths(trainer.train_dataset, trainer.data_collator)
+    lengths = autopack.packing.pair_lengths(trainer.train_dataset, trainer.data_collator)
     alone = losses_alone(moved(tiny.build("llama")), tiny.build("llama"), trainer.train_dataset)["sigmoid"]
     found["alone"], found["sizes"] = [], []
     of_ranks = [

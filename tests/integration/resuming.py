@@ -110,7 +110,7 @@ def _stream(directory: str, endless: bool = False, stops: int | None = None, res
     trainer.seen = []
     if stops is not None:
         trainer.add_callback(_Stops(stops))
-    with autopack.enable(trainer), autopack.weigh_documents(trainer):
+    with autopack.enable(trainer), autopack.packing.weigh_documents(trainer):
         trainer.train(resume_from_checkpoint=resume)
     return {"steps": len(trainer.seen), "epoch": trainer.state.epoch, "seen": trainer.seen}
 

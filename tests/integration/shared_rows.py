@@ -55,7 +55,7 @@ def rows_of(config: Any, lengths: Any = LENGTHS, seed: int = 0) -> tuple[list[to
 def shared(model: Any, batch: dict[str, Any], group: Any = None, shifts: bool = True) -> Run:
     """Forward and backward over this rank's part; logits, loss and gradients of all parts together."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    part = autopack.shard_rows(batch, rank, ranks, shift_labels=shifts)
+    part = autopack.packing.shard_rows(batch, rank, ranks, shift_labels=shifts)
     model.zero_grad()
     output = model(**part)
     loss = output.loss
@@ -284,7 +284,7 @@ def _refused(kind: str, part: Callable[[dict[str, Any]], Any] = lambda part: par
 
 def _call(model: Any, part: Callable[[dict[str, Any]], Any] = lambda part: part) -> Any:
     _, batch = rows_of(model.config)
-    given = autopack.shard_rows(batch, dist.get_rank(), dist.get_world_size())
+    given = autopack.packing.shard_rows(batch, dist.get_rank(), dist.get_world_size())
     found = part(given)
     return model(**(given if found is None else found))
 
@@ -313,7 +313,7 @@ def _pooled() -> None:
     autopack.enable(model, sequence_parallel=dist.group.WORLD)
     _, batch = rows_of(model.config)
     del batch["labels"]
-    model(**autopack.shard_rows(batch, dist.get_rank(), dist.get_world_size()))
+    model(**autopack.packing.shard_rows(batch, dist.get_rank(), dist.get_world_size()))
 
 
 def _pickled() -> None:

@@ -119,7 +119,7 @@ def test_two_forwards_before_one_backward_with_checkpointing(model_type, reentra
 def test_a_mixer_reached_past_the_entry_is_refused():
     model = tiny.build("bamba")
     (mixer, *_) = modules.mixers(model, frozenset({"BambaMixer"}))
-    with autopack.enable(model), pytest.raises(autopack.OutsideForward):
+    with autopack.enable(model), pytest.raises(autopack.errors.OutsideForward):
         mixer(torch.zeros(1, 3, model.config.hidden_size))
 
 

@@ -32,12 +32,12 @@ def test_all_epochs_have_as_many_batches_and_every_document(strategy, ranks, row
             batches += sampler
         assert len(batches) == steps * ranks
         assert sorted(chain.from_iterable(batches)) == list(range(len(LENGTHS)))
-    natural = min(len(autopack.plan(LENGTHS, 64, strategy, seed=seed, ranks=ranks)) for seed in range(8))
+    natural = min(len(autopack.packing.plan(LENGTHS, 64, strategy, seed=seed, ranks=ranks)) for seed in range(8))
     assert len(samplers[0].plan) <= 1.03 * natural + ranks
 
 
 def test_by_themselves_plans_of_epochs_differ_in_length():
-    assert len({len(autopack.plan(LENGTHS, 64, "random", seed=seed)) for seed in range(12)}) > 1
+    assert len({len(autopack.packing.plan(LENGTHS, 64, "random", seed=seed)) for seed in range(12)}) > 1
 
 
 def test_an_epoch_that_needs_more_rows_than_the_others_has_them_and_says_so(caplog, monkeypatch):
@@ -83,24 +83,24 @@ class TestRows:
     """`plan(rows=...)`: so many rows and no others."""
 
     @pytest.mark.parametrize("ranks", [1, 4])
-    @pytest.mark.parametrize("cost", [None, autopack.CostModel()])
+    @pytest.mark.parametrize("cost", [None, autopack.packing.CostModel()])
     @pytest.mark.parametrize("strategy", ["best_fit", "random", "multipack"])
     def test_rows_are_divided(self, strategy, cost, ranks):
-        least = len(autopack.plan(LENGTHS, 64, strategy, ranks=ranks))
+        least = len(autopack.packing.plan(LENGTHS, 64, strategy, ranks=ranks))
         for more in (0, 1, 3, 7, 40, (len(LENGTHS) - least) // ranks):
-            made = autopack.plan(LENGTHS, 64, strategy, ranks=ranks, cost=cost, rows=least + more * ranks)
+            made = autopack.packing.plan(LENGTHS, 64, strategy, ranks=ranks, cost=cost, rows=least + more * ranks)
             assert len(made) == least + more * ranks
             assert sorted(made.documents) == list(range(len(LENGTHS)))
             assert (made.tokens_per_row <= 64).all()
             assert (np.diff(made.bounds) > 0).all()
 
     def test_what_cannot_be_is_refused(self):
-        least = len(autopack.plan(LENGTHS, 64))
+        least = len(autopack.packing.plan(LENGTHS, 64))
         with pytest.raises(InvalidPacking, match=rf"rows={least - 1}: 600 documents need {least} rows of 64 tokens"):
-            autopack.plan(LENGTHS, 64, rows=least - 1)
+            autopack.packing.plan(LENGTHS, 64, rows=least - 1)
         with pytest.raises(InvalidPacking, match="no more than documents"):
-            autopack.plan(LENGTHS, 64, rows=601)
+            autopack.packing.plan(LENGTHS, 64, rows=601)
         with pytest.raises(ValueError, match="wanted a multiple of ranks=4"):
-            autopack.plan(LENGTHS, 64, ranks=4, rows=601)
+            autopack.packing.plan(LENGTHS, 64, ranks=4, rows=601)
         with pytest.raises(ValueError, match="cuts rows where they are full"):
-            autopack.plan(LENGTHS, 64, "fixed_length", rows=600)
+            autopack.packing.plan(LENGTHS, 64, "fixed_length", rows=600)

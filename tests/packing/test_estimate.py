@@ -26,7 +26,7 @@ def lognormal(count: int, seed: int = 0) -> np.ndarray:
 
 
 def test_one_padded_batch_of_all_documents_is_as_counted_by_hand():
-    cost = autopack.CostModel(1.0, 0.5)
+    cost = autopack.packing.CostModel(1.0, 0.5)
     found = autopack.estimate(LENGTHS, 10, batch_size=6, batch_sizes=(6,), cost=cost, strategies=("best_fit",))
     assert (found.baseline.rows, found.baseline.tokens, found.baseline.pairs) == (6, 54, 6 * 81)
     assert found.baseline.padding == pytest.approx(26 / 54)

@@ -84,7 +84,7 @@ def test_an_array_of_objects_is_not_unpickled(tmp_path, value):
 
 def saved(tmp_path, **changes):
     """A plan in a file, some of whose parts are others."""
-    plan = autopack.plan([3, 5, 2, 7], 8)
+    plan = autopack.packing.plan([3, 5, 2, 7], 8)
     path = tmp_path / "plan.npz"
     plan.save(path)
     with np.load(path) as file:

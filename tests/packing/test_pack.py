@@ -99,7 +99,7 @@ def test_rows_hold_what_the_plan_says_however_the_table_is_cut(lengths, chunks, 
     dataset = datasets.concatenate_datasets([datasets.Dataset.from_dict({"input_ids": p}) for p in parts])
     chosen = np.random.default_rng(seed).permutation(len(documents))[: max(1, len(documents) // 2)]
     dataset, documents = dataset.select(chosen), [documents[i] for i in chosen]
-    plan = autopack.plan([len(d) for d in documents], 16, seed=seed, overflow=overflow)
+    plan = autopack.packing.plan([len(d) for d in documents], 16, seed=seed, overflow=overflow)
     if not len(plan):
         with pytest.raises(InvalidPacking, match="no document is left"):
             autopack.pack(dataset, 16, seed=seed, overflow=overflow)

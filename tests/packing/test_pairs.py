@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import autopack
-from autopack import CostModel, InvalidPacking, PackedBatchSampler, pair_lengths
+from autopack import InvalidPacking, PackedBatchSampler
+from autopack.packing import CostModel, pair_lengths
 from autopack.packing.balance import imbalance
 
 datasets = pytest.importorskip("datasets")
@@ -28,7 +29,7 @@ LENGTHS = np.clip(np.random.default_rng(0).lognormal(5.3, 0.8, (20_000, 2)), 4, 
     st.integers(1, 4),
 )
 def test_pairs_stay_together_and_cost_what_their_sequences_do(lengths, strategy, ranks):
-    made = autopack.plan(lengths, 20, strategy, ranks=ranks, cost=CostModel(1, 1))
+    made = autopack.packing.plan(lengths, 20, strategy, ranks=ranks, cost=CostModel(1, 1))
     given_ = np.array(lengths)
     assert sorted(made.documents.tolist()) == list(range(len(lengths)))
     wanted = [(given_[row] + given_[row] ** 2).sum() for row in made]
@@ -44,7 +45,7 @@ def test_ranks_have_like_work_by_the_squares_of_sequences():
     squares = (LENGTHS**2).sum(axis=1)
 
     def slowest(lengths: np.ndarray) -> float:
-        rows = autopack.plan(lengths, 8192, cost=cost, ranks=8)
+        rows = autopack.packing.plan(lengths, 8192, cost=cost, ranks=8)
         return float(imbalance(np.array([squares[row].sum() for row in rows]), 8).mean())
 
     assert slowest(LENGTHS) < 1.02
@@ -52,24 +53,24 @@ def test_ranks_have_like_work_by_the_squares_of_sequences():
 
 
 def test_a_plan_of_pairs_is_kept_whole(tmp_path):
-    made = autopack.plan(LENGTHS[:50], 4096)
+    made = autopack.packing.plan(LENGTHS[:50], 4096)
     made.save(tmp_path / "pairs.plan")
-    again = autopack.Plan.load(tmp_path / "pairs.plan")
+    again = autopack.packing.Plan.load(tmp_path / "pairs.plan")
     assert again == made
     assert again.costs(CostModel()).tolist() == made.costs(CostModel()).tolist()
-    assert made != autopack.plan(LENGTHS[:50].sum(axis=1), 4096)
+    assert made != autopack.packing.plan(LENGTHS[:50].sum(axis=1), 4096)
 
 
 def test_what_cuts_documents_is_refused_for_pairs():
     for options in ({"strategy": "fixed_length"}, {"overflow": "truncate"}, {"overflow": "split"}):
         with pytest.raises(ValueError, match="cuts documents, and lengths"):
-            autopack.plan(LENGTHS, 4096, **options)
+            autopack.packing.plan(LENGTHS, 4096, **options)
     with pytest.raises(ValueError, match="cuts documents, and lengths"):
         PackedBatchSampler(LENGTHS, 4096, overflow="truncate")
     with pytest.raises(
         InvalidPacking, match=r"lengths\[0\] sum to 120, over the 100 of a row; raise max_length to 120"
     ):
-        autopack.plan([[60, 60], [1, 1]], 100)
+        autopack.packing.plan([[60, 60], [1, 1]], 100)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_what_cuts_documents_is_refused_for_pairs():
 )
 def test_bad_lengths_of_sequences_are_named(lengths, message):
     with pytest.raises(InvalidPacking, match=message):
-        autopack.plan(lengths, 8)
+        autopack.packing.plan(lengths, 8)
 
 
 def test_a_sampler_of_pairs_does_not_go_on_from_one_of_documents():

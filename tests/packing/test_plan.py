@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig
 
-from autopack import CostModel, InvalidPacking, Plan, plan
+from autopack import InvalidPacking
+from autopack.packing import CostModel, Plan, plan
 from autopack.packing.balance import imbalance, share
 from autopack.packing.strategies import ORDERED, STRATEGIES
 
@@ -388,7 +389,7 @@ def test_lengths_in_a_column_of_a_dataset():
         ({"seed": None}, "seed=None"),
         ({"max_documents": 0}, "max_documents=0"),
         ({"ranks": True}, "ranks=True"),
-        ({"cost": 1.0}, "cost=1.0: wanted an autopack.CostModel"),
+        ({"cost": 1.0}, "cost=1.0: wanted an autopack.packing.CostModel"),
         ({"strategy": "sequential", "cost": CostModel()}, "has an order"),
         ({"strategy": "fixed_length", "max_documents": 2}, "fills all rows"),
     ],

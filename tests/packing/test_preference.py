@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import autopack
-from autopack import InvalidPacking, PackedBatchSampler, pair_lengths, tiny
+from autopack import InvalidPacking, PackedBatchSampler, tiny
+from autopack.packing import pair_lengths
 
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
@@ -204,7 +205,7 @@ def test_trainers_that_make_pairs_of_two_tensors(name, tmp_path):
 def test_evaluation(tmp_path):
     stock, enabled = (dpo(tmp_path, eval_dataset=pairs(7, seed=1), per_device_eval_batch_size=3) for _ in range(2))
     autopack.enable(enabled)
-    autopack.weigh_pairs(enabled)
+    autopack.packing.weigh_pairs(enabled)
     wanted, found = stock.evaluate(), enabled.evaluate()
     names = [name for name in wanted if not re.search("runtime|per_second", name)]
     assert {name: found[name] for name in names} == pytest.approx({name: wanted[name] for name in names}, **CLOSE)
@@ -225,7 +226,7 @@ class TestEqualPairs:
         trainer = dpo(folder, "llama", PlannedDPO, train_dataset=pairs(18), **options)
         autopack.enable(trainer)
         if weigh:
-            autopack.weigh_pairs(trainer)
+            autopack.packing.weigh_pairs(trainer)
         trainer.train()
         return trainer
 
@@ -257,17 +258,17 @@ class TestEqualPairs:
 
     def test_taken_back(self, tmp_path):
         trainer = dpo(tmp_path)
-        with autopack.weigh_pairs(trainer) as weighed:
+        with autopack.packing.weigh_pairs(trainer) as weighed:
             assert repr(weighed) == "WeighedPairs(of DPOTrainer)"
             with pytest.raises(ValueError, match="weighed already"):
-                autopack.weigh_pairs(trainer)
+                autopack.packing.weigh_pairs(trainer)
         assert not {"compute_loss", "get_batch_samples"} & {*vars(trainer)}
-        autopack.weigh_pairs(trainer)
+        autopack.packing.weigh_pairs(trainer)
 
     def test_other_trainers(self, tmp_path):
         trainer = Trainer(tiny.build("llama"), TrainingArguments(str(tmp_path), use_cpu=True, report_to=[]))
         with pytest.raises(ValueError, match="wanted a trainer of pairs .*, found Trainer"):
-            autopack.weigh_pairs(trainer)
+            autopack.packing.weigh_pairs(trainer)
 
 
 # Rows of several documents in a trainer of pairs
@@ -378,7 +379,7 @@ def test_the_recipe_goes_on_where_it_stopped(tmp_path):
         data = pairs(18)
         trainer = dpo(tmp_path, "llama", Watched, train_dataset=data, save_strategy="steps", **options)
         autopack.enable(trainer)
-        autopack.weigh_pairs(trainer)
+        autopack.packing.weigh_pairs(trainer)
         trainer.train(resume_from_checkpoint=resumed)
         losses.append(logged(trainer))
         batches.append(list(seen))

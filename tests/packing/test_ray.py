@@ -75,7 +75,12 @@ def visible(path: Path) -> list[str]:
         ({"strategy": "random", "seed": 3, "position_ids": False, "mask_first_label": False}, 7, (), None),
         ({"max_length": 16, "overflow": "split"}, 5, (0, 1, 30), "hash_shuffle"),
         ({"max_length": 16, "overflow": "drop", "drop_columns": ("labels", "pair")}, 1, (59, 60), None),
-        ({"max_length": 16, "overflow": "truncate", "ranks": 2, "cost": autopack.CostModel(0, 1)}, 2, (7,), None),
+        (
+            {"max_length": 16, "overflow": "truncate", "ranks": 2, "cost": autopack.packing.CostModel(0, 1)},
+            2,
+            (7,),
+            None,
+        ),
         ({"strategy": "fixed_length", "loss_weights": "document"}, 22, tuple(range(0, 60, 3)), None),
     ],
     indirect=["shuffle"],
@@ -85,8 +90,8 @@ def test_ray_writes_the_rows_of_pack(options, count, cuts, tmp_path):
     made = [{k: v for k, v in e.items() if k != "kind"} for e in examples(LENGTHS)]
     wanted = autopack.pack(datasets.Dataset.from_list(made), **options)
     data = blocks(made, *cuts)
-    written = autopack.pack_shards(data, path=tmp_path / "rows", num_shards=count, **options)
-    assert list(written.files) == autopack.shard_files(tmp_path / "rows")
+    written = autopack.packing.pack_shards(data, path=tmp_path / "rows", num_shards=count, **options)
+    assert list(written.files) == autopack.packing.shard_files(tmp_path / "rows")
     assert visible(tmp_path / "rows") == sorted(os.listdir(tmp_path / "rows"))
     found = load(written.files)
     assert found.features == wanted.features
@@ -103,15 +108,15 @@ def test_plans_of_any_documents_are_kept(seed, tmp_path, monkeypatch):
     lengths = rng.integers(1, 40, int(rng.integers(1, 40))).tolist()
     every = [{"input_ids": [1000 * i + t for t in range(n)], "text": f"t{i}"} for i, n in enumerate(lengths)]
     strategy, overflow = rng.choice(["best_fit", "fixed_length", "multipack"]), rng.choice(["split", "truncate"])
-    plan = autopack.plan(lengths, 16, str(strategy), overflow=str(overflow), seed=seed)
+    plan = autopack.packing.plan(lengths, 16, str(strategy), overflow=str(overflow), seed=seed)
     data = blocks(every, *sorted(rng.integers(0, len(lengths) + 1, 3).tolist()))
     count = int(rng.integers(1, min(len(plan), 6) + 1))
-    written = autopack.pack_shards(data, 16, tmp_path, plan=plan, num_shards=count)
+    written = autopack.packing.pack_shards(data, 16, tmp_path, plan=plan, num_shards=count)
     wanted = autopack.pack(datasets.Dataset.from_list(every), 16, strategy, overflow=overflow, seed=seed)
     assert load(written.files)[:] == wanted[:]
-    other = autopack.plan([lengths[0] % 16 + 1, *lengths[1:]], 16, overflow="truncate")
+    other = autopack.packing.plan([lengths[0] % 16 + 1, *lengths[1:]], 16, overflow="truncate")
     with pytest.raises(InvalidPacking, match="wanted a plan of these documents: example 0 has"):
-        autopack.pack_shards(data, 16, tmp_path / "other", plan=other)
+        autopack.packing.pack_shards(data, 16, tmp_path / "other", plan=other)
 
 
 def test_files_are_numbered_in_their_order(tmp_path):
@@ -120,7 +125,7 @@ def test_files_are_numbered_in_their_order(tmp_path):
     for number, (a, b) in enumerate([(0, 5), (5, 40), (40, 60)]):
         whole.select(range(a, b)).to_parquet(tmp_path / f"part-{number}.parquet")
     data = ray.data.read_parquet(str(tmp_path), override_num_blocks=5)
-    written = autopack.pack_shards(data, 32, tmp_path / "rows", num_shards=3)
+    written = autopack.packing.pack_shards(data, 32, tmp_path / "rows", num_shards=3)
     assert load(written.files)[:] == autopack.pack(whole, 32)[:]
 
 
@@ -139,53 +144,57 @@ def test_what_ray_made_of_arrays_is_packed_as_lists_are(tmp_path):
 
     data = ray.data.range(3, override_num_blocks=1).map_batches(tokenize)
     kept = {"columns": ("pair", "text")}
-    found = load(autopack.pack_shards(data, 4, tmp_path / "a", **kept).files)
+    found = load(autopack.packing.pack_shards(data, 4, tmp_path / "a", **kept).files)
     plain = [{"input_ids": i, "pair": [[t, t] for t in i], "text": str(i)} for i in ids]
     assert found[:] == autopack.pack(datasets.Dataset.from_list(plain), 4)[:]
     with pytest.raises(InvalidPacking, match="example 0, column 'vector': found 2 values for 3 tokens"):
-        autopack.pack_shards(data, 4, tmp_path / "b", drop_columns=("matrix",))
+        autopack.packing.pack_shards(data, 4, tmp_path / "b", drop_columns=("matrix",))
     same = ray.data.from_numpy(np.arange(12).reshape(3, 4)).rename_columns({"data": "input_ids"})
-    found = load(autopack.pack_shards(same, 4, tmp_path / "c", "sequential").files)
+    found = load(autopack.packing.pack_shards(same, 4, tmp_path / "c", "sequential").files)
     assert found["input_ids"][:] == np.arange(12).reshape(3, 4).tolist()
 
 
 def test_blocks_without_a_value_do_not_decide_what_a_column_is(tmp_path):
     made = [{"input_ids": [i + 1], "source": None if i < 4 else f"s{i}"} for i in range(8)]
     tables = [pa.Table.from_pylist(made[:4]), pa.Table.from_pylist(made[4:])]
-    found = load(autopack.pack_shards(ray.data.from_arrow(tables), 2, tmp_path / "a", num_shards=4).files)
+    found = load(autopack.packing.pack_shards(ray.data.from_arrow(tables), 2, tmp_path / "a", num_shards=4).files)
     assert found[:] == autopack.pack(datasets.Dataset.from_list(made), 2)[:]
     with pytest.raises(InvalidPacking, match="blocks have unlike columns \\(source"):
-        autopack.pack_shards(ray.data.from_arrow(tables), 2, tmp_path / "b", plan="shard")
+        autopack.packing.pack_shards(ray.data.from_arrow(tables), 2, tmp_path / "b", plan="shard")
     assert os.listdir(tmp_path / "b") == []
     unlike = [pa.table({"input_ids": [[1]], "a": [1]}), pa.table({"input_ids": [[1]], "a": ["b"]})]
     with pytest.raises(InvalidPacking, match="blocks have unlike values in a column: .*'?a'?"):
-        autopack.pack_shards(ray.data.from_arrow(unlike), 2, tmp_path / "c")
+        autopack.packing.pack_shards(ray.data.from_arrow(unlike), 2, tmp_path / "c")
 
 
 def test_each_block_can_be_planned_by_itself(tmp_path):
     made = examples(LENGTHS)
     wanted = [autopack.pack(datasets.Dataset.from_list(made[a:b]), 32) for a, b in pairwise((0, 20, 21, 60))]
-    written = autopack.pack_shards(blocks(made, 0, 20, 21), 32, tmp_path / "a", plan="shard")
+    written = autopack.packing.pack_shards(blocks(made, 0, 20, 21), 32, tmp_path / "a", plan="shard")
     assert visible(tmp_path / "a") == sorted(os.listdir(tmp_path / "a")) == [Path(f).name for f in written.files]
-    assert len(autopack.shard_files(tmp_path / "a")) == 3
+    assert len(autopack.packing.shard_files(tmp_path / "a")) == 3
     assert load(written.files)[:] == datasets.concatenate_datasets(wanted)[:]
-    assert written.counts == autopack.plan(LENGTHS, 32).counts
+    assert written.counts == autopack.packing.plan(LENGTHS, 32).counts
     assert written.rows == sum(map(len, wanted))
-    assert len(autopack.pack_shards(blocks(made, 20), 32, tmp_path / "b", plan="shard", num_shards=4).files) == 4
-    dropped = autopack.pack_shards(blocks(examples([9, 9, 3]), 2), 4, tmp_path / "c", plan="shard", overflow="drop")
+    assert (
+        len(autopack.packing.pack_shards(blocks(made, 20), 32, tmp_path / "b", plan="shard", num_shards=4).files) == 4
+    )
+    dropped = autopack.packing.pack_shards(
+        blocks(examples([9, 9, 3]), 2), 4, tmp_path / "c", plan="shard", overflow="drop"
+    )
     assert (len(dropped.files), dropped.counts.dropped, dropped.rows) == (1, 2, 1)
     nothing = blocks(examples([5] * 60), 30)
     with pytest.raises(InvalidPacking, match="no document is left of 60"):
-        autopack.pack_shards(nothing, 4, tmp_path / "d", plan="shard", overflow="drop")
+        autopack.packing.pack_shards(nothing, 4, tmp_path / "d", plan="shard", overflow="drop")
     with pytest.raises(ValueError, match="num_shards=9: only 3 of so many blocks have documents"):
-        autopack.pack_shards(blocks(examples([9, 9, 3])), 9, tmp_path / "e", plan="shard", num_shards=9)
+        autopack.packing.pack_shards(blocks(examples([9, 9, 3])), 9, tmp_path / "e", plan="shard", num_shards=9)
     assert os.listdir(tmp_path / "e") == []
 
 
 @pytest.mark.parametrize("plan", ["all", "shard"])
 def test_what_is_wrong_with_an_example_is_raised_by_its_number(plan, tmp_path):
     def write(made: list[dict[str, Any]], **options: Any) -> Any:
-        return autopack.pack_shards(
+        return autopack.packing.pack_shards(
             blocks(made, 20, 21), **{"max_length": 32, "path": tmp_path, "plan": plan, **options}
         )
 
@@ -210,7 +219,9 @@ def test_what_is_wrong_with_an_example_is_raised_by_its_number(plan, tmp_path):
     with pytest.raises(InvalidPacking, match="found no column 'none'"):
         write(made, columns=("none",))
     with pytest.raises(InvalidPacking, match="empty dataset"):
-        autopack.pack_shards(ray.data.from_arrow(pa.table({"input_ids": [[1]]}).slice(1)), 4, tmp_path, plan=plan)
+        autopack.packing.pack_shards(
+            ray.data.from_arrow(pa.table({"input_ids": [[1]]}).slice(1)), 4, tmp_path, plan=plan
+        )
 
 
 def test_options_and_folders_are_refused_before_anything_is_read(tmp_path):
@@ -225,13 +236,17 @@ def test_options_and_folders_are_refused_before_anything_is_read(tmp_path):
         ({"strategy": "best"}, "strategy='best'"),
     ):
         with pytest.raises(ValueError, match=words):
-            autopack.pack_shards(data, **{"max_length": 4, "path": tmp_path / "rows", **options})
+            autopack.packing.pack_shards(data, **{"max_length": 4, "path": tmp_path / "rows", **options})
     with pytest.raises(ValueError, match="num_shards=4: wanted at most as many as there are rows, 3"):
-        autopack.pack_shards(blocks(examples([4, 4, 4])), 4, tmp_path / "rows", num_shards=4)
+        autopack.packing.pack_shards(blocks(examples([4, 4, 4])), 4, tmp_path / "rows", num_shards=4)
     with pytest.raises(InvalidPacking, match="the plan is of 2 documents, and the dataset has 3"):
-        autopack.pack_shards(blocks(examples([4, 4, 4])), 4, tmp_path / "rows", plan=autopack.plan([4, 4], 4))
+        autopack.packing.pack_shards(
+            blocks(examples([4, 4, 4])), 4, tmp_path / "rows", plan=autopack.packing.plan([4, 4], 4)
+        )
     with pytest.raises(InvalidPacking, match="found a column 'autopack_pieces'"):
-        autopack.pack_shards(ray.data.from_items([{"input_ids": [1], "autopack_pieces": 1}]), 4, tmp_path / "rows")
+        autopack.packing.pack_shards(
+            ray.data.from_items([{"input_ids": [1], "autopack_pieces": 1}]), 4, tmp_path / "rows"
+        )
 
 
 def dying() -> type:
@@ -259,16 +274,19 @@ def dying() -> type:
 def test_a_worker_that_dies_is_made_good(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "Folder", dying())
     made = examples(LENGTHS)
-    written = autopack.pack_shards(blocks(made, 20, 40), 32, tmp_path / "rows", num_shards=2)
+    written = autopack.packing.pack_shards(blocks(made, 20, 40), 32, tmp_path / "rows", num_shards=2)
     assert len(list(tmp_path.glob("*.died"))) == 2
     assert visible(tmp_path / "rows") == [Path(file).name for file in written.files]
-    assert load(autopack.shard_files(tmp_path / "rows"))[:] == autopack.pack(datasets.Dataset.from_list(made), 32)[:]
+    assert (
+        load(autopack.packing.shard_files(tmp_path / "rows"))[:]
+        == autopack.pack(datasets.Dataset.from_list(made), 32)[:]
+    )
 
 
 def test_what_arrives_is_what_was_sent(tmp_path):
     """A task looks whether it has all documents of its shard, and each as long as it was when it was planned."""
     made = [{"input_ids": [i, i, i]} for i in range(4)]
-    plan, edges = autopack.plan([3] * 4, 6, "sequential"), np.array([0, 2])
+    plan, edges = autopack.packing.plan([3] * 4, 6, "sequential"), np.array([0, 2])
     (placed,) = on_ray._placed(plan, np.array([3] * 4), [4])
     folder = parts.Folder(tmp_path)
     frame = {"frame": plan[:0], "edges": edges, "places": plan.bounds[edges], "added": {}, "folder": folder}
@@ -290,23 +308,23 @@ def test_what_arrives_is_what_was_sent(tmp_path):
 
 def test_blocks_may_be_of_pandas_and_hold_no_objects(tmp_path):
     plain = pa.table({"input_ids": [[1, 2], [3], [4]], "text": ["a", "b", "c"]})
-    made = autopack.pack_shards(ray.data.from_pandas(plain.to_pandas()), 2, tmp_path / "a", num_shards=2)
+    made = autopack.packing.pack_shards(ray.data.from_pandas(plain.to_pandas()), 2, tmp_path / "a", num_shards=2)
     assert load(made.files)[:] == autopack.pack(datasets.Dataset(plain), 2)[:]
     objects = ray.data.from_items([{"input_ids": [1], "object": object()}])
     with pytest.raises(InvalidPacking, match="column 'object': found .*; convert it, or take it out"):
-        autopack.pack_shards(objects, 2, tmp_path / "b")
+        autopack.packing.pack_shards(objects, 2, tmp_path / "b")
 
 
 def test_shards_that_one_task_cannot_hold_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "LONGEST", 100)
     with pytest.raises(ValueError, match="num_shards=2: found .* tokens in a shard; ask for 20 or more"):
-        autopack.pack_shards(blocks(examples([20] * 50)), 20, tmp_path, num_shards=2)
+        autopack.packing.pack_shards(blocks(examples([20] * 50)), 20, tmp_path, num_shards=2)
 
 
 def test_two_runs_write_the_same_bytes(tmp_path):
     made = examples(LENGTHS)
     for name, cuts in (("a", (20, 40)), ("b", (3,))):
-        autopack.pack_shards(blocks(made, *cuts), 32, tmp_path / name, num_shards=3)
+        autopack.packing.pack_shards(blocks(made, *cuts), 32, tmp_path / name, num_shards=3)
     for name in visible(tmp_path / "a"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
@@ -318,4 +336,4 @@ def test_the_example_runs(tmp_path):
     done = subprocess.run(command, cwd=tree, env=found, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "the same rows as one process gives" in done.stdout
-    assert len(autopack.shard_files(tmp_path / "rows")) == 8
+    assert len(autopack.packing.shard_files(tmp_path / "rows")) == 8

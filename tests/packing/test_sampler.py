@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from autopack import CostModel, InvalidPacking, PackedBatchSampler, PackingCollator
+from autopack import InvalidPacking, PackedBatchSampler, PackingCollator
+from autopack.packing import CostModel
 from tests.conftest import llama
 from tests.packing.batches import Documents
 

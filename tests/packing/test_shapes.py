@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import autopack
-from autopack import PackedBatchSampler, PackingCollator, Plan, plan, tiny
+from autopack import PackedBatchSampler, PackingCollator, tiny
 from autopack.errors import InvalidPacking
+from autopack.packing import Plan, plan
 from tests.packing.batches import Documents
 
 TOLERANCE = 1e-5
@@ -35,7 +36,11 @@ STRATEGIES = ("best_fit", "first_fit", "multipack", "sequential", "sorted", "ran
 )
 def test_plans_leave_room_for_what_documents_are_padded_with(lengths, align, strategy, overflow, ranks, limit, weighed):
     max_length = 48
-    cost = autopack.CostModel() if weighed and strategy in ("best_fit", "first_fit", "random", "multipack") else None
+    cost = (
+        autopack.packing.CostModel()
+        if weighed and strategy in ("best_fit", "first_fit", "random", "multipack")
+        else None
+    )
     options: dict[str, Any] = {"overflow": overflow, "ranks": ranks, "max_documents": limit, "cost": cost}
     made = plan(lengths, max_length, strategy, align=align, **options)
     for row in range(len(made)):

@@ -53,7 +53,7 @@ def visible(path: Path) -> list[str]:
         {"max_length": 16, "overflow": "truncate", "columns": ("kind",), "first_position": 2},
         {"max_length": 16, "overflow": "drop", "drop_columns": ("labels", "pair")},
         {"strategy": "fixed_length", "loss_weights": "document"},
-        {"ranks": 2, "cost": autopack.CostModel(0, 1), "max_documents": 3},
+        {"ranks": 2, "cost": autopack.packing.CostModel(0, 1), "max_documents": 3},
     ],
 )
 def test_shards_hold_the_rows_of_pack(dataset, count, options, tmp_path):
@@ -61,8 +61,8 @@ def test_shards_hold_the_rows_of_pack(dataset, count, options, tmp_path):
     if options.get("overflow") == "split" or options.get("strategy") == "fixed_length":
         options["columns"] = tuple(name for name in dataset.column_names if name != "input_ids")
     wanted = autopack.pack(dataset, **options)
-    made = autopack.pack_shards(dataset, path=tmp_path / "rows", num_shards=count, **options)
-    assert made.files == tuple(autopack.shard_files(tmp_path / "rows"))
+    made = autopack.packing.pack_shards(dataset, path=tmp_path / "rows", num_shards=count, **options)
+    assert made.files == tuple(autopack.packing.shard_files(tmp_path / "rows"))
     assert visible(tmp_path / "rows") == [f"rows-{i:05d}-of-{count:05d}.parquet" for i in range(count)]
     found = load(made.files)
     assert found.features == wanted.features
@@ -94,25 +94,25 @@ def test_jobs_of_an_array_write_what_one_process_packs(
     data = datasets.concatenate_datasets([datasets.Dataset.from_list(every[a:b]) for a, b in pairwise(cuts) if b > a])
     if picked:
         data = data.select(np.random.default_rng(1).permutation(len(data)))
-    plan = autopack.plan([len(ids) for ids in data["input_ids"]], 16, strategy, overflow=overflow)
+    plan = autopack.packing.plan([len(ids) for ids in data["input_ids"]], 16, strategy, overflow=overflow)
     options = {"strategy": strategy, "overflow": overflow}
     if not len(plan):
         with pytest.raises(InvalidPacking, match="no document is left"):
-            autopack.pack_shards(data, 16, folder / "rows", num_shards=1, **options)
+            autopack.packing.pack_shards(data, 16, folder / "rows", num_shards=1, **options)
         return
     plan.save(folder / "plan")
     count = min(count, len(plan))
     for shard in np.random.default_rng(len(lengths)).permutation(count).tolist():
-        loaded = autopack.Plan.load(folder / "plan")
+        loaded = autopack.packing.Plan.load(folder / "plan")
         given = {"plan": loaded} if shard % 2 else options  # jobs that plan, and jobs that are given the plan
-        made = autopack.pack_shards(data, 16, folder / "rows", num_shards=count, shard=shard, **given)
+        made = autopack.packing.pack_shards(data, 16, folder / "rows", num_shards=count, shard=shard, **given)
         assert made.files == (str(folder / "rows" / f"rows-{shard:05d}-of-{count:05d}.parquet"),)
-    found = load(autopack.shard_files(folder / "rows"))
+    found = load(autopack.packing.shard_files(folder / "rows"))
     assert found[:] == autopack.pack(data, 16, **options)[:]
 
 
 def test_a_shard_reads_the_tokens_of_its_own_documents_alone(dataset, tmp_path, monkeypatch):
-    plan = autopack.plan(LENGTHS, 32)
+    plan = autopack.packing.plan(LENGTHS, 32)
     read: list[int] = []
 
     class Spied(documents.Taker):
@@ -122,23 +122,23 @@ def test_a_shard_reads_the_tokens_of_its_own_documents_alone(dataset, tmp_path, 
 
     monkeypatch.setattr(documents, "Taker", Spied)
     monkeypatch.setattr(documents.Documents, "of_dataset", None)
-    autopack.pack_shards(dataset, 32, tmp_path, plan=plan, num_shards=4, shard=1)
+    autopack.packing.pack_shards(dataset, 32, tmp_path, plan=plan, num_shards=4, shard=1)
     edges = np.arange(5) * len(plan) // 4
     assert sorted(read) == sorted(plan[edges[1] : edges[2]].documents.tolist())
 
 
 def test_a_plan_per_shard_is_that_of_the_shard_alone(dataset, tmp_path):
-    made = autopack.pack_shards(dataset, 32, tmp_path / "all", plan="shard", num_shards=4)
-    one = autopack.pack_shards(dataset, 32, tmp_path / "one", plan="shard", num_shards=4, shard=2)
+    made = autopack.packing.pack_shards(dataset, 32, tmp_path / "all", plan="shard", num_shards=4)
+    one = autopack.packing.pack_shards(dataset, 32, tmp_path / "one", plan="shard", num_shards=4, shard=2)
     alone = [autopack.pack(dataset.shard(4, i, contiguous=True), 32) for i in range(4)]
     assert load(made.files)[:] == datasets.concatenate_datasets(alone)[:]
     assert load(one.files)[:] == alone[2][:]
     assert (made.counts.documents, one.counts.documents) == (60, 15)
     assert one.rows == len(alone[2])
-    assert made.fill <= autopack.plan(LENGTHS, 32).fill
+    assert made.fill <= autopack.packing.plan(LENGTHS, 32).fill
     long = datasets.Dataset.from_list(examples([5] * 8))
     with pytest.raises(InvalidPacking, match="no document is left of 2"):
-        autopack.pack_shards(long, 4, tmp_path / "none", plan="shard", num_shards=4, shard=2, overflow="drop")
+        autopack.packing.pack_shards(long, 4, tmp_path / "none", plan="shard", num_shards=4, shard=2, overflow="drop")
     assert not visible(tmp_path / "none")
 
 
@@ -146,7 +146,7 @@ def test_classes_keep_their_names_and_images_stay_images(tmp_path):
     pictures = [Image.new("RGB", (2, 2), (i, 0, 0)) for i in range(3)]
     data = datasets.Dataset.from_dict({"input_ids": [[1, 2], [3], [4]], "label": [1, 0, 1], "image": pictures})
     data = data.cast_column("label", datasets.ClassLabel(names=["no", "yes"])).cast_column("image", datasets.Image())
-    found = load(autopack.pack_shards(data, 2, tmp_path, num_shards=2).files)
+    found = load(autopack.packing.pack_shards(data, 2, tmp_path, num_shards=2).files)
     assert found.features == autopack.pack(data, 2).features
     assert found.features["label"].feature.names == ["no", "yes"]
     assert sorted(sorted(p.getpixel((0, 0))[0] for p in row["image"]) for row in found) == [[0], [1, 2]]
@@ -158,17 +158,19 @@ def test_padding_is_removed_and_formats_are_of_documents(tmp_path):
     )
     wanted = autopack.pack(data, 4)
     for number, form in enumerate((None, "torch", "numpy")):
-        found = load(autopack.pack_shards(data.with_format(form), 4, tmp_path / str(number)).files)
+        found = load(autopack.packing.pack_shards(data.with_format(form), 4, tmp_path / str(number)).files)
         assert found[:] == wanted[:]
     with pytest.raises(InvalidPacking, match="example 0 has 2 tokens, of which the plan has 3"):
-        autopack.pack_shards(data, 4, tmp_path / "padded", plan=autopack.plan([3, 3], 4))
+        autopack.packing.pack_shards(data, 4, tmp_path / "padded", plan=autopack.packing.plan([3, 3], 4))
 
 
 def test_the_number_of_shards_follows_the_tokens(dataset, tmp_path, monkeypatch):
-    assert len(autopack.pack_shards(dataset, 32, tmp_path / "few").files) == 1
+    assert len(autopack.packing.pack_shards(dataset, 32, tmp_path / "few").files) == 1
     monkeypatch.setattr(parts, "SHARD_TOKENS", 100)
-    assert len(autopack.pack_shards(dataset, 32, tmp_path / "many").files) == round(sum(LENGTHS) / 100)
-    assert len(autopack.pack_shards(dataset, 32, tmp_path / "own", plan="shard").files) == round(sum(LENGTHS) / 100)
+    assert len(autopack.packing.pack_shards(dataset, 32, tmp_path / "many").files) == round(sum(LENGTHS) / 100)
+    assert len(autopack.packing.pack_shards(dataset, 32, tmp_path / "own", plan="shard").files) == round(
+        sum(LENGTHS) / 100
+    )
 
 
 @pytest.mark.parametrize(
@@ -180,13 +182,13 @@ def test_the_number_of_shards_follows_the_tokens(dataset, tmp_path, monkeypatch)
         ({"num_shards": 0}, "num_shards=0"),
         ({"num_shards": 1000}, "num_shards=1000: wanted at most as many as there are rows"),
         ({"num_shards": 61, "plan": "shard"}, "num_shards=61: wanted at most as many as there are examples, 60"),
-        ({"plan": "each"}, "plan='each': wanted 'all', 'shard' or an autopack.Plan"),
-        ({"plan": LENGTHS}, "wanted 'all', 'shard' or an autopack.Plan"),
-        ({"plan": autopack.plan(LENGTHS, 32), "seed": 1}, "seed=1: a plan is given"),
-        ({"plan": autopack.plan(LENGTHS, 40)}, "max_length=32: the plan is of rows of 40 tokens"),
-        ({"plan": autopack.plan(LENGTHS[1:], 32)}, "the plan is of 59 documents, and the dataset has 60"),
-        ({"plan": autopack.plan(LENGTHS[::-1], 32)}, "wanted a plan of these documents: example"),
-        ({"plan": autopack.plan([min(n, 9) for n in LENGTHS], 32)}, "tokens, of which the plan has 9"),
+        ({"plan": "each"}, "plan='each': wanted 'all', 'shard' or an autopack.packing.Plan"),
+        ({"plan": LENGTHS}, "wanted 'all', 'shard' or an autopack.packing.Plan"),
+        ({"plan": autopack.packing.plan(LENGTHS, 32), "seed": 1}, "seed=1: a plan is given"),
+        ({"plan": autopack.packing.plan(LENGTHS, 40)}, "max_length=32: the plan is of rows of 40 tokens"),
+        ({"plan": autopack.packing.plan(LENGTHS[1:], 32)}, "the plan is of 59 documents, and the dataset has 60"),
+        ({"plan": autopack.packing.plan(LENGTHS[::-1], 32)}, "wanted a plan of these documents: example"),
+        ({"plan": autopack.packing.plan([min(n, 9) for n in LENGTHS], 32)}, "tokens, of which the plan has 9"),
         ({"strategy": "best"}, "strategy='best'"),
         ({"loss_weights": "tokens"}, "loss_weights"),
         ({"columns": "labels"}, "columns='labels': wanted several"),
@@ -198,7 +200,7 @@ def test_the_number_of_shards_follows_the_tokens(dataset, tmp_path, monkeypatch)
 )
 def test_what_cannot_be_written_is_refused(dataset, options, words, tmp_path):
     with pytest.raises(ValueError, match=".") as refusal:
-        autopack.pack_shards(dataset, **{"max_length": 32, "path": tmp_path / "rows", **options})
+        autopack.packing.pack_shards(dataset, **{"max_length": 32, "path": tmp_path / "rows", **options})
     assert words in str(refusal.value)
     assert not (tmp_path / "rows").exists() or not visible(tmp_path / "rows")
 
@@ -212,30 +214,30 @@ def test_data_of_other_kinds_are_refused_with_a_way_out(dataset, tmp_path):
         (dataset.remove_columns("input_ids"), "tokenize first"),
     ):
         with pytest.raises(InvalidPacking, match=words):
-            autopack.pack_shards(data, 32, tmp_path)
+            autopack.packing.pack_shards(data, 32, tmp_path)
 
 
 def test_errors_name_examples_by_their_number_in_the_whole(tmp_path):
     made = examples(LENGTHS)
     made[41]["input_ids"][0] = -5
-    plan = autopack.plan(LENGTHS, 32, "sequential")
+    plan = autopack.packing.plan(LENGTHS, 32, "sequential")
     for options in ({"plan": plan}, {"strategy": "sequential"}):
         with pytest.raises(InvalidPacking, match="example 41, column 'input_ids': found a token id below 0"):
-            autopack.pack_shards(datasets.Dataset.from_list(made), 32, tmp_path, num_shards=4, **options)
+            autopack.packing.pack_shards(datasets.Dataset.from_list(made), 32, tmp_path, num_shards=4, **options)
         for file in tmp_path.iterdir():
             file.unlink()
     made[41] = {**made[41], **{key: [] for key in ("input_ids", "labels", "score", "word", "pair")}}
     with pytest.raises(InvalidPacking, match="example 41, column 'input_ids': found no tokens"):
-        autopack.pack_shards(datasets.Dataset.from_list(made), 32, tmp_path, plan=plan, num_shards=4)
+        autopack.packing.pack_shards(datasets.Dataset.from_list(made), 32, tmp_path, plan=plan, num_shards=4)
 
 
 def test_a_folder_holds_one_set(dataset, tmp_path):
     def write(**options: Any) -> Any:
-        return autopack.pack_shards(dataset, **{"max_length": 32, "path": tmp_path, "num_shards": 3, **options})
+        return autopack.packing.pack_shards(dataset, **{"max_length": 32, "path": tmp_path, "num_shards": 3, **options})
 
     write(shard=1)
     with pytest.raises(InvalidPacking, match="found no 'rows-00000-of-00003.parquet'; 2 of 3 shards are missing"):
-        autopack.shard_files(tmp_path)
+        autopack.packing.shard_files(tmp_path)
     with pytest.raises(ValueError, match="found 'rows-00001-of-00003.parquet', which is whole; delete it"):
         write(shard=1)
     with pytest.raises(ValueError, match="wanted a new folder, or an empty one"):
@@ -246,21 +248,21 @@ def test_a_folder_holds_one_set(dataset, tmp_path):
     with pytest.raises(ValueError, match="wanted a new folder"):
         write(shard=0, num_shards=4)
     write(shard=0, max_length=np.int64(32), num_shards=np.int32(3))
-    write(shard=2, plan=autopack.plan(LENGTHS, 32))
-    assert len(autopack.shard_files(tmp_path)) == 3
+    write(shard=2, plan=autopack.packing.plan(LENGTHS, 32))
+    assert len(autopack.packing.shard_files(tmp_path)) == 3
     (tmp_path / ".hidden").touch()
-    assert len(autopack.shard_files(str(tmp_path))) == 3
+    assert len(autopack.packing.shard_files(str(tmp_path))) == 3
 
     other = tmp_path / "other"
-    autopack.pack_shards(dataset, 32, other, num_shards=3, seed=1)
+    autopack.packing.pack_shards(dataset, 32, other, num_shards=3, seed=1)
     os.replace(other / "rows-00002-of-00003.parquet", tmp_path / "rows-00002-of-00003.parquet")
     with pytest.raises(InvalidPacking, match="'rows-00002-of-00003.parquet' is of another plan"):
-        autopack.shard_files(tmp_path)
+        autopack.packing.shard_files(tmp_path)
     (tmp_path / "rows-00000-of-00002.parquet").touch()
     with pytest.raises(InvalidPacking, match="several sets"):
-        autopack.shard_files(tmp_path)
+        autopack.packing.shard_files(tmp_path)
     with pytest.raises(InvalidPacking, match="found no shards"):
-        autopack.shard_files(tmp_path / "nowhere")
+        autopack.packing.shard_files(tmp_path / "nowhere")
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="found a file"):
         write(path=tmp_path / "file")
@@ -270,7 +272,7 @@ def test_a_folder_holds_one_set(dataset, tmp_path):
 
 def test_a_job_that_is_interrupted_leaves_nothing_and_can_be_run_again(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "BLOCK", 64)
-    plan, calls = autopack.plan(LENGTHS, 32), []
+    plan, calls = autopack.packing.plan(LENGTHS, 32), []
     written = pq.ParquetWriter.write_table
 
     def interrupted(self: Any, table: Any, *rest: Any, **options: Any) -> None:
@@ -283,26 +285,26 @@ def test_a_job_that_is_interrupted_leaves_nothing_and_can_be_run_again(dataset, 
 
     monkeypatch.setattr(pq.ParquetWriter, "write_table", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        autopack.pack_shards(dataset, 32, tmp_path, plan=plan, num_shards=2, shard=0)
+        autopack.packing.pack_shards(dataset, 32, tmp_path, plan=plan, num_shards=2, shard=0)
     assert os.listdir(tmp_path) == []
     for shard in range(2):
-        autopack.pack_shards(dataset, 32, tmp_path, plan=plan, num_shards=2, shard=shard)
-    assert load(autopack.shard_files(tmp_path))[:] == autopack.pack(dataset, 32)[:]
+        autopack.packing.pack_shards(dataset, 32, tmp_path, plan=plan, num_shards=2, shard=shard)
+    assert load(autopack.packing.shard_files(tmp_path))[:] == autopack.pack(dataset, 32)[:]
 
 
 def test_addresses_are_taken_as_paths_are(dataset, tmp_path, monkeypatch):
-    made = autopack.pack_shards(dataset, 32, f"file://{tmp_path}/a", num_shards=2)
+    made = autopack.packing.pack_shards(dataset, 32, f"file://{tmp_path}/a", num_shards=2)
     assert made.files[0] == f"file://{tmp_path}/a/rows-00000-of-00002.parquet"
     assert visible(tmp_path / "a") == [Path(file).name for file in made.files]
-    assert list(made.files) == autopack.shard_files(f"file://{tmp_path}/a/")
+    assert list(made.files) == autopack.packing.shard_files(f"file://{tmp_path}/a/")
     monkeypatch.chdir(tmp_path)
-    made = autopack.pack_shards(dataset, 32, "deep/b/", num_shards=2)
+    made = autopack.packing.pack_shards(dataset, 32, "deep/b/", num_shards=2)
     assert made.files[0] == str(tmp_path / "deep" / "b" / "rows-00000-of-00002.parquet")
 
 
 def test_what_is_lost_is_logged_and_the_result_is_told(dataset, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "autopack"):
-        made = autopack.pack_shards(dataset, 16, tmp_path, overflow="truncate", num_shards=2)
+        made = autopack.packing.pack_shards(dataset, 16, tmp_path, overflow="truncate", num_shards=2)
     assert "truncated=" in caplog.text
     assert repr(made).startswith(f"Shards({made.rows:,} rows of 16 tokens in 2 files, fill 0.")
     assert pickle.loads(pickle.dumps(made)) == made
@@ -310,7 +312,7 @@ def test_what_is_lost_is_logged_and_the_result_is_told(dataset, tmp_path, caplog
 
 def test_streams_of_shards_go_to_workers(dataset, tmp_path):
     """What is said of `datasets.load_dataset`: every file is a shard of a stream."""
-    files = autopack.pack_shards(dataset, 32, tmp_path, num_shards=4).files
+    files = autopack.packing.pack_shards(dataset, 32, tmp_path, num_shards=4).files
     stream = datasets.load_dataset("parquet", data_files=list(files), split="train", streaming=True)
     assert stream.num_shards == 4
     assert list(stream) == list(autopack.pack(dataset, 32))
@@ -320,7 +322,7 @@ def test_ray_is_imported_for_its_own_data_alone(tmp_path):
     code = (
         "import sys, datasets, autopack; datasets.disable_progress_bars()\n"
         "data = datasets.Dataset.from_dict({'input_ids': [[1, 2], [3]]})\n"
-        f"autopack.pack_shards(data, 4, {str(tmp_path)!r})\n"
+        f"autopack.packing.pack_shards(data, 4, {str(tmp_path)!r})\n"
         "assert not {'torch', 'transformers', 'ray'} & set(sys.modules), sorted(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

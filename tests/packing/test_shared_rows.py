@@ -33,7 +33,7 @@ def _of(row: dict[str, torch.Tensor], name: str) -> torch.Tensor:
 @given(lengths=LENGTHS, ranks=st.integers(1, 4))
 def test_parts_are_the_rows(lengths: list[list[int]], ranks: int):
     batch = rows_of(lengths)
-    parts = [autopack.shard_rows(batch, rank, ranks) for rank in range(ranks)]
+    parts = [autopack.packing.shard_rows(batch, rank, ranks) for rank in range(ranks)]
     columns = batch["input_ids"].shape[1]
     assert len({part["input_ids"].shape for part in parts}) == 1
     whole = {
@@ -61,7 +61,9 @@ def test_every_declaration_becomes_positions(form: str):
         "segments": {"attention_mask": torch.tensor([[1] * 3 + [2] * 7])},
         "cu_seq_lens": {"cu_seq_lens_q": torch.tensor([0, 3, 10], dtype=torch.int32)},
     }
-    parts = [autopack.shard_rows({"input_ids": ids, "labels": ids, **forms[form]}, rank, 4) for rank in range(4)]
+    parts = [
+        autopack.packing.shard_rows({"input_ids": ids, "labels": ids, **forms[form]}, rank, 4) for rank in range(4)
+    ]
     positions = torch.cat([part["position_ids"] for part in parts], dim=1)
     assert positions.tolist() == [[0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 0, 1]]
     assert torch.cat([part["shift_labels"] for part in parts], dim=1)[0, 2] == -100
@@ -73,7 +75,7 @@ def test_every_declaration_becomes_positions(form: str):
 
 def test_labels_that_are_not_shifted_stay_where_they_are():
     ids = torch.arange(1, 9)[None]
-    part = autopack.shard_rows({"input_ids": ids, "labels": ids}, 1, 2, shift_labels=False)
+    part = autopack.packing.shard_rows({"input_ids": ids, "labels": ids}, 1, 2, shift_labels=False)
     assert part["labels"].tolist() == [[5, 6, 7, 8]]
     assert "shift_labels" not in part
     assert "num_items_in_batch" not in part
@@ -82,17 +84,17 @@ def test_labels_that_are_not_shifted_stay_where_they_are():
 def test_what_is_no_tensor_goes_on_and_what_has_another_shape_is_refused():
     ids = torch.arange(1, 9)[None]
     kinds = torch.ones_like(ids)
-    part = autopack.shard_rows({"input_ids": ids, "token_type_ids": kinds, "return_dict": True}, 0, 2)
+    part = autopack.packing.shard_rows({"input_ids": ids, "token_type_ids": kinds, "return_dict": True}, 0, 2)
     assert part["token_type_ids"].shape == (1, 4)
     assert part["return_dict"] is True
     with pytest.raises(autopack.InvalidPacking, match="pixel_values must be"):
-        autopack.shard_rows({"input_ids": ids, "pixel_values": torch.zeros(1, 3, 4, 4)}, 0, 2)
+        autopack.packing.shard_rows({"input_ids": ids, "pixel_values": torch.zeros(1, 3, 4, 4)}, 0, 2)
     with pytest.raises(autopack.InvalidPacking, match="not of several sections"):
-        autopack.shard_rows({"input_ids": ids, "position_ids": torch.arange(8).expand(3, 1, 8)}, 0, 2)
+        autopack.packing.shard_rows({"input_ids": ids, "position_ids": torch.arange(8).expand(3, 1, 8)}, 0, 2)
     with pytest.raises(autopack.InvalidPacking, match="needs input_ids"):
-        autopack.shard_rows({"inputs_embeds": torch.zeros(1, 8, 4)}, 0, 2)
+        autopack.packing.shard_rows({"inputs_embeds": torch.zeros(1, 8, 4)}, 0, 2)
     with pytest.raises(ValueError, match="0 to 1"):
-        autopack.shard_rows({"input_ids": ids}, 2, 2)
+        autopack.packing.shard_rows({"input_ids": ids}, 2, 2)
 
 
 def test_one_rank_alone_trains_as_ever():
@@ -101,5 +103,5 @@ def test_one_rank_alone_trains_as_ever():
     autopack.enable(model)
     batch = autopack.PackingCollator()([{"input_ids": tiny.tokens(model.config, 1, n, seed=n)[0]} for n in (5, 9, 3)])
     whole = model(**batch).loss
-    part = model(**autopack.shard_rows(batch, 0, 1)).loss
+    part = model(**autopack.packing.shard_rows(batch, 0, 1)).loss
     torch.testing.assert_close(part, whole, rtol=1e-6, atol=0)

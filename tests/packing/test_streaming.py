@@ -203,7 +203,7 @@ def test_what_cannot_be_packed_is_refused_when_it_is_drawn(examples, options, wo
 
 
 def test_options_are_refused_before_anything_is_drawn():
-    for option in ({"cost": autopack.CostModel()}, {"ranks": 2}, {"strategy": "best"}, {"buffer_size": 0}):
+    for option in ({"cost": autopack.packing.CostModel()}, {"ranks": 2}, {"strategy": "best"}, {"buffer_size": 0}):
         with pytest.raises(ValueError, match=next(iter(option))):
             rows_of(stream(), **option)
 

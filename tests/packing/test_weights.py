@@ -58,7 +58,7 @@ def test_the_loss_of_packed_rows_is_the_mean_over_documents_run_alone(sizes, wei
     total = 0.0
     for batch in batches:
         labels, weights = batch.pop("labels"), batch.pop("loss_weights")
-        part = autopack.weighted_loss(model(**batch, use_cache=False), labels, weights, count)
+        part = autopack.packing.weighted_loss(model(**batch, use_cache=False), labels, weights, count)
         part.backward()
         total += part.item()
     assert total == pytest.approx(loss, rel=ROUNDING)
@@ -72,7 +72,7 @@ def test_a_mean_over_tokens_is_another_loss():
     batch = PackingCollator()(examples())
     assert abs(model(**batch, use_cache=False).loss.item() - loss) > 0.01
     weights = PackingCollator(loss_weights="token")(examples())["loss_weights"]
-    found = autopack.weighted_loss(model(**batch, use_cache=False), batch["labels"], weights)
+    found = autopack.packing.weighted_loss(model(**batch, use_cache=False), batch["labels"], weights)
     assert found.item() == pytest.approx(model(**batch, use_cache=False).loss.item(), rel=ROUNDING)
 
 
@@ -92,7 +92,7 @@ def test_losses_that_do_not_shift_count_every_label():
     batch = PackingCollator(loss_weights="document", mask_first_label=False)(documents)
     losses = -logits.log_softmax(-1)[0]
     expected = (losses[0, 3] + (losses[2, 1] + losses[3, 2] + losses[4, 6]) / 3) / 2
-    found = autopack.weighted_loss(logits, batch["labels"], batch["loss_weights"], shift=False)
+    found = autopack.packing.weighted_loss(logits, batch["labels"], batch["loss_weights"], shift=False)
     assert found.item() == pytest.approx(expected.item(), rel=ROUNDING)
 
 
@@ -100,7 +100,7 @@ def test_a_batch_without_targets_has_a_loss_of_zero_and_no_gradient():
     logits = torch.randn(1, 3, 7, requires_grad=True)
     batch = PackingCollator(loss_weights="document")([{"input_ids": [1]}, {"input_ids": [2, 3], "labels": None}])
     labels = torch.full_like(batch["labels"], -100)
-    loss = autopack.weighted_loss(logits, labels, torch.zeros(1, 3))
+    loss = autopack.packing.weighted_loss(logits, labels, torch.zeros(1, 3))
     loss.backward()
     assert loss.item() == 0
     assert not logits.grad.any()
@@ -180,7 +180,7 @@ def test_a_step_of_a_trainer_with_accumulation_takes_the_gradient_of_the_mean_ov
     loss, expected = mean_over_documents(llama(), WEIGHTS)
     model = llama()
     trainer = trainer_of(kind, model, tmp_path)
-    autopack.weigh_documents(trainer)
+    autopack.packing.weigh_documents(trainer)
     autopack.enable(trainer)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(loss, rel=1e-4)  # the weighted mean of one batch
     before = [p.detach().clone() for p in model.parameters()]
@@ -195,11 +195,11 @@ def test_removing_gives_the_trainer_back_what_it_had(tmp_path):
     model = llama()
     trainer = trainer_of("Trainer", model, tmp_path)
     collator, hooks = trainer.data_collator, dict(model._forward_pre_hooks)
-    with autopack.weigh_documents(trainer) as loss:
+    with autopack.packing.weigh_documents(trainer) as loss:
         assert trainer.compute_loss_func is loss
         assert trainer.data_collator.loss_weights == "document"
         with pytest.raises(ValueError, match="found a loss function"):
-            autopack.weigh_documents(trainer)
+            autopack.packing.weigh_documents(trainer)
     assert trainer.data_collator is collator
     assert trainer.compute_loss_func is None
     assert "get_batch_samples" not in vars(trainer)
@@ -212,17 +212,17 @@ def test_trainers_in_which_weights_would_be_lost_or_wrong_are_refused(tmp_path):
         "label_smoothing_factor": {"label_smoothing_factor": 0.1},
     }.items():
         with pytest.raises(ValueError, match=words):
-            autopack.weigh_documents(trainer_of("Trainer", llama(), tmp_path, **change))
+            autopack.packing.weigh_documents(trainer_of("Trainer", llama(), tmp_path, **change))
     datasets = pytest.importorskip("datasets")
     trainer = trainer_of("Trainer", llama(), tmp_path, remove_unused_columns=True)
     trainer.train_dataset = datasets.Dataset.from_list(examples(weighted=True))
     with pytest.raises(ValueError, match="remove_unused_columns=False"):
-        autopack.weigh_documents(trainer)
+        autopack.packing.weigh_documents(trainer)
 
 
 def test_batches_without_weights_are_refused_in_training(tmp_path):
     trainer = trainer_of("Trainer", llama(), tmp_path)
-    autopack.weigh_documents(trainer)
+    autopack.packing.weigh_documents(trainer)
     trainer.data_collator = PackingCollator(drop_keys=("document_weight",))
     with pytest.raises(InvalidPacking, match="loss_weights"):
         trainer.train()

@@ -24,7 +24,7 @@ CHUNKS = {"lsh_attn_chunk_length": 4, "lsh_num_chunks_before": 1, "local_attn_ch
 CHUNKS |= {"local_num_chunks_before": 1}
 
 
-def without(monkeypatch: pytest.MonkeyPatch, family: autopack.Family, **parts: object) -> None:
+def without(monkeypatch: pytest.MonkeyPatch, family: autopack.registry.Family, **parts: object) -> None:
     """Serve the types of a family without some of what it has."""
     monkeypatch.setattr(registry, "_registered", [dataclasses.replace(family, **parts)])
 

@@ -326,7 +326,7 @@ def test_a_patch_that_is_taken_back_after_all_models_left(model_type):
     ours = cls.forward
     with pytest.MonkeyPatch.context() as patching:
         patching.setattr(cls, "forward", wrapper(as_they_are, ours))
-        with pytest.raises(autopack.SiteDrift):
+        with pytest.raises(autopack.errors.SiteDrift):
             handle.remove()
     assert cls.forward is ours, "control"
     must_be_exact(model_type, WAY.both)
