@@ -152,5 +152,5 @@ def test_an_entry_point_that_gives_no_family_is_named(distributions, module, rea
 
 
 def test_what_is_registered_by_a_call_is_a_family():
-    with pytest.raises(TypeError, match=r"takes an autopack\.Family; found str"):
+    with pytest.raises(TypeError, match=r"takes an autopack\.registry\.Family; found str"):
         autopack.registry.register("toy")
