@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -207,6 +208,7 @@ TRL = {"max_steps=2)": "max_steps=2, use_cpu=True, bf16=False, disable_tqdm=True
 PAGES = {
     "tutorial.md": Page(holds=lambda names: abs(names["packed"] - names["single"]) < ROUNDING),
     "leaks.md": Page(),
+    "reading.md": Page(holds=lambda names: names["logits"].shape[:2] == (1, 9)),
     "families.md": Page(holds=lambda names: names["report"].exact),
     "unpadding.md": Page(padded_batch, holds=lambda names: names["outputs"].logits.shape[:2] == (2, 4)),
     "distributed.md": Page(
@@ -323,6 +325,14 @@ PATHS = [*sorted(pages.DOCS.rglob("*.md")), pages.DOCS.parent / "README.md"]
 def test_links_lead_somewhere(path):
     """On GitHub, too: the site's build sees those between its own pages alone."""
     assert list(pages.lost_links(path, path.read_text())) == []
+
+
+@pytest.mark.parametrize("page", ["design.md", "reading.md"])
+def test_files_that_a_page_leads_to_are_there(page):
+    named = set(re.findall(r"`(\w+/[\w/]+\.py)`", (pages.DOCS / page).read_text()))
+    root = pages.DOCS.parent
+    assert len(named) > 20
+    assert [each for each in sorted(named) if not ((root / "autopack" / each).exists() or (root / each).exists())] == []
 
 
 def test_a_lost_link_is_found():
