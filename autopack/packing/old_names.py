@@ -42,7 +42,7 @@ def with_old_names(**names: str) -> Callable[[Class], Class]:
         wrapped: Any = cls
         wrapped.__init__ = renamed(**names)(wrapped.__init__)
         for old, new in names.items():
-            setattr(cls, old, OldName(functools.partial(_read, old, new)))
+            setattr(cls, old, OldName(functools.partial(_read, old, new), doc=f"The old name of `{new}`."))
         return cls
 
     return decorate
