@@ -61,10 +61,10 @@ def refuse_documents_as_one(call: Call, layout: PackedLayout) -> None:
         return
     trainer = boundaries.trainer_of_this_step()
     if trainer is not None and boundaries.adds_up_rows(trainer):
-        name, collator = type(trainer).__name__, type(trainer.data_collator).__name__
+        name, collator = type(trainer).__name__, type(boundaries.collator_of(trainer)).__name__
         raise InvalidPacking(
             f"{collator} made rows of several documents, and {name} adds up the log-probabilities of a row as those of "
-            f"one sequence. Leave data_collator to {name}: {call.name} runs its padded batches without the padding."
+            f"one sequence. Leave the collator to {name}: {call.name} runs its padded batches without the padding."
         )
 
 

@@ -21,7 +21,8 @@ from autopack.inspection import releases
 from autopack.inspection.heads import row_head
 from autopack.inspection.source import calls_loss_function
 from autopack.integrations import boundaries, lm_eval, peft
-from autopack.integrations.wrappers import holds_models, is_trainer, models_of_trainer, parts_of, unwrap
+from autopack.integrations.trainers import TrainerAdapter, adapter_of
+from autopack.integrations.wrappers import holds_models, models_of_trainer, parts_of, unwrap
 from autopack.runtime.marks import HANDLE, handle_of, holds_marks
 from autopack.runtime.model import EnabledModel, Options
 from autopack.runtime.row_group import RowGroup
@@ -154,8 +155,9 @@ class _Given(NamedTuple):
 
 def _enable(model: Any, given: _Given, undo: ExitStack) -> Handle | TrainerHandle | Handles:
     """Enable whatever `enable` takes; `undo` gets what takes it back, where it was not enabled before."""
-    if is_trainer(model):
-        return _enable_trainer(model, given, undo)
+    adapter = adapter_of(model)
+    if adapter is not None:
+        return _enable_trainer(model, adapter, given, undo)
     parts = parts_of(model)
     if parts is not None:
         return Handles({name: _enable(part, given, undo) for name, part in parts.items()})
@@ -272,10 +274,10 @@ def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
         )
 
 
-def _enable_trainer(trainer: Any, given: _Given, undo: ExitStack) -> TrainerHandle:
+def _enable_trainer(trainer: Any, adapter: TrainerAdapter, given: _Given, undo: ExitStack) -> TrainerHandle:
     from autopack.enabling import trainer_logs  # it needs transformers' callbacks, which models alone do not
 
-    needed, others = models_of_trainer(trainer)
+    needed, others = models_of_trainer(trainer, adapter)
     handles, left_alone = {}, {}
     for name, model in {**needed, **others}.items():
         try:
@@ -293,7 +295,7 @@ def _enable_trainer(trainer: Any, given: _Given, undo: ExitStack) -> TrainerHand
     if given.logs and not trainer_logs.logs_packing(trainer):
         undo.callback(trainer_logs.take_logs, trainer)
     if given.logs:
-        trainer_logs.add_logs(trainer, handles["model"].tally)
+        trainer_logs.add_logs(trainer, handles[adapter.model].tally)
     else:
         trainer_logs.take_logs(trainer)
     return TrainerHandle(trainer, handles, left_alone)
@@ -312,7 +314,7 @@ def disable(model: Any) -> None:
         return
     if isinstance(model, nn.Module) and strip_severed(model) and not holds_models(model):
         return  # a layer
-    if is_trainer(model):
+    if adapter_of(model) is not None:
         take_back(model)
     for base in _bases(model):
         handle = handle_of(base)
@@ -333,7 +335,8 @@ def is_enabled(model: Any) -> bool:
 
 
 def _bases(model: Any) -> list[PreTrainedModel]:
-    if not is_trainer(model):
+    adapter = adapter_of(model)
+    if adapter is None:
         return [unwrap(model)]
-    needed, others = models_of_trainer(model)
+    needed, others = models_of_trainer(model, adapter)
     return [unwrap(part) for part in (*needed.values(), *others.values())]

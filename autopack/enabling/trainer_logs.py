@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers.trainer_callback import TrainerCallback
 
+from autopack.integrations.trainers import TRANSFORMERS, adapter_of
 from autopack.runtime.tally import Tally, Volume
 
 _PREFIX = "autopack/"
@@ -126,16 +127,19 @@ def numbers(ran: Volume, seconds: float, prefix: str = "") -> dict[str, float]:
 def add_logs(trainer: Any, tally: Tally) -> None:
     """Have a trainer log what its model's calls hold; one that does already goes on with this tally."""
     take_logs(trainer)
-    trainer.callback_handler.callbacks.insert(0, PackingLogs(tally))
+    _callbacks(trainer).insert(0, PackingLogs(tally))
 
 
 def take_logs(trainer: Any) -> None:
     """Take back what `add_logs` has done."""
-    handler = getattr(trainer, "callback_handler", None)
-    if handler is not None:
-        handler.callbacks[:] = [each for each in handler.callbacks if not isinstance(each, PackingLogs)]
+    callbacks = _callbacks(trainer)
+    callbacks[:] = [each for each in callbacks if not isinstance(each, PackingLogs)]
 
 
 def logs_packing(trainer: Any) -> bool:
     """Whether a trainer has the callback."""
-    return any(isinstance(each, PackingLogs) for each in trainer.callback_handler.callbacks)
+    return any(isinstance(each, PackingLogs) for each in _callbacks(trainer))
+
+
+def _callbacks(trainer: Any) -> list[Any]:
+    return (adapter_of(trainer) or TRANSFORMERS).callbacks_of(trainer)

@@ -18,7 +18,7 @@ import torch
 
 from autopack.errors import AutopackError
 from autopack.inspection.media import PICTURES
-from autopack.integrations.wrappers import is_trainer
+from autopack.integrations.trainers import ADAPTERS, TRANSFORMERS, TrainerAdapter, adapter_of
 from autopack.layout import declarations
 
 BOUNDARIES = ("seq_lengths", "position_ids", "seq_idx")
@@ -29,9 +29,6 @@ _KEPT = (*BOUNDARIES, *TARGETS, "loss_weights", "document_weight")
 _LABELS = ("labels", "label", "label_ids")
 _ROWS = 8
 """Rows of a data set that are looked at for one of several documents."""
-_STEPS = ("training_step", "prediction_step")
-_PER_ROW = ("DPOTrainer", "KTOTrainer", "ORPOTrainer", "CPOTrainer")
-"""Trainers of TRL that add up what a row of a batch gives, as that of one sequence."""
 
 
 class KeptColumns(list[str]):
@@ -44,26 +41,28 @@ class KeptColumns(list[str]):
 
 def keep_columns(trainer: Any) -> None:
     """Have a trainer keep the columns that `PackingCollator` reads, although its model does not name them."""
-    before = getattr(trainer, "_signature_columns", None)
-    if not (_drops(trainer) and _packs(trainer.data_collator)) or isinstance(before, KeptColumns):
+    adapter, collator = _adapter(trainer), collator_of(trainer)
+    before = adapter.columns_of(trainer)
+    if not (adapter.drops_columns(trainer) and _packs(collator)) or isinstance(before, KeptColumns):
         return
-    trainer._set_signature_columns_if_needed()
-    there = {name for dataset in _datasets(trainer) for name in _columns(dataset)}
-    read = (*_KEPT, *(PICTURES if _reads_pictures(trainer.data_collator) else ()))
-    added = [name for name in read if name in there and name not in trainer._signature_columns]
-    trainer._signature_columns = KeptColumns(before, trainer._signature_columns, added) if added else before
+    known = adapter.found_columns(trainer)
+    there = {name for dataset in adapter.datasets_of(trainer) for name in _columns(dataset)}
+    read = (*_KEPT, *(PICTURES if _reads_pictures(collator) else ()))
+    added = [name for name in read if name in there and name not in known]
+    adapter.set_columns(trainer, KeptColumns(before, known, added) if added else before)
 
 
 def kept_columns(trainer: Any) -> list[str]:
     """The columns that a trainer keeps because `keep_columns` has said so."""
-    columns = getattr(trainer, "_signature_columns", None)
+    columns = _adapter(trainer).columns_of(trainer)
     return columns.added if isinstance(columns, KeptColumns) else []
 
 
 def give_columns_back(trainer: Any) -> None:
     """Take back what `keep_columns` has done."""
-    if isinstance(columns := getattr(trainer, "_signature_columns", None), KeptColumns):
-        trainer._signature_columns = columns.before
+    adapter = _adapter(trainer)
+    if isinstance(columns := adapter.columns_of(trainer), KeptColumns):
+        adapter.set_columns(trainer, columns.before)
 
 
 def what_is_lost(trainer: Any) -> str | None:
@@ -72,9 +71,10 @@ def what_is_lost(trainer: Any) -> str | None:
     What the columns of a row of several documents say has to come to the collator, and the batch that the collator
     makes of it has to declare as many.
     """
+    adapter = _adapter(trainer)
     with _as_it_was():
-        read = {*BOUNDARIES, *TARGETS, *(PICTURES if _reads_pictures(trainer.data_collator) else ())}
-        for dataset in _datasets(trainer):
+        read = {*BOUNDARIES, *TARGETS, *(PICTURES if _reads_pictures(collator_of(trainer)) else ())}
+        for dataset in adapter.datasets_of(trainer):
             for row in _rows(dataset, read):
                 kept = _kept(trainer, row)
                 reason = _lost(trainer, row, kept, _collated(trainer, kept))
@@ -84,19 +84,30 @@ def what_is_lost(trainer: Any) -> str | None:
 
 
 def trainer_of_this_step() -> Any:
-    """The trainer of transformers or TRL that trains or evaluates in this thread, or None."""
+    """The trainer that trains or evaluates in this thread, or None."""
+    steps = {name for adapter in ADAPTERS for name in adapter.steps}
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         # Only of such functions: up to Python 3.12 asking for the locals keeps them alive until the frame ends.
-        if frame.f_code.co_name in _STEPS and is_trainer(found := frame.f_locals.get("self")):
+        if frame.f_code.co_name in steps and adapter_of(found := frame.f_locals.get("self")) is not None:
             return found
         frame = frame.f_back
     return None
 
 
+def collator_of(trainer: Any) -> Any:
+    """What makes the batches of a trainer."""
+    return _adapter(trainer).collator_of(trainer)
+
+
 def adds_up_rows(trainer: Any) -> bool:
     """Whether a trainer takes every row of a batch for one sequence, whatever the row declares."""
-    return any(cls.__name__ in _PER_ROW and cls.__module__.startswith("trl.") for cls in type(trainer).__mro__)
+    return _adapter(trainer).adds_up_rows
+
+
+def _adapter(trainer: Any) -> TrainerAdapter:
+    """What is known of a trainer, or of something that is made like transformers' own."""
+    return adapter_of(trainer) or TRANSFORMERS
 
 
 @contextmanager
@@ -118,16 +129,6 @@ def _packs(collator: Any) -> bool:
 
 def _reads_pictures(collator: Any) -> bool:
     return _packs(collator) and collator.image_processor is not None
-
-
-def _drops(trainer: Any) -> bool:
-    return bool(trainer.args.remove_unused_columns) and hasattr(trainer, "_signature_columns")
-
-
-def _datasets(trainer: Any) -> list[Any]:
-    evaluated = getattr(trainer, "eval_dataset", None)
-    parts = evaluated.values() if isinstance(evaluated, dict) else [evaluated]
-    return [part for part in (getattr(trainer, "train_dataset", None), *parts) if part is not None]
 
 
 def _columns(dataset: Any) -> list[str]:
@@ -197,16 +198,17 @@ def _targets(row: Mapping[str, Any]) -> int | None:
 
 def _kept(trainer: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     """What of a row the collator gets to see."""
-    if not _drops(trainer):
+    adapter = _adapter(trainer)
+    if not adapter.drops_columns(trainer):
         return dict(row)
-    trainer._set_signature_columns_if_needed()
-    return {name: value for name, value in row.items() if name in trainer._signature_columns}
+    kept = adapter.found_columns(trainer)
+    return {name: value for name, value in row.items() if name in kept}
 
 
 def _collated(trainer: Any, row: dict[str, Any]) -> Mapping[str, Any] | None:
     """The batch that the collator makes of a row alone; None where it makes none."""
     try:
-        batch = trainer.data_collator([row])
+        batch = collator_of(trainer)([row])
     except Exception:
         # What it needs besides, nobody knows; it will say so itself.
         return None
@@ -215,7 +217,8 @@ def _collated(trainer: Any, row: dict[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _lost(trainer: Any, row: Mapping[str, Any], kept: Mapping[str, Any], batch: Mapping[str, Any] | None) -> str | None:
-    name, collator = type(trainer).__name__, type(trainer.data_collator).__name__
+    collator = collator_of(trainer)
+    name, made_by = type(trainer).__name__, type(collator).__name__
     dropped = [column for column in row if column not in kept]
     ways = "Call autopack.enable(trainer), which has it keep them, or set remove_unused_columns=False"
     documents, wanted = _documents(row), _targets(row)
@@ -226,16 +229,16 @@ def _lost(trainer: Any, row: Mapping[str, Any], kept: Mapping[str, Any], batch: 
             f"{name} drops {lost} of its packed rows, which its model does not name, so a row of {documents} "
             f"documents comes as one. {ways}, with data_collator=autopack.PackingCollator()."
         )
-    if wanted is not None and _targets(kept) != wanted and _packs(trainer.data_collator):
+    if wanted is not None and _targets(kept) != wanted and _packs(collator):
         lost = ", ".join(column for column in dropped if column in TARGETS)
         return f"{name} drops {lost} of its data, so tokens that are no targets would be trained on. {ways}."
     pictures = [column for column in dropped if column in PICTURES]
-    if pictures and _reads_pictures(trainer.data_collator):
+    if pictures and _reads_pictures(collator):
         return f"{name} drops {', '.join(pictures)} of its data, of which its collator makes pixels. {ways}."
     declared = None if batch is None else _declared(batch)
     if declared is not None and declared < documents:
         return (
-            f"{collator} makes one document of a row of {documents}. Give {name} "
+            f"{made_by} makes one document of a row of {documents}. Give {name} "
             f"data_collator=autopack.PackingCollator(), which keeps them apart."
         )
     return None

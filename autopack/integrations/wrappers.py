@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from autopack.errors import UnsupportedModel
 from autopack.integrations import peft
+from autopack.integrations.trainers import TrainerAdapter
 
 
 def unwrap(model: Any) -> PreTrainedModel:
@@ -101,27 +102,23 @@ def _outermost(module: nn.Module) -> Iterator[PreTrainedModel]:
         yield from _outermost(child)
 
 
-def is_trainer(subject: Any) -> bool:
-    """Whether this is a `transformers.Trainer` or derives from it; transformers' trainer is not imported for that."""
-    return any(cls.__name__ == "Trainer" and cls.__module__ == "transformers.trainer" for cls in type(subject).__mro__)
-
-
-def models_of_trainer(trainer: Any) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+def models_of_trainer(trainer: Any, adapter: TrainerAdapter) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
     """The models of a trainer, by attribute: those that see its batches, and those that score texts of their own.
 
     The first are the policy, the reference model and their like; the second, in lists such as `reward_funcs`, make
     batches by themselves.
     """
-    if getattr(trainer, "model_init", None) is not None:
+    if getattr(trainer, adapter.makes_model, None) is not None:
         raise UnsupportedModel(
-            "the trainer has a model_init, and makes a new model when training begins. Call autopack.enable(model) in "
-            "your model_init, before it returns the model."
+            f"the trainer has a {adapter.makes_model}, and makes a new model when training begins. Call "
+            f"autopack.enable(model) in your {adapter.makes_model}, before it returns the model."
         )
     first: dict[str, nn.Module] = {}
     second: dict[str, nn.Module] = {}
     seen: set[int] = set()
-    # The policy first: it is what the trainer is asked about. model_wrapped is the same one in its wrappers.
-    attributes = {"model": trainer.model, **{k: v for k, v in vars(trainer).items() if k != "model_wrapped"}}
+    # The policy first: it is what the trainer is asked about.
+    held = {name: value for name, value in vars(trainer).items() if name not in adapter.wrapped}
+    attributes = {adapter.model: getattr(trainer, adapter.model), **held}
     for name, value in attributes.items():
         listed = isinstance(value, list | tuple)
         for number, part in enumerate(value if listed else [value]):
@@ -130,7 +127,7 @@ def models_of_trainer(trainer: Any) -> tuple[dict[str, nn.Module], dict[str, nn.
                 continue
             seen.update(map(id, models))
             (second if listed else first)[f"{name}[{number}]" if listed else name] = part
-    if "model" not in first:
-        found = f"{type(trainer).__name__} holds no transformers model in its attribute 'model'"
+    if adapter.model not in first:
+        found = f"{type(trainer).__name__} holds no transformers model in its attribute {adapter.model!r}"
         raise UnsupportedModel(f"{found}. Pass the model that you train to autopack.enable.")
     return first, second

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
+from autopack.integrations.trainers import ADAPTERS, adapter_of
 from autopack.packing.checks import PAIRS, check_int
 
 FORMS = (
@@ -23,8 +24,6 @@ FORMS = (
 """Columns of tokenized pairs: a prompt that both sequences begin with, or whole sequences."""
 BLOCK = 10_000
 """Pairs that are read at a time."""
-TRAINERS = {"DPOTrainer": 2, "RewardTrainer": 2, "ORPOTrainer": 1, "CPOTrainer": 1}
-"""TRL's trainers whose loss is a mean over pairs, and the rows per pair of the first tensor of tokens of a batch."""
 
 
 def pair_lengths(dataset: Any, collator: Callable[[list[Any]], Any], *, max_length: int | None = None) -> np.ndarray:
@@ -92,10 +91,10 @@ class WeighedPairs(AbstractContextManager["WeighedPairs"]):
     """What `weigh_pairs` did to a trainer."""
 
     def __init__(self, trainer: Any):
-        names = [cls.__name__ for cls in type(trainer).__mro__ if cls.__module__.partition(".")[0] == "trl"]
-        rows = next((TRAINERS[name] for name in names if name in TRAINERS), None)
+        adapter = adapter_of(trainer)
+        rows = None if adapter is None else adapter.rows_of_pair
         if rows is None:
-            wanted = ", ".join(TRAINERS)
+            wanted = ", ".join(each.kind for each in ADAPTERS if each.rows_of_pair)
             raise ValueError(f"wanted a trainer of pairs ({wanted} of TRL), found {type(trainer).__name__}")
         if "compute_loss" in vars(trainer):
             raise ValueError("found a compute_loss on the trainer itself: it is weighed already, or by somebody else")

@@ -1,0 +1,110 @@
+"""What autopack knows of trainers of other libraries: an adapter for each kind, and their private parts nowhere else.
+
+An adapter says by which names a kind of trainer holds its model, its data and its collator, which columns it drops, and
+what its loss makes of a row. Another kind is another entry of `ADAPTERS`. Imports none of these libraries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TrainerAdapter:
+    """A kind of trainer: `kind` is its class, of the package or module `package`; classes that derive from it count.
+
+    Names that begin with an underscore are private parts of the library, as they were in the release `seen_in`.
+    """
+
+    kind: str
+    package: str
+    seen_in: str
+    model: str = "model"
+    """Attribute that holds the model that is trained; others that hold models are found among all attributes."""
+    wrapped: tuple[str, ...] = ()
+    """Attributes that hold the same model once more, in wrappers."""
+    makes_model: str = "model_init"
+    """Attribute that is not None where a training makes a model anew."""
+    data: tuple[str, ...] = ("train_dataset", "eval_dataset")
+    collator: str = "data_collator"
+    steps: tuple[str, ...] = ()
+    """Methods in which it trains and evaluates, with the trainer as `self`."""
+    columns: str | None = None
+    """Attribute that holds the list of columns that it keeps; None where it drops none."""
+    find_columns: str = ""
+    """Method that fills it."""
+    drops: str = ""
+    """Switch of its `args` that has it drop the others."""
+    callbacks: str | None = None
+    """Attribute whose `callbacks` are transformers' own kind; None where it has none, and nothing is logged."""
+    adds_up_rows: bool = False
+    """Whether its loss takes every row of a batch for one sequence, whatever the row declares."""
+    rows_of_pair: int | None = None
+    """Rows per pair in the first tensor of tokens of a batch, where the loss is a mean over pairs."""
+
+    def drops_columns(self, trainer: Any) -> bool:
+        """Whether a trainer drops columns that the forward of its model does not name."""
+        return self.columns is not None and hasattr(trainer, self.columns) and bool(getattr(trainer.args, self.drops))
+
+    def columns_of(self, trainer: Any) -> list[str] | None:
+        """The columns that a trainer keeps, or None where it has not found them yet, or drops none."""
+        return None if self.columns is None else getattr(trainer, self.columns, None)
+
+    def found_columns(self, trainer: Any) -> list[str]:
+        """The same of a trainer that drops columns, once it has found them."""
+        getattr(trainer, self.find_columns)()
+        return getattr(trainer, self.columns or "")
+
+    def set_columns(self, trainer: Any, columns: list[str] | None) -> None:
+        """Have a trainer keep these columns."""
+        setattr(trainer, self.columns or "", columns)
+
+    def collator_of(self, trainer: Any) -> Any:
+        """What makes batches of examples."""
+        return getattr(trainer, self.collator, None)
+
+    def callbacks_of(self, trainer: Any) -> list[Any]:
+        """Its list of callbacks; an empty one where it has none."""
+        return getattr(getattr(trainer, self.callbacks or "", None), "callbacks", [])
+
+    def datasets_of(self, trainer: Any) -> list[Any]:
+        """Its data sets; one of them may be several by name."""
+        found: list[Any] = []
+        for name in self.data:
+            given = getattr(trainer, name, None)
+            found += given.values() if isinstance(given, dict) else [given]
+        return [dataset for dataset in found if dataset is not None]
+
+
+TRANSFORMERS = TrainerAdapter(
+    "Trainer",
+    "transformers.trainer",
+    seen_in="transformers 5.24",
+    wrapped=("model_wrapped",),
+    steps=("training_step", "prediction_step"),
+    columns="_signature_columns",
+    find_columns="_set_signature_columns_if_needed",
+    drops="remove_unused_columns",
+    callbacks="callback_handler",
+)
+_TRL = replace(TRANSFORMERS, package="trl", seen_in="trl 1.16")
+ADAPTERS = [
+    replace(_TRL, kind="DPOTrainer", adds_up_rows=True, rows_of_pair=2),
+    replace(_TRL, kind="KTOTrainer", adds_up_rows=True),
+    replace(_TRL, kind="ORPOTrainer", adds_up_rows=True, rows_of_pair=1),
+    replace(_TRL, kind="CPOTrainer", adds_up_rows=True, rows_of_pair=1),
+    replace(_TRL, kind="RewardTrainer", rows_of_pair=2),
+    TRANSFORMERS,
+]
+"""The kinds that are known; of a trainer of several kinds the first counts."""
+
+
+def adapter_of(trainer: Any) -> TrainerAdapter | None:
+    """The adapter of a trainer, by its class and those it derives from; None for anything else."""
+    names = {(cls.__name__, cls.__module__) for cls in type(trainer).__mro__}
+    return next((each for each in ADAPTERS if any(_is_of(each, *name) for name in names)), None)
+
+
+def _is_of(adapter: TrainerAdapter, name: str, module: str) -> bool:
+    return name == adapter.kind and (module == adapter.package or module.startswith(f"{adapter.package}."))
