@@ -188,7 +188,7 @@ def nothing_left_behind() -> Iterator[None]:
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[PreTrainedModel, PreTrainedModel]]:
     """A stock model and an enabled one with the same parameters; the arguments are those of `padded.build`."""
     import autopack
-    from tests.padded import build, twins
+    from tests.support.padded import build, twins
 
     stock, model = twins(build(*request.param))
     with autopack.enable(model):

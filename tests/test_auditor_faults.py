@@ -18,7 +18,7 @@ from autopack.auditing.auditor import MODES, PADDED_MODES
 from autopack.calls.unpadded import Unpadded
 from autopack.layout import IGNORED_LABEL
 from tests.conftest import LEAK
-from tests.padded import put_a_fault_into_unpadding
+from tests.support.padded import put_a_fault_into_unpadding
 
 PACKED = ("default", "use_cache=False", "padding mask", "two rows")
 PADDED = tuple(PADDED_MODES)

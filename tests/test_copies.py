@@ -29,7 +29,7 @@ from tests.conftest import (
     llama,
     same,
 )
-from tests.one_llama import IDS, WHERE, is_exact, leaks, logits, users_hook
+from tests.support.one_llama import IDS, WHERE, is_exact, leaks, logits, users_hook
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 

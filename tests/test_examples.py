@@ -14,7 +14,7 @@ import transformers
 from packaging import version
 
 from compat.engines.start import launched
-from tests import pages
+from tests.support import pages
 
 pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
 pytest.importorskip("ipykernel")

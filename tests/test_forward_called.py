@@ -13,7 +13,7 @@ import autopack
 from autopack import tiny
 from autopack.calls import forward_site
 from tests.conftest import FLOAT64, LENGTHS, alone, error, llama, positions, spans, token_ids
-from tests.padded import PADDED, batch, logit_error, mask_of, tally_of
+from tests.support.padded import PADDED, batch, logit_error, mask_of, tally_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 IDS = token_ids()

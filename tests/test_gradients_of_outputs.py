@@ -14,7 +14,7 @@ from autopack.calls import outputs
 from autopack.calls.outputs import restore
 from autopack.layout.padding import Padding
 from tests.conftest import LEAK
-from tests.padded import FLOAT32, GRADIENT, PADDED, batch, build, mask_of, model_gradient_error, tally_of, twins
+from tests.support.padded import FLOAT32, GRADIENT, PADDED, batch, build, mask_of, model_gradient_error, tally_of, twins
 
 KINDS = ["llama", "gpt2", "qwen2_moe", "mamba", "bloom"]
 REAL = np.array([[1, 1, 0], [1, 1, 1]], bool)

@@ -7,7 +7,7 @@ import pytest
 import autopack
 from autopack import tiny
 from tests.conftest import LENGTHS, positions, spans, token_ids
-from tests.padded import PADDED, batch, build, loss_error, mask_of, tally_of, twins, unpredicted
+from tests.support.padded import PADDED, batch, build, loss_error, mask_of, tally_of, twins, unpredicted
 
 KINDS = ["llama", "gpt2", "qwen3_moe"]
 IGNORED = 3

@@ -25,7 +25,7 @@ from tests.conftest import (
     same,
     token_ids,
 )
-from tests.interrupted import Interrupter, events_of, spread
+from tests.support.interrupted import Interrupter, events_of, spread
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_left_behind"),

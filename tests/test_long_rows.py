@@ -17,7 +17,7 @@ from autopack import tiny
 from autopack.registry import first_position
 from autopack.tiny.weights import randomize
 from tests.conftest import FLOAT64, error, positions, spans, token_ids
-from tests.padded import tally_of
+from tests.support.padded import tally_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 LENGTHS, MOST = (12, 5, 9, 7), 16

@@ -11,8 +11,18 @@ from transformers import LlamaForCausalLM
 from transformers.integrations.neftune import neftune_post_forward_hook
 
 import autopack
-from tests.padded import FLOAT32, GRADIENT, PADDED, batch, build, loss_error, mask_of, model_gradient_error, tally_of
-from tests.padded import twins as twins_of
+from tests.support.padded import (
+    FLOAT32,
+    GRADIENT,
+    PADDED,
+    batch,
+    build,
+    loss_error,
+    mask_of,
+    model_gradient_error,
+    tally_of,
+)
+from tests.support.padded import twins as twins_of
 
 KINDS = ["llama", "gpt2", "mamba", "bloom", "bert", "qwen3_moe", "opt", "gemma2", "mistral", "phi"]
 

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOu
 import autopack
 from autopack.calls.outputs import restore
 from autopack.layout.padding import Padding
-from tests.padded import PADDED, batch, build, mask_of, twins
+from tests.support.padded import PADDED, batch, build, mask_of, twins
 
 REAL = np.array([[1, 1, 0], [1, 1, 1]], bool)
 PADDING = Padding(REAL, torch.device("cpu"))

@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 
 import autopack
 from autopack import registry, tiny
-from tests import pages
 from tests.conftest import positions
+from tests.support import pages
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 ELSEWHERE = {"packing.md": "tests/test_recipes.py"}

@@ -18,7 +18,7 @@ from transformers import Trainer, TrainingArguments
 
 import autopack
 from autopack import tiny
-from tests import pages
+from tests.support import pages
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 QUIET: dict[str, Any] = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}

@@ -24,7 +24,7 @@ from autopack import UnsupportedModel, tiny
 from autopack.calls.heads.per_row_outputs import REASON
 from autopack.tiny.weights import randomize
 from tests.conftest import FLOAT64, LEAK, error
-from tests.padded import tally_of
+from tests.support.padded import tally_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 TOWERS: dict[str, tuple[Any, str]] = {

@@ -16,7 +16,7 @@ import autopack
 from autopack import UnsupportedModel, tiny
 from autopack.registry import first_position
 from tests.encoder_decoder.pairs import Pairs
-from tests.padded import model_gradient_error, tally_of
+from tests.support.padded import model_gradient_error, tally_of
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 TYPES = [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import autopack
 from autopack.calls.hooks import EntryHook, PoolerHook
 from autopack.family import Numbering
-from tests.padded import (
+from tests.support.padded import (
     FLOAT32,
     GRADIENT,
     PADDED,

@@ -10,7 +10,7 @@ from transformers import BigBirdModel, DynamicCache
 
 import autopack
 from autopack import tiny
-from tests.padded import (
+from tests.support.padded import (
     FLOAT32,
     GRADIENT,
     PADDED,

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 import autopack
 from autopack import registry, tiny
-from tests.padded import FLOAT32, PADDED, batch, logit_error, loss_error, mask_of
+from tests.support.padded import FLOAT32, PADDED, batch, logit_error, loss_error, mask_of
 
 WITHOUT_PADDING = {"xlnet", "reformer masked-lm"}
 """Types that stock transformers cannot run on a padded batch in the form that `tiny` builds."""

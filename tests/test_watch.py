@@ -19,8 +19,8 @@ from autopack.calls import packed, unpadded
 from autopack.errors import Leak
 from autopack.layout.packed import PackedLayout
 from tests.conftest import llama, positions, token_ids
-from tests.padded import build
-from tests.training_calls import FLOAT32, lengths_of, noisy, padded, row, segments, trained
+from tests.support.padded import build
+from tests.support.training_calls import FLOAT32, lengths_of, noisy, padded, row, segments, trained
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 

@@ -11,8 +11,8 @@ from autopack import tiny
 from compat import images
 from tests.encoder_decoder.pairs import Pairs, pad
 from tests.multimodal.models import with_images
-from tests.padded import batch, build, mask_of
-from tests.training_calls import FLOAT32, lengths_of, noisy, padded, row, segments, trained
+from tests.support.padded import batch, build, mask_of
+from tests.support.training_calls import FLOAT32, lengths_of, noisy, padded, row, segments, trained
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 

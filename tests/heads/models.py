@@ -11,7 +11,7 @@ from autopack import tiny
 from autopack.registry import first_position
 from autopack.tiny.weights import randomize
 from tests.conftest import FLOAT64, LENGTHS, positions, token_ids
-from tests.padded import model_gradient_error
+from tests.support.padded import model_gradient_error
 
 IDS = token_ids()
 CLASSES = torch.tensor([0, 2, 1, 1])

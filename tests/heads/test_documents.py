@@ -25,7 +25,7 @@ from tests.heads.models import (
     results,
     with_head,
 )
-from tests.padded import model_gradient_error
+from tests.support.padded import model_gradient_error
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 

@@ -12,7 +12,7 @@ from torch import nn
 import autopack
 from tests.conftest import LENGTHS, OTHER_LENGTHS, positions, token_ids
 from tests.heads.models import CLASSES, ENDS, IDS, STARTS, TASKS, agrees, packed, with_head
-from tests.padded import build
+from tests.support.padded import build
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 

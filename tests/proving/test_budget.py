@@ -24,8 +24,8 @@ from autopack.enabling import prove
 from autopack.enabling.reading import LENGTHS
 from autopack.errors import UnsupportedModel
 from autopack.layout import IGNORED_LABEL
-from tests.padded import put_a_fault_into_unpadding
 from tests.proving.foreign_parts import _AveragesBack, _ClipsBack
+from tests.support.padded import put_a_fault_into_unpadding
 
 ROUNDING = 1e-5
 """Of float32, in a sum of products of a few hundred numbers."""

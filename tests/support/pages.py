@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 _BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]*) -->\n)?(?P<indent> *)```python\n(?P<code>.*?)^(?P=indent)```\n"
     r"(?:\n```text\n(?P<printed>.*?)^```\n)?",

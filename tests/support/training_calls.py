@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tests.conftest import positions, token_ids
-from tests.padded import batch, mask_of
+from tests.support.padded import batch, mask_of
 
 FLOAT32 = 1e-4
 """Largest error that is rounding, as in the auditor."""

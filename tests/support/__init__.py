@@ -1,0 +1,1 @@
+"""What several tests share: models, batches, pages and calls."""
