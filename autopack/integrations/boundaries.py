@@ -18,7 +18,7 @@ import torch
 
 from autopack.errors import AutopackError
 from autopack.inspection.media import PICTURES
-from autopack.integrations.trainers import ADAPTERS, TRANSFORMERS, TrainerAdapter, adapter_of
+from autopack.integrations.trainers import TRANSFORMERS, TrainerAdapter, adapter_of, steps
 from autopack.layout import declarations
 
 BOUNDARIES = ("seq_lengths", "position_ids", "seq_idx")
@@ -85,11 +85,11 @@ def what_is_lost(trainer: Any) -> str | None:
 
 def trainer_of_this_step() -> Any:
     """The trainer that trains or evaluates in this thread, or None."""
-    steps = {name for adapter in ADAPTERS for name in adapter.steps}
+    known = steps()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         # Only of such functions: up to Python 3.12 asking for the locals keeps them alive until the frame ends.
-        if frame.f_code.co_name in steps and adapter_of(found := frame.f_locals.get("self")) is not None:
+        if frame.f_code.co_name in known and adapter_of(found := frame.f_locals.get("self")) is not None:
             return found
         frame = frame.f_back
     return None

@@ -106,5 +106,10 @@ def adapter_of(trainer: Any) -> TrainerAdapter | None:
     return next((each for each in ADAPTERS if any(_is_of(each, *name) for name in names)), None)
 
 
+def steps() -> set[str]:
+    """The methods in which some kind of trainer trains and evaluates."""
+    return {name for adapter in ADAPTERS for name in adapter.steps}
+
+
 def _is_of(adapter: TrainerAdapter, name: str, module: str) -> bool:
     return name == adapter.kind and (module == adapter.package or module.startswith(f"{adapter.package}."))
