@@ -97,7 +97,8 @@ class DocumentBatch:
         """
         rows, columns = self.layout.rows, self.layout.columns
         queries = columns if mask.dim() == 2 or mask.shape[-2] == 1 else mask.shape[-2]
-        if len(mask) not in (1, rows) or min(queries, mask.shape[-1]) < columns:
+        known = (columns, columns + 1)
+        if len(mask) not in (1, rows) or queries not in known or mask.shape[-1] not in known:
             raise UnsupportedModel(
                 f"attention got a mask of the shape {tuple(mask.shape)} for {rows} packed rows of {columns} columns, "
                 f"so what of it belongs to a document cannot be told. Run the documents one per row."
