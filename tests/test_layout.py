@@ -143,7 +143,9 @@ def test_a_mask_is_cut_where_its_documents_are():
     assert torch.equal(DocumentBatch.of(layout, np.array([1])).square(mask[:1, :, :1]), mask[:1, :, :1, 3:])
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 6, 6), (2, 1, 6, 7), (1, 1, 9, 9), (1, 1, 1, 9), (3, 1, 7, 7), (2, 1, 1, 6), (2, 6)])
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 6, 6), (2, 1, 6, 7), (1, 1, 9, 9), (1, 1, 1, 9), (3, 1, 7, 7), (2, 1, 1, 6), (2, 6)]
+)
 def test_a_mask_of_other_rows_is_not_cut(shape):
     """Such as that of the padded batch that the rows were: an index beyond it would be taken from its beginning."""
     layout = PackedLayout.from_lengths([[3, 4], [5, 2]])
