@@ -1,12 +1,13 @@
 """What a mask function says, found by calling it with indices that note what they are compared with.
 
-It serves compiled code: Dynamo runs it while it traces, where the closures that `masks.describe_mask` reads cannot be
-read. Whatever a function does with its indices beyond what is known here makes it unknown.
+Whatever a function does with its indices beyond what is known here makes it unknown. Dynamo can run this while it
+traces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -14,22 +15,30 @@ class Unknown(Exception):
     """The function does something with its indices that is not known here."""
 
 
-class Seen:
-    """Which tokens are seen: none after (causal), so many before and after, those of one chunk; None for unlimited."""
+@dataclass(frozen=True)
+class Pattern:
+    """Which tokens of its document a token sees: none after it (causal), so many before and after, those of its chunk.
 
-    device = None
+    None stands for unlimited.
+    """
 
-    def __init__(self, causal: bool = False, before: Any = None, after: Any = None, chunk: Any = None):
-        self.causal, self.before, self.after, self.chunk = causal, before, after, chunk
+    causal: bool
+    before: int | None = None
+    after: int | None = None
+    chunk: int | None = None
 
-    def to(self, device: Any) -> Seen:
+    @property
+    def device(self) -> None:
+        """Where transformers' functions that combine others move the answers of those to."""
+
+    def to(self, device: Any) -> Pattern:
         return self
 
-    def __and__(self, other: Any) -> Seen:
-        if not isinstance(other, Seen):
+    def __and__(self, other: Any) -> Pattern:
+        if not isinstance(other, Pattern):
             raise Unknown
         reaches = [_least(self.before, other.before), _least(self.after, other.after), _least(self.chunk, other.chunk)]
-        return Seen(self.causal or other.causal, *reaches)
+        return Pattern(self.causal or other.causal, *reaches)
 
 
 class Index:
@@ -38,8 +47,8 @@ class Index:
     def __init__(self, queries: int, keys: int, plus: int = 0):
         self.queries, self.keys, self.plus = queries, keys, plus
 
-    def new_ones(self, shape: Any, dtype: Any = None) -> Seen:
-        return Seen()
+    def new_ones(self, shape: Any, dtype: Any = None) -> Pattern:
+        return Pattern(causal=False)
 
     def __add__(self, other: Any) -> Index:
         other = _index(other)
@@ -59,37 +68,37 @@ class Index:
             raise Unknown
         return Chunk(self.keys == 1, size)
 
-    def __le__(self, other: Any) -> Seen:
+    def __le__(self, other: Any) -> Pattern:
         return (self - _index(other)).at_most(0)
 
-    def __lt__(self, other: Any) -> Seen:
+    def __lt__(self, other: Any) -> Pattern:
         return (self - _index(other)).at_most(-1)
 
-    def __ge__(self, other: Any) -> Seen:
+    def __ge__(self, other: Any) -> Pattern:
         return (_index(other) - self).at_most(0)
 
-    def __gt__(self, other: Any) -> Seen:
+    def __gt__(self, other: Any) -> Pattern:
         return (_index(other) - self).at_most(-1)
 
-    def at_most(self, bound: int) -> Seen:
+    def at_most(self, bound: int) -> Pattern:
         """What is seen where this is no more than a number."""
         reach, way = bound - self.plus, (self.queries, self.keys)
         if way in ((-1, 0), (0, -1)) and reach >= 0:
-            return Seen()  # no index is negative
+            return Pattern(causal=False)  # no index is negative
         if way == (1, -1) and reach >= 0:
-            return Seen(before=reach)
+            return Pattern(causal=False, before=reach)
         if way == (-1, 1) and reach >= 0:
-            return Seen(causal=True) if reach == 0 else Seen(after=reach)
+            return Pattern(causal=True) if reach == 0 else Pattern(causal=False, after=reach)
         raise Unknown
 
 
 class Distance:
     """The distance between query and key."""
 
-    def __le__(self, other: Any) -> Seen:
+    def __le__(self, other: Any) -> Pattern:
         if not isinstance(other, int) or other < 0:
             raise Unknown
-        return Seen(before=other, after=other)
+        return Pattern(causal=False, before=other, after=other)
 
 
 class Chunk:
@@ -101,18 +110,18 @@ class Chunk:
     def __eq__(self, other: object) -> Any:
         if not isinstance(other, Chunk) or other.size != self.size or other.of_key == self.of_key:
             raise Unknown
-        return Seen(chunk=self.size)
+        return Pattern(causal=False, chunk=self.size)
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def seen_by(function: Callable[..., Any]) -> Seen | None:
+def pattern_of(function: Callable[..., Any]) -> Pattern | None:
     """What a mask function of (row, head, query, key) lets a query see; None where that is not known."""
     try:
-        found = function(0, 0, Index(1, 0), Index(0, 1))
+        found = function(None, None, Index(1, 0), Index(0, 1))  # what rows or heads decide is not known
     except Exception:  # of somebody's function that expects tensors or numbers, anything
         return None
-    return found if isinstance(found, Seen) else None
+    return found if isinstance(found, Pattern) else None
 
 
 def _index(value: Any) -> Index:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
 
-from autopack.inspection.mask_rules import seen_by
+from autopack.inspection.mask_rules import Pattern, pattern_of
 
 try:
     from transformers import masking_utils as masking
@@ -37,45 +37,36 @@ def mask_function(implementation: str) -> Callable[..., Any] | None:
     return masking.ALL_MASK_ATTENTION_FUNCTIONS.get(implementation)
 
 
-@dataclass(frozen=True)
-class Pattern:
-    """Which earlier and later tokens of its document a token sees: reach in tokens, None for unlimited."""
-
-    causal: bool
-    before: int | None = None
-    after: int | None = None
-    chunk: int | None = None
-
-
 def describe_mask(function: Callable[..., Any]) -> Pattern | None:
-    """Recognise a mask function of transformers, or return None where it is anything else.
+    """What a mask function lets a token of a document alone see, in numbers; None where that is not known.
 
     Used only to choose a faster backend; a function that is not recognised is evaluated as it stands.
     """
-    if function is masking.causal_mask_function:
-        return Pattern(causal=True)
-    if function is getattr(masking, "bidirectional_mask_function", None):
-        return Pattern(causal=False)
-    if torch.compiler.is_compiling():  # closures of functions that are made in traced code cannot be read
-        seen = seen_by(function)
-        return None if seen is None else Pattern(seen.causal, seen.before, seen.after, seen.chunk)
-    cells = _closure(function)
-    name = getattr(function, "__qualname__", "")
-    if name == "and_masks.<locals>.and_mask":
-        parts = [describe_mask(part) for part in cells.get("mask_functions", ())]
-        found = [part for part in parts if part is not None]
-        if not found or len(found) < len(parts):
-            return None
-        reaches = zip(*((part.before, part.after, part.chunk) for part in found), strict=True)
-        least = [min((reach for reach in each if reach is not None), default=None) for each in reaches]
-        return Pattern(any(part.causal for part in found), *least)
-    # The overlays say nothing of causality: they stand beside causal_mask_function or bidirectional_mask_function.
-    if name == "sliding_window_overlay.<locals>.inner_mask":
-        return Pattern(causal=False, before=int(cells["sliding_window"]) - 1)
-    if name == "sliding_window_bidirectional_overlay.<locals>.inner_mask":
-        return Pattern(causal=False, before=int(cells["sliding_window"]), after=int(cells["sliding_window"]))
-    chunked = name == "chunked_overlay.<locals>.inner_mask"
-    return Pattern(causal=False, chunk=int(cells["chunk_size"])) if chunked else None
+    # Closures of functions that are made in traced code cannot be opened.
+    return pattern_of(function if torch.compiler.is_compiling() else _without_padding(function))
+
+
+class _NoPadding:
+    """How many tokens of a row its padding takes, for a document alone."""
+
+    def __getitem__(self, row: Any) -> int:
+        return 0
+
+
+def _without_padding(function: Any) -> Any:
+    """A mask function, with those that it combines, whose `left_padding` of each row is none."""
+    if not inspect.isfunction(function) or not function.__closure__:
+        return function
+    cells = []
+    for name, value in _closure(function).items():
+        if isinstance(value, tuple | list):
+            value = tuple(_without_padding(part) for part in value)
+        elif name == "left_padding":
+            value = _NoPadding()
+        cells.append(CellType(value))
+    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def _closure(function: Callable[..., Any]) -> dict[str, Any]:

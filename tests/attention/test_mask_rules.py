@@ -1,13 +1,17 @@
-"""What a mask function says to indices, which is how compiled code reads it, against what its closure says."""
+"""What a mask function is found to say, against the function itself on a grid of queries and keys."""
 
 from __future__ import annotations
+
+import types
 
 import pytest
 import torch
 from transformers import masking_utils
 
-from autopack.inspection.mask_rules import seen_by
+from autopack.inspection.mask_rules import pattern_of
 from autopack.inspection.masks import Pattern, describe_mask
+
+SIZE = 12
 
 MASK_FUNCTIONS = {
     "causal": masking_utils.causal_mask_function,
@@ -36,18 +40,68 @@ UNKNOWN_FUNCTIONS = {
 }
 
 
+def _on_grid(function):
+    query, key = torch.arange(SIZE).view(-1, 1), torch.arange(SIZE).view(1, -1)
+    return (torch.as_tensor(function(0, 0, query, key)) & torch.ones(SIZE, SIZE, dtype=torch.bool)).tolist()
+
+
+def _seen(pattern):
+    """The grid of a pattern, from the meaning of its fields."""
+    return [[_sees(pattern, query, key) for key in range(SIZE)] for query in range(SIZE)]
+
+
+def _sees(pattern, query, key):
+    after = 0 if pattern.causal else SIZE if pattern.after is None else pattern.after
+    before = SIZE if pattern.before is None else pattern.before
+    same_chunk = pattern.chunk is None or query // pattern.chunk == key // pattern.chunk
+    return query - before <= key <= query + after and same_chunk
+
+
 @pytest.mark.parametrize("name", MASK_FUNCTIONS)
-def test_a_rule_says_the_same_to_indices_as_by_its_closure(name):
-    seen, pattern = seen_by(MASK_FUNCTIONS[name]), describe_mask(MASK_FUNCTIONS[name])
-    assert pattern is not None
-    assert pattern == Pattern(seen.causal, seen.before, seen.after, seen.chunk)
+@pytest.mark.parametrize("read", [pattern_of, describe_mask])
+def test_a_pattern_is_what_its_rule_says_of_every_pair(name, read):
+    assert _seen(read(MASK_FUNCTIONS[name])) == _on_grid(MASK_FUNCTIONS[name])
 
 
 @pytest.mark.parametrize("name", UNKNOWN_FUNCTIONS)
 def test_of_a_rule_of_another_kind_nothing_is_concluded(name):
-    assert seen_by(UNKNOWN_FUNCTIONS[name]) is None
+    assert pattern_of(UNKNOWN_FUNCTIONS[name]) is None
+
+
+def test_chunks_of_transformers_are_those_of_a_document_without_padding():
+    rule = masking_utils.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.long))
+    assert describe_mask(rule) == Pattern(causal=True, chunk=4)
+    assert _seen(describe_mask(rule)) == _on_grid(rule)
 
 
 def test_chunks_are_read_where_no_tensor_says_how_far_a_row_is_padded():
-    seen = seen_by(lambda batch, head, query, key: key // 4 == query // 4)
-    assert (seen.chunk, seen.causal, seen.before, seen.after) == (4, False, None, None)
+    assert pattern_of(lambda batch, head, query, key: key // 4 == query // 4) == Pattern(causal=False, chunk=4)
+
+
+CHANGED = {
+    "sliding_window_overlay": ("kv_idx > q_idx - sliding_window", "(q_idx - kv_idx) % sliding_window == 0"),
+    "chunked_overlay": ("// chunk_size", "// (chunk_size + 1)"),
+    "and_masks": ("result = result & mask", "result = result | mask"),
+}
+
+
+@pytest.mark.parametrize("maker", CHANGED)
+def test_a_changed_copy_of_a_maker_of_rules_is_read_for_what_it_says(maker):
+    """Its functions have the names, the qualified names and the captured variables of transformers' own."""
+    with open(masking_utils.__file__) as file:
+        source = file.read()
+    assert CHANGED[maker][0] in source
+    copy = types.ModuleType(masking_utils.__name__)
+    # As where it stands, since it imports its neighbours by relative names.
+    copy.__package__ = masking_utils.__package__
+    exec(compile(source.replace(*CHANGED[maker]), "changed", "exec"), copy.__dict__)
+    rules = {
+        "sliding_window_overlay": lambda: copy.sliding_window_causal_mask_function(5),
+        "chunked_overlay": lambda: copy.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.long)),
+        "and_masks": lambda: copy.and_masks(masking_utils.causal_mask_function, copy.sliding_window_overlay(5)),
+    }
+    rule = rules[maker]()
+    assert rule.__qualname__ == "and_masks.<locals>.and_mask"
+    found = describe_mask(rule)
+    assert found is None or _seen(found) == _on_grid(rule)
+    assert (found is None) == (maker != "chunked_overlay")
