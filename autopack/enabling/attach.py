@@ -19,8 +19,8 @@ from autopack.enabling.sites import needed_sites
 from autopack.errors import SiteDrift
 from autopack.family import Family
 from autopack.inspection import modules
-from autopack.inspection.code_origin import Provenance
 from autopack.inspection.parts import Anatomy
+from autopack.inspection.provenance import Provenance
 from autopack.integrations import accelerate, peft
 from autopack.patching import SiteLease
 from autopack.runtime import scope as scopes

@@ -212,7 +212,7 @@ def _enabled(model: PreTrainedModel, like: EnabledModel) -> EnabledModel:
             raise NoTwin(f"its twin attends by {', '.join(enabled.implementations())}")
         code = attach(model, enabled, family)
         enabled.proof = Proof("of a twin")
-        enabled.watch = Watch(model, code.places, enabled.anatomy.configs)
+        enabled.watch = Watch(model, code, enabled.anatomy.configs)
     except BaseException:
         detach(model, enabled)
         raise

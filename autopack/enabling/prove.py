@@ -13,7 +13,7 @@ from autopack.auditing.budget import Budget, OverBudget, budget_of
 from autopack.auditing.within import audit_within, words_of
 from autopack.enabling.by_twin import proof_by_twin
 from autopack.enabling.reading import LENGTHS, as_float32, callable_part
-from autopack.inspection.code_origin import Provenance
+from autopack.inspection.provenance import Provenance
 from autopack.proving.twin import NoTwin
 from autopack.runtime.model import EnabledModel, Proof
 from autopack.trust.recorded import why_not_recorded

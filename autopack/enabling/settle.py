@@ -51,4 +51,4 @@ def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family, packs:
         enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its audit
         code = attach(model, enabled, family, lambda level: first_label_counts_in_twin(model, level))
         prove(model, enabled, code, packs)
-        enabled.watch = Watch(model, code.places, enabled.anatomy.configs)
+        enabled.watch = Watch(model, code, enabled.anatomy.configs)

@@ -10,7 +10,9 @@ from typing import Any
 from torch import nn
 from transformers import PretrainedConfig
 
-from autopack.inspection.code_origin import Place, hooks_of, is_foreign_hook, looks_at_rows, original
+from autopack.inspection.code_origin import hooks_of, is_foreign_hook, looks_at_rows, original
+from autopack.inspection.provenance import Provenance
+from autopack.inspection.put_on import functions_on, tensor_types
 
 _FOLLOWED = frozenset(
     (
@@ -47,15 +49,18 @@ class Watch:
     It is asked at every call, so what concerns all modules is compared as a whole, and by identity.
     """
 
-    def __init__(self, model: nn.Module, places: list[Place], configs: list[PretrainedConfig]):
+    def __init__(self, model: nn.Module, code: Provenance, configs: list[PretrainedConfig]):
         self._modules = list(model.modules())
         # Held, so that no other object gets the identity of one that is gone.
         self._own = [_own_functions(module) for module in self._modules]
         self._structure, self._hooks = _structure(self._modules), _hooks(self._modules)
         # One entry for each place: the same function stands in many trees of calls.
-        unique = {(id(mapping), name): (mapping, name, value) for mapping, name, value in places}
+        unique = {(id(mapping), name): (mapping, name, value) for mapping, name, value in code.places}
         self._places = list(unique.values())
         self._configs = [_Config(config) for config in configs]
+        self._process = code.process
+        self._sizes, self._functions = _sizes(self._modules), _functions(self._modules)
+        self._types = tensor_types(self._modules)
 
     def changed(self) -> str | None:
         """What has changed, in words, or None."""
@@ -67,6 +72,12 @@ class Watch:
             found = mapping.get(name)
             if found is not value and original(found) is not value:
                 return f"the function {name}"
+        if self._functions_added():
+            return "a function on one of its modules"
+        if tensor_types(self._modules) != self._types:
+            return "the types of its tensors"
+        if self._process.changed():
+            return "what stands in the place of torch's functions"
         return next((f"its {type(held.config).__name__}" for held in self._configs if held.changed()), None)
 
     def only_looked_at(self, entries: Collection[nn.Module]) -> bool:
@@ -79,6 +90,14 @@ class Watch:
         known = set(self._hooks)
         outside = [module for module in self._modules if not any(module is entry for entry in entries)]
         return known <= {*_hooks(self._modules)} and {*_hooks(self._modules)} - known <= {*_hooks(outside)}
+
+    def _functions_added(self) -> bool:
+        """Whether modules hold functions that they did not. Those that they held are among the places of code."""
+        sizes = _sizes(self._modules)
+        if sizes == self._sizes:
+            return False
+        self._sizes = sizes
+        return not _functions(self._modules) <= self._functions
 
     def _hooks_changed(self) -> bool:
         """Whether hooks have been taken off, or somebody else's have been put on.
@@ -112,6 +131,15 @@ def _structure(modules: list[nn.Module]) -> tuple[list[Any], ...]:
         [(id(found), id(found["forward"])) for found in own if "forward" in found],
         [(id(found), id(found["_loss_function"])) for found in own if "_loss_function" in found],
     )
+
+
+def _sizes(modules: list[nn.Module]) -> list[int]:
+    """How much each module holds by itself."""
+    return list(map(len, map(vars, modules)))
+
+
+def _functions(modules: list[nn.Module]) -> set[tuple[int, str, int]]:
+    return {(id(module), name, id(value)) for module in modules for _, name, value in functions_on(module)}
 
 
 def _hooks(modules: list[nn.Module]) -> list[int]:

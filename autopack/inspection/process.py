@@ -1,0 +1,102 @@
+"""What somebody has put in the place of torch's own functions, and what hooks there are on all modules of a process."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as nn_module
+
+from autopack.inspection.code_origin import is_own, original, whose
+from autopack.inspection.files import is_own_file
+
+_SPACES: dict[str, Any] = {
+    "torch": torch,
+    "torch.nn.functional": nn.functional,
+    "torch.Tensor": torch.Tensor,
+    "torch.nn.Module": nn.Module,
+}
+_HOOKS = (
+    nn_module._global_forward_pre_hooks,
+    nn_module._global_forward_hooks,
+    nn_module._global_backward_pre_hooks,
+    nn_module._global_backward_hooks,
+)
+_RUN = ("torch.nn.functional", *(f"torch.nn.modules.{name}" for name in ("activation", "linear", "module", "sparse")))
+"""Modules of torch that nearly every model runs."""
+_NEVER = frozenset(("__repr__", "__str__", "__format__", "__reduce_ex__", "__deepcopy__", "__dir__"))
+"""Methods that no forward calls, and that packages for looking at tensors replace."""
+
+
+class Process:
+    """torch as it was found in this process.
+
+    `foreign` says what of it is somebody else's: hooks on all modules, and functions that stand where torch's own were
+    and whose names are in the source of `modules`, the Python modules that a model's classes come from.
+    """
+
+    def __init__(self, modules: Iterable[str]):
+        self._modules = frozenset(modules)
+        self._remember()
+
+    def _remember(self) -> None:
+        self._held = [list(vars(space).values()) for space in _SPACES.values()]
+        self._hooks = [list(hooks.values()) for hooks in _HOOKS]
+        self.foreign = list(_foreign(self._modules))
+
+    def changed(self) -> bool:
+        """Whether something else of torch is somebody else's now."""
+        # Asked at every call: lists compare by identity first, which costs next to nothing.
+        try:
+            hooks = all(list(found.values()) == held for found, held in zip(_HOOKS, self._hooks, strict=True))
+            if hooks and all(
+                list(vars(space).values()) == held for space, held in zip(_SPACES.values(), self._held, strict=True)
+            ):
+                return False
+        except Exception:  # what somebody has put there compares as it likes
+            pass
+        before = self.foreign
+        self._remember()
+        return self.foreign != before
+
+
+def _foreign(modules: frozenset[str]) -> Iterator[str]:
+    for hooks in _HOOKS:
+        yield from (
+            f"a hook on all modules of the process is {whose(hook)} ({id(hook)})"
+            for hook in hooks.values()
+            if original(hook) is hook and not is_own(hook)
+        )
+    for name, space in _SPACES.items():
+        for key, value in vars(space).items():
+            if _is_foreign(value) and key not in _NEVER and _is_run(key, modules):
+                yield f"{name}.{key} is {whose(value)} ({id(value)})"
+
+
+def _is_foreign(value: Any) -> bool:
+    if isinstance(value, FunctionType):
+        file = value.__code__.co_filename
+        return not is_own_file(file) and value.__module__ != "torch" and original(value) is value
+    if not callable(value) or isinstance(value, type) or type(value).__module__ in ("builtins", "typing"):
+        return False
+    return not (type(value).__module__.startswith(("torch", "typing")) or is_own(value))
+
+
+def _is_run(name: str, modules: frozenset[str]) -> bool:
+    return any(name in _words(module) for module in (*_RUN, *modules))
+
+
+@cache
+def _words(module: str) -> frozenset[str]:
+    """The words in the source of a module; none where it has no source."""
+    path = getattr(sys.modules.get(module), "__file__", None)
+    if not path or not path.endswith(".py"):
+        return frozenset()
+    return frozenset(re.findall(r"\w+", Path(path).read_text(encoding="utf-8")))

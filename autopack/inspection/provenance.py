@@ -1,0 +1,197 @@
+"""Whose code a model runs: transformers' own, in the places where transformers puts it, or somebody else's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from autopack.inspection import put_on, releases, ulysses
+from autopack.inspection.code_origin import (
+    PLAIN,
+    Place,
+    function_of,
+    hooks_of,
+    is_foreign_hook,
+    is_own,
+    layers,
+    located,
+    located_class,
+    looks_at_rows,
+    on_instance,
+    original,
+    out_of_place,
+    whose,
+)
+from autopack.inspection.files import MODELING
+from autopack.inspection.followed import Followed
+from autopack.inspection.process import Process
+from autopack.inspection.source import names_in
+
+
+class Provenance:
+    """Whose code a model runs now.
+
+    `foreign` tells in words, by module, what is not transformers' own; empty where everything is. Hooks on parts that
+    are no models are not among it: `onlooker` is the first that may read rows and columns of what passes, None where
+    there is none, and `hook` the first of these that is not transformers' own. `places` are where its code stands, for
+    `autopack.inspection.changes`, and `process` is what was found in the place of torch's functions.
+    """
+
+    def __init__(self, model: PreTrainedModel, implementations: tuple[str, ...] = ()):
+        self.foreign: list[str] = []
+        self.onlooker: str | None = None
+        self.hook: str | None = None
+        self.places: list[Place] = []
+        self._classes: dict[Any, str | None] = {}
+        self._pairs: dict[tuple[Any, Any], str | None] = {}
+        self._functions: set[int] = set()
+        self._modules = list(model.modules())
+        self._others: list[Any] = []
+        self._tree(model)
+        self._registered(implementations)
+        self.process = Process({cls.__module__ for cls in self._classes})
+        self.foreign += self.process.foreign
+        self.places += Followed(self._others).places
+
+    def _tree(self, model: PreTrainedModel) -> None:
+        parents: dict[int, Any] = {}
+        for name, module in model.named_modules():
+            said = name or "the model"
+            above = parents.get(id(module))
+            cls = located_class(module)
+            added = self._put_on(module)
+            reason = self.around(module) or added
+            if reason is None and above is not None:
+                if (cls, above) not in self._pairs:
+                    self._pairs[cls, above] = out_of_place(cls, above)
+                reason = self._pairs[cls, above]
+            if reason is not None:
+                self.foreign.append(f"{said}: {reason}")
+            # What is on a model itself gets the form that it knows there (`autopack.calls.entry`).
+            for hook in () if isinstance(module, PreTrainedModel) else hooks_of(module).values():
+                if looks_at_rows(hook):
+                    told = f"{said}: a hook on it is {whose(function_of(hook))}"
+                    self.onlooker = self.onlooker or told
+                    if is_foreign_hook(hook):
+                        self.hook = self.hook or told
+                        self._others.append(hook)
+            below = cls if cls is not None and cls.__module__.startswith("transformers.") else above
+            for child in module.children():
+                parents.setdefault(id(child), below)
+
+    def _put_on(self, module: nn.Module) -> str | None:
+        """What somebody has put on a module that its class does not put there: a function, a tensor of another type."""
+        found = None
+        for mapping, name, value in put_on.functions_on(module):
+            self.places.append((mapping, name, original(value)))
+            reason = put_on.why_foreign_function(module, name, value)
+            if reason is not None:
+                self._others.append(value)
+                if found is None and put_on.is_mentioned(name, self._modules):
+                    found = reason
+        return found or put_on.why_foreign_tensor(module)
+
+    def _registered(self, implementations: tuple[str, ...]) -> None:
+        for implementation in implementations:
+            function = ulysses.of_whole_rows(releases.attention_function(implementation))
+            if function is not None and not self._check(function):
+                self.foreign.append(f"the attention function {implementation!r}: {whose(function)}")
+
+    def around(self, module: nn.Module) -> str | None:
+        """What of a module's own forward and loss, and of a model's hooks, is somebody else's, or None."""
+        hooked = _of_hooks(module) if isinstance(module, PreTrainedModel) else None
+        return self.of_class(type(module)) or on_instance(module) or self._of_loss(module) or hooked
+
+    def _of_loss(self, module: nn.Module) -> str | None:
+        if not isinstance(module, PreTrainedModel) or not (known := releases.losses()):
+            return None
+        kind = releases.kind_of_loss(module)
+        self.places.append((known, kind, original(known[kind])))
+        return None if is_own(known[kind]) else f"the loss of the kind {kind!r} is {whose(known[kind])}"
+
+    def of_class(self, cls: type) -> str | None:
+        """What in a class, or in a class that it derives from, is not transformers' own; None where everything is."""
+        if cls not in self._classes:
+            self._classes[cls] = next((r for base in cls.__mro__ if (r := self._of_base(base, cls))), None)
+            if self._classes[cls] is not None:
+                self._others.append(cls)
+        return self._classes[cls]
+
+    def _of_base(self, base: type, cls: type) -> str | None:
+        if base in (object, nn.Module) or base.__module__ in ("typing", "abc", "builtins"):
+            return None
+        members, known = vars(base), located(base)
+        in_library = known and not base.__module__.startswith("transformers.models.")
+        # What a library's general classes hold besides (saving, generation) has no part in a forward.
+        names = [n for n in ("forward", "__call__", "loss_function") if n in members] if in_library else list(members)
+        for name in names:
+            if name in PLAIN:
+                continue
+            functions = list(_functions_of(members[name]))
+            if not functions and not known:
+                if members[name] is _inherited(cls, base, name):
+                    continue  # transformers notes some attributes anew on each class
+                return f"{base.__qualname__}.{name} is not transformers' own"
+            self.places.append((members, name, original(members[name])))
+            for function in functions:
+                if not self._check(function) or (known and not in_library and not _belongs(function, base)):
+                    return f"{base.__qualname__}.{name} is {whose(function)}"
+        return None
+
+    def _check(self, function: Any) -> bool:
+        """Whether a function, and what it calls by name in its own module, is transformers' own."""
+        if not is_own(function):
+            return False
+        inner = list(layers(function))[-1]
+        if not isinstance(inner, FunctionType) or id(inner) in self._functions:
+            return True
+        self._functions.add(id(inner))
+        if not inner.__code__.co_filename.startswith(MODELING):
+            return True
+        for name in names_in(inner.__code__):
+            value = inner.__globals__.get(name)
+            if isinstance(value, FunctionType) or hasattr(value, "__wrapped__"):
+                self.places.append((inner.__globals__, name, original(value)))
+                if not self._check(value):
+                    return False
+        return True
+
+
+def _inherited(cls: type, base: type, name: str) -> Any:
+    """What a class would have under a name if one of its bases had not defined it."""
+    above = cls.__mro__[cls.__mro__.index(base) + 1 :]
+    return next((vars(other)[name] for other in above if name in vars(other)), None)
+
+
+def _functions_of(value: Any) -> Iterator[Any]:
+    """The functions that a member of a class consists of."""
+    if isinstance(value, property):
+        yield from (part for part in (value.fget, value.fset) if part is not None)
+    elif isinstance(value, staticmethod | classmethod):
+        yield value.__func__
+    elif isinstance(value, functools.cached_property):
+        yield value.func
+    elif isinstance(value, FunctionType) or hasattr(value, "autopack_original"):
+        yield value
+
+
+def _belongs(function: Any, cls: type) -> bool:
+    """Whether a function was defined where it stands, and not for another class."""
+    inner = list(layers(function))[-1]
+    if not isinstance(inner, FunctionType) or not inner.__module__.startswith("transformers.models."):
+        return True  # what a decorator of the library has put there
+    # A class may hold a function of its module under another name, but hardly as its forward.
+    here = {f"{cls.__qualname__}.{inner.__name__}", *([inner.__name__] if inner.__name__ != "forward" else ())}
+    return inner.__module__ == cls.__module__ and inner.__qualname__ in here
+
+
+def _of_hooks(module: nn.Module) -> str | None:
+    for hook in hooks_of(module).values():
+        if is_foreign_hook(hook):
+            return f"a hook on it is {whose(function_of(hook))}"
+    return None

@@ -1,0 +1,90 @@
+"""What has been put on single modules that their classes do not put there: functions, and tensors of other types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from operator import attrgetter
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopack.inspection.code_origin import Place, constructors, is_own, layers, located, original, whose
+from autopack.inspection.source import names_in
+
+_JUDGED_ELSEWHERE = frozenset(("forward", "_old_forward", "_loss_function"))
+_PARAMETERS, _BUFFERS = attrgetter("_parameters"), attrgetter("_buffers")
+_PLAIN = (torch.Tensor, nn.Parameter, type(None))
+
+
+def functions_on(module: nn.Module) -> Iterator[Place]:
+    """The functions, and other objects that can be called, that a module holds itself, and not by its class."""
+    held = vars(module)
+    for name, value in held.items():
+        if callable(value) and name not in _JUDGED_ELSEWHERE:
+            yield held, name, value
+
+
+def why_foreign_function(module: nn.Module, name: str, value: Any) -> str | None:
+    """What is wrong with a function on a module, in words: somebody else's, or one that its class does not put there.
+
+    Functions of torch are many, and some of them mix tokens: the constructor has to name the one that is there.
+    """
+    if original(value) is not value:
+        return None  # autopack's own, around one that its class has
+    inner = list(layers(value))[-1]
+    if isinstance(inner, type):
+        return None if located(inner) else f"its {name} is the class {inner.__module__}.{inner.__qualname__}"
+    if not is_own(value):
+        return f"its {name}, set on the instance, is {whose(value)}"
+    if isinstance(value, MethodType) and value.__self__ is module:
+        return None
+    of_torch = str(getattr(inner, "__module__", "") or "torch").startswith(("torch", "_"))
+    if not of_torch or any(_names(function, inner) for function in constructors(type(module))):
+        return None
+    return f"its {name}, set on the instance, is {whose(value)}, which its class does not put there"
+
+
+def _names(constructor: FunctionType, function: Any) -> bool:
+    """Whether a constructor names a function, the class that it belongs to, or a table in which it stands."""
+    names, known = names_in(constructor.__code__), constructor.__globals__
+    owner = getattr(function, "__self__", None)
+    if function.__name__ in names or (isinstance(owner, type) and owner.__name__ in names):
+        return True
+    tables = (known[name] for name in names if isinstance(known.get(name), Mapping))
+    return any(value is function for table in tables for value in table.values())
+
+
+def is_mentioned(name: str, modules: list[nn.Module]) -> bool:
+    """Whether a function of the classes of some modules, as transformers has them, names something."""
+    classes = {cls for module in modules for cls in type(module).__mro__}
+    return any(
+        isinstance(layer, FunctionType) and name in names_in(layer.__code__)
+        for cls in classes
+        if cls.__module__.startswith("transformers.models.")
+        for value in vars(cls).values()
+        for layer in layers(value)
+    )
+
+
+def tensor_types(modules: list[nn.Module]) -> frozenset[type]:
+    """The types of the parameters and buffers of modules that are no plain tensors, and none of torch's own types."""
+    held = map(dict.values, chain(map(_PARAMETERS, modules), map(_BUFFERS, modules)))
+    return frozenset(kind for kind in set(map(type, chain.from_iterable(held))) if not _is_plain(kind))
+
+
+def why_foreign_tensor(module: nn.Module) -> str | None:
+    """What parameter or buffer of a module is of a type of somebody else's, in words."""
+    if not tensor_types([module]):
+        return None
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        kind = type(tensor)
+        if not _is_plain(kind):
+            return f"its {name} is a {kind.__module__}.{kind.__qualname__}"
+    return None
+
+
+def _is_plain(kind: type) -> bool:
+    return kind in _PLAIN or kind.__module__.partition(".")[0] == "torch"
