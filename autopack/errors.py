@@ -80,7 +80,7 @@ class Leak:
     def __str__(self) -> str:
         first, end = self.columns
         return (
-            f"document {self.document} (row {self.row}, columns {first} to {end - 1}) of training call {self.step} of "
+            f"document {self.document} (row {self.row}, columns {first} to {end - 1}) of call {self.step} of "
             f"{self.model} got other {self.field} than it gets alone: relative error {self.error:.1e}, wanted at most "
             f"{self.tolerance:.1e}. What was trained on since the last check that found nothing may have leaked. "
             f"autopack.audit(model) shows which calls leak; until that is mended, train on padded batches after "

@@ -54,6 +54,7 @@ FAMILY = Family(
     refused_arguments={"entity_ids": "entities stand beside the row, and whose document they are of is not said"},
     refusal=_refusal,
     numbering=dict.fromkeys("ibert luke".split(), AFTER_PAD_TOKEN)
-    | dict.fromkeys("mpnet nystromformer yoso".split(), Numbering(start=2)),
+    | dict.fromkeys("nystromformer yoso".split(), Numbering(start=2))
+    | {"mpnet": Numbering(start=2, uncounted=1)},
     tiny=Tiny(configs={"luke": {"entity_vocab_size": 128, "entity_emb_size": 16}}),
 )

@@ -28,7 +28,7 @@ from autopack.calls.packed import inner_arguments, without_mask
 from autopack.calls.plan import Plan, Untouched
 from autopack.calls.unpadded import Unpadded
 from autopack.errors import AutopackError
-from autopack.inspection import torches
+from autopack.inspection import process, torches
 from autopack.inspection.poolers import pool_documents, pools_single_tokens
 from autopack.inspection.sharding import gathering_groups
 from autopack.integrations import accelerate
@@ -194,6 +194,8 @@ def _enter(
         if hook.entry is not entry:
             call = call_at(hook.entry, module, args, kwargs)
         _follow_changes(entry.model)
+        if process.foreign_mode() is not None:
+            entry.model.runs_other_code = True
     return _open(_chosen(call), hook, args)
 
 
@@ -311,7 +313,7 @@ def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
     changed = pooled if finished is None else finished
     if ended.scope.model.groups and not isinstance(ended.plan, DocumentsAlone):
         changed = run_in_step(ended.plan.call, module, output if changed is None else changed)
-    if ended.scope.model.sentinel is not None:
+    if ended.scope.model.watches or ended.scope.model.runs_other_code:
         _watch(ended, output if changed is None else changed)
     return changed
 
@@ -320,8 +322,8 @@ def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
 def _watch(ended: Activation, output: Any) -> None:
     """Show a call of the whole enabled model to its sentinel."""
     model, outer = ended.scope.model, ended.outer
-    if ended.plan.call is not None and (outer is None or outer.scope.model is not model):
-        model.sentinel(ended.plan.call, output, ended.packs)  # type: ignore[misc]
+    if model.sentinel is not None and ended.plan.call is not None and (outer is None or outer.scope.model is not model):
+        model.sentinel(ended.plan.call, output, ended.packs)
 
 
 @torch._dynamo.disable

@@ -97,7 +97,10 @@ def add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -
             f"{call.name}.forward takes no position_ids, so positions cannot restart at each document. Run the "
             f"documents one per row, or register a family that restarts them (docs/families.md)."
         )
-    arguments["position_ids"] = layout.position_ids(call.entry.first_position)
+    numbering, ids = call.entry.numbering, arguments.get("input_ids")
+    counted = numbering.of_counted(call.module.config, ids, layout.start_columns)
+    first = call.entry.first_position
+    arguments["position_ids"] = layout.position_ids(first) if counted is None else counted
 
 
 def add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:

@@ -197,7 +197,7 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     except BaseException:
         detach(base, enabled)
         raise
-    enabled.sentinel = Sentinel(wanted.watch, wanted.watch_action) if wanted.watch else None
+    enabled.sentinel, enabled.watches = Sentinel(wanted.watch, wanted.watch_action), wanted.watch > 0
     head = row_head(base)
     reason = enabled.traits.whole_model_reason if head is None or head.of_choices else why_alone(enabled, 0)
     if reason is not None:

@@ -19,6 +19,7 @@ from autopack.patching import SiteLease
 from autopack.runtime.marks import handle_of
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.tally import Tally
+from autopack.watching.envelope import Envelope
 from autopack.watching.sentinel import Sentinel, Watched
 
 __all__ = ["Handle", "Handles", "TrainerHandle"]
@@ -97,7 +98,13 @@ class Handle(AbstractContextManager["Handle"]):
     def watched(self) -> Watched | None:
         """What the checks of training calls have found; None where none were asked for."""
         sentinel = self.enabled.sentinel
-        return sentinel.watched if isinstance(sentinel, Sentinel) else None
+        return sentinel.watched if isinstance(sentinel, Sentinel) and sentinel.watched.every else None
+
+    @property
+    def envelope(self) -> Envelope | None:
+        """How far calls have been checked; None for a model that runs no code but that of libraries known here."""
+        sentinel = self.enabled.sentinel
+        return sentinel.envelope if isinstance(sentinel, Sentinel) and self.enabled.runs_other_code else None
 
     def _facts(self) -> list[tuple[str, str]]:
         enabled, unpad = self.enabled, self.enabled.options.unpad
@@ -115,6 +122,7 @@ class Handle(AbstractContextManager["Handle"]):
             *([("trained", self.tally.trained)] if self.tally.trained else []),
             *([("evaluated", str(self.tally.evaluation))] if self.tally.evaluation.calls else []),
             ("verified", self.verified),
+            *([("checked", str(self.envelope))] if self.envelope is not None else []),
             *([("watched", str(self.watched))] if self.watched is not None else []),
         ]
 

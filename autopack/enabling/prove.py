@@ -29,6 +29,7 @@ def prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, packs
     Where somebody looks inside, at rows and columns, padded batches keep theirs, whatever is proven. An audit calls
     such hooks, so it waits until a call `packs` rows.
     """
+    enabled.runs_other_code = code.runs_other_code and enabled.options.verify != "never"
     if code.hook is not None and not packs and enabled.options.verify == "auto":
         enabled.proof = Proof(f"not yet, but when rows are first packed: {code.hook}", waits=True)
     else:

@@ -96,8 +96,10 @@ class Watch:
         sizes = _sizes(self._modules)
         if sizes == self._sizes:
             return False
+        if not _functions(self._modules) <= self._functions:
+            return True
         self._sizes = sizes
-        return not _functions(self._modules) <= self._functions
+        return False
 
     def _hooks_changed(self) -> bool:
         """Whether hooks have been taken off, or somebody else's have been put on.

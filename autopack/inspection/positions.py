@@ -15,7 +15,8 @@ class Numbering:
     """How models number the tokens of a document, and those of a padded batch, where a call brings no positions.
 
     `start` is the number of a document's first token; `after_pad_token` says that it is `pad_token_id + 1` instead, and
-    that all tokens are counted but the padding token; `along_mask` that tokens are counted by adding up the attention
+    that all tokens are counted but the padding token, `uncounted` is the one token that is not counted in others, and
+    stands at the position of its number; `along_mask` that tokens are counted by adding up the attention
     mask, which skips padding; `changed` that releases of transformers differ in that; `relative` that only differences
     between positions count, so that a document may begin before `start`.
     """
@@ -25,6 +26,7 @@ class Numbering:
     along_mask: bool = False
     changed: bool = False
     relative: bool = False
+    uncounted: int | None = None
 
     def first_position(self, config: Any) -> int:
         """Position of the first token of a document for models of this config.
@@ -68,11 +70,26 @@ class Numbering:
         """
         if self.along_mask:
             return mask.long().cumsum(1) - 1
-        start = self.first_position(config)
-        if self.after_pad_token and input_ids is not None:
-            counted = input_ids.ne(start - 1).long()
-            return counted.cumsum(1) * counted + start - 1
-        return torch.arange(mask.shape[1], device=mask.device).expand(mask.shape) + start
+        counted = self.of_counted(config, input_ids)
+        if counted is not None:
+            return counted
+        return torch.arange(mask.shape[1], device=mask.device).expand(mask.shape) + self.first_position(config)
+
+    def of_counted(
+        self, config: Any, input_ids: torch.Tensor | None, starts: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """Positions by the tokens themselves, one of which is not counted: int64 (rows, columns); None elsewhere.
+
+        `starts` (rows, columns) are the columns in which the documents of tokens begin, where rows hold several.
+        """
+        skipped = self.first_position(config) - 1 if self.after_pad_token else self.uncounted
+        if skipped is None or input_ids is None or input_ids.dim() != 2:
+            return None
+        counted = input_ids.ne(skipped).long()
+        number = counted.cumsum(1)
+        if starts is not None:
+            number = number - (number - counted).gather(1, starts)
+        return number * counted + skipped
 
 
 AFTER_PAD_TOKEN = Numbering(after_pad_token=True)

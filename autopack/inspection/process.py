@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from autopack.inspection.code_origin import is_own, original, whose
 from autopack.inspection.files import is_own_file
@@ -45,11 +46,11 @@ class Process:
     def __init__(self, modules: Iterable[str]):
         self._modules = frozenset(modules)
         self._remember()
+        self.foreign = list(_foreign(self._modules))
 
     def _remember(self) -> None:
         self._held = [list(vars(space).values()) for space in _SPACES.values()]
         self._hooks = [list(hooks.values()) for hooks in _HOOKS]
-        self.foreign = list(_foreign(self._modules))
 
     def changed(self) -> bool:
         """Whether something else of torch is somebody else's now."""
@@ -62,9 +63,10 @@ class Process:
                 return False
         except Exception:  # what somebody has put there compares as it likes
             pass
-        before = self.foreign
+        if list(_foreign(self._modules)) != self.foreign:
+            return True
         self._remember()
-        return self.foreign != before
+        return False
 
 
 def _foreign(modules: frozenset[str]) -> Iterator[str]:
@@ -83,7 +85,9 @@ def _foreign(modules: frozenset[str]) -> Iterator[str]:
 def _is_foreign(value: Any) -> bool:
     if isinstance(value, FunctionType):
         file = value.__code__.co_filename
-        return not is_own_file(file) and value.__module__ != "torch" and original(value) is value
+        # torch marks functions as deprecated by a decorator of this package.
+        deprecating = getattr(sys.modules.get("typing_extensions"), "__file__", None)
+        return not is_own_file(file) and file != deprecating and original(value) is value
     if not callable(value) or isinstance(value, type) or type(value).__module__ in ("builtins", "typing"):
         return False
     return not (type(value).__module__.startswith(("torch", "typing")) or is_own(value))
@@ -100,3 +104,15 @@ def _words(module: str) -> frozenset[str]:
     if not path or not path.endswith(".py"):
         return frozenset()
     return frozenset(re.findall(r"\w+", Path(path).read_text(encoding="utf-8")))
+
+
+def foreign_mode() -> str | None:
+    """The class of a mode of torch that is in force in this thread and that is somebody else's; None where none is."""
+    if not torch._C._len_torch_function_stack() and not torch._C._len_torch_dispatch_stack():
+        return None
+    modes = [*torch.overrides._get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    return next((f"{type(m).__module__}.{type(m).__qualname__}" for m in modes if not _is_known(type(m))), None)
+
+
+def _is_known(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in ("torch", "transformers", "accelerate", "autopack")

@@ -36,10 +36,11 @@ from autopack.inspection.source import names_in
 class Provenance:
     """Whose code a model runs now.
 
-    `foreign` tells in words, by module, what is not transformers' own; empty where everything is. Hooks on parts that
-    are no models are not among it: `onlooker` is the first that may read rows and columns of what passes, None where
-    there is none, and `hook` the first of these that is not transformers' own. `places` are where its code stands, for
-    `autopack.inspection.changes`, and `process` is what was found in the place of torch's functions.
+    `foreign` tells in words, by module, what is not transformers' own; empty where everything is. `runs_other_code`
+    says whether anything but hooks is among that. Hooks on parts that are no models are not: `onlooker` is the first
+    that may read rows and columns of what passes, None where there is none, and `hook` the first of these that is not
+    transformers' own. `places` are where its code stands, for `autopack.inspection.changes`, and `process` is what was
+    found in the place of torch's functions.
     """
 
     def __init__(self, model: PreTrainedModel, implementations: tuple[str, ...] = ()):
@@ -52,10 +53,12 @@ class Provenance:
         self._functions: set[int] = set()
         self._modules = list(model.modules())
         self._others: list[Any] = []
+        self.runs_other_code = False
         self._tree(model)
         self._registered(implementations)
         self.process = Process({cls.__module__ for cls in self._classes})
         self.foreign += self.process.foreign
+        self.runs_other_code |= bool(self.process.foreign)
         self.places += Followed(self._others).places
 
     def _tree(self, model: PreTrainedModel) -> None:
@@ -65,11 +68,13 @@ class Provenance:
             above = parents.get(id(module))
             cls = located_class(module)
             added = self._put_on(module)
-            reason = self.around(module) or added
+            reason = self._own(module) or added
             if reason is None and above is not None:
                 if (cls, above) not in self._pairs:
                     self._pairs[cls, above] = out_of_place(cls, above)
                 reason = self._pairs[cls, above]
+            self.runs_other_code |= reason is not None
+            reason = reason or self._hooked(module)
             if reason is not None:
                 self.foreign.append(f"{said}: {reason}")
             # What is on a model itself gets the form that it knows there (`autopack.calls.entry`).
@@ -101,11 +106,18 @@ class Provenance:
             function = ulysses.of_whole_rows(releases.attention_function(implementation))
             if function is not None and not self._check(function):
                 self.foreign.append(f"the attention function {implementation!r}: {whose(function)}")
+                self.runs_other_code = True
 
     def around(self, module: nn.Module) -> str | None:
         """What of a module's own forward and loss, and of a model's hooks, is somebody else's, or None."""
-        hooked = _of_hooks(module) if isinstance(module, PreTrainedModel) else None
-        return self.of_class(type(module)) or on_instance(module) or self._of_loss(module) or hooked
+        return self._own(module) or self._hooked(module)
+
+    def _own(self, module: nn.Module) -> str | None:
+        return self.of_class(type(module)) or on_instance(module) or self._of_loss(module)
+
+    @staticmethod
+    def _hooked(module: nn.Module) -> str | None:
+        return _of_hooks(module) if isinstance(module, PreTrainedModel) else None
 
     def _of_loss(self, module: nn.Module) -> str | None:
         if not isinstance(module, PreTrainedModel) or not (known := releases.losses()):

@@ -238,6 +238,9 @@ class _Probe:
     def why_not(self) -> str | None:
         given = [(v.clone().requires_grad_() if self._is_state(v, a) else v, a) for v, a in self.given]
         outputs = self.outputs(given)
+        other = next((type(o) for o in outputs if type(o).__module__.partition(".")[0] != "torch"), None)
+        if other is not None:
+            return f"it gives tensors of the type {other.__qualname__}, which may do anything where they are taken"
         axes = [_axis(output, self.rows, self.tokens) for output in outputs]
         if None in axes:
             shape = tuple(outputs[axes.index(None)].shape)

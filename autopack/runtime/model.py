@@ -194,7 +194,11 @@ class EnabledModel:
         self.watch: Watch | None = None
         """What it was when that was found out; None for a copy, at which nobody has looked yet."""
         self.sentinel: Callable[[Any, Any, bool], None] | None = None
-        """What is shown every call of the whole, its output, and whether it packed (`autopack.watching`), if asked."""
+        """What is shown calls of the whole, their outputs, and whether they packed (`autopack.watching`)."""
+        self.watches = False
+        """Whether every training call is to be counted by it."""
+        self.runs_other_code = False
+        """Whether code other than that of the libraries known here takes part, other than in hooks."""
         self.groups: tuple[Group, ...] = ()
         """The process groups over which its parameters are gathered when it runs, as its last call has found them."""
         self._renew = renew

@@ -103,6 +103,10 @@ class Document:
         side = self.sides[0]
         return self.result.number, side.row, (int(side.columns[0]), int(side.columns[-1]) + 1)
 
+    def place_of(self, errors: torch.Tensor) -> tuple[int, int, tuple[int, int]]:
+        """Its place, whichever token differs the most."""
+        return self.place
+
     def split(self, outputs: Fields, alone: Fields) -> dict[str, tuple[torch.Tensor, ...]]:
         """What it got and what it gets alone, (tokens or 1, ...), of every field of which that can be told."""
         found = {}

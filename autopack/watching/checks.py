@@ -1,0 +1,187 @@
+"""One check of a live call: what a document got in it, against what it gets alone in the stock model.
+
+Of a padded batch it is what every token got, against what stock makes of the same batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopack.auditing.auditor import LOSS_TOLERANCE, TOLERANCE
+from autopack.auditing.fields import Fields, fields_of
+from autopack.auditing.left_as_found import noise_of
+from autopack.auditing.running import Runner
+from autopack.calls.call import Call
+from autopack.calls.encoder_decoder.pairs import PairCall
+from autopack.calls.outputs import loss_of, unread
+from autopack.calls.sequence_parallel import rows_shared_by
+from autopack.errors import Leak
+from autopack.watching.batch import PaddedBatch
+from autopack.watching.conditions import Precision, random_state, unnoticed
+from autopack.watching.differences import error_by_token
+from autopack.watching.document import CannotTell, Document, document_of
+
+logger = logging.getLogger(__name__)
+
+_TOLERANCE = {**TOLERANCE, torch.float64: 1e-5}
+"""A good part of the models in float64 casts to float32 in code of its own."""
+_OTHER_EXPERTS = 0.1
+"""A token at which two experts are all but equal may get the other one by rounding; half of a document does not."""
+_ITEMS = "num_items_in_batch"
+
+
+@dataclass
+class Checked:
+    """What checks of calls have found so far."""
+
+    checks: int = 0
+    """Documents, or padded batches, that were compared with what they get in the stock model."""
+    worst: float = 0.0
+    """The largest relative error that any of them showed."""
+    leaks: int = 0
+    """How many of them differed by more than rounding."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Checks that could not be made, by reason."""
+
+    def check(self, call: Call, output: Any, packs: bool, step: int, turn: int, of_batch: bool = False) -> Leak | None:
+        """Compare the document of a call whose `turn` it is, or a whole padded batch; the leak that there is."""
+        checked: Document | PaddedBatch | None = None
+        try:
+            if not packs:
+                raise CannotTell("the call packed nothing")
+            if rows_shared_by(call) is not None:
+                raise CannotTell("several ranks share its rows")
+            checked = PaddedBatch.of(call) if of_batch else document_of(call, turn)
+        except CannotTell as reason:
+            self._skip(call, str(reason))
+            if not call.model.groups:
+                return None
+        # Under FSDP every rank has to run its part, whether or not there is anything to compare.
+        noisy = bool(noise_of(call.module))
+        with unnoticed(call.module, call.model):
+            runs = _Runs(call, checked, output, noisy)
+        if checked is None:
+            return None
+        if runs.reason is not None:
+            self._skip(call, runs.reason)
+            return None
+        return self._judged(call, checked, runs, step)
+
+    def _skip(self, call: Call, reason: str) -> None:
+        if not self.skipped[reason]:
+            logger.warning("autopack could not check a call of %s: %s", call.name, reason)
+        self.skipped[reason] += 1
+
+    def _judged(self, call: Call, checked: Document | PaddedBatch, runs: _Runs, step: int) -> Leak | None:
+        parts = checked.split(runs.found, runs.alone).items()
+        errors = {name: error_by_token(got, wanted) for name, (got, wanted) in parts if wanted.numel()}
+        if runs.losses is not None:
+            errors["loss"] = runs.losses
+        if not errors:
+            self._skip(call, "no part of its output can be compared with what a document gets alone")
+            return None
+        tolerances = dict.fromkeys(errors, runs.tolerance) | {"loss": runs.loss_tolerance}
+        name = max(errors, key=lambda each: float(errors[each].max()) / tolerances[each])
+        worst, tolerance = float(errors[name].max()), tolerances[name]
+        if worst > tolerance and _routes(call.module) and float(errors[name].median()) <= _OTHER_EXPERTS:
+            self._skip(call, "rounding may have chosen other experts for some tokens")
+            return None
+        self.checks += 1
+        self.worst = max(self.worst, worst)
+        if worst <= tolerance:
+            return None
+        self.leaks += 1
+        return Leak(call.name, *checked.place_of(errors[name]), name, worst, tolerance, step)
+
+
+class _Runs:
+    """What a document gets alone, and what it got: in the live call, or where that drew noise, in one without."""
+
+    def __init__(self, call: Call, document: Document | PaddedBatch | None, output: Any, noisy: bool):
+        self.reason: str | None = None
+        """Why nothing can be compared, where that is so."""
+        self.losses: torch.Tensor | None = None
+        """The error of the document's loss, (1,), where there is one to compare."""
+        module: Any = call.module
+        runner = Runner(module)
+        whole = isinstance(document, PaddedBatch)
+        weighs = document is not None and not whole and noisy and _has_a_loss_of_its_own(call)
+        one = dict(call.arguments if document is None else document.arguments)
+        if weighs:
+            one.pop(_ITEMS, None)
+        with Precision() as precision:
+            before = random_state(module)
+            try:
+                alone = _alone(runner, one)
+                draws = random_state(module) != before
+                again = _alone(runner, one) if draws else alone
+                if noisy or draws:
+                    output = module(**(_with_its_labels(call, document) if weighs else call.arguments))
+            except Exception as error:
+                # What somebody else's code makes of such a call must not end a training run that is exact.
+                self.reason = f"running a document alone raised {type(error).__name__}: {error}"
+                return
+        self.alone, self.found = fields_of(alone), fields_of(unread(output))
+        self.tolerance = max((_TOLERANCE.get(dtype, 1e-4) for dtype in precision.dtypes), default=1e-4)
+        self.loss_tolerance = max(self.tolerance, *(LOSS_TOLERANCE.get(d, 1e-3) for d in precision.dtypes), 1e-3)
+        if document is not None and draws and self._differs(fields_of(again)):
+            self.reason = "its forward draws random numbers that autopack cannot switch off"
+        if weighs or whole:
+            self.losses = _error_of_losses(loss_of(output), loss_of(alone))
+
+    def _differs(self, again: Fields) -> bool:
+        pairs = [(again[name], value) for name, value in self.alone.items() if value.numel()]
+        return any(float(error_by_token(one, other).max()) > self.tolerance for one, other in pairs)
+
+
+def _alone(runner: Runner, arguments: dict[str, Any]) -> Any:
+    """What stock gives a document: in its default call, or, where that raises, without a cache."""
+    try:
+        return runner.stock(arguments)
+    except Exception:
+        return runner.stock({**arguments, "use_cache": False})
+
+
+def _has_a_loss_of_its_own(call: Call) -> bool:
+    """Whether the loss of a call, with the labels of one document alone, is the loss of that document alone."""
+    labels, inputs = call.arguments.get("labels"), call.inputs
+    return (
+        not isinstance(call, PairCall)
+        and isinstance(labels, torch.Tensor)
+        and isinstance(inputs, torch.Tensor)
+        and not labels.is_floating_point()
+        and labels.shape == inputs.shape[:2]
+        and call.arguments.get("shift_labels") is None
+        and call.entry.foreign is None
+        and call.model.proof.labels is None
+        and not call.wants_router_loss
+    )
+
+
+def _with_its_labels(call: Call, document: Any) -> dict[str, Any]:
+    """The arguments of a call with no labels but those of the document."""
+    side, labels = document.sides[0], call.arguments["labels"]
+    kept = torch.zeros_like(labels, dtype=torch.bool)
+    kept[side.row, torch.from_numpy(side.columns).to(labels.device)] = True
+    return {name: value for name, value in call.arguments.items() if name != _ITEMS} | {
+        "labels": labels.masked_fill(~kept, call.ignored_label)
+    }
+
+
+def _error_of_losses(found: torch.Tensor | None, alone: torch.Tensor | None) -> torch.Tensor | None:
+    if found is None or alone is None or not bool(alone.isfinite()):
+        return None  # a document without a label that counts
+    error = (found - alone).abs().double() / max(1.0, float(alone.abs()))
+    return error.nan_to_num(math.inf, posinf=math.inf).reshape(1)
+
+
+def _routes(model: nn.Module) -> bool:
+    """Whether tokens choose experts."""
+    return any("experts" in module._modules or "Expert" in type(module).__name__ for module in model.modules())

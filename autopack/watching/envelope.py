@@ -1,0 +1,118 @@
+"""How far calls of code that nobody has measured have been checked: a call that goes beyond is checked itself.
+
+What a proof has run are a few dozen tokens. Code may begin to mix them at more, at a token that it has not met, in an
+argument that it was not given. So of foreign code every call that is longer, wider, of other arguments or in another
+mode than those before is compared with stock, and so are calls 1, 2, 4, 8 and so on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from autopack.calls.call import Call
+from autopack.calls.encoder_decoder.pairs import PairCall
+from autopack.errors import Leak
+from autopack.layout.host import host_values
+from autopack.watching.checks import Checked
+
+_LAST_AND_FIRST = (-1, 0)
+"""The documents that are checked: what leaks to tokens after it is in the last one, what leaks before in the first."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What of a call code may decide by: how much there is of it, and what kinds of things."""
+
+    sizes: tuple[int, int, int]
+    """Tokens of its longest document, documents, rows."""
+    kinds: frozenset[Any]
+    """Names of its arguments, dtype, modes, special tokens."""
+
+
+@dataclass
+class Envelope(Checked):
+    """What calls have been checked, and what the largest and the kinds of things of them are."""
+
+    calls: int = 0
+    """Packed calls, and padded batches without their padding, that foreign code has run."""
+    sizes: tuple[int, ...] = (0, 0, 0)
+    """The largest that were checked: tokens of a document, documents and rows of a call."""
+    kinds: set[Any] = field(default_factory=set)
+
+    def shape_of(self, call: Call) -> Shape:
+        """The shape of a call that packs, or runs a padded batch without its padding."""
+        kinds: set[Any] = {name for name, value in call.arguments.items() if value is not None}
+        kinds |= {("training", call.module.training), ("gradients", torch.is_grad_enabled())}
+        inputs = call.inputs
+        if inputs is not None:
+            device = inputs.device.type
+            lowered = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            kinds |= {("dtype", next(call.module.parameters()).dtype), ("autocast", lowered)}
+        ids = call.arguments.get("input_ids")
+        special = _special_tokens(call.module.config)
+        if special and isinstance(ids, torch.Tensor):
+            kinds |= {("token", int(token)) for token in special.intersection(host_values(ids).reshape(-1).tolist())}
+        return Shape(_sizes_of(call), frozenset(kinds))
+
+    def is_left_by(self, shape: Shape) -> bool:
+        """Whether a call has more of something than calls that were checked, or is one of those that always are."""
+        count = self.calls + 1
+        larger = any(size > known for size, known in zip(shape.sizes, self.sizes, strict=True))
+        return larger or not shape.kinds <= self.kinds or count & (count - 1) == 0 or self.leaks > 0
+
+    def check_call(self, call: Call, output: Any, packs: bool) -> Leak | None:
+        """Compare a call with stock: two of its documents, or its padded batch."""
+        padded = packs and _is_padded(call)
+        # All ranks that gather parameters together run as many forwards, whatever each of them has.
+        turns = _LAST_AND_FIRST if call.model.groups or not padded else _LAST_AND_FIRST[:1]
+        leaks = [self.check(call, output, packs, self.calls + 1, turn, padded) for turn in turns]
+        return next(filter(None, leaks), None)
+
+    def grow(self, shape: Shape, checked: bool) -> None:
+        """Count a call that no leak was found in."""
+        self.calls += 1
+        if checked:
+            self.sizes = tuple(map(max, self.sizes, shape.sizes))
+            self.kinds |= shape.kinds
+
+    def __str__(self) -> str:
+        longest, documents, rows = self.sizes
+        found = f"{self.checks} checks in {self.calls} calls"
+        if self.checks:
+            found += f", worst relative error {self.worst:.1e}, with documents of up to {longest} tokens, up to "
+            found += f"{documents} documents and {rows} rows in a call"
+        found += f", {self.leaks} leaking" if self.leaks else ""
+        return "; ".join([found, *(f"{count} skipped: {reason}" for reason, count in self.skipped.most_common())])
+
+
+def _is_padded(call: Call) -> bool:
+    if isinstance(call, PairCall):
+        return call.one_sided_layout() is None and not call.find_pair()
+    return call.declared.layout is None
+
+
+def _sizes_of(call: Call) -> tuple[int, int, int]:
+    """Tokens of the longest document, documents, rows; zero for what is only declared further in."""
+    rows = 0 if call.inputs is None else call.inputs.shape[0]
+    if isinstance(call, PairCall):
+        one = call.one_sided_layout()
+        halves = call.pair.halves if one is None and call.find_pair() is not None else ()
+        layouts = [half.layout for half in halves] if one is None else [one]
+    else:
+        layouts = [] if call.declared.layout is None else [call.declared.layout]
+        if not layouts and call.declared.real is not None:
+            return int(call.declared.real.sum(1).max()), rows, rows
+    longest = max((layout.max_seqlen for layout in layouts), default=0)
+    return longest, max((len(layout.bounds) - 1 for layout in layouts), default=0), rows
+
+
+def _special_tokens(config: Any) -> set[int]:
+    """The tokens that a configuration names."""
+    found: set[int] = set()
+    for name, value in vars(config).items():
+        if name.endswith(("token_id", "token_index", "token_ids")):
+            found.update(one for one in (value if isinstance(value, list | tuple) else [value]) if type(one) is int)
+    return found
