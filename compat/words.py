@@ -4,6 +4,7 @@ exact                        as most exact cells of the release are proven (`usu
 exact:audit                  proven otherwise
 exact padded=1a2b            exact, and padded batches are left as they came, for the reason of that number
 exact:twin labels=3c4d       exact, and packed calls with labels are refused
+exact rounding=7a8b          exact in float64; in float32 gradients alone differ, where a unit is 0 but for rounding
 refused 5e6f                 refused, for the reason of that number
 -                            absent: the release has no such type, or the type no such implementation
 """
@@ -24,8 +25,8 @@ SOURCES = {
     "unproven": "not proven",
 }
 """By what a cell was proven, as words name it, and as sentences do."""
-REMARKS = ("padded", "labels")
-"""What of an exact cell may be left out, each with a reason of its own."""
+REMARKS = ("padded", "labels", "rounding")
+"""What of an exact cell may be left out, and that it had to be measured in float64, each with a reason of its own."""
 ABSENT = "-"
 _WORD = re.compile(
     r"(?P<status>[A-Za-z ]+?)(:(?P<source>\w+))?( (?P<reason>[0-9a-f]{4}))?(?P<remarks>( \w+=[0-9a-f]{4})*)"

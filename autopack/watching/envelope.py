@@ -66,10 +66,13 @@ class Envelope(Checked):
     def check_call(self, call: Call, output: Any, packs: bool) -> Leak | None:
         """Compare a call with stock: two of its documents, or its padded batch."""
         padded = packs and _is_padded(call)
-        # All ranks that gather parameters together run as many forwards, whatever each of them has.
-        turns = _LAST_AND_FIRST if call.model.groups or not padded else _LAST_AND_FIRST[:1]
-        leaks = [self.check(call, output, packs, self.calls + 1, turn, padded) for turn in turns]
-        return next(filter(None, leaks), None)
+        together = bool(call.model.groups)
+        leak: Leak | None = None
+        for turn in _LAST_AND_FIRST if together or not padded else _LAST_AND_FIRST[:1]:
+            # Ranks that gather parameters together run equally many forwards, whatever each of them has.
+            if leak is None or together:
+                leak = self.check(call, output, packs, self.calls + 1, turn, padded) or leak
+        return leak
 
     def grow(self, shape: Shape, checked: bool) -> None:
         """Count a call that no leak was found in."""

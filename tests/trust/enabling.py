@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import transformers
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 import autopack
 from autopack import tiny
@@ -32,15 +33,23 @@ def case(asked: dict[str, Any]) -> dict[str, Any]:
         _take_for_recorded(module, piece)
     model = tiny.build(asked["type"], task=asked["task"], attn_implementation=asked.get("attention", "sdpa"))
     before, library = attributes(model), _library(model)
-    forwards: list[Any] = []
-    counting = register_module_forward_pre_hook(lambda module, _: forwards.append(module))
+    forwards: list[str] = []
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_name == "forward":
+            forwards.append(frame.f_code.co_filename)
+
+    # Not by a hook on all modules, which would be somebody else's code in every model. Twins run in threads.
+    sys.setprofile(count)
+    threading.setprofile(count)
     try:
         handle = autopack.enable(model)
     except AutopackError as error:
         unchanged = same(attributes(model), before) and same(_library(model), library) and not _installed
         return {"raised": type(error).__name__, "message": str(error), "unchanged": unchanged}
     finally:
-        counting.remove()
+        sys.setprofile(None)
+        threading.setprofile(None)
     proof = handle.enabled.proof
     with handle:
         # What it is enabled for, however it was proven.

@@ -1,0 +1,395 @@
+"""Code that nobody has measured is checked in calls that go beyond those that were checked, without being asked for.
+
+Each model hands tokens something of those before them under a condition that no proof of a few dozen tokens has met.
+The call that meets it raises before anything was learned from it; `verify="never"` shows that it leaks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+import autopack
+from autopack import tiny
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+EXACT, LEAK = 1e-4, 1e-2
+"""Of the deviation of logits in float32: rounding leaves about 1e-6, and what leaks here starts near 0.5."""
+
+
+class Conditional(LlamaForCausalLM):
+    """A model of the user's that mixes tokens in some calls: `mixes` gets all that its forward does."""
+
+    mixes: Callable[..., Any] = staticmethod(lambda self, **given: False)
+
+    def forward(self, input_ids: Any = None, inputs_embeds: Any = None, **kwargs: Any) -> Any:
+        states = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
+        if type(self).mixes(self, input_ids=input_ids, inputs_embeds=inputs_embeds, states=states, **kwargs):
+            states = states + 0.5 * states.cumsum(1)
+        return super().forward(inputs_embeds=states, **kwargs)
+
+
+def build(mixes: Callable[..., Any] | None = None, **config: Any) -> Any:
+    stock = tiny.build("llama", **config)
+    members = {} if mixes is None else {"mixes": staticmethod(mixes)}
+    model = type("Users", (Conditional,), {**members, "__module__": __name__})._from_config(stock.config)
+    model.load_state_dict(stock.state_dict())
+    return model.eval()
+
+
+def row(*lengths: int, rows: int = 1, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Packed rows, all of the same documents."""
+    ids = tiny.tokens(tiny.config("llama"), rows, sum(lengths), seed=seed)
+    where = torch.cat([torch.arange(length) for length in lengths]).expand(rows, -1)
+    return {"input_ids": ids, "position_ids": where}
+
+
+def lengths_of(batch: dict[str, torch.Tensor]) -> list[int]:
+    starts = [*(batch["position_ids"][0] == 0).nonzero().flatten().tolist(), batch["position_ids"].shape[1]]
+    return [end - start for start, end in pairwise(starts)]
+
+
+def error(model: Any, stock: Any, batch: dict[str, torch.Tensor]) -> float:
+    """The largest difference of logits to documents alone, of their deviation."""
+    with torch.no_grad():
+        found, worst = model(**batch).logits, 0.0
+        for ids, logits in zip(batch["input_ids"], found, strict=True):
+            sizes = lengths_of(batch)
+            for part, got in zip(ids.split(sizes), logits.split(sizes), strict=True):
+                wanted = stock(input_ids=part[None], use_cache=False).logits[0]
+                worst = max(worst, float((got - wanted).abs().max() / wanted.std()))
+    return worst
+
+
+def holds(token: int) -> Callable[..., Any]:
+    return lambda self, input_ids=None, **_: input_ids is not None and bool((input_ids == token).any())
+
+
+def with_token(batch: dict[str, torch.Tensor], token: int) -> dict[str, torch.Tensor]:
+    ids = batch["input_ids"].clone()
+    ids[0, 2] = token
+    return {**batch, "input_ids": ids}
+
+
+def embedded(model: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    with torch.no_grad():
+        states = model.get_input_embeddings()(batch["input_ids"])
+    return {"inputs_embeds": states, "position_ids": batch["position_ids"]}
+
+
+def documents_of(position_ids: Any) -> int:
+    return 1 if position_ids is None else int((position_ids[0] == 0).sum())
+
+
+EOS = 2
+BEYOND: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "many tokens": (lambda self, states, **_: states.shape[1] in range(300, 400), row(150, 170)),
+    "many documents": (lambda self, position_ids=None, **_: documents_of(position_ids) > 11, row(*[3] * 14)),
+    "many rows": (lambda self, states, **_: states.shape[0] > 4, row(5, 7, rows=6)),
+    "a token that ends documents": (holds(EOS), with_token(row(5, 9), EOS)),
+    "an argument": (lambda self, foo=None, **_: foo is not None, {**row(5, 9), "foo": torch.ones(1)}),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_a_call_that_goes_beyond_is_checked_itself(name):
+    mixes, batch = BEYOND[name]
+    ours, stock = build(mixes, eos_token_id=EOS), build(eos_token_id=EOS)
+    with autopack.enable(ours) as handle:
+        for step in range(5):  # the fifth is none that is always checked
+            assert error(ours, stock, row(5, 9, seed=step)) <= EXACT
+        assert handle.envelope.checks > 0
+        with pytest.raises(autopack.LeakDetected, match="got other logits than it gets alone") as raised:
+            ours(**batch)
+        assert raised.value.report.error > LEAK
+        with pytest.raises(autopack.LeakDetected):  # as long as it leaks
+            ours(**batch)
+        assert "2 leaking" in repr(handle)
+        assert error(ours, stock, row(5, 9, seed=9)) <= EXACT
+    with autopack.enable(ours, verify="never") as handle, torch.no_grad():
+        batch = {name: value for name, value in batch.items() if name != "foo"} if name != "an argument" else batch
+        leaking = ours(**batch).logits
+        assert handle.envelope is None
+    with autopack.enable(stock), torch.no_grad():
+        assert float((leaking - stock(**batch).logits).abs().max()) > LEAK, "the control shows no leak"
+
+
+def test_embeddings_in_the_place_of_tokens_are_an_argument():
+    ours, stock = build(lambda self, input_ids=None, **_: input_ids is None), build()
+    with autopack.enable(ours):
+        assert error(ours, stock, row(5, 9)) <= EXACT
+        with pytest.raises(autopack.LeakDetected), torch.no_grad():
+            ours(**embedded(ours, row(5, 9)))
+
+
+def test_autocast_is_another_call():
+    ours = build(lambda self, **_: torch.is_autocast_enabled("cpu"))
+    with autopack.enable(ours), torch.no_grad():
+        for step in range(5):
+            ours(**row(5, 9, seed=step))
+        with torch.autocast("cpu", torch.bfloat16), pytest.raises(autopack.LeakDetected):
+            ours(**row(5, 9))
+
+
+def test_what_begins_after_some_calls_is_found_at_the_next_power_of_two():
+    packed_calls: list[int] = []
+
+    def mixes(self: Any, position_ids: Any = None, **_: Any) -> bool:
+        return len(packed_calls) >= 6
+
+    ours, found = build(mixes), 0
+    with autopack.enable(ours), torch.no_grad():
+        for step in range(1, 17):
+            packed_calls.append(step)
+            try:
+                ours(**row(5, 9, seed=step))
+            except autopack.LeakDetected:
+                found = step
+                break
+    assert found == 8
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    threshold=st.integers(24, 90),
+    after=st.booleans(),
+    lengths=st.lists(st.lists(st.integers(2, 40), min_size=2, max_size=5), min_size=3, max_size=6),
+)
+def test_whatever_the_threshold_no_call_beyond_it_is_silent(threshold, after, lengths):
+    """A row of so many tokens is mixed, forwards or backwards: each call is exact, or raises."""
+
+    def mixes(self: Any, states: Any, **_: Any) -> bool:
+        if states.shape[1] >= threshold:
+            states.data += 0.5 * (states.flip(1).cumsum(1).flip(1) if after else states.cumsum(1))
+        return False
+
+    ours, stock = build(mixes), build()
+    try:
+        handle = autopack.enable(ours)
+    except autopack.UnsupportedModel:
+        return  # documents across the threshold were among what was proven
+    with handle:
+        longest = 0
+        for step, sizes in enumerate(lengths):
+            batch = row(*sizes, seed=step)
+            # Beyond: a longer document or more of them. A longer row alone is what the next power of two is for.
+            beyond = max(sizes) > handle.envelope.sizes[0] or len(sizes) > handle.envelope.sizes[1] or step < 2
+            try:
+                found = error(ours, stock, batch)
+            except autopack.LeakDetected:
+                assert sum(sizes) >= threshold
+                continue
+            longest = max(longest, sum(sizes))
+            assert found <= EXACT or not beyond
+
+
+class Counted(LlamaMLP):
+    """A layer of the user's that is exact, and counts how often it runs."""
+
+    runs = 0
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        Counted.runs += 1
+        return super().forward(states)
+
+
+def with_own_layer(**config: Any) -> Any:
+    model = tiny.build("llama", **config)
+    mine = Counted(model.config)
+    mine.load_state_dict(model.model.layers[0].mlp.state_dict())
+    model.model.layers[0].mlp = mine
+    return model
+
+
+def trained(model: Any, batches: Sequence[dict[str, Any]], seed: int = 0) -> list[torch.Tensor]:
+    torch.manual_seed(seed)
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for batch in batches:
+        model(**batch, labels=batch["input_ids"]).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def batches(steps: int) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    sizes = [torch.randint(2, 30, (int(torch.randint(2, 7, (), generator=generator)),), generator=generator)]
+    sizes += [
+        torch.randint(2, 30, (int(torch.randint(2, 7, (), generator=generator)),), generator=generator)
+        for _ in range(steps - 1)
+    ]
+    return [row(*each.tolist(), seed=step) for step, each in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_training_is_to_the_bit_as_without_checks(dropout):
+    found = {}
+    for verify in ("auto", "never"):
+        model = with_own_layer(attention_dropout=dropout)
+        with autopack.enable(model, verify=verify):
+            found[verify] = trained(model, batches(20))
+    assert all(map(torch.equal, found["auto"], found["never"]))
+
+
+def test_checks_become_rare_and_a_covered_model_has_none():
+    model = with_own_layer()
+    with autopack.enable(model) as handle:
+        trained(model, batches(100))
+        # 7 powers of two; each of three sizes is exceeded some log(100) times. Two documents each.
+        assert 7 <= handle.envelope.checks / 2 <= 25
+        assert handle.envelope.calls == 100
+        assert handle.envelope.worst <= EXACT
+    covered = tiny.build("llama")
+    with autopack.enable(covered) as handle:
+        trained(covered, batches(5))
+        assert handle.envelope is None
+        assert handle.enabled.sentinel.envelope.checks == 0
+
+
+def test_a_hook_that_only_records_is_called_once_for_each_call():
+    model, seen = tiny.build("llama"), []
+    hook = model.register_forward_hook(lambda module, args, output: seen.append(1))
+    with autopack.enable(model) as handle, torch.no_grad():
+        seen.clear()
+        for step in range(4):
+            model(**row(5, 9, seed=step))
+        assert handle.envelope is None
+    assert len(seen) == 4
+    hook.remove()
+
+
+class Pooling(LlamaForCausalLM):
+    """A model whose own output is read from all columns, those of padding too."""
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+        out = super().forward(input_ids, attention_mask=attention_mask, **kwargs)
+        return {**out, "pooled": out.logits.float().mean(1)}
+
+
+def padded(*lengths: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    ids = tiny.tokens(tiny.config("llama"), len(lengths), max(lengths), seed=seed)
+    mask = torch.tensor([[int(column < length) for column in range(max(lengths))] for length in lengths])
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def test_padded_batches_are_compared_with_the_same_batch_and_not_with_documents_alone():
+    stock = tiny.build("llama")
+    model = Pooling._from_config(stock.config).eval()
+    model.load_state_dict(stock.state_dict())
+    twin = copy.deepcopy(model)
+    with autopack.enable(model, unpad="always") as handle, torch.no_grad():
+        for step, sizes in enumerate([(5, 9, 3), (4, 12), (30, 7, 2, 2)]):
+            batch = padded(*sizes, seed=step)
+            mask = batch["attention_mask"].bool()
+            found, expected = model(**batch, use_cache=False), twin(**batch, use_cache=False)
+            assert float((found["logits"] - expected["logits"])[mask].abs().max()) <= EXACT * float(expected["logits"].std())
+        assert handle.envelope is not None
+        assert handle.envelope.leaks == 0
+
+
+def test_padded_batches_that_a_layer_mixes_when_they_run_as_one_row():
+    class Long(LlamaMLP):
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            if states.shape[1] > 400:
+                states = states + 0.5 * states.cumsum(1)
+            return super().forward(states)
+
+    def build_long() -> Any:
+        model = tiny.build("llama")
+        mine = Long(model.config)
+        mine.load_state_dict(model.model.layers[0].mlp.state_dict())
+        model.model.layers[0].mlp = mine
+        return model.train()
+
+    model = build_long()
+    batch = padded(90, 100, 90, 80, 70)
+    labels = {"labels": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)}
+    with autopack.enable(model) as handle:
+        for step in range(3):
+            short = padded(9, 4, seed=step)
+            model(**short, labels=short["input_ids"].masked_fill(short["attention_mask"] == 0, -100))
+        assert handle.envelope.checks == 2  # calls 1 and 2
+        with pytest.raises(autopack.LeakDetected):
+            model(**batch, **labels)
+    stock = build_long()
+    expected = stock(**batch, **labels).loss
+    with autopack.enable(model, verify="never"):
+        assert abs(float(model(**batch, **labels).loss - expected)) > 1e-3, "the control shows no leak"
+
+
+class Mixing(TorchFunctionMode):
+    """A mode that mixes tokens, in force around calls; in another thread it is not."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        return found + 0.3 * found.cumsum(1) if function is nn.functional.silu else found
+
+
+class MixingBelow(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        return found + 0.3 * found.cumsum(1) if function is torch.ops.aten.silu.default else found
+
+
+class Looking(TorchFunctionMode):
+    """A mode that changes nothing."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Mixing, MixingBelow])
+def test_a_mode_that_mixes_tokens_is_met_in_its_first_call(mode):
+    model = tiny.build("llama")
+    with autopack.enable(model), torch.no_grad():
+        model(**row(5, 9))
+        with mode(), pytest.raises(autopack.LeakDetected):
+            model(**row(5, 9))
+
+
+def test_a_mode_that_changes_nothing_is_served():
+    model, stock = tiny.build("llama"), tiny.build("llama")
+    with autopack.enable(model) as handle, Looking():
+        assert error(model, stock, row(5, 9)) <= EXACT
+        assert handle.envelope.checks == 2
+    with autopack.enable(model) as handle, torch.device("cpu"):
+        assert error(model, stock, row(5, 9)) <= EXACT
+        assert handle.envelope is None
+
+
+def test_with_watch_action_log_it_goes_on(caplog):
+    ours = build(lambda self, states, **_: states.shape[1] in range(300, 400))
+    with autopack.enable(ours, watch_action="log") as handle, torch.no_grad():
+        ours(**row(5, 9))
+        ours(**row(200, 150))
+        assert handle.envelope.leaks > 0
+    assert "autopack found a leak" in caplog.text
+
+
+def test_what_cannot_be_compared_is_said_once_and_does_not_end_a_run():
+    class Bare(LlamaForCausalLM):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return {"total": super().forward(*args, **kwargs).logits.sum()}
+
+    stock = tiny.build("llama")
+    model = Bare._from_config(stock.config)
+    model.load_state_dict(stock.state_dict())
+    with contextlib.suppress(autopack.UnsupportedModel):  # nothing of it can be proven either
+        with autopack.enable(model) as handle, torch.no_grad():
+            model(**row(5, 9))
+        assert handle.envelope.checks == 0
