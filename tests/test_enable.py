@@ -260,6 +260,34 @@ class TestSeveralModels:
             hooks = [h for h in model._forward_pre_hooks.values() if isinstance(h, EntryHook)]
             assert len(hooks) == 1
 
+    def test_a_block_around_an_enabled_model_leaves_it_enabled(self):
+        model, stock = llama(), llama()
+        handle = autopack.enable(model)
+        with autopack.enable(model) as inner, autopack.enable([model]):
+            assert inner is handle
+        assert autopack.is_enabled(model)
+        assert is_exact(model, stock)
+        handle.remove()
+        with autopack.enable(model):
+            autopack.enable(model)  # by itself it changes nothing
+        assert not autopack.is_enabled(model)
+
+    def test_an_audit_that_is_asked_for_later_is_made(self):
+        model = tiny.build("llama")
+        layer = model.model.layers[0].mlp
+        own = type(layer).forward
+        layer.forward = lambda states: own(layer, states + 0.5 * states.cumsum(1))
+        with autopack.enable(model, verify="never"):
+            with pytest.raises(UnsupportedModel, match="which was enabled, and it is not exact"):
+                autopack.enable(model, verify="always")
+            with pytest.raises(UnsupportedModel):
+                model(input_ids=IDS, position_ids=WHERE)
+        plain = tiny.build("llama")
+        with autopack.enable(plain) as handle:
+            assert "audit" not in handle.verified
+            assert autopack.enable(plain, verify="always") is handle
+            assert "by an audit of this very model" in handle.verified
+
     def test_a_part_of_an_enabled_model_is_not_enabled_again(self):
         model = llama()
         with autopack.enable(model.model), pytest.raises(UnsupportedModel, match="a part of this model is enabled"):

@@ -297,7 +297,9 @@ def test_padded_batches_are_compared_with_the_same_batch_and_not_with_documents_
             batch = padded(*sizes, seed=step)
             mask = batch["attention_mask"].bool()
             found, expected = model(**batch, use_cache=False), twin(**batch, use_cache=False)
-            assert float((found["logits"] - expected["logits"])[mask].abs().max()) <= EXACT * float(expected["logits"].std())
+            assert float((found["logits"] - expected["logits"])[mask].abs().max()) <= EXACT * float(
+                expected["logits"].std()
+            )
         assert handle.envelope is not None
         assert handle.envelope.leaks == 0
 

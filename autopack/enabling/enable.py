@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from torch import nn
@@ -122,8 +123,9 @@ def enable(
 
     Returns:
         A handle whose repr says what was done; `handle.remove()` takes everything back, and so does leaving the block
-        where it is used with `with`. A second call returns the same handle. For a trainer, a `TrainerHandle` with one
-        per model; for several models `Handles`, with one for each. Where one of several cannot be enabled, none is.
+        where it is used with `with`. A second call returns the same handle, and the model stays enabled where a block
+        around that call is left. For a trainer, a `TrainerHandle` with one per model; for several models `Handles`,
+        with one for each. Where one of several cannot be enabled, none is.
 
     Raises:
         ValueError: An option has a value that it does not take.
@@ -175,6 +177,9 @@ def _enable_one(model: Any, given: _Given, undo: ExitStack) -> Handle:
         undo.callback(handle.remove)
     else:
         _check_same(handle.enabled.options, given.wanted, given.also)
+        if given.wanted.verify not in ("auto", "never", handle.enabled.options.verify):
+            _prove_again(handle, given.wanted.verify)
+        handle.repeated = True
     if lm_eval.is_harness(model) and handle.join_harness():
         undo.callback(handle.leave_harness)
     return handle
@@ -217,6 +222,23 @@ def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
         enabled.proof.how,
     )
     return handle
+
+
+def _prove_again(handle: Handle, verify: str) -> None:
+    """Audit a model that is enabled already. Where it is not exact this raises, and later calls are refused as well."""
+    enabled = handle.enabled
+    before, enabled.options = enabled.options, replace(enabled.options, verify=verify)
+    try:
+        settle(handle.model, enabled, registry.family_for(handle.model))
+    except BaseException:
+        enabled.options = before
+        raise
+    if enabled.proof.packed is not None:
+        raise UnsupportedModel(
+            f"autopack audited {type(handle.model).__name__}, which was enabled, and it is not exact: "
+            f"{enabled.proof.packed}. It stays enabled, and calls that pack are refused; autopack.disable(model) makes "
+            f"it plain."
+        )
 
 
 def _check_same(found: Options, wanted: Options, also: list[str]) -> None:

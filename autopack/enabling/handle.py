@@ -35,9 +35,14 @@ class Handle(AbstractContextManager["Handle"]):
     def __init__(self, model: PreTrainedModel, enabled: EnabledModel):
         self.model, self.enabled = model, enabled
         self._harness: SiteLease | None = None
+        self.repeated = False
+        """Whether `enable` has given it out again since a `with` block was last entered with it."""
+        self._blocks: list[bool] = []
+        """Of the `with` blocks that it is used in, the outermost first: whether leaving it takes everything back."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_harness": None}  # it travels with copies of the model, whose harness is another
+        # It travels with copies of the model, whose harness and blocks are others.
+        return {**self.__dict__, "_harness": None, "repeated": False, "_blocks": []}
 
     def remove(self) -> None:
         """Disable the model: hooks, marks, checkpoint functions and installed functions go back by identity."""
@@ -60,8 +65,15 @@ class Handle(AbstractContextManager["Handle"]):
             self._harness.release()
             self._harness = None
 
+    def __enter__(self) -> Handle:
+        # A block around a model that another call has enabled leaves it so.
+        self._blocks.append(not self.repeated)
+        self.repeated = False
+        return self
+
     def __exit__(self, *_: Any) -> None:
-        self.remove()
+        if not self._blocks or self._blocks.pop():
+            self.remove()
 
     @property
     def backend(self) -> str:
@@ -154,8 +166,16 @@ class TrainerHandle(AbstractContextManager["TrainerHandle"]):
         for handle in self.handles.values():
             handle.remove()
 
+    def __enter__(self) -> TrainerHandle:
+        for handle in self.handles.values():
+            handle.__enter__()
+        return self
+
     def __exit__(self, *_: Any) -> None:
-        self.remove()
+        for handle in self.handles.values():
+            handle.__exit__()
+        if not any(handle.enabled.active for handle in self.handles.values()):
+            take_back(self._trainer)
 
     def __repr__(self) -> str:
         parts = [f"  {name}\n{handle._lines('    ')}" for name, handle in self.handles.items()]
@@ -185,8 +205,14 @@ class Handles(AbstractContextManager["Handles"]):
         for handle in self.handles.values():
             handle.remove()
 
+    def __enter__(self) -> Handles:
+        for handle in self.handles.values():
+            handle.__enter__()
+        return self
+
     def __exit__(self, *_: Any) -> None:
-        self.remove()
+        for handle in self.handles.values():
+            handle.__exit__()
 
     def __repr__(self) -> str:
         parts = (f"{name}: {handle!r}" for name, handle in self.handles.items())

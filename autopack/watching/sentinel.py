@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +19,26 @@ from autopack.watching.checks import Checked
 from autopack.watching.envelope import Envelope
 
 logger = logging.getLogger(__name__)
+_checks = threading.Lock()  # of the process and not of the model, for locks cannot be copied or pickled
+
+
+def _begin_anew() -> None:
+    """In a child of fork: the thread of the parent that holds it is not here."""
+    global _checks
+    _checks = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_begin_anew)
+
+
+class _Mine(threading.local):
+    """Whether this thread is at a check: what that runs is none of the user's calls."""
+
+    checking = False
+
+
+_mine = _Mine()
 
 
 @dataclass
@@ -44,17 +66,18 @@ class Sentinel:
         self.watched = Watched(every=every)
         self.envelope = Envelope()
         self._calls = 0
-        self._checking = False
 
     def __call__(self, call: Call, output: Any, packs: bool) -> None:
         """Count a call of the whole model, once it has run; raises `LeakDetected` where a check finds a leak."""
-        if self._checking or call.model.is_settling or _is_recorded(call):
+        if _mine.checking or call.model.is_settling or _is_recorded(call):
             return
-        self._checking = True
-        try:
-            leak = self._of_training(call, output, packs) or self._of_envelope(call, output, packs)
-        finally:
-            self._checking = False
+        # A check switches off on the model what draws noise, which another one must not take for its state.
+        with _checks:
+            _mine.checking = True
+            try:
+                leak = self._of_training(call, output, packs) or self._of_envelope(call, output, packs)
+            finally:
+                _mine.checking = False
         if leak is None:
             return
         if self.action == "raise":
