@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 import autopack
 from autopack import tiny
@@ -222,6 +223,43 @@ def _watched_leak(wrap: Wrap) -> Wrap:
     return run_case
 
 
+class OwnLayer(LlamaMLP):
+    """A layer of the user's, so that calls which go beyond those before are checked."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return super().forward(states)
+
+
+def _checked(wrap: Wrap) -> Wrap:
+    """Ranks have other calls beyond what was checked, packed, padded and plain ones; none waits for another."""
+
+    def run_case(rank: int) -> float:
+        model = _llama()
+        for layer in model.model.layers:
+            mine = OwnLayer(model.config)
+            mine.load_state_dict(layer.mlp.state_dict())
+            layer.mlp = mine
+        # FSDP1 leaves no layer of the user's by itself that could be proven.
+        before = wrap in (_fsdp1, _fsdp1_by_layer)
+        handle = autopack.enable(model) if before else None
+        wrapped = wrap(model)
+        handle = handle or autopack.enable(wrapped)
+        texts = documents(model.config, DOCUMENTS)
+        one = {"input_ids": texts[0], "labels": texts[0]}
+        batches = [packed(texts[:2]), packed(texts[:4]), _padded(texts[2:5]), packed(texts[:4]), packed(texts[1:3])]
+        others = [packed(texts[2:4]), one, packed(texts), _padded(texts), packed(texts[4:])]
+        for batch in others if rank else batches:
+            wrapped(**batch).loss.backward()
+            wrapped.zero_grad()
+        error = _error_of_gradients(wrapped, texts, [packed(texts[SHARES[rank]])])
+        assert handle.envelope is not None
+        assert handle.envelope.checks > 3, handle
+        assert handle.envelope.leaks == 0, handle
+        return max(error, handle.envelope.worst)
+
+    return run_case
+
+
 def _packed_beside_padded(rank: int) -> float:
     """One rank's batch is packed, the other's is an ordinary padded one."""
     model = _ddp(_llama())
@@ -331,6 +369,7 @@ CASES |= {
         ("dropout, one rank packs nothing", "after", 0.3, 0),
     )
 } | {f"watched, {name}, a leak": _watched_leak(wrap) for name, wrap in {"DDP": _ddp, **SHARDED}.items()}
+CASES |= {f"checked, {name}": _checked(wrap) for name, wrap in {"DDP": _ddp, **SHARDED}.items()}
 CASES |= {
     f"padded, {name}, enabled {order}{', logits read' * read}": _unpadded(wrap, order, read)
     for name, wrap in {
