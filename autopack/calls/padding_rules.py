@@ -19,6 +19,7 @@ from autopack.calls.unpadded import has_a_place
 from autopack.inspection.configs import text_config
 from autopack.inspection.heads import looks_for_padding
 from autopack.inspection.poolers import activation_of, pools_single_tokens
+from autopack.integrations import peft
 from autopack.integrations.accelerate import covered_mixer
 from autopack.layout.host import host_values
 from autopack.layout.padding import Padding
@@ -44,6 +45,8 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
         yield call.model.proof.padded
     if call.declared.jumps:
         yield "its position_ids jump"
+    if peft.hands_rows_to_layers(call.module):
+        yield "PEFT's layers are given something for each row (adapter_names, task_ids)"
     if torch.jit.is_tracing():
         yield "it is traced, and a trace would keep where its padding lies"
     if given.get("use_cache") or call.continues:

@@ -113,6 +113,8 @@ def row_sizes(arguments: dict[str, Any], padding: Padding) -> dict[str, int]:
 
 def has_a_place(name: str, value: Any, padding: Padding) -> bool:
     """Whether it is known what becomes of an argument of a padded batch in the packed row of its tokens."""
+    if isinstance(value, list | tuple) and len(value) == padding.rows:
+        return False  # a word or number for each row
     return _form_of(name, value, Frame(*padding.shape)).of in (Of.TOKEN, Of.CALL)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -64,6 +65,20 @@ def check(model: Any) -> None:
         reason = _refusal(config)
         if reason is not None:
             raise UnsupportedModel(f"the PEFT adapter {name!r} is {_kind(config)}: {reason}. {_WAY_OUT}")
+
+
+def hands_rows_to_layers(model: nn.Module) -> bool:
+    """Whether PEFT hands its layers something for each row in this call: names of adapters, or numbers of tasks.
+
+    It does so by hooks that it puts on them for the time of the call.
+    """
+    folder = getattr(sys.modules.get("peft"), "__file__", None)
+    if folder is None:
+        return False
+    hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
+    functions = (hook.func if isinstance(hook, functools.partial) else hook for hook in hooks)
+    codes = (getattr(function, "__code__", None) for function in functions)
+    return any(code is not None and code.co_filename.startswith(os.path.dirname(folder) + os.sep) for code in codes)
 
 
 def watch() -> None:

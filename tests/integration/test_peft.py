@@ -252,6 +252,38 @@ def test_a_refused_adapter_put_on_by_transformers_itself_is_refused_too():
         autopack.enable(model)
 
 
+def _rows() -> dict[str, torch.Tensor]:
+    ids, mask = tiny.tokens(_llama().config, 3, 9), torch.ones(3, 9, dtype=torch.long)
+    mask[1, 5:] = mask[2, 7:] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+def _named() -> tuple[Any, dict[str, Any]]:
+    model = peft.get_peft_model(_llama(), peft.LoraConfig(r=4, init_lora_weights=False, **TARGETS)).eval()
+    model.add_adapter("other", peft.LoraConfig(r=4, init_lora_weights=False, **TARGETS))
+    return model, {"adapter_names": ["default", "other", "__base__"]}
+
+
+def _numbered() -> tuple[Any, dict[str, Any]]:
+    config = peft.PolyConfig(r=4, n_tasks=3, n_skills=2, n_splits=2, init_weights=False, **TARGETS)
+    return peft.get_peft_model(_llama(), config).eval(), {"task_ids": torch.tensor([0, 2, 1])}
+
+
+@pytest.mark.parametrize("build", [_named, _numbered])
+def test_padding_stays_where_layers_are_given_something_for_each_row(build):
+    torch.manual_seed(0)
+    model, given = build()
+    expected = model(**_rows(), **given)
+    with autopack.enable(model) as handle:
+        found = model(**_rows(), **given)
+        assert "for each row" in str(handle.tally)
+        assert torch.equal(found.logits, expected.logits)
+        assert torch.equal(found.loss, expected.loss)
+        if "adapter_names" in given:  # Poly has to be told
+            model(**_rows())
+            assert "packed inside" in str(handle.tally)
+
+
 def test_lily_mixes_rows_of_one_batch_which_is_why_it_is_refused():
     model = peft.get_peft_model(_llama(), _config(BEYOND_THE_TOKEN["LILY"]))
     perturb(model)
