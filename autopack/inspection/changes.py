@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 
 from autopack.inspection.code_origin import hooks_of, is_foreign_hook, looks_at_rows, original
 from autopack.inspection.provenance import Provenance
-from autopack.inspection.put_on import functions_on, tensor_types
+from autopack.inspection.put_on import functions_on, types_in
 
 _FOLLOWED = frozenset(
     (
@@ -51,21 +51,22 @@ class Watch:
 
     def __init__(self, model: nn.Module, code: Provenance, configs: list[PretrainedConfig]):
         self._modules = list(model.modules())
-        # Held, so that no other object gets the identity of one that is gone.
-        self._own = [_own_functions(module) for module in self._modules]
         self._structure, self._hooks = _structure(self._modules), _hooks(self._modules)
         # One entry for each place: the same function stands in many trees of calls.
-        unique = {(id(mapping), name): (mapping, name, value) for mapping, name, value in code.places}
+        places = [*code.places, *(place for module in self._modules for place in functions_on(module))]
+        unique = {(id(mapping), name): (mapping, name, original(value)) for mapping, name, value in places}
         self._places = list(unique.values())
         self._configs = [_Config(config) for config in configs]
         self._process = code.process
         self._sizes, self._functions = _sizes(self._modules), _functions(self._modules)
-        self._types = tensor_types(self._modules)
+        # A dict is held, and what somebody puts into it is seen.
+        self._tensors = [held for module in self._modules for held in (module._parameters, module._buffers)]
+        self._types = types_in(self._tensors)
 
     def changed(self) -> str | None:
         """What has changed, in words, or None."""
         if _structure(self._modules) != self._structure:
-            return "its modules, their forwards or its loss_function"
+            return "its modules"
         if self._hooks_changed():
             return _HOOKS
         for mapping, name, value in self._places:
@@ -73,8 +74,8 @@ class Watch:
             if found is not value and original(found) is not value:
                 return f"the function {name}"
         if self._functions_added():
-            return "a function on one of its modules"
-        if tensor_types(self._modules) != self._types:
+            return "a function on one of its modules, its forward or its loss"
+        if types_in(self._tensors) != self._types:
             return "the types of its tensors"
         if self._process.changed():
             return "what stands in the place of torch's functions"
@@ -123,15 +124,12 @@ class Watch:
 
 
 def _structure(modules: list[nn.Module]) -> tuple[list[Any], ...]:
-    """The classes, children, own forwards and own losses of modules, by identity."""
+    """The classes and children of modules, by identity."""
     children = list(map(attrgetter("_modules"), modules))
-    own = list(map(vars, modules))
     return (
         list(map(type, modules)),
         list(map(len, children)),
         list(map(id, chain.from_iterable(map(dict.values, children)))),
-        [(id(found), id(found["forward"])) for found in own if "forward" in found],
-        [(id(found), id(found["_loss_function"])) for found in own if "_loss_function" in found],
     )
 
 
@@ -141,16 +139,12 @@ def _sizes(modules: list[nn.Module]) -> list[int]:
 
 
 def _functions(modules: list[nn.Module]) -> set[tuple[int, str, int]]:
-    return {(id(module), name, id(value)) for module in modules for _, name, value in functions_on(module)}
+    return {(id(module), name, id(original(value))) for module in modules for _, name, value in functions_on(module)}
 
 
 def _hooks(modules: list[nn.Module]) -> list[int]:
     """The numbers of the forward and backward hooks of modules."""
     return list(chain.from_iterable(filter(None, chain.from_iterable(map(_KINDS_OF_HOOKS, modules)))))
-
-
-def _own_functions(module: nn.Module) -> tuple[Any, Any]:
-    return module.__dict__.get("forward"), module.__dict__.get("_loss_function")
 
 
 class _Config:

@@ -92,8 +92,9 @@ class Provenance:
     def _put_on(self, module: nn.Module) -> str | None:
         """What somebody has put on a module that its class does not put there: a function, a tensor of another type."""
         found = None
-        for mapping, name, value in put_on.functions_on(module):
-            self.places.append((mapping, name, original(value)))
+        for _, name, value in put_on.functions_on(module):
+            if name in put_on.JUDGED_ELSEWHERE:
+                continue
             reason = put_on.why_foreign_function(module, name, value)
             if reason is not None:
                 self._others.append(value)

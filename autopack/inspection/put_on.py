@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from operator import attrgetter
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -14,8 +13,8 @@ from torch import nn
 from autopack.inspection.code_origin import Place, constructors, is_own, layers, located, original, whose
 from autopack.inspection.source import names_in
 
-_JUDGED_ELSEWHERE = frozenset(("forward", "_old_forward", "_loss_function"))
-_PARAMETERS, _BUFFERS = attrgetter("_parameters"), attrgetter("_buffers")
+JUDGED_ELSEWHERE = frozenset(("forward", "_old_forward", "_loss_function"))
+"""Functions on a module that `code_origin.on_instance` judges."""
 _PLAIN = (torch.Tensor, nn.Parameter, type(None))
 
 
@@ -23,7 +22,7 @@ def functions_on(module: nn.Module) -> Iterator[Place]:
     """The functions, and other objects that can be called, that a module holds itself, and not by its class."""
     held = vars(module)
     for name, value in held.items():
-        if callable(value) and name not in _JUDGED_ELSEWHERE:
+        if callable(value):
             yield held, name, value
 
 
@@ -69,16 +68,14 @@ def is_mentioned(name: str, modules: list[nn.Module]) -> bool:
     )
 
 
-def tensor_types(modules: list[nn.Module]) -> frozenset[type]:
-    """The types of the parameters and buffers of modules that are no plain tensors, and none of torch's own types."""
-    held = map(dict.values, chain(map(_PARAMETERS, modules), map(_BUFFERS, modules)))
-    return frozenset(kind for kind in set(map(type, chain.from_iterable(held))) if not _is_plain(kind))
+def types_in(held: list[dict[str, Any]]) -> frozenset[type]:
+    """The types of parameters and buffers in dicts of modules that are no plain tensors, and none of torch's own."""
+    kinds = set(map(type, chain.from_iterable(map(dict.values, held))))
+    return frozenset(kind for kind in kinds if not _is_plain(kind))
 
 
 def why_foreign_tensor(module: nn.Module) -> str | None:
     """What parameter or buffer of a module is of a type of somebody else's, in words."""
-    if not tensor_types([module]):
-        return None
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
         kind = type(tensor)
         if not _is_plain(kind):
