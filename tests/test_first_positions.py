@@ -92,3 +92,28 @@ def test_rotations_know_only_differences(task, model_type):
     with autopack.enable(model):
         found = model(input_ids=IDS, position_ids=positions(LENGTHS)).logits
     assert error(found, expected) <= IN_FLOAT32
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("place", [0, 2, -1], ids=["first", "inside", "last"])
+def test_a_padding_token_inside_a_document_is_numbered_as_alone(model_type, place):
+    """Most count no padding token, wherever it stands: it gets the position of its number, and those after it go on."""
+    model = build(model_type)
+    ids = IDS.clone()
+    for first, end in spans(LENGTHS)[1:]:
+        ids[0, range(first, end)[place]] = model.config.pad_token_id
+    expected = torch.cat([model(input_ids=ids[:, a:b]).logits for a, b in spans(LENGTHS)], dim=1)
+    as_ordinary = positions(LENGTHS, start=first_position(model.config))
+    with autopack.enable(model, unpad="always"):
+        assert error(model(input_ids=ids, seq_idx=NUMBER).logits, expected) <= FLOAT64
+        counted = model_type not in ("nystromformer", "yoso")
+        if counted:  # the positions of ordinary tokens make other documents of these
+            other = model(input_ids=ids, position_ids=as_ordinary).logits
+            assert error(other, expected) > LEAK
+        longest = max(LENGTHS)
+        batch, mask = ids.new_zeros(len(LENGTHS), longest), ids.new_zeros(len(LENGTHS), longest)
+        for row, (a, b) in enumerate(spans(LENGTHS)):
+            batch[row, : b - a], mask[row, : b - a] = ids[0, a:b], 1
+        found = model(input_ids=batch, attention_mask=mask).logits
+    stock = model(input_ids=batch, attention_mask=mask).logits
+    assert error(found[mask.bool()], stock[mask.bool()]) <= FLOAT64
