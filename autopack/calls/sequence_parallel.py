@@ -224,6 +224,10 @@ def _declared_here(call: Call) -> dict[str, torch.Tensor]:
             continue
         if name == "position_ids" and isinstance(value, torch.Tensor) and value.shape == (1, shape[1]):
             value = value.expand(shape)
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            raise InvalidPacking(
+                f"{name} of a part of rows must be a tensor of its shape, {shape}, of integers; found {value.dtype}"
+            )
         if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape or value.device != call.inputs.device:
             raise InvalidPacking(
                 f"{name} of a part of rows must be a tensor of its shape, {shape}, on {call.inputs.device}; found "

@@ -40,7 +40,8 @@ def why_foreign_function(module: nn.Module, name: str, value: Any) -> str | None
         return f"its {name}, set on the instance, is {whose(value)}"
     if isinstance(value, MethodType) and value.__self__ is module:
         return None
-    of_torch = str(getattr(inner, "__module__", "") or "torch").startswith(("torch", "_"))
+    module_name = str(getattr(inner, "__module__", "") or "torch")
+    of_torch = module_name.startswith(("torch", "_")) and module_name != "torch.utils.checkpoint"
     if not of_torch or any(_names(function, inner) for function in constructors(type(module))):
         return None
     return f"its {name}, set on the instance, is {whose(value)}, which its class does not put there"

@@ -41,7 +41,8 @@ def shard_rows(
         shift_labels: Whether the model predicts the next token. The last token of a part is compared with the first of
             the next one then, so labels become `shift_labels`, which stand at the token that predicts them, without
             those that a document alone would not have; `labels` are the same, as transformers computes no loss without.
-            `num_items_in_batch` counts them in whole rows: losses of all parts add up to the mean over them.
+            `num_items_in_batch`, where the batch has none, counts them in whole rows: losses of all parts add up to
+            the mean over them.
         pad_token_id: Token at columns that are added.
         ignored_label: Label that the loss leaves out.
 
@@ -72,6 +73,8 @@ def shard_rows(
         real = torch.ones_like(ids) if declared.real is None else torch.from_numpy(declared.real).to(ids)
         whole["attention_mask"] = pad(real, (0, more))
     whole |= _labels(batch, layout, more, shift_labels, ignored_label)
+    if batch.get("num_items_in_batch") is not None:  # of several batches that make one step
+        whole["num_items_in_batch"] = int(batch["num_items_in_batch"])
     for name, value in batch.items():
         if name in whole or name in _MADE_ANEW or not isinstance(value, torch.Tensor):
             continue

@@ -384,6 +384,7 @@ def _refusals() -> Any:
     yield "heads", _refused("llama", num_key_value_heads=1)
     yield "labels", _refused("llama", lambda part: {k: v for k, v in part.items() if k != "shift_labels"})
     yield "boundaries", _refused("llama", _counting_boundaries)
+    yield "floats", _refused("llama", lambda part: {**part, "position_ids": part["position_ids"].float()})
     yield "columns", _refused("llama", _on_one_rank(_shorter))
     yield "one rank", _refused("llama", _on_one_rank(lambda part: part.update(use_cache=True)))
     yield "weights", _refused("llama", lambda part: part.update(output_attentions=True), attention="eager")

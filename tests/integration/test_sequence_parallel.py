@@ -58,6 +58,7 @@ def test_no_document_moves_with_another(findings):
         ("heads", "UnsupportedModel", "1 of keys"),
         ("labels", "UnsupportedModel", "shift_labels"),
         ("boundaries", "InvalidPacking", "where a document ends"),
+        ("floats", "InvalidPacking", "of integers; found torch.float32"),
         ("columns", "InvalidPacking", "equally many columns"),
         ("weights", "UnsupportedModel", "attention weights"),
         ("routers", "UnsupportedModel", "routers"),

@@ -73,6 +73,13 @@ def test_every_declaration_becomes_positions(form: str):
         assert numbers[0].tolist() == [0] * 3 + [1] * 7 + [2] * 2
 
 
+@pytest.mark.parametrize("items", [7, torch.tensor(7)])
+def test_the_number_of_items_of_a_step_stays_that_of_the_caller(items: Any):
+    ids = torch.arange(1, 9)[None]
+    batch = {"input_ids": ids, "labels": ids, "num_items_in_batch": items}
+    assert [autopack.packing.shard_rows(batch, rank, 2)["num_items_in_batch"] for rank in range(2)] == [7, 7]
+
+
 def test_labels_that_are_not_shifted_stay_where_they_are():
     ids = torch.arange(1, 9)[None]
     part = autopack.packing.shard_rows({"input_ids": ids, "labels": ids}, 1, 2, shift_labels=False)

@@ -226,6 +226,20 @@ def test_a_method_that_its_class_calls_by_name_counts_and_any_other_does_not():
         assert handle.verified.startswith("by the released leak test")
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_is_none_of_somebody_elses_code(reentrant):
+    model = tiny.build("llama").train()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    with autopack.enable(model) as handle:
+        assert handle.verified.startswith("by the released leak test")
+    model.gradient_checkpointing_disable()
+    with autopack.enable(model) as handle:
+        packed(model)
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        packed(model)
+        assert handle.verified.startswith("by the released leak test")
+
+
 def test_tensors_of_a_type_that_goes_on_to_others_are_not_taken_for_plain_ones():
     model = tiny.build("llama")
     model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.as_subclass(PerTensor)
