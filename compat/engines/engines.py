@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,8 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import state_dict as states
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -205,84 +203,6 @@ class AccumulatingFSDP1(FSDP1):
         return contextlib.nullcontext() if last else self.model.no_sync()
 
 
-class FSDP2(Engine):
-    """fully_shard, each layer by itself and the rest."""
-
-    options: ClassVar[dict[str, Any]] = {}
-    checkpointing: bool | None = None
-    """Whether checkpointing is reentrant, where there is any."""
-
-    def mesh(self) -> Any:
-        return init_device_mesh("cpu", (dist.get_world_size(),))
-
-    def wrap(self, model: Any) -> Any:
-        mesh = self.mesh()
-        for layer in layers_of(model):
-            fully_shard(layer, mesh=mesh, **self.options)
-        if self.checkpointing is not None:
-            model.gradient_checkpointing_enable({"use_reentrant": self.checkpointing})
-            if self.checkpointing:
-                model.enable_input_require_grads()
-        return fully_shard(model, mesh=mesh, **self.options)
-
-
-class FineFSDP2(FSDP2):
-    """fully_shard of each linear layer by itself, inside of what autopack runs on documents."""
-
-    def wrap(self, model: Any) -> Any:
-        mesh = self.mesh()
-        for layer in layers_of(model):
-            for module in layer.modules():
-                if isinstance(module, torch.nn.Linear):
-                    fully_shard(module, mesh=mesh)
-        return super().wrap(model)
-
-
-class KeptFSDP2(FSDP2):
-    """With `reshard_after_forward=False`."""
-
-    options: ClassVar[dict[str, Any]] = {"reshard_after_forward": False}
-
-
-class AccumulatingFSDP2(FSDP2):
-    """Two calls per step, the first of them without reduction of gradients."""
-
-    accumulates = True
-
-    @contextlib.contextmanager
-    def accumulating(self, last: bool) -> Iterator[None]:
-        self.model.set_requires_gradient_sync(last)
-        yield
-
-
-class CheckpointedFSDP2(FSDP2):
-    """With gradient checkpointing."""
-
-    checkpointing = False
-
-
-class ReentrantFSDP2(FSDP2):
-    """With reentrant gradient checkpointing."""
-
-    checkpointing = True
-
-
-class LowerFSDP2(FSDP2):
-    """With a mixed precision policy: bfloat16, gradients reduced in float32."""
-
-    options: ClassVar[dict[str, Any]] = {
-        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    }
-    tolerance, dtype = BFLOAT16, torch.bfloat16
-
-
-class HSDP(FSDP2):
-    """Replicated over pairs of ranks that share parameters."""
-
-    def mesh(self) -> Any:
-        return init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
-
-
 class Accelerate(Engine):
     """`Accelerator.prepare`, by what `accelerate launch` was configured for."""
 
@@ -391,19 +311,12 @@ class DyingDDP(DDP):
     """One rank dies in its second step."""
 
     def backward(self, loss: torch.Tensor) -> None:
-        _die(self)
+        die(self)
         super().backward(loss)
 
 
-class DyingFSDP2(FSDP2):
-    """One rank dies in its second step."""
-
-    def backward(self, loss: torch.Tensor) -> None:
-        _die(self)
-        super().backward(loss)
-
-
-def _die(engine: Engine) -> None:
+def die(engine: Engine) -> None:
+    """Have one rank raise in its second step."""
     if dist.get_rank() == 1 and engine.optimizer.state:
         raise RuntimeError("a planned death")
 
@@ -416,16 +329,6 @@ ENGINES: dict[str, type[Engine]] = {
     "ddp, a rank dies": DyingDDP,
     "fsdp1": FSDP1,
     "fsdp1 no_sync": AccumulatingFSDP1,
-    "fsdp2": FSDP2,
-    "fsdp2 on 4": FSDP2,
-    "fsdp2 by linear layer": FineFSDP2,
-    "fsdp2 without resharding": KeptFSDP2,
-    "fsdp2 accumulating": AccumulatingFSDP2,
-    "fsdp2 checkpointing": CheckpointedFSDP2,
-    "fsdp2 reentrant checkpointing": ReentrantFSDP2,
-    "fsdp2 bfloat16": LowerFSDP2,
-    "fsdp2, a rank dies": DyingFSDP2,
-    "hsdp": HSDP,
     "accelerate ddp": Accelerate,
     "accelerate fsdp2": Accelerate,
     "tensor parallel": TensorParallel,
@@ -433,4 +336,4 @@ ENGINES: dict[str, type[Engine]] = {
     "zero2": Zero2,
     "zero3": Zero3,
 }
-"""Each engine whose ranks have whole rows, by its name in `compat.engines.cells`."""
+"""Engines whose ranks have whole rows, by their names in `compat.engines.cells`; those of FSDP2 are beside them."""

@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from compat.engines.engines import DDP, ENGINES, FSDP2, Engine, Zero
+from compat.engines import fsdp2
+from compat.engines.engines import DDP, ENGINES, Engine, Zero
+from compat.engines.fsdp2 import FSDP2
 
 
 class SharedDDP(DDP):
@@ -85,5 +87,5 @@ ENGINES_OF_PARTS: dict[str, type[Engine]] = {
     "shared rows zero1": SharedZero,
     "shared rows zero3": SharedZero3,
 }
-ALL_ENGINES = ENGINES | ENGINES_OF_PARTS
+ALL_ENGINES = ENGINES | fsdp2.ENGINES | ENGINES_OF_PARTS
 """Each engine by its name in `compat.engines.cells`."""

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from autopack import tiny
 from autopack.inspection import releases
+from compat import tables
 from compat.matrix import load_matrix
 from compat.scenarios import FILES, TYPES_VARIABLE
 
@@ -50,3 +51,13 @@ def labelled(request: pytest.FixtureRequest, record_property: Callable[[str, obj
     record_property("check", check)
     record_property("model", parameters.get("model_type", ""))
     record_property("mode", parameters.get("mode", ""))
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory in the place of compat/results."""
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(tables, "RESULTS", tmp_path / "results" / "releases")
+    monkeypatch.setattr(tables, "TABLE", tmp_path / "results" / "README.md")
+    (tmp_path / "results" / "releases").mkdir(parents=True)
+    return tmp_path / "results"

@@ -1,0 +1,245 @@
+"""Models as code from before transformers' attention interface is written: masks, positions and biases of their own."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+HEADS, SIZE, COLUMNS = 2, 8, 64
+
+
+class OldConfig(PretrainedConfig):
+    model_type = "old"
+
+
+class OldPositionalTable(nn.Embedding):
+    """Numbers tokens by adding up a mask, as OPT's did."""
+
+    def forward(self, attention_mask: torch.Tensor) -> torch.Tensor:
+        return super().forward(attention_mask.long().cumsum(1) * attention_mask.long())
+
+
+class OldEmbeddings(nn.Module):
+    """Tokens and columns in one module, as DistilBERT's were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.position_embeddings = nn.Embedding(128, 16), nn.Embedding(COLUMNS, 16)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.words(input_ids) + self.position_embeddings(torch.arange(input_ids.shape[1]))
+
+
+class OldRotary(nn.Module):
+    """A table of as many rotations as a call has tokens."""
+
+    def forward(self, value: torch.Tensor, seq_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = torch.arange(seq_len, dtype=value.dtype)[:, None] * (0.5 ** torch.arange(SIZE // 2, dtype=value.dtype))
+        angles = angles.repeat(1, 2)
+        return angles.cos(), angles.sin()
+
+
+def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    left, right = states.chunk(2, -1)
+    return states * cos[at][:, None] + torch.cat([-right, left], -1) * sin[at][:, None]
+
+
+class OldAttention(nn.Module):
+    """Attention by heads; `form` says of which shape its mask is."""
+
+    def __init__(self, form: str, rotates: bool):
+        super().__init__()
+        self.form, self.rotary_emb = form, OldRotary() if rotates else None
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(
+        self, hidden: torch.Tensor, attention_mask: torch.Tensor | None = None, position_ids: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor]:
+        rows, columns, _ = hidden.shape
+        query, key, value = (s.view(rows, columns, HEADS, SIZE).transpose(1, 2) for s in self.qkv(hidden).chunk(3, -1))
+        if self.rotary_emb is not None:
+            cos, sin = self.rotary_emb(value, seq_len=columns)
+            query, key = rotate(query, cos, sin, position_ids), rotate(key, cos, sin, position_ids)
+        return (self.out(self._attend(query, key, value, attention_mask).transpose(1, 2).reshape(rows, columns, 16)),)
+
+    def _attend(self, query, key, value, mask):
+        scores = torch.matmul(query, key.transpose(2, 3)) / math.sqrt(SIZE)
+        if self.form == "pairs":  # (columns, columns), for all rows, and nothing for padding
+            scores = scores.masked_fill(mask.bool(), float("-inf"))
+        elif self.form == "queries first":  # (rows, columns, 1, columns)
+            scores = torch.where(mask.transpose(1, 2), scores, torch.finfo(scores.dtype).min)
+        else:
+            scores = scores + mask
+        return nn.functional.softmax(scores, -1) @ value
+
+
+class OldKernelAttention(OldAttention):
+    """The class beside it for sdpa, which falls back to that above it, as they did."""
+
+    def forward(self, hidden, attention_mask=None, position_ids=None):
+        if attention_mask is None:
+            return super().forward(hidden, attention_mask, position_ids)
+        rows, columns, _ = hidden.shape
+        query, key, value = (s.view(rows, columns, HEADS, SIZE).transpose(1, 2) for s in self.qkv(hidden).chunk(3, -1))
+        made = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask)
+        return (self.out(made.transpose(1, 2).reshape(rows, columns, 16)),)
+
+
+class OldBiasAttention(nn.Module):
+    """T5's: the first layer makes a bias of distances, counts the mask in, and hands both on."""
+
+    def __init__(self, has_bias: bool):
+        super().__init__()
+        self.has_relative_attention_bias, self.n_heads, self.gradient_checkpointing = has_bias, HEADS, False
+        self.qkv = nn.Linear(16, 48)
+        if has_bias:
+            self.table = nn.Embedding(2 * COLUMNS, HEADS)
+
+    def compute_bias(self, queries: int, keys: int, device=None) -> torch.Tensor:
+        distance = torch.arange(keys)[None] - torch.arange(queries)[:, None] + COLUMNS
+        return self.table(distance).permute(2, 0, 1)[None]
+
+    def forward(self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_value=None):
+        rows, columns, _ = hidden_states.shape
+        states = self.qkv(hidden_states).chunk(3, -1)
+        query, key, value = (s.view(rows, columns, HEADS, SIZE).transpose(1, 2) for s in states)
+        if position_bias is None:
+            position_bias = self.compute_bias(columns, columns) + mask
+        weights = nn.functional.softmax(torch.matmul(query, key.transpose(2, 3)) + position_bias, -1)
+        return torch.matmul(weights, value).transpose(1, 2).reshape(rows, columns, 16), None, position_bias
+
+
+def causal_mask(form: str, mask: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The mask as a model made it for a call, from that of padding."""
+    columns = mask.shape[1]
+    seen = torch.ones(columns, columns, dtype=torch.bool).tril() & mask.bool()[:, None]
+    if form == "pairs":
+        return torch.ones(columns, columns).triu(1)
+    if form == "queries first":
+        return seen[:, :, None]
+    return torch.zeros_like(seen, dtype=like.dtype).masked_fill(~seen, torch.finfo(like.dtype).min)[:, None]
+
+
+class OldForCausalLM(PreTrainedModel):
+    config_class = OldConfig
+    form, kind, rotates, positions = "additive", OldAttention, False, OldPositionalTable
+
+    def __init__(self, config: OldConfig):
+        super().__init__(config)
+        self.tokens = OldEmbeddings() if self.positions is OldEmbeddings else nn.Embedding(128, 16)
+        if self.positions is OldPositionalTable:
+            self.embed_positions = OldPositionalTable(COLUMNS, 16)
+        self.layers = nn.ModuleList(self.kind(self.form, self.rotates) for _ in range(2))
+        self.head = nn.Linear(16, 128)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.tokens.words if self.positions is OldEmbeddings else self.tokens
+
+    def _run(self, input_ids, attention_mask, position_ids=None, labels=None):
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        hidden = self.tokens(input_ids)
+        if self.positions is OldPositionalTable:
+            hidden = hidden + self.embed_positions(mask)
+        for layer in self.layers:
+            hidden = hidden + layer(hidden, causal_mask(self.form, mask, hidden), position_ids)[0]
+        return self._output(self.head(hidden), labels)
+
+    def _output(self, logits, labels):
+        loss = None
+        if labels is not None:
+            loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return CausalLMOutput(loss=loss, logits=logits)
+
+    def forward(self, input_ids=None, attention_mask=None, labels=None, use_cache=None):
+        return self._run(input_ids, attention_mask, labels=labels)
+
+
+class ByTable(OldForCausalLM):
+    """OPT's numbering, and a mask to add."""
+
+
+class HandingOnToTheLoss(PreTrainedModel):
+    """BioGPT from 4.48 to 4.52: what its head takes by any name goes to its loss, and nothing to the backbone."""
+
+    config_class, base_model_prefix = OldConfig, "model"
+
+    def __init__(self, config: OldConfig):
+        super().__init__(config)
+        self.model = ByTable(config)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.get_input_embeddings()
+
+    def _loss(self, logits, labels, position_ids=None):
+        return self.model._output(logits, labels).loss
+
+    def forward(self, input_ids=None, attention_mask=None, labels=None, use_cache=None, **others):
+        logits = self.model(input_ids, attention_mask).logits
+        return CausalLMOutput(loss=self._loss(logits, labels, **others), logits=logits)
+
+
+class ByColumns(OldForCausalLM):
+    positions = OldEmbeddings
+
+
+class InAKernel(OldForCausalLM):
+    kind = OldKernelAttention
+
+
+class PairsForAll(OldForCausalLM):
+    form = "pairs"
+
+
+class QueriesFirst(OldForCausalLM):
+    form = "queries first"
+
+
+class Rotating(OldForCausalLM):
+    """Takes positions, and cuts its table of rotations."""
+
+    positions, rotates = None, True
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, labels=None, use_cache=None):
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1]).expand_as(input_ids)
+        return self._run(input_ids, attention_mask, position_ids, labels)
+
+
+class BiasedConfig(PretrainedConfig):
+    model_type = "old-biased"
+
+
+class Biased(OldForCausalLM):
+    """Layers hand a bias on."""
+
+    config_class, positions = BiasedConfig, None
+
+    def __init__(self, config: OldConfig):
+        super().__init__(config)
+        self.layers = nn.ModuleList(OldBiasAttention(number == 0) for number in range(3))
+
+    def _run(self, input_ids, attention_mask, position_ids=None, labels=None):
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        hidden, bias = self.tokens(input_ids), None
+        for layer in self.layers:
+            made, _, bias = layer(hidden, mask=causal_mask("additive", mask, hidden), position_bias=bias)
+            hidden = hidden + made
+        return self._output(self.head(hidden), labels)
+
+
+class OldForgetfulAttention(OldBiasAttention):
+    def forward(self, hidden_states, mask=None, key_value_states=None, position_bias=None, past_key_value=None):
+        states, _, bias = super().forward(hidden_states, mask, key_value_states, position_bias, past_key_value)
+        return states, None, bias + 0
+
+
+class Forgetful(Biased):
+    """Layers make another bias of the one that they are given."""
+
+    def __init__(self, config: OldConfig):
+        super().__init__(config)
+        self.layers = nn.ModuleList(OldForgetfulAttention(number == 0) for number in range(3))
