@@ -71,9 +71,13 @@ def measure(task: str, model_type: str, mode: str) -> dict[str, Any]:
         found = enabled_and_audited(model)
         if found["status"] == "LEAK" and found["reason"].partition(" are off")[0].endswith("gradients"):
             # A unit that is 0 but for rounding (a ReLU's) passes all of its gradient on, or none.
-            again = enabled_and_audited(built(model_type, mode, task=task, dtype=torch.float64))
-            if again["status"] == "exact":
-                return {**again, "rounding": f"in float64, where nothing is off; in float32 {found['reason']}"}
+            again = [enabled_and_audited(built(model_type, mode, task=task, dtype=torch.float64))]
+            where = "in float64"
+            if again[0]["status"] != "exact":  # which the code may know nothing of
+                again = [enabled_and_audited(built(model_type, mode, task=task, seed=seed)) for seed in (1, 2)]
+                where = "with two other draws of weights"
+            if all(cell["status"] == "exact" for cell in again):
+                return {**again[0], "rounding": f"exact {where}; as it is drawn, in float32, {found['reason']}"}
         return found
 
 
