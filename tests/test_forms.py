@@ -88,7 +88,7 @@ class Scoring(transformers.BertForSequenceClassification):
         return Scored(
             logits=self.classifier(found.pooler_output),
             pair_scores=last @ last.mT,
-            by_layer=torch.stack(found.hidden_states).sum(-1),
+            by_layer=torch.stack(found.hidden_states)[..., 0],
         )
 
 

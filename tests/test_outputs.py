@@ -124,6 +124,8 @@ def test_an_output_that_has_no_place_in_the_batch_is_an_error():
 class _Logits(TorchDispatchMode):
     """The largest number of tokens in the memory of any tensor over the vocabulary that is made."""
 
+    __module__ = "torch.tests"  # in a mode of somebody else's, calls are checked, which makes more
+
     def __init__(self, vocabulary, hidden):
         super().__init__()
         self.vocabulary = vocabulary

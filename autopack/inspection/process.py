@@ -32,8 +32,22 @@ _HOOKS = (
 )
 _RUN = ("torch.nn.functional", *(f"torch.nn.modules.{name}" for name in ("activation", "linear", "module", "sparse")))
 """Modules of torch that nearly every model runs."""
-_NEVER = frozenset(("__repr__", "__str__", "__format__", "__reduce_ex__", "__deepcopy__", "__dir__"))
-"""Methods that no forward calls, and that packages for looking at tensors replace."""
+_NEVER = {
+    "torch": frozenset(
+        "compile load save manual_seed seed set_default_dtype set_default_device set_grad_enabled".split()
+    ),
+    "torch.nn.functional": frozenset(),
+    "torch.Tensor": frozenset(
+        "__repr__ __str__ __format__ __reduce_ex__ __deepcopy__ __dir__ numpy tolist item".split()
+    ),
+    "torch.nn.Module": frozenset(
+        "__init__ __repr__ __dir__ __setattr__ __delattr__ __setstate__ add_module register_module register_parameter "
+        "register_buffer apply _apply to cuda cpu half float double bfloat16 train eval requires_grad_ zero_grad "
+        "compile share_memory state_dict load_state_dict _load_from_state_dict _save_to_state_dict".split()
+    ),
+}
+"""What no forward calls for what it gives: functions that make, load, move, show or compile, which packages replace for
+the whole process (Lightning `torch.compile`, engines how modules are made)."""
 
 
 class Process:
@@ -78,7 +92,7 @@ def _foreign(modules: frozenset[str]) -> Iterator[str]:
         )
     for name, space in _SPACES.items():
         for key, value in vars(space).items():
-            if _is_foreign(value) and key not in _NEVER and _is_run(key, modules):
+            if _is_foreign(value) and key not in _NEVER[name] and _is_run(key, modules):
                 yield f"{name}.{key} is {whose(value)} ({id(value)})"
 
 
