@@ -364,11 +364,12 @@ def test_looking_at_torch_again_finds_nothing_where_nothing_changed():
     process = Process({"transformers.models.llama.modeling_llama"})
     assert not process.foreign
     assert not process.changed()
-    own = torch.Tensor.__repr__
+    own, compiling = torch.Tensor.__repr__, torch.compile
     try:
         torch.Tensor.__repr__ = lambda self, **_: "a tensor"  # as packages for looking at tensors do
+        torch.compile = lambda *args, **kwargs: compiling(*args, **kwargs)  # as Lightning does
         torch.somebodys_constant = torch.arange(3)  # which compares as tensors do
         assert not process.changed()
     finally:
-        torch.Tensor.__repr__ = own
+        torch.Tensor.__repr__, torch.compile = own, compiling
         del torch.somebodys_constant
