@@ -10,7 +10,7 @@ import torch
 import transformers
 
 HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
-MODELING, _TORCH = (os.path.dirname(str(package.__file__)) + os.sep for package in (transformers, torch))
+MODELING, TORCH = (os.path.dirname(str(package.__file__)) + os.sep for package in (transformers, torch))
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _PACKAGES = ("site-packages", "dist-packages")
 _INTEGRATED = ("peft", "accelerate")
@@ -19,7 +19,7 @@ _INTEGRATED = ("peft", "accelerate")
 
 def is_own_file(name: str) -> bool:
     """Whether a file is one of transformers, torch, the standard library, or a package that is integrated."""
-    if name.startswith((MODELING, _TORCH, HERE, "<frozen ")):
+    if name.startswith((MODELING, TORCH, HERE, "<frozen ")):
         return True
     if is_standard(name):
         return True

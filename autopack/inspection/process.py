@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, ModuleType, WrapperDescriptorType
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from autopack.inspection.code_origin import is_own, original, whose
-from autopack.inspection.files import is_own_file
+from autopack.inspection.files import TORCH, is_own_file
 
 _SPACES: dict[str, Any] = {
     "torch": torch,
@@ -30,6 +30,7 @@ _HOOKS = (
     nn_module._global_backward_pre_hooks,
     nn_module._global_backward_hooks,
 )
+_IN_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, ModuleType, type, property, torch.dtype)
 _RUN = ("torch.nn.functional", *(f"torch.nn.modules.{name}" for name in ("activation", "linear", "module", "sparse")))
 """Modules of torch that nearly every model runs."""
 _NEVER = {
@@ -92,6 +93,10 @@ def _foreign(modules: frozenset[str]) -> Iterator[str]:
         )
     for name, space in _SPACES.items():
         for key, value in vars(space).items():
+            # Nearly all are torch's, and are left at once.
+            kind = type(value)
+            if kind in _IN_C or (kind is FunctionType and value.__code__.co_filename.startswith(TORCH)):
+                continue
             if _is_foreign(value) and key not in _NEVER[name] and _is_run(key, modules):
                 yield f"{name}.{key} is {whose(value)} ({id(value)})"
 
