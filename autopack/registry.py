@@ -104,14 +104,14 @@ def _here(family: Family, mixers: list[nn.Module]) -> Family:
         if way is not None and (other := way.here(modules.defining_class(kind).__module__)) is not way
     }
     for kind, way in ways.items():
-        if isinstance(way, Alone) and not way.from_zero and source.cuts_rotations(kind):
-            others[kind.__name__] = replace(way, from_zero=True)  # Falcon, up to 4.44
+        if isinstance(way, Alone) and not way.from_zero and source.counts_from_zero(kind):
+            others[kind.__name__] = replace(way, from_zero=True)  # Falcon, up to 4.44, and by flash attention
     return replace(family, mixers={**family.mixers, **others}) if others else family
 
 
 def _with_own_attention(family: Family, attending: list[nn.Module]) -> Family:
     """A family that runs these modules on documents alone: attention of older releases, or somebody else's."""
-    found = {type(module).__name__: Alone(from_zero=source.cuts_rotations(type(module))) for module in attending}
+    found = {type(module).__name__: Alone(from_zero=source.counts_from_zero(type(module))) for module in attending}
     if not found:
         return family
     how = f"{family.how}; the model's own attention ({', '.join(sorted(found))}), documents alone"

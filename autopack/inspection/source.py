@@ -149,6 +149,15 @@ def knows_of(cls: Any, name: str) -> bool:
     return any(step.argval == others and step.opname.startswith("LOAD") for step in dis.get_instructions(code))
 
 
+def counts_from_zero(kind: Any) -> bool:
+    """Whether an attention class takes positions for numbers within its row: it cuts its table of rotations to as many
+    tokens as there are, or hands positions to transformers' flash attention, which finds the row's documents by them.
+    """
+    forward = inspect.unwrap(kind.forward).__code__
+    flash = "_flash_attention_forward" in names_in(forward) and "position_ids" in forward.co_varnames
+    return cuts_rotations(kind) or flash
+
+
 def cuts_rotations(cls: Any) -> bool:
     """Whether the forward of a class asks for a table of rotations of as many positions as there are tokens."""
     codes = [function.__code__ for function in _functions_followed(cls)]
