@@ -26,8 +26,8 @@ _LAST_AND_FIRST = (-1, 0)
 class Shape:
     """What of a call code may decide by: how much there is of it, and what kinds of things."""
 
-    sizes: tuple[int, int, int]
-    """Tokens of its longest document, documents, rows."""
+    sizes: tuple[int, int, int, int]
+    """Tokens of its longest document, documents, rows, tokens of the longest row that runs."""
     kinds: frozenset[Any]
     """Names of its arguments, dtype, modes, special tokens."""
 
@@ -38,8 +38,8 @@ class Envelope(Checked):
 
     calls: int = 0
     """Packed calls, and padded batches without their padding, that foreign code has run."""
-    sizes: tuple[int, ...] = (0, 0, 0)
-    """The largest that were checked: tokens of a document, documents and rows of a call."""
+    sizes: tuple[int, ...] = (0, 0, 0, 0)
+    """The largest that were checked, as in a `Shape`."""
     kinds: set[Any] = field(default_factory=set)
 
     def shape_of(self, call: Call) -> Shape:
@@ -82,11 +82,13 @@ class Envelope(Checked):
             self.kinds |= shape.kinds
 
     def __str__(self) -> str:
-        longest, documents, rows = self.sizes
+        longest, documents, rows, row = self.sizes
         found = f"{self.checks} checks in {self.calls} calls"
         if self.checks:
-            found += f", worst relative error {self.worst:.1e}, with documents of up to {longest} tokens, up to "
-            found += f"{documents} documents and {rows} rows in a call"
+            found += (
+                f", worst relative error {self.worst:.1e}, with documents of up to {longest} and rows of up to {row} "
+            )
+            found += f"tokens, up to {documents} documents and {rows} rows in a call"
         found += f", {self.leaks} leaking" if self.leaks else ""
         return "; ".join([found, *(f"{count} skipped: {reason}" for reason, count in self.skipped.most_common())])
 
@@ -97,8 +99,8 @@ def _is_padded(call: Call) -> bool:
     return call.declared.layout is None
 
 
-def _sizes_of(call: Call) -> tuple[int, int, int]:
-    """Tokens of the longest document, documents, rows; zero for what is only declared further in."""
+def _sizes_of(call: Call) -> tuple[int, int, int, int]:
+    """The sizes of a `Shape`; zero for what is only declared further in."""
     rows = 0 if call.inputs is None else call.inputs.shape[0]
     if isinstance(call, PairCall):
         one = call.one_sided_layout()
@@ -106,10 +108,12 @@ def _sizes_of(call: Call) -> tuple[int, int, int]:
         layouts = [half.layout for half in halves] if one is None else [one]
     else:
         layouts = [] if call.declared.layout is None else [call.declared.layout]
-        if not layouts and call.declared.real is not None:
-            return int(call.declared.real.sum(1).max()), rows, rows
+        real = call.declared.real
+        if not layouts and real is not None:  # which runs as one row
+            return int(real.sum(1).max()), rows, rows, int(real.sum())
     longest = max((layout.max_seqlen for layout in layouts), default=0)
-    return longest, max((len(layout.bounds) - 1 for layout in layouts), default=0), rows
+    documents = max((len(layout.bounds) - 1 for layout in layouts), default=0)
+    return longest, documents, rows, max((layout.columns for layout in layouts), default=0)
 
 
 def _special_tokens(config: Any) -> set[int]:
