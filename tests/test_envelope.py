@@ -330,6 +330,17 @@ def test_padded_batches_that_a_layer_mixes_when_they_run_as_one_row():
         assert abs(float(model(**batch, **labels).loss - expected)) > 1e-3, "the control shows no leak"
 
 
+@pytest.mark.parametrize("read", [False, True])
+def test_padded_batches_that_a_function_for_checkpoints_mixes(read):
+    """Only the live call runs it: twins and documents alone are without checkpoints. There is no loss to compare."""
+    model = tiny.build("llama").train()
+    model.gradient_checkpointing_enable()
+    for layer in model.model.layers:
+        layer._gradient_checkpointing_func = lambda run, *args: run(*args) + 0.3 * run(*args).cumsum(1)
+    with torch.no_grad(), autopack.enable(model), pytest.raises(autopack.LeakDetected):
+        model(**padded(5, 9, 3), output_hidden_states=read)
+
+
 class Mixing(TorchFunctionMode):
     """A mode that mixes tokens, in force around calls; in another thread it is not."""
 

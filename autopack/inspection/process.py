@@ -113,7 +113,8 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _is_run(name: str, modules: frozenset[str]) -> bool:
-    return any(name in _words(module) for module in (*_RUN, *modules))
+    # Operators are no words of a source.
+    return name.startswith("__") or any(name in _words(module) for module in (*_RUN, *modules))
 
 
 @cache

@@ -31,8 +31,7 @@ def why_foreign_function(module: nn.Module, name: str, value: Any) -> str | None
 
     Functions of torch are many, and some of them mix tokens: the constructor has to name the one that is there.
     """
-    if original(value) is not value:
-        return None  # autopack's own, around one that its class has
+    value = original(value)  # what autopack has put its own around
     inner = list(layers(value))[-1]
     if isinstance(inner, type):
         return None if located(inner) else f"its {name} is the class {inner.__module__}.{inner.__qualname__}"
@@ -63,7 +62,7 @@ def is_mentioned(name: str, modules: list[nn.Module]) -> bool:
     return any(
         isinstance(layer, FunctionType) and name in names_in(layer.__code__)
         for cls in classes
-        if cls.__module__.startswith("transformers.models.")
+        if cls.__module__.startswith(("transformers.models.", "transformers.modeling_layers"))
         for value in vars(cls).values()
         for layer in layers(value)
     )

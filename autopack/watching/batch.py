@@ -31,22 +31,21 @@ class PaddedBatch:
 
     def split(self, outputs: Fields, alone: Fields) -> dict[str, tuple[torch.Tensor, ...]]:
         """What the real tokens got and what stock gives them, (tokens, ...), of every field; else (rows, ...)."""
-        found: dict[str, tuple[torch.Tensor, ...]] = {}
-        for name, wanted in alone.items():
-            got = outputs.get(name)
-            if got is not None and got.shape == wanted.shape:
-                found[name] = (self._real(name, got), self._real(name, wanted))
-        return found
+        pairs = {name: self._parts(name, outputs[name], wanted) for name, wanted in alone.items() if name in outputs}
+        return {name: parts for name, parts in pairs.items() if parts is not None and parts[0].shape == parts[1].shape}
 
-    def _real(self, name: str, value: torch.Tensor) -> torch.Tensor:
+    def _parts(self, name: str, got: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
         # An encoder and its decoder may have batches of one shape.
         sides = self._sides[::-1] if name.startswith("encoder") else self._sides
         for real in sides:
-            form = Frame(*real.shape).form_of_output(name.partition("[")[0], value)
-            if form.of is Of.TOKEN:
-                where = torch.from_numpy(np.ascontiguousarray(real)).to(value.device)
-                return value[where.reshape(-1)] if form.columns == 0 else rows_first(value, form.columns)[where]
-        return value
+            expected = _real(name, wanted, real)
+            if expected is not None:
+                found = _real(name, got, real)
+                # What nobody has read yet is the row that the batch has become.
+                row = np.ones((1, int(real.sum())), dtype=bool)
+                found = _real(name, got, row) if found is None else found
+                return None if found is None else (found, expected)
+        return got, wanted
 
     def place_of(self, errors: torch.Tensor) -> tuple[int, int, tuple[int, int]]:
         """The row with the largest error, which is its document's number too, and its first and end column."""
@@ -54,3 +53,12 @@ class PaddedBatch:
         row = int(np.nonzero(real)[0][int(errors.argmax())]) if len(errors) == int(real.sum()) else 0
         columns = np.flatnonzero(real[row])
         return row, row, (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, real.shape[1])
+
+
+def _real(name: str, value: torch.Tensor, real: np.ndarray) -> torch.Tensor | None:
+    """What of a field belongs to real tokens, (tokens, ...); None where it has nothing for each of them."""
+    form = Frame(*real.shape).form_of_output(name.partition("[")[0], value)
+    if form.of is not Of.TOKEN:
+        return None
+    where = torch.from_numpy(np.ascontiguousarray(real)).to(value.device)
+    return value[where.reshape(-1)] if form.columns == 0 else rows_first(value, form.columns)[where]

@@ -58,7 +58,8 @@ def test_sentences_get_what_they_got(tmp_path, model_type, task, pooling):
     tokens = encoder.encode(texts[:6], output_value="token_embeddings")
     with autopack.enable(encoder) as handle:
         found = encoder.encode(texts, batch_size=8, convert_to_tensor=True)
-        assert (found - expected).abs().max() < 4 * NEAR * expected.abs().max()
+        near = 2 * NEAR if model_type == "t5" else NEAR  # its states are of any length, not one
+        assert (found - expected).abs().max() < near * expected.abs().max()
         for one, other in zip(encoder.encode(texts[:6], output_value="token_embeddings"), tokens, strict=True):
             assert (one - other).abs().max() < 4 * NEAR * other.abs().max()
         assert _skipped(handle) > 0
