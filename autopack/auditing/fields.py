@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from autopack.auditing.cases import Call
 from autopack.layout.forms import columns_of, rows_first
 from autopack.layout.ways import CACHES
 
-_NO_RESULTS = {*CACHES, "loss"}
-"""What continues a row, which packed rows do not have, and what is measured on its own."""
+_NO_RESULTS = re.compile(rf"{'|'.join(CACHES)}|attention_mask|loss|(\w+_)?(aux|z)_loss")
+"""What continues or masks a row, which packed rows do not have, and losses of labels and routers, which are measured on
+their own."""
 _FEW = 16
 """Fewer values than this say nothing of how far others of their kind would lie apart."""
 
@@ -27,21 +31,47 @@ class WrongShape(Exception):
 
 
 def fields_of(output: Any) -> Fields:
-    """The floating-point tensors of an output, those inside tuples too."""
-    return dict(_walk("", output))
+    """The tensors of an output, those inside tuples and objects too, and its numbers as tensors."""
+    return dict(_walk("", output, ()))
 
 
-def _walk(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _walk(name: str, value: Any, inside: tuple[int, ...]) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
-        if value.is_floating_point() and value.dim():
-            yield name or "output", value
-    elif isinstance(value, Mapping):
-        for key, part in value.items():
-            if key not in _NO_RESULTS:
-                yield from _walk(f"{name}.{key}" if name else str(key), part)
-    elif isinstance(value, (tuple, list)):
-        for number, part in enumerate(value):
-            yield from _walk(f"{name}[{number}]", part)
+        if value.dim() or name not in ("", "[0]"):  # where results have no names, the first number is a loss
+            yield name or "output", torch.view_as_real(value) if value.is_complex() else value
+    elif isinstance(value, (bool, int, float, np.ndarray, np.generic)):
+        if name and np.asarray(value).dtype.kind in "biuf":
+            yield name, torch.as_tensor(value)
+    elif isinstance(value, (tuple, list)) and (numbers := _numbers(value)) is not None:
+        yield name or "output", numbers
+    elif id(value) not in inside:
+        for part_name, part in _parts(name, value):
+            yield from _walk(part_name, part, (*inside, id(value)))
+
+
+def _numbers(value: Sequence[Any]) -> torch.Tensor | None:
+    """A list of numbers, or of lists of equally many of them, as a tensor; None for anything else."""
+    rows = value if all(isinstance(part, (tuple, list)) for part in value) else [value]
+    if not all(row and len(row) == len(rows[0]) and {*map(type, row)} <= {bool, int, float} for row in rows):
+        return None
+    return torch.tensor(value) if rows else None
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (tuple, list)):
+        yield from ((f"{name}[{number}]", part) for number, part in enumerate(value))
+        return
+    if isinstance(value, Mapping):
+        held = {str(key): part for key, part in value.items()}
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        held = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+    elif isinstance(value, (nn.Module, type)) or not hasattr(value, "__dict__") or callable(value):
+        return
+    else:
+        held = vars(value)
+    for key, part in held.items():
+        if _NO_RESULTS.fullmatch(key) is None:
+            yield f"{name}.{key}" if name else key, part
 
 
 def of_rows(output: Any) -> torch.Tensor:
@@ -108,6 +138,8 @@ class Sides:
     def _documents(
         self, name: str, value: torch.Tensor, alone: list[torch.Tensor]
     ) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+        if value.dim() == 0 or any(part.dim() == 0 for part in alone):
+            return None if any(part.dim() for part in (value, *alone)) else self._number(value, alone)
         for side in self.both:
             axis = columns_of(alone, [(1, n) for n in side.lengths])
             if axis is not None and value.dim() == alone[0].dim():
@@ -121,7 +153,20 @@ class Sides:
                 raise WrongShape(f"{name}: the model gave {len(value)} results for {len(alone)} documents")
             back = np.argsort(self.order)
             return [(value[int(place)], a[0]) for place, a in zip(back, alone, strict=True)]
+        if all(a.shape == value.shape for a in alone):  # of the call as a whole, and the same in each, or wrong
+            return [(value, a) for a in alone]
         return None
+
+    def _number(self, value: torch.Tensor, alone: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """One number of the whole call, beside what it is of all documents: their mean, sum, or what all of them have.
+
+        The mean may be over documents or over their tokens.
+        """
+        kept = torch.stack([part.double() for part in alone])
+        tokens = torch.tensor(self.lengths, dtype=kept.dtype, device=kept.device)
+        wanted = [kept.mean(), kept.sum(), (kept * tokens).sum() / tokens.sum()]
+        nearest = min(wanted, key=lambda each: largest(value.double(), each))
+        return [(value, nearest.to(value.dtype))] * len(alone)
 
     def per_token(self, name: str, value: torch.Tensor) -> list[torch.Tensor]:
         """Each document's part of a field (rows, columns, ...), or (documents, longest, ...) with padding behind."""
@@ -146,13 +191,16 @@ class Sides:
 
 
 def scales_of(documents: list[Fields]) -> dict[str, float]:
-    """The standard deviation of each field over all documents: what errors are relative to.
+    """The standard deviation of each field over all documents: what errors are relative to; 1 for whole numbers.
 
     A few values, such as one label of every document, may lie close together by chance; theirs are relative to their
     size too, as rounding is.
     """
     scales = {}
     for name in documents[0]:
+        if not documents[0][name].is_floating_point():
+            scales[name] = 1.0
+            continue
         values = torch.cat([document[name].detach().double().flatten() for document in documents])
         values = values[values.isfinite()]
         spread = float(values.std()) if values.numel() > 1 else 0.0
@@ -173,6 +221,8 @@ def errors_between(found: list[Fields], expected: list[Fields], scales: Mapping[
 def largest(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Largest difference; infinite where one is no number and the other is, or is another one."""
     found, expected = found.detach(), expected.detach()
+    if not found.is_floating_point():
+        found, expected = found.double(), expected.double()
     if not found.numel():
         return 0.0
     value = float(torch.where(found == expected, 0.0, found - expected).abs().max())

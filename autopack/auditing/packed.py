@@ -133,10 +133,19 @@ class PackedRuns:
         if (apart and name in WITHOUT_LABELS) or not self._tells_as_much(outputs, alone):
             # With labels, some models do not return all that they return without.
             outputs = fields_of(self.runner.run(**case.given(call)))
-        found, expected, unknown = Sides.of(call).split(outputs, alone)
+        sides = Sides.of(call)
+        if sum(sides.lengths) < math.prod(sides.shape):
+            # One number of a row with padding may be of its padding too, as it is in stock's padded batches.
+            outputs = {field: value for field, value in outputs.items() if value.dim()}
+        found, expected, unknown = sides.split(outputs, alone)
         if not any(expected):
             raise UnsupportedModel("no field of its output can be compared with what documents get alone")
         self.unknown |= set(unknown)
+        if unknown and not call.options:
+            raise UnsupportedModel(
+                f"nobody can tell which part of {', '.join(sorted(unknown))} in its output belongs to which document. "
+                f"Leave it out of the output, or run the documents one per row"
+            )
         scales = scales_of(expected)
         worst, field = max(errors_between(found, expected, scales))
         influence = None
@@ -224,8 +233,11 @@ class PackedRuns:
                     worst_loss = math.inf
             if not self._tells_as_much(outputs, alone):
                 outputs = fields_of(self.runner.run(**case.given(call, j)))
-            changed, _, _ = Sides.of(call).split(outputs, alone)
-            matrix[:, j] = [worst for worst, _ in errors_between(changed, found, scales)]
+            # One number of the whole call changes with each document.
+            of_parts = {name: value for name, value in outputs.items() if value.dim()}
+            changed, _, _ = Sides.of(call).split(of_parts, alone)
+            before = [{name: each[name] for name in after} for each, after in zip(found, changed, strict=True)]
+            matrix[:, j] = [worst for worst, _ in errors_between(changed, before, scales)]
         np.fill_diagonal(matrix, np.nan)
         return matrix, worst_loss, refused
 

@@ -199,7 +199,7 @@ class PaddedRuns:
             axis = columns_of(parts, [(1, length) for length in sides.lengths])
             if axis is not None:
                 parts = [rows_first(part, axis) for part in parts]
-            elif not all(len(part) == 1 and part.shape == parts[0].shape for part in parts):
+            elif not all(part.dim() and len(part) == 1 and part.shape == parts[0].shape for part in parts):
                 continue
             for document, part in zip(documents, parts, strict=True):
                 document[name] = part[0]
@@ -215,6 +215,10 @@ def _documents(fields: Fields, sides: Sides) -> list[Fields]:
     """What of each field belongs to each document; padding is left out, and the rest goes to the first document."""
     documents: list[Fields] = [{} for _ in sides.columns]
     for name, value in fields.items():
+        if value.dim() == 0:
+            for document in documents:
+                document[name] = value
+            continue
         axes = [(side, axis) for side in sides.both if (axis := columns_of([value], [side.shape])) is not None]
         flat = next((side for side in sides.both if len(value) == side.shape[0] * side.shape[1]), None)
         if axes:

@@ -35,6 +35,8 @@ class PaddedBatch:
         return {name: parts for name, parts in pairs.items() if parts is not None and parts[0].shape == parts[1].shape}
 
     def _parts(self, name: str, got: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        if not (got.dim() and wanted.dim()):
+            return got.reshape(1), wanted.reshape(1)
         # An encoder and its decoder may have batches of one shape.
         sides = self._sides[::-1] if name.startswith("encoder") else self._sides
         for real in sides:

@@ -112,7 +112,7 @@ class Document:
         found = {}
         for name, wanted in alone.items():
             value = outputs.get(name)
-            parts = None if value is None else self._parts(value, wanted)
+            parts = None if value is None or not (value.dim() and wanted.dim()) else self._parts(value, wanted)
             if parts is not None and parts[0].shape == parts[1].shape:
                 found[name] = parts
         return found
