@@ -61,6 +61,7 @@ class TestLeftAsItCame:
         assert tally_of(model).batches == 0
 
     @llamas
+    @torch.no_grad()
     def test_in_evaluation_without_labels(self, pair):
         stock, model = (which.eval() for which in pair)
         inputs = batch("causal LM", mask_of(PADDED))
@@ -80,6 +81,7 @@ class TestLeftAsItCame:
             assert tally_of(model).batches == 1
 
     @pytest.mark.parametrize("pair", [("bert", "sequence classification")], indirect=True)
+    @torch.no_grad()
     def test_an_encoder_has_no_cache_to_want(self, pair):
         stock, model = (which.eval() for which in pair)
         inputs = batch("sequence classification", mask_of(PADDED))
@@ -209,6 +211,7 @@ class TestFurtherIn:
     """What the top cannot unpad, its backbone may."""
 
     @llamas
+    @torch.no_grad()
     def test_last_logits(self, pair):
         stock, model = pair
         inputs = batch("causal LM", mask_of(PADDED, "left"))
@@ -225,7 +228,7 @@ class TestFurtherIn:
         An audit cannot call it, for it does not know what `shifted` is, so the batch then keeps its padding.
         """
         pair = stock, model = twins(build("llama"))
-        autopack.enable(model, verify=verify)
+        autopack.enable(model, verify=verify, unpad="always")
         inputs = batch("causal LM", mask_of(PADDED))
         labels = inputs["labels"][:, 1:].clamp(min=0)
         found = []
@@ -247,6 +250,7 @@ class TestFurtherIn:
         autopack.disable(model)
 
     @llamas
+    @torch.no_grad()
     def test_the_backbone_called_by_itself(self, pair):
         model = pair[1]
         mask = mask_of(PADDED)
@@ -255,6 +259,7 @@ class TestFurtherIn:
         assert logit_error(found, expected, mask) < FLOAT32
         assert tally_of(model).batches == 1
 
+    @torch.no_grad()
     def test_a_backbone_with_a_pooler(self):
         stock, model = twins(build("bert", "backbone"))
         mask = mask_of(PADDED)

@@ -158,9 +158,10 @@ class Audit:
         enabled = self.runner.enabled
         tally = None if enabled is None else enabled.tally.counted()
         sentinel = None if enabled is None else enabled.sentinel
+        padding_read = None if enabled is None else enabled.padding_read
         try:
             if enabled is not None:
-                enabled.sentinel = None  # what is watched is the user's training
+                enabled.sentinel = enabled.padding_read = None  # what is watched is the user's training
             self._find_required()
             with torch.set_grad_enabled(self._find_reference()):
                 labels = self.labels(training)
@@ -169,7 +170,7 @@ class Audit:
         finally:
             if enabled is not None and tally is not None:
                 vars(enabled.tally).update(tally)  # what is counted are the user's batches
-                enabled.sentinel = sentinel
+                enabled.sentinel, enabled.padding_read = sentinel, padding_read
         for name in self.modes:
             self.report.results.extend(results[name, train] for train in training if (name, train) in results)
         if enabled is not None and self.report.packed is not None:

@@ -119,6 +119,11 @@ class Call:
         return any(value is not None for name, value in self.arguments.items() if name in LABELS)
 
     @property
+    def is_trained(self) -> bool:
+        """Whether a gradient may come back to the model."""
+        return any(parameter.requires_grad for parameter in self.module.parameters())
+
+    @property
     def ignored_label(self) -> int:
         """The label that the loss leaves out."""
         told = self.arguments.get("ignore_index")
@@ -150,6 +155,11 @@ class Call:
         # Lightning trains what comes from `from_pretrained` in evaluation mode.
         trains = self.model.anatomy.entries[0].training or torch.is_grad_enabled()
         self.model.tally.ran(volume, trains, instead_of)
+
+    def ran_without_padding(self) -> None:
+        """Note that it does, for checkpoints that run it again."""
+        if self.model.padding_read is not None:
+            self.model.padding_read.forget(self.inputs)
 
     @property
     def labelled_padding(self) -> bool:

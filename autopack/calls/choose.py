@@ -14,11 +14,12 @@ from autopack.calls.generation import generates
 from autopack.calls.heads import documents, per_row_outputs
 from autopack.calls.packed import Packed
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
-from autopack.calls.plan import Deferred, Plan, Untouched
+from autopack.calls.plan import Deferred, LookedAt, Plan, Untouched
 from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
 from autopack.calls.unmasked import point_out
 from autopack.calls.unpadded import Unpadded
 from autopack.inspection.modules import is_pair
+from autopack.runtime.padding_read import LOOKS
 from autopack.runtime.scope import Activation
 
 logger = logging.getLogger(__name__)
@@ -71,8 +72,10 @@ def choose(call: Call) -> Plan:
     if anywhere is None and call.entry.inner and reason != per_row_outputs.REASON:
         labelled = labels_after_padding(call)
         if labelled is None:
-            return Deferred(call.model, reason, call.documents)
+            return Deferred(call.model, reason, call.documents, call.padding.real if call.outer is None else None)
         reason = labelled
+    if reason == LOOKS:
+        return LookedAt(call, reason, [("", call.padding.real)])
     refusals.check_documents_can_stay_padded(call, reason)
     return Untouched(call.model, reason, call.volume, keeps_padding=True)
 
@@ -120,6 +123,8 @@ def choose_pair(call: PairCall) -> Plan:
         if reason is not None:
             if anywhere is None and any(map(is_pair, call.entry.inner)):
                 return Deferred(call.model, reason, None)
+            if reason == LOOKS:
+                return LookedAt(call, reason, call.sides)
             return Untouched(call.model, reason, call.volume, keeps_padding=True)
     refusals.check_sites(call.model)
     return PairAsRows(call, packs)

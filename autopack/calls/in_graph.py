@@ -25,8 +25,15 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 class Place:
     """The place of one padded result in the graph, and the result: empty until somebody reads it."""
 
-    def __init__(self, packed: torch.Tensor, restore: Change, gather: Change, shape: tuple[int, ...]):
-        self._way = _Way(packed, restore, gather)
+    def __init__(
+        self,
+        packed: torch.Tensor,
+        restore: Change,
+        gather: Change,
+        shape: tuple[int, ...],
+        refuse: Callable[[], None] | None = None,
+    ):
+        self._way = _Way(packed, restore, gather, refuse)
         self.padded: torch.Tensor = _Place.apply(packed, self._way, shape)
         self._way.padded = weakref.ref(self.padded)
 
@@ -47,9 +54,11 @@ def tied(loss: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:
 class _Way:
     """What the graph knows of a padded result. It does not hold that result, which holds the graph."""
 
-    def __init__(self, packed: torch.Tensor, restore: Change, gather: Change):
+    def __init__(self, packed: torch.Tensor, restore: Change, gather: Change, refuse: Callable[[], None] | None = None):
         self.edge = get_gradient_edge(packed)
         self.restore, self.gather = restore, gather
+        self.refuse = refuse
+        """Raises, where a gradient comes back to padding."""
         self.padded: weakref.ref[torch.Tensor] | None = None
         self.sent: tuple[int, torch.Tensor] | None = None
         """A backward pass, and the gradient of the packed result that it has sent to the padded one as well."""
@@ -75,6 +84,10 @@ class _Place(torch.autograd.Function):
             return None, None, None
         found, sent = ctx.way.gather(gradient), ctx.way.sent
         ctx.way.sent = None
+        if ctx.way.refuse is not None:
+            of_tokens = ctx.way.restore(found.detach().nan_to_num())
+            if bool((of_tokens != gradient.detach().nan_to_num()).any()):
+                ctx.way.refuse()
         if sent is not None and sent[0] == torch._C._current_graph_task_id():
             found = found - sent[1]
         return found, None, None

@@ -19,27 +19,29 @@ from autopack.errors import UnsupportedModel
 from autopack.layout.forms import Form, Frame, Of, in_rows
 from autopack.layout.padding import Padding
 from autopack.layout.pair import Pair
+from autopack.runtime.padding_read import PaddingRead
 
 
 @torch._dynamo.disable
-def restore(output: Any, padding: Padding | Pair, pooled: bool = True) -> Any:
+def restore(output: Any, padding: Padding | Pair, pooled: bool = True, read: PaddingRead | None = None) -> Any:
     """The output of a model that ran on the packed row of a padded batch, as the batch would have given it.
 
     `pooled` says that a pooler was handed the rows of the batch, so that the output may hold vectors (rows, channels).
+    `read` is told of gradients that come back to padding of what stands beside a loss, and raises.
 
     Raises `UnsupportedModel` for a tensor whose place in the batch is not known.
     """
     if isinstance(output, Mapping):
         found = {name: _restored(name, value, padding.of(name), pooled) for name, value in output.items()}
         if _is_differentiable(found.get("loss")):
-            found["loss"] = _tied(found["loss"], found.values())
+            found["loss"] = _tied(found["loss"], found, read)
         if isinstance(output, ModelOutput):
             return _read_later(output, found)
         return type(output)({name: _read(value) for name, value in found.items()})  # type: ignore[call-arg]
     if isinstance(output, tuple | list):
         parts = [_restored(None, part, padding.of(None), pooled) for part in output]
         if parts and _is_differentiable(parts[0]):
-            parts[0] = _tied(parts[0], parts)
+            parts[0] = _tied(parts[0], {f"[{number}]": part for number, part in enumerate(parts)}, read)
         return type(output)(map(_read, parts))
     return _read(_restored(None, output, padding.of(None), pooled))
 
@@ -83,14 +85,15 @@ class _Packed:
         self._tensor, self._padding, self._form = tensor, padding, form
         self._place: Place | None = None
 
-    def places(self) -> Iterator[Place]:
+    def places(self, refuse: Callable[[], None] | None) -> Iterator[Place]:
         """A place in the graph of the loss, if it is in a graph."""
         if self._tensor.requires_grad:
             (rows, columns), shape, axis = self._padding.shape, self._tensor.shape, self._form.columns
             padded = (rows * columns, *shape[1:])
             if axis:
                 padded = (*shape[: axis - 1], rows, columns, *shape[axis + 1 :])
-            self._place = Place(self._tensor, self._restore, partial(_gathered, self._padding, axis), padded)
+            gather = partial(_gathered, self._padding, axis)
+            self._place = Place(self._tensor, self._restore, gather, padded, refuse)
             yield self._place
 
     @property
@@ -160,9 +163,12 @@ def _is_differentiable(loss: Any) -> bool:
     return loss.dim() == 0 and loss.requires_grad
 
 
-def _tied(loss: torch.Tensor, values: Iterable[Any]) -> torch.Tensor:
+def _tied(loss: torch.Tensor, values: Mapping[str, Any], read: PaddingRead | None) -> torch.Tensor:
     """The loss, with the padded outputs in its graph, as those of stock are."""
-    places = [place for packed in _packed_in(values) for place in packed.places()]
+    places: list[Place] = []
+    for name, value in values.items():
+        refuse = None if read is None else partial(read.refuse, name)
+        places += [place for packed in _packed_in([value]) for place in packed.places(refuse)]
     return tied(loss, places) if places else loss
 
 

@@ -61,8 +61,8 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
         yield "a row holds nothing but padding"
     if not always and call.labelled_padding:
         yield f"padding is labelled and counts in the loss (labels are not {call.ignored_label} there)"
-    if not always and any(given.get(name) is not None for name in ("start_positions", "end_positions")):
-        yield "the loss compares all columns of a row, padding included"
+    if not always and _compares_columns(call):
+        yield "its answer, or the loss of it, compares all columns of a row, padding included"
     if call.entry.reads_one_token_per_row and _reads_padding(call, padding):
         yield "the token that the head reads is padding in some row"
     if traits.whole_model_reason is not None:
@@ -85,6 +85,13 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
         yield f"{model_type} scores all pairs of a row, and one row of all documents would have more of them"
     if padding.has_holes and any(_looks_less_far_than(c, padding.columns) for c in call.model.anatomy.configs):
         yield "padding lies between tokens, and attention windows count it"
+    if not (always or call.has_labels or call.model.anatomy.causal) and (hidden := _hidden_tokens(call, padding)):
+        yield f"its mask hides tokens that are not the pad token ({', '.join(map(str, hidden))}), which may be read"
+    if call.model.padding_read is not None and call.inputs is not None:
+        before = call.model.tally.batches
+        why = call.model.padding_read.why_to_keep(call.inputs, call.has_labels, call.is_trained, before)
+        if why is not None:
+            yield why
 
 
 def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
@@ -114,6 +121,21 @@ def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
         if given.get("position_ids") is None and not (padding.on_the_right or traits.knows_padded_positions):
             model_type = call.model.anatomy.model_type
             yield f"how {model_type} counts positions after padding is not known; pass position_ids"
+
+
+def _compares_columns(call: Call) -> bool:
+    spans = call.entry.head is not None and call.entry.head.spans
+    return spans or any(call.arguments.get(name) is not None for name in ("start_positions", "end_positions"))
+
+
+def _hidden_tokens(call: Call, padding: Padding) -> list[int]:
+    """Some tokens under the mask that are not the pad token of the configuration, of a batch that is no pair's."""
+    pad = getattr(text_config(call.module.config), "pad_token_id", None)
+    ids = call.arguments.get("input_ids")
+    if not isinstance(pad, int) or not isinstance(ids, torch.Tensor) or ids.shape != padding.shape:
+        return []
+    hidden = host_values(ids)[~padding.real]
+    return sorted(set(hidden[hidden != pad].tolist()))[:3]
 
 
 def labels_after_padding(call: Call) -> str | None:

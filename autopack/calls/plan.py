@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -85,12 +86,39 @@ class Untouched(Plan):
             tally.left[self.reason] += 1
 
 
+class LookedAt(Untouched):
+    """A padded batch that goes through as it came, to see whether its results at padding are read."""
+
+    def __init__(self, call: Any, reason: str, sides: list[tuple[str, np.ndarray]]):
+        super().__init__(call.model, reason, call.volume, keeps_padding=True)
+        self._tokens, self._sides = call.inputs, sides
+
+    def finish(self, module: nn.Module, output: Any) -> Any:
+        model = self.scope.model
+        if model.padding_read is not None and not torch._C._are_functorch_transforms_active():
+            model.padding_read.look(output, self._sides, model.tally.batches, self._tokens)
+
+
 class Deferred(Plan):
     """A padded batch that this entry cannot run without its padding, and one further in may."""
 
     what = "is left to the model inside"
     defers = True
 
-    def __init__(self, model: EnabledModel, reason: str, documents: HeadDocuments | None):
+    def __init__(
+        self,
+        model: EnabledModel,
+        reason: str,
+        documents: HeadDocuments | None,
+        real: np.ndarray | None = None,
+    ):
         super().__init__(Scope(model))
-        self.reason, self.documents = reason, documents
+        self.reason, self.documents, self._real = reason, documents, real
+        self._before = model.tally.batches
+
+    def finish(self, module: nn.Module, output: Any) -> Any:
+        read, count = self.scope.model.padding_read, self.scope.model.tally.batches
+        if read is None or self._real is None or count == self._before or not read.is_due(self._before):
+            return  # the model inside has left the padding where it was, or this call is none to be looked at
+        if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active():
+            read.look(output, [("", self._real)], self._before, refuses=True)

@@ -50,12 +50,13 @@ class Unpadded(Plan):
     def count(self, tally: Tally) -> None:
         if self.call.documents is None:
             tally.count(self.padding)
+        self.call.ran_without_padding()
 
     @torch._dynamo.disable
     def finish(self, module: nn.Module, output: Any) -> Any:
         names = per_row_outputs.of_each_row(output, 1, self.padding.tokens, self.call.model.widths)
         if not names or (self.pooled and self.padding.rows == 1):
-            return restore(output, self.padding, self.pooled)
+            return restore(output, self.padding, self.pooled, self.call.model.padding_read)
         if self.call.documents is not None:
             raise UnsupportedModel(
                 f"{self.call.name}: {per_row_outputs.REASON}, and {self.call.documents.head} reads it, so documents "

@@ -23,6 +23,7 @@ from autopack.inspection.parts import Anatomy
 from autopack.inspection.positions import Numbering
 from autopack.inspection.sharding import Group
 from autopack.patching import SiteLease
+from autopack.runtime.padding_read import PaddingRead
 from autopack.runtime.row_group import RowGroup
 from autopack.runtime.tally import Tally
 
@@ -179,6 +180,8 @@ class EnabledModel:
         """What became of its padded batches."""
         self.logged: set[tuple[str, str, str]] = set()
         """Kinds of decisions about calls that have been logged."""
+        self.padding_read = None if options.unpad == "always" else PaddingRead()
+        """Whether what it gives at padding is read; None where that is not to be found out."""
         self.pooling: set[int] = set()
         """Levels of the entries that have been observed to return one result per row."""
         self.widths = frozenset(size for weight in anatomy.entries[0].parameters() for size in weight.shape)

@@ -69,6 +69,13 @@ class PairCall(Call):
         """Whether labels of a padded batch count padding of the decoder into the loss."""
         return self.pair.labelled_padding
 
+    @property
+    def sides(self) -> list[tuple[str, np.ndarray]]:
+        """Where real tokens are, (rows, columns), in parts of the output whose names begin so."""
+        encoder = self.pair.encoder
+        of_encoder = [] if encoder is None else [("encoder", encoder.places.real)]
+        return [*of_encoder, ("", self.pair.decoder.places.real)]
+
     def obstacle_anywhere(self) -> str | None:
         """Why a padded batch has to stay as it came, whatever entry could run it without its padding."""
         if self.model.traits.uses_positions and not all(half.places.on_the_right for half in self.pair.halves):
@@ -155,9 +162,10 @@ class PairAsRows(Plan):
     def count(self, tally: Tally) -> None:
         if self.pads:
             tally.count(*(half.places for half in self.pair.halves))
+            self.call.ran_without_padding()
 
     def finish(self, module: nn.Module, output: Any) -> Any:
-        restored = restore(output, self.pair)
+        restored = restore(output, self.pair, read=self.scope.model.padding_read)
         return restored.to_tuple() if self.wants_tuple else restored
 
 

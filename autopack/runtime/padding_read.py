@@ -1,0 +1,139 @@
+"""Does anybody read what a model gives at padding? The gradient that comes back to its output there says so.
+
+Without its padding a batch gives zeros there, which is all the same to whoever masks them out. A sum over all columns
+or a score of all of them is another number then. So the first batches that are differentiated run as they came.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from autopack.errors import UnsupportedModel
+from autopack.layout.forms import Frame, Of, rows_first
+
+logger = logging.getLogger(__name__)
+
+LOOKS = "whether its results at padding are read is found out in this call, by the gradient that they get"
+_BLIND = "nobody can tell whether its results at padding are read: they get no gradient"
+
+
+class PaddingRead:
+    """What is known of one model."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        """Batches that ran as they came, to find it out."""
+        self.due_at = 1
+        """The number of the padded batch from which on the next one does."""
+        self.answered = False
+        """Whether a gradient has come back to one that ran as it came."""
+        self.where: str | None = None
+        """The part of its output that is read at padding, where one is."""
+        self._looked_at: list[weakref.ref[torch.Tensor]] = []
+        """The tokens of the batches that ran as they came: checkpoints run them again when they are differentiated."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_looked_at": []}
+
+    def why_to_keep(self, tokens: torch.Tensor, has_labels: bool, trained: bool, before: int) -> str | None:
+        """Why a padded batch, `tokens` (rows, columns, ...), is to run as it came; None where it need not.
+
+        A loss that the model makes of labels does not read padding; others are outside of it. Nothing comes back to a
+        model that is not `trained`. `before` is the number of batches that have run without their padding.
+        """
+        if self.where is not None:
+            return f"its {self.where} was read at padding: a gradient came back to it there"
+        if has_labels or not torch.is_grad_enabled():
+            return None
+        if not trained and not tokens.requires_grad:
+            return _BLIND
+        if _is_run_again():
+            return LOOKS if any(ref() is tokens for ref in self._looked_at) else None
+        return LOOKS if self.is_due(before) or not self.answered else None
+
+    def is_due(self, before: int) -> bool:
+        """Whether padding is to be looked at in the next batch: at numbers 1, 2, 4, 8 and so on, or soon after."""
+        return before + self.looks + 1 >= self.due_at
+
+    def look(
+        self,
+        output: Any,
+        sides: list[tuple[str, np.ndarray]],
+        before: int,
+        tokens: torch.Tensor | None = None,
+        refuses: bool = False,
+    ) -> None:
+        """Look at the gradients that come back to an output of a batch that ran as it came, or `refuses` where not.
+
+        `sides` say where real tokens are, (rows, columns), in the parts of the output whose names begin so.
+        """
+        if _is_run_again():
+            return
+        self.looks += not refuses
+        self.due_at = 2 * (before + self.looks)
+        if tokens is not None:
+            self.forget(tokens)
+            self._looked_at.append(weakref.ref(tokens))
+        found = [(name, value) for name, value in _tensors("", output) if value.requires_grad]
+        shown = 0
+        for name, value in found:
+            real = next(real for prefix, real in sides if name.startswith(prefix))
+            form = Frame(*real.shape).form_of_output(name.partition("[")[0], value)
+            if form.of is Of.TOKEN:
+                padding = torch.from_numpy(~real).to(value.device)
+                value.register_hook(partial(self._arrived, name or "output", padding, form.columns, refuses))
+                shown += 1
+        self.answered |= shown == 0  # there is nothing at padding that anybody could read
+
+    def forget(self, tokens: torch.Tensor | None) -> None:
+        """Note that a batch of these tokens runs without its padding now."""
+        if not _is_run_again():
+            self._looked_at = [ref for ref in self._looked_at if ref() is not None and ref() is not tokens]
+
+    def refuse(self, name: str) -> None:
+        """Raise, where something beside the loss of the labels has read a part of the output at padding."""
+        self.where = name
+        raise UnsupportedModel(
+            f"a gradient came back to {name} at padding of a batch that autopack ran without it: something beside the "
+            f"loss of its labels reads there what stock gives, and got zeros. Padded batches keep their padding from "
+            f"now on, so run this step again; autopack.enable(model, unpad='never') keeps it from the beginning."
+        )
+
+    def _arrived(self, name: str, padding: torch.Tensor, axis: int, refuses: bool, gradient: torch.Tensor) -> None:
+        self.answered |= not refuses
+        found = gradient[padding.reshape(-1)] if axis == 0 else rows_first(gradient, axis)[padding]
+        if self.where is not None or not bool((found != 0).any()):
+            return
+        if refuses:
+            self.refuse(name)
+        else:
+            self.where = name
+            logger.warning(
+                "What this model gives at padding (%s) is read by what comes after it, and counts there: padded "
+                "batches keep their padding from now on. If nobody should read it, mask it out; unpad='always' does "
+                "not look.",
+                name,
+            )
+
+
+def _is_run_again() -> bool:
+    """Whether a backward pass is under way, in which checkpoints run what ran before."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _tensors(f"{name}.{key}" if name else str(key), part)
+    elif isinstance(value, tuple | list):
+        for number, part in enumerate(value):
+            yield from _tensors(f"{name}[{number}]", part)
