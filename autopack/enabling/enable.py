@@ -103,8 +103,9 @@ def enable(
         backend: What computes attention on packed rows: `auto`, `flash`, `varlen`, `flex`, `sdpa` or `eager`. `auto`
             chooses at each call from the model's `attn_implementation`, device, dtype and what the layer asks for.
         unpad: `auto` runs a padded batch as one packed row and gives its outputs their shape back, zero at padding,
-            wherever that is the same and no cache is wanted; `always` does so in evaluation without labels too, and
-            where padding takes part in the loss, which it then does not; `never` leaves padded batches as they come.
+            wherever that is the same and no cache is wanted; whether a loss made outside of the model reads padding is
+            found out in the first batches; `always` does so in evaluation without labels too, and where padding takes
+            part in the loss, which it then does not; `never` leaves padded batches as they come.
         verify: `auto` proves a model that no released run has covered: by a tiny twin of it, by its foreign parts one
             at a time, or, where these cannot tell, by an audit of the model itself within a budget of forwards, seconds
             and memory (docs/trust.md); `always` makes that audit in any case; `full` audits the model itself as
