@@ -161,11 +161,8 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
                 f"position_ids of rows that ranks share neither go on by one nor begin anew, so autopack cannot tell "
                 f"where documents of {call.name} begin. Declare them by seq_idx as well."
             )
-        starts = np.zeros((shape[0], columns), dtype=bool)
-        starts[:, 0] = True
-        real = np.ones_like(starts) if declared.real is None else declared.real
-        starts[:, 1:] |= real[:, 1:] != real[:, :-1]
-        layout = PackedLayout.from_starts(starts, device, declared.positions, real)
+        real = np.ones((shape[0], columns), dtype=bool) if declared.real is None else declared.real
+        layout = PackedLayout.of_padded(real, device, declared.positions)
     else:
         layout = layout.to(device)
     return layout, None if counted is None else host_values(counted).astype(bool)

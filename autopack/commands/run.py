@@ -15,7 +15,7 @@ from autopack.errors import AutopackError
 from autopack.launch import settings
 
 USAGE = """autopack run [options] SCRIPT.py ARGS...
-       autopack run [options] -m MODULE ARGS...
+       autopack run [options] -m MODULE ARGS...   (or -c CODE, or - for the code on stdin, as of python)
        autopack run [options] torchrun ARGS...   (or any other program)"""
 _LAUNCHERS = {"accelerate", "deepspeed", "torch", "torchrun"}
 """Programs and packages that train only in processes that they start."""
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             described |= {"type": whole_number, "metavar": option.metavar}
         parser.add_argument(f"--{option.name}", **described)
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module, as in `python -m`")
+    parser.add_argument("-c", dest="is_code", action="store_true", help="SCRIPT is code, as in `python -c`")
     # One argument and not two, for argparse would take a `--` that follows the script away.
     about = "a file, a module with -m, or a program on PATH; what follows it is its own"
     parser.add_argument("command_line", metavar="SCRIPT ARGS", nargs=argparse.REMAINDER, help=about)
@@ -63,7 +64,13 @@ def run(args: argparse.Namespace) -> int:
     script, *arguments = args.command_line[args.command_line[:1] == ["--"] :] or [""]
     if not script:
         raise CannotRun("there is nothing to run; name a script, a program, or -m MODULE")
-    command, launches = _command(script, args.is_module)
+    if args.is_module and args.is_code:
+        raise CannotRun("-m and -c cannot both be given; name a module or pass code")
+    as_code = script == "-" and not args.is_module
+    if args.is_code or as_code:
+        command, launches = [*_interpreter(), *(["-"] if as_code else ["-c", script])], False
+    else:
+        command, launches = _command(script, args.is_module)
     environment = _environment(args, script if launches else "")
     command += arguments
     sys.stdout.flush()

@@ -84,6 +84,14 @@ class PackedLayout:
         padding = None if real.all() else ~real.reshape(-1)[bounds[:-1]]
         return cls(rows, columns, bounds, device, first, padding, fixed)
 
+    @classmethod
+    def of_padded(cls, real: np.ndarray, device: torch.device, positions: np.ndarray | None = None) -> PackedLayout:
+        """Build from rows of one document each, true at its tokens; runs of padding are documents of their own."""
+        starts = np.zeros(real.shape, dtype=bool)
+        starts[:, 0] = True
+        starts[:, 1:] |= real[:, 1:] != real[:, :-1]
+        return cls.from_starts(starts, device, positions, real)
+
     def upload(self, array: np.ndarray) -> torch.Tensor:
         """A host array as a tensor on the layout's device."""
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)

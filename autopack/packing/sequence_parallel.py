@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import pad
 
@@ -60,18 +61,18 @@ def shard_rows(
         raise InvalidPacking("a batch whose rows are to be shared needs input_ids, a tensor (rows, columns)")
     rows, columns = ids.shape
     declared = declarations.read(batch, (rows, columns), ids.device, ignored_label=ignored_label)
-    layout = declared.layout or PackedLayout.from_lengths([[columns]] * rows, ids.device)
+    real = np.ones((rows, columns), dtype=bool) if declared.real is None else declared.real
+    layout = declared.layout or PackedLayout.of_padded(real, ids.device)
     more = -columns % ranks
     whole: dict[str, Any] = {"input_ids": pad(ids, (0, more), value=pad_token_id)}
-    whole["position_ids"] = pad(_positions(batch, layout), (0, more))
+    whole["position_ids"] = pad(_positions(batch, declared.layout, ids), (0, more))
     if more:  # positions of padding count, so that it is no longer than any document has them
         whole["position_ids"][:, columns:] = torch.arange(more, device=ids.device)
     if batch.get("seq_idx") is not None:
         number = layout.seq_idx.long()
         whole["seq_idx"] = torch.cat([number, number[:, -1:].expand(rows, more) + 1], dim=1)
     if more or declared.real is not None:
-        real = torch.ones_like(ids) if declared.real is None else torch.from_numpy(declared.real).to(ids)
-        whole["attention_mask"] = pad(real, (0, more))
+        whole["attention_mask"] = pad(torch.from_numpy(real).to(ids), (0, more))
     whole |= _labels(batch, layout, more, shift_labels, ignored_label)
     if batch.get("num_items_in_batch") is not None:  # of several batches that make one step
         whole["num_items_in_batch"] = int(batch["num_items_in_batch"])
@@ -92,16 +93,17 @@ def shard_rows(
     return {name: value for name, value in batch.items() if not isinstance(value, torch.Tensor)} | cut
 
 
-def _positions(batch: Mapping[str, Any], layout: PackedLayout) -> torch.Tensor:
+def _positions(batch: Mapping[str, Any], layout: PackedLayout | None, ids: torch.Tensor) -> torch.Tensor:
+    """Those of the batch, or of its documents; of a padded batch its columns."""
     given = batch.get("position_ids")
     if given is None:
-        return layout.position_ids()
+        given = torch.arange(ids.shape[1], device=ids.device) if layout is None else layout.position_ids()
     if given.dim() > 2:
         raise InvalidPacking(
             f"position_ids must be (rows, columns) where ranks share rows, not of several sections; found "
             f"{tuple(given.shape)}"
         )
-    return torch.as_tensor(given).expand(layout.rows, layout.columns)
+    return torch.as_tensor(given).expand(ids.shape)
 
 
 def _labels(

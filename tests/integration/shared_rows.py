@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 import random
 from collections.abc import Callable
@@ -83,7 +84,11 @@ def error(kind: str, batch_of: Callable[[Any], Any] = rows_of, change: Any = Non
         model = change(model)
     texts, batch = batch_of(model.config)
     alone = run_alone(plain, texts) if shifts else _alone_unshifted(plain, texts)
-    return _without_zeros(shared(model, batch, shifts=shifts), alone)
+    found = shared(model, batch, shifts=shifts)
+    mask = batch.get("attention_mask")
+    if mask is not None:
+        found = dataclasses.replace(found, logits=found.logits[mask.flatten() != 0])
+    return _without_zeros(found, alone)
 
 
 def _alone_unshifted(model: Any, texts: list[torch.Tensor]) -> Run:
@@ -349,6 +354,16 @@ def _watched() -> tuple[int, dict[str, int]]:
     return handle.watched.checks, dict(handle.watched.skipped)
 
 
+def _padded_on_the_left(config: Any) -> Any:
+    """Rows of one document each, of which nothing says positions: no label is compared with what padding predicts."""
+    texts = documents(config, [24, 17], 0)
+    short = torch.nn.functional.pad(texts[1], (7, 0))
+    mask = torch.ones(2, 24, dtype=torch.long)
+    mask[1, :7] = 0
+    ids = torch.cat([texts[0], short])
+    return texts, {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
 def all_findings(rank: int, _: Path) -> dict[str, Any]:
     """Everything that one group of processes can find after another."""
     dist.barrier()
@@ -357,6 +372,7 @@ def all_findings(rank: int, _: Path) -> dict[str, Any]:
     found["exact declared by seq_idx, padded"] = error("llama", declared_otherwise)
     found["exact segments"] = error("mistral", _segments)
     found["exact whole rows"] = error("llama", _whole_rows)
+    found["exact padded on the left"] = error("llama", _padded_on_the_left)
     found["exact reentrant"] = error("llama", change=_checkpointed(True))
     found["exact checkpointing"] = error("llama", change=_checkpointed(False))
     found["exact copy"] = error("llama", change=copy.deepcopy)

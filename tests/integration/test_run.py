@@ -142,6 +142,30 @@ def test_a_twin_of_a_model_is_none_of_the_script():
     assert not found.untrained
 
 
+@pytest.mark.parametrize("how", ["-c", "-"])
+def test_code_that_is_no_file_runs_as_python_runs_it(how):
+    """By `-c`, or from stdin: it is enabled as a script is, and has its own arguments."""
+    code = "import sys; from autopack.launch.session import current; print(sys.argv, __name__, file=sys.stderr); "
+    code += "print(current is not None)"
+    given, stdin = ([how, code], None) if how == "-c" else ([how], code)
+    kept = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED and not k.startswith("AUTOPACK_")}
+    found = [
+        subprocess.run(
+            [sys.executable, *command, *given, "one", "--two"],
+            cwd=directory(),
+            env={**kept, "OMP_NUM_THREADS": "1"},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        for command in ((), RUN)
+    ]
+    assert [done.returncode for done in found] == [0, 0], found[1].stderr
+    assert [done.stdout.strip() for done in found] == ["False", "True"]
+    assert found[0].stderr.splitlines()[0] == found[1].stderr.splitlines()[0]
+
+
 def free_port() -> str:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -327,6 +351,7 @@ def test_training_calls_are_checked_where_watch_says_so():
     [
         ([], {}, "there is nothing to run"),
         (["--strict"], {}, "there is nothing to run"),
+        (["-m", "-c", "pass"], {}, "-m and -c cannot both be given"),
         (["no/such.py"], {}, "there is no file no/such.py"),
         (["no_such"], {}, "a module is run with -m no_such"),
         (["."], {}, "is a directory without a __main__.py"),

@@ -73,6 +73,20 @@ def test_every_declaration_becomes_positions(form: str):
         assert numbers[0].tolist() == [0] * 3 + [1] * 7 + [2] * 2
 
 
+def test_the_first_token_after_padding_is_predicted_by_nothing():
+    """As in every padded batch of an enabled model; positions are those of the columns, as stock counts them."""
+    ids, mask = torch.arange(1, 9)[None], torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]])
+    labels = ids.masked_fill(mask == 0, -100)
+    parts = [
+        autopack.packing.shard_rows({"input_ids": ids, "attention_mask": mask, "labels": labels}, rank, 2)
+        for rank in range(2)
+    ]
+    whole = {name: torch.cat([part[name] for part in parts], dim=1)[0].tolist() for name in ("shift_labels",)}
+    assert whole["shift_labels"] == [-100] * 3 + [5, 6, 7, 8, -100]
+    assert [part["position_ids"].tolist() for part in parts] == [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]
+    assert [part["attention_mask"].tolist() for part in parts] == [[[0, 0, 0, 1]], [[1, 1, 1, 1]]]
+
+
 @pytest.mark.parametrize("items", [7, torch.tensor(7)])
 def test_the_number_of_items_of_a_step_stays_that_of_the_caller(items: Any):
     ids = torch.arange(1, 9)[None]
