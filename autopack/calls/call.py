@@ -178,6 +178,12 @@ class Call:
         told = self.arguments.get("output_attentions")
         return bool(told if told is not None else getattr(self.module.config, "output_attentions", False))
 
+    @property
+    def wants_states(self) -> bool:
+        """Whether the states of layers are asked for."""
+        told = self.arguments.get("output_hidden_states")
+        return bool(told if told is not None else getattr(self.module.config, "output_hidden_states", False))
+
     @cached_property
     def wants_router_loss(self) -> bool:
         """Whether the model may add a loss of its routers."""

@@ -85,13 +85,8 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
         yield f"{model_type} scores all pairs of a row, and one row of all documents would have more of them"
     if padding.has_holes and any(_looks_less_far_than(c, padding.columns) for c in call.model.anatomy.configs):
         yield "padding lies between tokens, and attention windows count it"
-    if not (always or call.has_labels or call.model.anatomy.causal) and (hidden := _hidden_tokens(call, padding)):
-        yield f"its mask hides tokens that are not the pad token ({', '.join(map(str, hidden))}), which may be read"
-    if call.model.padding_read is not None and call.inputs is not None:
-        before = call.model.tally.batches
-        why = call.model.padding_read.why_to_keep(call.inputs, call.has_labels, call.is_trained, before)
-        if why is not None:
-            yield why
+    if call.entry.head is None or call.wants_states:
+        yield from _reasons_of_readers(call, padding)
 
 
 def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
@@ -121,6 +116,18 @@ def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
         if given.get("position_ids") is None and not (padding.on_the_right or traits.knows_padded_positions):
             model_type = call.model.anatomy.model_type
             yield f"how {model_type} counts positions after padding is not known; pass position_ids"
+
+
+def _reasons_of_readers(call: Call, padding: Padding) -> Iterator[str]:
+    """Why a batch has to stay padded for those who may read its results at padding: a head may have none there."""
+    read = call.model.padding_read
+    if read is None or call.inputs is None:
+        return
+    if not (call.has_labels or call.model.anatomy.causal) and (hidden := _hidden_tokens(call, padding)):
+        yield f"its mask hides tokens that are not the pad token ({', '.join(map(str, hidden))}), which may be read"
+    why = read.why_to_keep(call.inputs, call.has_labels, call.is_trained, call.model.tally.batches)
+    if why is not None:
+        yield why
 
 
 def _compares_columns(call: Call) -> bool:

@@ -23,6 +23,7 @@ from sentence_transformers.losses import MultipleNegativesRankingLoss
 from sentence_transformers.models import Pooling, Transformer
 
 import autopack
+from autopack.runtime.padding_read import LOOKS
 from tests.integration.sentences import folder, sentences
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -32,7 +33,7 @@ NEAR = 1e-6
 
 def _skipped(handle: Any) -> int:
     """How many places of padding were not computed."""
-    assert not handle.enabled.tally.left
+    assert set(handle.enabled.tally.left) <= {LOOKS}
     return handle.enabled.tally.padding
 
 
