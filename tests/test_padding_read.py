@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers import BertModel
 
 import autopack
 from autopack import tiny
@@ -284,6 +285,74 @@ def test_what_is_read_beside_the_loss_of_labels_raises(model_type, task):
             break
     assert raised[0].startswith("a gradient came back to logits at padding")
     assert torch.allclose(of(model, all_columns), of(stock, all_columns), rtol=EXACT)
+    assert same_gradients(model, stock)
+
+
+def test_gradients_that_are_no_numbers_say_nothing():
+    """A scaler of losses begins so high that the first steps overflow, and infinity times a mask is no number."""
+    model = backbone()
+    given = batch(model)
+    handle = autopack.enable(model)
+    for scale in (float("inf"), float("inf"), 1.0, 1.0):
+        loss = OTHERS["the mean over tokens"](model(**given)[0], given["attention_mask"])
+        (loss * scale).backward()
+    assert not any(IS_READ in reason for reason in handle.tally.left)
+    for _ in range(3):
+        model(**given)
+    assert handle.tally.batches > 0
+
+
+@pytest.mark.parametrize("kind", ["the mean over all columns", "the mean over tokens"])
+def test_compiled_models(kind):
+    stock, model = twins(backbone())
+    given = batch(model)
+    handle = autopack.enable(model)
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(3):
+        reads = {**READERS, **OTHERS}[kind]
+        assert step(compiled, given, reads) == pytest.approx(step(stock, given, reads), rel=EXACT)
+    assert handle.tally.batches == int(kind in OTHERS)
+    torch.compiler.reset()
+
+
+def test_functional_gradients_keep_the_padding():
+    """No gradient of theirs can be looked at."""
+    stock, model = twins(backbone())
+    given = batch(model)
+    handle = autopack.enable(model)
+    parameters = dict(model.named_parameters())
+
+    def loss(which: Any, values: Any) -> torch.Tensor:
+        return torch.func.functional_call(which, values, kwargs=given)[0].mean(1).square().sum()
+
+    for _ in range(2):
+        found, wanted = (torch.func.grad(lambda values, w=w: loss(w, values))(parameters) for w in (model, stock))
+        assert all(torch.allclose(found[name], wanted[name], atol=1e-6) for name in wanted)
+    assert handle.tally.batches == 0
+
+
+def test_a_loss_of_labels_by_another_name_is_looked_at_too():
+    """Its own forward computes it, from arguments that nobody knows."""
+
+    class Users(BertModel):
+        def forward(self, targets: Any = None, **arguments: Any) -> Any:
+            output = super().forward(**arguments)
+            if targets is not None:
+                output["loss"] = (output[0].mean(-1) - targets).square().mean()
+            return output
+
+    first = backbone()
+    model = Users(first.config, add_pooling_layer=False).train()
+    model.load_state_dict(first.state_dict())
+    stock, model = twins(model)
+    given = batch(model)
+    targets = torch.zeros(given["input_ids"].shape)
+    autopack.enable(model)
+    for _ in range(3):
+        losses = [which(**given, targets=targets)["loss"] for which in (model, stock)]
+        for loss in losses:
+            loss.backward()
+        assert float(losses[0]) == pytest.approx(float(losses[1]), rel=EXACT)
     assert same_gradients(model, stock)
 
 

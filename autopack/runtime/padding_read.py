@@ -107,6 +107,8 @@ class PaddingRead:
         )
 
     def _arrived(self, name: str, padding: torch.Tensor, axis: int, refuses: bool, gradient: torch.Tensor) -> None:
+        if not bool(gradient.isfinite().all()):
+            return  # of a step that a scaler of losses will skip: infinity times a mask of zero is no zero
         self.answered |= not refuses
         found = gradient[padding.reshape(-1)] if axis == 0 else rows_first(gradient, axis)[padding]
         if self.where is not None or not bool((found != 0).any()):
