@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 import autopack
 from autopack import tiny
+from autopack.layout import host
 from autopack.layout.host import note_padding, recall, remember
 from autopack.packing import HostBatch
 from tests.conftest import token_ids
@@ -139,6 +140,38 @@ class TestHostBatch:
         tensor.data = torch.zeros_like(tensor)
         assert recall({"one": tensor}) == {}
 
+    @pytest.mark.parametrize(
+        "write",
+        [
+            lambda tensor: tensor.data.fill_(7),
+            lambda tensor: tensor.numpy().fill(7),
+            lambda tensor: torch.utils.dlpack.from_dlpack(tensor).fill_(7),
+        ],
+    )
+    def test_what_counts_no_version_up_is_seen(self, write):
+        """As a broadcast to the tensors of another rank does."""
+        tensor = torch.arange(4).clone()
+        remember(tensor, tensor)
+        version = tensor._version
+        write(tensor)
+        assert tensor._version == version
+        assert recall({"one": tensor}) == {}
+
+    def test_a_device_that_can_be_told_to_stop_is(self, monkeypatch):
+        """The CPU stands for a GPU here: it can be told so too, and does it at once."""
+        tensor = torch.arange(4).clone()
+        known = host._Known(host._State.of(tensor), tensor.clone(), tensor.clone())
+
+        class OnGpu(torch.Tensor):
+            device = torch.device("cuda")
+
+        there = tensor.as_subclass(OnGpu)
+        known = known._replace(state=host._State.of(there))
+        assert known.is_still(there)
+        tensor.data.fill_(7)
+        with pytest.raises(RuntimeError, match="written to after it was moved to this device"):
+            known.is_still(there)
+
     def test_what_is_written_on_the_host_afterwards_changes_nothing(self):
         batch = HostBatch(position_ids=torch.arange(4)[None])
         moved = batch.to("meta")
@@ -156,8 +189,6 @@ class TestHostBatch:
             assert recall(moved) == {}
 
     def test_a_tensor_is_forgotten_with_its_last_reference(self):
-        from autopack.layout import host
-
         before = len(host._known)
         moved = HostBatch(position_ids=torch.arange(4)[None]).to("meta")
         assert len(host._known) == before + 1

@@ -38,6 +38,14 @@ def host_values(tensor: torch.Tensor) -> np.ndarray:
     return np.array(found, dtype=bool if host.dtype == torch.bool else np.int64).reshape(tuple(host.shape))
 
 
+_WRITTEN_TO = (
+    "autopack: a tensor of a batch was written to after it was moved to this device, by a collective or by its .data, "
+    "so documents do not begin where the host has them. Write to a copy of it, and pass that"
+)
+_ASSERTING = ("cuda",)
+"""Kinds of devices that can be told to stop by what they meet."""
+
+
 class _State(NamedTuple):
     """What tells whether a tensor is still what it was: writing to it counts its version up."""
 
@@ -55,21 +63,46 @@ class _State(NamedTuple):
 _known: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
+class _Known(NamedTuple):
+    """What a tensor held when it was remembered."""
+
+    state: _State
+    host: torch.Tensor
+    there: torch.Tensor | None
+    """The same on its device; None where nothing need be compared there, or can be."""
+
+    def is_still(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor holds it now, as far as that can be told without waiting for its device.
+
+        Collectives, `tensor.data` and numpy write to a tensor and count no version up. On a CPU they are seen, and a
+        GPU is told to stop where it meets other values, which ends the process before anything is learned from them.
+        """
+        if self.state != _State.of(tensor):
+            return False
+        if tensor.device.type == "cpu":
+            return torch.equal(tensor, self.host)
+        if tensor.is_meta:
+            return True
+        if self.there is None:
+            return False
+        torch._assert_async((tensor == self.there).all(), _WRITTEN_TO)
+        return True
+
+
 def remember(tensor: torch.Tensor, host: torch.Tensor) -> None:
     """Keep what an integer or boolean tensor holds, `host` on the CPU, while that very tensor lives unchanged."""
     state = _State.of(tensor)
     if state is not None:
-        _known[tensor] = state, host.detach().clone()
+        there = tensor.detach().clone() if tensor.device.type in _ASSERTING else None
+        _known[tensor] = _Known(state, host.detach().clone(), there)
 
 
 def recall(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """What is known of those tensors among the arguments that were remembered and have not been written to since."""
     found: dict[str, torch.Tensor] = {}
     for name, value in arguments.items() if _known else ():
-        if isinstance(value, torch.Tensor) and value in _known:
-            state, host = _known[value]
-            if state == _State.of(value):
-                found[name] = host
+        if isinstance(value, torch.Tensor) and value in _known and _known[value].is_still(value):
+            found[name] = _known[value].host
     return found
 
 
@@ -112,7 +145,8 @@ class HostBatch(dict[str, Any]):
     beside a mask, `seq_idx` and cumulative lengths on the host, and a copy from a GPU waits for all work before it.
     `to` remembers for the moved tensors what they held on the CPU: accelerate, transformers' Trainer and Lightning move
     batches by it, and so does `batch.to("cuda")`. What is computed from a moved tensor, or written to it later, is
-    read from the device as ever. To models that are not enabled it is a dict.
+    read from the device as ever; what a collective writes to one of a GPU, which torch does not count, stops the
+    device with a message. To models that are not enabled it is a dict.
     """
 
     def to(self, device: Any, non_blocking: bool = False) -> HostBatch:
