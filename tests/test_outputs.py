@@ -55,6 +55,43 @@ def test_every_way_of_reading_gives_the_batch(read):
     assert not logits[~torch.from_numpy(REAL)].any()
 
 
+PAST_THE_CLASS = {
+    "dict.__getitem__": lambda o: (dict.__getitem__(o, "logits"), dict.__getitem__(o, "hidden_states")),
+    "dict.values": lambda o: list(dict.values(o))[1:],
+    "dict.items": lambda o: [value for name, value in dict.items(o) if name != "loss"],
+    "object.__getattribute__": lambda o: [object.__getattribute__(o, n) for n in ("logits", "hidden_states")],
+}
+
+
+@pytest.mark.parametrize("read", PAST_THE_CLASS.values(), ids=list(PAST_THE_CLASS))
+def test_what_is_read_past_the_class_is_as_good_as_the_batch(read):
+    found = output()
+    logits, hidden = read(found)
+    assert logits.shape == (2, 3, VOCABULARY)
+    assert [h.shape for h in hidden] == [(2, 3, VOCABULARY)] * 2
+    assert len(hidden) == 2
+    assert len(logits) == 2
+    plain = found.logits
+    assert type(plain) is torch.Tensor
+    total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.zeros(6, dtype=torch.long))
+    assert torch.equal(total, torch.nn.functional.cross_entropy(plain.flatten(0, 1), torch.zeros(6, dtype=torch.long)))
+    assert torch.equal(torch.stack([logits, hidden[0]])[0], plain)
+    for change in (
+        lambda x: x + 1,
+        lambda x: 1 - x,
+        lambda x: x / (2 * x + 1),
+        lambda x: -x @ x.mT,
+        lambda x: x[..., 0] > 0,
+        lambda x: x.detach().float().sum(-1),
+    ):
+        assert torch.equal(change(logits), change(plain))
+    assert np.array_equal(np.asarray(logits.detach()), plain.detach().numpy())
+    (gradient,) = torch.autograd.grad((logits * 2).sum(), hidden[0], allow_unused=True)
+    assert gradient is None or gradient.shape == plain.shape
+    with pytest.raises(AttributeError, match="no attribute 'such'"):
+        logits.such  # noqa: B018
+
+
 def test_it_is_an_instance_of_its_class_and_becomes_a_plain_one():
     found = output()
     assert isinstance(found, CausalLMOutputWithPast)

@@ -12,6 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 from transformers.utils import ModelOutput
 
 from autopack.calls.in_graph import Place, tied
@@ -173,9 +174,23 @@ def _tied(loss: torch.Tensor, values: Mapping[str, Any], read: PaddingRead | Non
 
 
 class _Waiting:
-    """An output that has not been read yet. It is restored as if that had been done when the forward ended."""
+    """An output that has not been read yet. It is restored as if that had been done when the forward ended.
+
+    Who gets hold of it past the class of the output, by `dict.values(output)` for instance, can use it as what it
+    stands for: torch's functions take it, and its attributes and operators are those of the padded output.
+    """
 
     __slots__ = ("grad", "inference", "value")
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(cls, cls.fetch, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)  # of protocols that it does not follow
+        return getattr(self.fetch(), name)
 
     def __init__(self, value: Any):
         self.value = value
@@ -185,6 +200,20 @@ class _Waiting:
     def fetch(self) -> Any:
         with torch.inference_mode(self.inference), torch.set_grad_enabled(self.grad):
             return _read(self.value)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    def apply(waiting: _Waiting, *others: Any) -> Any:
+        found, others = waiting.fetch(), tuple(o.fetch() if type(o) is _Waiting else o for o in others)
+        return getattr(found, name)(*others)
+
+    return apply
+
+
+_OPERATORS = "add sub mul truediv floordiv mod pow matmul and or xor"
+_OPERATORS = f"{_OPERATORS} {' '.join(f'r{name}' for name in _OPERATORS.split())} neg abs invert lt le gt ge"
+for _name in f"{_OPERATORS} getitem len iter bool float int array".split():
+    setattr(_Waiting, f"__{_name}__", _operator(f"__{_name}__"))
 
 
 def _read_later(output: ModelOutput, found: dict[str, Any]) -> ModelOutput:
