@@ -89,6 +89,21 @@ class TestLeftAsItCame:
         assert logit_error(model(**inputs).logits, stock(**inputs).logits, inputs["attention_mask"]) < FLOAT32
         assert tally_of(model).batches == 1
 
+    @pytest.mark.parametrize("when", ["before", "after"])
+    def test_where_layers_take_some_tokens_at_a_time(self, when):
+        """Stock asks of the columns of a batch that they are a multiple, and the tokens of a batch may be none."""
+        stock, model = twins(build("bert"))
+        inputs = batch("masked LM", mask_of(PADDED))  # 24 columns, 41 tokens
+        for which, size in ((stock, 4), (model, 4 if when == "before" else 0)):
+            for layer in which.bert.encoder.layer:
+                layer.chunk_size_feed_forward = size
+        with autopack.enable(model, verify="never") as handle:
+            for layer in model.bert.encoder.layer:
+                layer.chunk_size_feed_forward = 4
+            found, expected = (which(**inputs).loss for which in (model, stock))
+            assert torch.equal(found, expected)
+            assert list(handle.tally.left) == ["its layers take 4 tokens at a time, and its 41 are no multiple of that"]
+
     @pytest.mark.parametrize("pair", [("llama", "causal LM", "eager")], indirect=True)
     def test_where_attention_weights_are_wanted(self, pair):
         inputs = batch("causal LM", mask_of(PADDED))

@@ -20,7 +20,8 @@ class Anatomy:
     the modules that attend through transformers' interface, and `mixers` those that mix tokens in another way, or count
     them; `towers` the attention modules of parts that take no tokens, which pack by themselves, `within_token` those
     that attend within each token; `halves` the encoder and the decoder of a model that has both; `checkpointed` the
-    modules that may hold a gradient checkpointing function; `configs` those that entries and attention modules read.
+    modules that may hold a gradient checkpointing function; `chunked` those that may take some tokens at a time, as
+    many as their attribute `chunk_size_feed_forward` says, 0 for all; `configs` those that entries and attention modules read.
     `causal` says whether any attention hides later tokens, `one_way` whether all of it does, `counts_along_mask`
     whether the model's code adds up a mask to number tokens, `has_row_dependent_rotary` whether rotary frequencies
     depend on the longest position of a call.
@@ -34,6 +35,7 @@ class Anatomy:
     within_token: list[nn.Module]
     halves: tuple[nn.Module, nn.Module] | None
     checkpointed: list[nn.Module]
+    chunked: list[nn.Module]
     configs: list[PretrainedConfig]
     causal: bool
     one_way: bool
@@ -59,6 +61,7 @@ class Anatomy:
             within_token=within_token,
             halves=modules.halves(model),
             checkpointed=modules.checkpointed(model),
+            chunked=[module for module in model.modules() if "chunk_size_feed_forward" in vars(module)],
             configs=configs,
             causal=any(causal),
             one_way=all(causal),
