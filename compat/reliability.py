@@ -58,6 +58,20 @@ def _mutants(found: dict[str, Any]) -> list[str]:
     return [first, *(f"* not noticed: {name}" for name in survived)]
 
 
+def _attacks(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "What users do without meaning any harm. A case passes where the result is that of stock, or where autopack "
+        "refuses with the error that the case names.",
+        "",
+        "| kind | passed | failed | known to fail | skipped |",
+        "|---|---|---|---|---|",
+    ]
+    for kind, each in found["kinds"].items():
+        numbers = [each["counts"].get(what, 0) for what in ("passed", "failed", "known to fail", "skipped")]
+        lines.append(f"| {kind} | {' | '.join(map(str, numbers))} |")
+    return lines + [f"* failed: {name}" for each in found["kinds"].values() for name in each["failed"]]
+
+
 def _soak(found: dict[str, Any]) -> list[str]:
     lines = [
         f"{found['steps']:,} optimizer steps on random layouts: the weights of a packed, enabled model beside those of "
@@ -108,6 +122,7 @@ _SECTIONS = (
         "python -m compat.mutants --json compat/results/mutants.json",
         _mutants,
     ),
+    ("attacks", "Attacks", "python -m compat.attacks --json compat/results/attacks.json", _attacks),
     ("soak", "Long runs", "python -m compat.soak --json compat/results/soak.json", _soak),
     ("engines", "Training engines", "python -m compat.engines --json compat/results/engines.json", _engines),
     ("neighbours", "Libraries beside autopack", "python -m compat.neighbours --record", _neighbours),
