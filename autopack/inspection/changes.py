@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from itertools import chain
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any
 
 from torch import nn
@@ -37,7 +37,7 @@ _FOLLOWED = frozenset(
 """Fields of a configuration that calls read themselves, or that no forward reads."""
 
 
-_KINDS_OF_HOOKS = attrgetter("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_KINDS_OF_HOOKS = itemgetter("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 _HOOKS = "its hooks"
@@ -51,7 +51,8 @@ class Watch:
 
     def __init__(self, model: nn.Module, code: Provenance, configs: list[PretrainedConfig]):
         self._modules = list(model.modules())
-        self._structure, self._hooks = _structure(self._modules), _hooks(self._modules)
+        self._classes, self._hooks = list(map(type, self._modules)), _hooks(self._modules)
+        self._children = _Values([module._modules for module in self._modules])
         # One entry for each place: the same function stands in many trees of calls.
         places = [*code.places, *(place for module in self._modules for place in functions_on(module))]
         unique = {(id(mapping), name): (mapping, name, original(value)) for mapping, name, value in places}
@@ -62,10 +63,11 @@ class Watch:
         # A dict is held, and what somebody puts into it is seen.
         self._tensors = [held for module in self._modules for held in (module._parameters, module._buffers)]
         self._types = types_in(self._tensors)
+        self._parameters = _Values(self._tensors)
 
     def changed(self) -> str | None:
         """What has changed, in words, or None."""
-        if _structure(self._modules) != self._structure:
+        if list(map(type, self._modules)) != self._classes or self._children.changed():
             return "its modules"
         if self._hooks_changed():
             return _HOOKS
@@ -75,8 +77,10 @@ class Watch:
                 return f"the function {name}"
         if self._functions_added():
             return "a function on one of its modules, its forward or its loss"
-        if types_in(self._tensors) != self._types:
-            return "the types of its tensors"
+        if self._parameters.changed():
+            if types_in(self._tensors) != self._types:
+                return "the types of its tensors"
+            self._parameters = _Values(self._tensors)
         if self._process.changed():
             return "what stands in the place of torch's functions"
         return next((f"its {type(held.config).__name__}" for held in self._configs if held.changed()), None)
@@ -123,14 +127,19 @@ class Watch:
         return False
 
 
-def _structure(modules: list[nn.Module]) -> tuple[list[Any], ...]:
-    """The classes and children of modules, by identity."""
-    children = list(map(attrgetter("_modules"), modules))
-    return (
-        list(map(type, modules)),
-        list(map(len, children)),
-        list(map(id, chain.from_iterable(map(dict.values, children)))),
-    )
+class _Values:
+    """What some dicts hold, by identity. Nothing of it is kept alive: what is gone is no longer in its dict."""
+
+    def __init__(self, dicts: list[dict[str, Any]]):
+        self._dicts = dicts
+        self._filled = list(filter(None, dicts))
+        self._sizes, self._ids = list(map(len, dicts)), self._now()
+
+    def _now(self) -> list[int]:
+        return list(map(id, chain.from_iterable(map(dict.values, self._filled))))
+
+    def changed(self) -> bool:
+        return list(map(len, self._dicts)) != self._sizes or self._now() != self._ids
 
 
 def _sizes(modules: list[nn.Module]) -> list[int]:
@@ -144,7 +153,8 @@ def _functions(modules: list[nn.Module]) -> set[tuple[int, str, int]]:
 
 def _hooks(modules: list[nn.Module]) -> list[int]:
     """The numbers of the forward and backward hooks of modules."""
-    return list(chain.from_iterable(filter(None, chain.from_iterable(map(_KINDS_OF_HOOKS, modules)))))
+    held = map(_KINDS_OF_HOOKS, map(vars, modules))
+    return list(chain.from_iterable(filter(None, chain.from_iterable(held))))
 
 
 class _Config:
