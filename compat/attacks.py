@@ -28,6 +28,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "code that mixes tokens beyond what its proof has run: lengths, counts, tokens, arguments, modes": (
         "tests/test_envelope.py",
         "tests/test_watched_calls.py",
+        "tests/test_branches_by_chance.py",
     ),
     "outputs beside logits: whole numbers, lists, objects, numbers of a call": ("tests/test_other_outputs.py",),
     "padding that is read": ("tests/test_padding_read.py",),

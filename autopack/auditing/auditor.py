@@ -8,8 +8,11 @@ the model's own loss makes of the documents' labels.
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ from transformers import PreTrainedModel
 from autopack.auditing.asking import argument_names
 from autopack.auditing.budget import Meter, OverBudget
 from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase
+from autopack.auditing.chance import DRAWN, Pinned, draws
 from autopack.auditing.fields import errors_between, fields_of, scales_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.losses import Labels
@@ -107,6 +111,15 @@ def check_can_be_audited(model: PreTrainedModel) -> None:
         raise UnsupportedModel(f"{type(model).__name__} {why}")
 
 
+def dtype_of(model: torch.nn.Module) -> torch.dtype:
+    """The floating-point dtype that most of the parameters of a model have, by their elements."""
+    sizes: Counter[torch.dtype] = Counter()
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            sizes[parameter.dtype] += parameter.numel()
+    return max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
+
+
 class Audit:
     """One audit of one model: which modes are run, and what comes of them."""
 
@@ -136,7 +149,7 @@ class Audit:
         }
         self.all = modes is None
         self.modes = tuple(name for name in modes or EVERY_MODE if there[name])
-        dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+        dtype = dtype_of(model)
         tolerance = TOLERANCE.get(dtype, 1e-4)
         self.report = LeakReport(
             model=f"{type(model).__name__} ({model.config.model_type})",
@@ -155,6 +168,7 @@ class Audit:
     def run(self, training: tuple[bool, ...], gradients: bool) -> LeakReport:
         """Run all modes and fill in the report."""
         results: dict[tuple[str, bool], ModeResult] = {}
+        by_chance: list[ModeResult] = []
         enabled = self.runner.enabled
         tally = None if enabled is None else enabled.tally.counted()
         sentinel = None if enabled is None else enabled.sentinel
@@ -167,10 +181,13 @@ class Audit:
                 labels = self.labels(training)
                 for result in self.measured(training, gradients and torch.is_grad_enabled(), labels):
                     results[result.mode, result.training] = result
+                if self.all and True in training:
+                    by_chance = self._by_chance()
         finally:
             if enabled is not None and tally is not None:
                 vars(enabled.tally).update(tally)  # what is counted are the user's batches
                 enabled.sentinel, enabled.padding_read = sentinel, padding_read
+        self.report.results.extend(by_chance)
         for name in self.modes:
             self.report.results.extend(results[name, train] for train in training if (name, train) in results)
         if enabled is not None and self.report.packed is not None:
@@ -185,6 +202,26 @@ class Audit:
                     f"model.config.use_cache = False, and stock runs without it too"
                 )
         return self.report
+
+    @torch.no_grad()
+    def _by_chance(self) -> list[ModeResult]:
+        """What leaks in packed rows in training, where the model takes a branch by chance always, and never.
+
+        Code may give no numbers, or raise, for draws that hardly ever come.
+        """
+        self.model.train()
+        wrong = []
+        try:
+            if not draws(lambda: self.runner.stock(self.case.alone(MODES["default"](self.case), 0))):
+                return []
+            for drawn, value in DRAWN.items():
+                with Pinned(value):
+                    result = PackedRuns(self.runner, self.case, None).measure("default", None, False, False, False)
+                if math.isfinite(result.worst) and not self.report.is_exact(result):
+                    wrong.append(replace(result, mode=f"default, {drawn}"))
+        except (Exception, OverBudget) as error:
+            self.report.notes["branches by chance"] = f"not measured: {type(error).__name__}: {error}"
+        return wrong
 
     def _place(self) -> str | None:
         """Where the difference of the worst packed call begins; None where that cannot be told."""

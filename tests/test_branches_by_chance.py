@@ -1,0 +1,127 @@
+"""A branch that a model takes by chance in training is run when it is proven, however rarely it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaForCausalLM
+
+import autopack
+from autopack import tiny
+from autopack.auditing.auditor import dtype_of
+from autopack.auditing.chance import DRAWN, Pinned
+from autopack.errors import UnsupportedModel
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+LEAK = 1e-2
+"""Of the deviation of logits in float32; what leaks here is above 1."""
+RARE = 0.002
+"""How often a branch is taken."""
+
+
+def build(takes: Callable[[], Any], change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    class Users(LlamaForCausalLM):
+        def forward(self, input_ids: Any = None, **arguments: Any) -> Any:
+            states = self.get_input_embeddings()(input_ids)
+            if self.training and takes():
+                states = change(states)
+            return super().forward(inputs_embeds=states, **arguments)
+
+    stock = tiny.build("llama")
+    model = Users._from_config(stock.config)
+    model.load_state_dict(stock.state_dict())
+    return model.train()
+
+
+def mixed(states: torch.Tensor) -> torch.Tensor:
+    return states + 0.5 * states.cumsum(1)
+
+
+TAKEN: dict[str, Callable[[], Any]] = {
+    "a number below": lambda: torch.rand(()) < RARE,
+    "a number above": lambda: torch.rand(1).item() > 1 - RARE,
+    "like another": lambda: bool(torch.rand_like(torch.zeros(1)) < RARE),
+    "in place": lambda: bool(torch.empty(1).uniform_() < RARE),
+    "in place, of a range": lambda: bool(torch.empty(1).uniform_(-1, 3) > 3 - 4 * RARE),
+    "in place, of a range by name": lambda: bool(torch.empty(1).uniform_(to=4) < 4 * RARE),
+    "a coin": lambda: bool(torch.bernoulli(torch.full((1,), RARE))),
+    "a coin's method": lambda: bool(torch.full((1,), RARE).bernoulli()),
+}
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+def test_a_branch_that_mixes_tokens_is_refused(kind):
+    with pytest.raises(UnsupportedModel, match="all draws near [01]"):
+        autopack.enable(build(TAKEN[kind], mixed))
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+def test_one_that_does_not_is_served(kind):
+    model = build(TAKEN[kind], lambda states: 2 * states)
+    state = torch.get_rng_state()
+    assert autopack.enable(model).verified
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_it_leaks_where_nobody_asked():
+    """The control: one call in five hundred trains on other documents."""
+    takes = [True]
+    model = build(lambda: takes[0], mixed)
+    ids = tiny.tokens(model.config, 1, 12)
+    with torch.no_grad(), autopack.enable(model, verify="never"):
+        packed = model(input_ids=ids, position_ids=torch.arange(6).repeat(2)[None]).logits[0, 6:]
+        alone = model(input_ids=ids[:, 6:]).logits[0]
+    assert (packed - alone).abs().max() > LEAK * alone.std()
+
+
+def test_code_that_gives_no_numbers_for_rare_draws_is_judged_by_others():
+    """As Gumbel's noise gives none of a number that is nothing, and as code may stop at what never comes."""
+
+    def takes() -> bool:
+        if float(torch.rand(())) > 1 - RARE:
+            raise RuntimeError("hardly ever")
+        return True
+
+    model = build(takes, lambda states: states + 0 * torch.log(torch.rand(()) - 2e-4))
+    assert autopack.enable(model).verified
+
+
+@pytest.mark.parametrize("value", DRAWN.values())
+def test_what_is_drawn(value):
+    with Pinned(value):
+        assert torch.rand(3).tolist() == pytest.approx([value] * 3)
+        assert torch.empty(2).uniform_(2, 4).tolist() == pytest.approx([2 + 2 * value] * 2)
+        assert torch.bernoulli(torch.tensor([0.0, 0.5, 1.0])).tolist() == [0.0, float(value < 0.5), 1.0]
+        assert torch.randn(100).std() > 0.5
+        assert len(set(torch.randperm(9).tolist())) == 9
+    assert not (torch.rand(3) == value).any()
+
+
+def test_the_precision_is_that_of_most_parameters():
+    """One of half precision that comes first does not make a leak of two hundredths pass for rounding."""
+
+    class Users(LlamaForCausalLM):
+        def __init__(self, config: Any, more: Any = None):
+            super().__init__(config)
+            parts = dict(self._modules)
+            self._modules.clear()
+            self.scale = nn.Linear(1, 1, dtype=torch.bfloat16)
+            self._modules.update(parts)
+            self.more = more
+
+        def forward(self, input_ids: Any = None, **arguments: Any) -> Any:
+            states = self.get_input_embeddings()(input_ids)
+            return super().forward(inputs_embeds=states + 3e-3 * states.cumsum(1), **arguments)
+
+    stock = tiny.build("llama")
+    model = Users(stock.config, object())  # which no twin can be made of
+    model.load_state_dict(stock.state_dict(), strict=False)
+    assert next(model.parameters()).dtype == torch.bfloat16
+    assert dtype_of(model) == torch.float32
+    with pytest.raises(UnsupportedModel, match="logits are off by"):
+        autopack.enable(model)
