@@ -191,6 +191,14 @@ def _has_keyword(code: CodeType, name: str) -> bool:
 
 
 @cache
+def hides_pad_in_decoder(cls: Any) -> bool:
+    """Whether an encoder-decoder hides padding tokens from its decoder by a mask that its forward makes itself."""
+    code = inspect.unwrap(cls.forward).__code__
+    stored = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_FAST"}
+    return "decoder_attention_mask" in stored and "pad_token_id" in names_in(code)
+
+
+@cache
 def names_in(code: CodeType) -> frozenset[str]:
     """The global names and attributes that a function reads, those of functions inside it too."""
     inner = (names_in(part) for part in code.co_consts if isinstance(part, CodeType))

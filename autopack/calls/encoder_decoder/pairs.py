@@ -23,10 +23,12 @@ from autopack.calls.outputs import restore
 from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere
 from autopack.calls.plan import Plan
 from autopack.errors import InvalidPacking, UnsupportedModel
+from autopack.inspection import source
 from autopack.layout import IGNORED_LABEL
 from autopack.layout import pair as pairs
 from autopack.layout.batches import DocumentBatch
 from autopack.layout.forms import Form, Frame, Of
+from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half, Pair
 from autopack.layout.ways import CACHES, LAYOUT_KWARGS
@@ -76,8 +78,26 @@ class PairCall(Call):
         of_encoder = [] if encoder is None else [("encoder", encoder.places.real)]
         return [*of_encoder, ("", self.pair.decoder.places.real)]
 
+    def hides_labels(self, given: tuple[str, ...]) -> bool:
+        """Whether the model hides tokens of its decoder that it makes of labels, those that are padding tokens.
+
+        Where one of the arguments `given` is there, it makes none, or no mask.
+        """
+        labels, config = self.arguments.get("labels"), self.module.config
+        if labels is None or any(self.arguments.get(name) is not None for name in given):
+            return False
+        if not source.hides_pad_in_decoder(source.class_of(self.module)):
+            return False
+        if config.decoder_start_token_id == config.pad_token_id:
+            return True
+        values, real = host_values(labels), self.pair.decoder.places.real
+        hidden = (values == config.pad_token_id) | (values == IGNORED_LABEL)
+        return bool((hidden[:, :-1] & real[:, 1:]).any())  # the last label is no token of the decoder
+
     def obstacle_anywhere(self) -> str | None:
         """Why a padded batch has to stay as it came, whatever entry could run it without its padding."""
+        if self.hides_labels(given=_OF_DECODER[:3]):
+            return "a label is the padding token, or counts for nothing, and the model hides it from its decoder"
         if self.model.traits.uses_positions and not all(half.places.on_the_right for half in self.pair.halves):
             return f"how {self.model.anatomy.model_type} counts positions after padding is not known"
         if self.wants_router_loss:
@@ -106,6 +126,12 @@ class PairCall(Call):
             raise UnsupportedModel(
                 f"{self.name} was asked for the losses of its routers with packed rows, where they would be over rows "
                 f"of all documents. Set output_router_logits=False, or run the documents one per row."
+            )
+        if self.hides_labels(given=_OF_DECODER[:2]):  # a mask declares documents, and a document alone has none
+            raise UnsupportedModel(
+                f"{self.name} hides padding tokens from its decoder, and some of the labels of packed rows that it "
+                f"makes the decoder's tokens of are such, or count for nothing. Pass decoder_input_ids, or run the "
+                f"documents one per row."
             )
         if self.wants_weights:
             raise UnsupportedModel(

@@ -1,0 +1,122 @@
+"""A model that makes the decoder's tokens of labels may hide those that are padding tokens from its decoder.
+
+`EncoderDecoderModel` does; BART and T5, which make them too, hide none of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertConfig, EncoderDecoderConfig, EncoderDecoderModel
+
+import autopack
+from autopack import tiny
+from autopack.inspection import source
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+PAD, START, EXACT, WRONG = 0, 1, 1e-6, 1e-3
+"""Of a deviation of the logits in float32; a token that is seen and should not be is worth 1e-2."""
+
+
+def build(start: int = START) -> tuple[Any, Any]:
+    words = tiny.config("bert", task="masked-lm").to_dict()
+    encoder = BertConfig(**{**words, "is_decoder": False})
+    decoder = BertConfig(**{**words, "is_decoder": True, "add_cross_attention": True})
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    config.decoder_start_token_id, config.pad_token_id = start, PAD
+    torch.manual_seed(0)
+    model = EncoderDecoderModel(config).eval()
+    return copy.deepcopy(model), model
+
+
+def batch() -> dict[str, torch.Tensor]:
+    config = tiny.config("bert", task="masked-lm")
+    ids, labels = tiny.tokens(config, 2, 9, seed=1), tiny.tokens(config, 2, 7, seed=2)
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    labels[1, 4:] = -100
+    return {"input_ids": ids.masked_fill(mask == 0, PAD), "attention_mask": mask, "labels": labels}
+
+
+def difference(found: Any, expected: Any, labels: torch.Tensor) -> float:
+    errors = (found.logits - expected.logits).abs().amax(-1)[labels != -100]
+    return float(errors.max() / expected.logits.std())
+
+
+@pytest.mark.parametrize("label", [PAD, -100])
+@torch.no_grad()
+def test_a_label_that_is_hidden_keeps_the_padding(label):
+    stock, model = build()
+    given = batch()
+    given["labels"][0, 3] = label
+    handle = autopack.enable(model)
+    assert difference(model(**given), stock(**given), given["labels"]) == 0.0
+    assert [reason for reason in handle.tally.left if "hides it from its decoder" in reason]
+
+
+@pytest.mark.parametrize("column", [6, None])
+@torch.no_grad()
+def test_a_label_that_no_later_one_sees_does_not(column):
+    stock, model = build()
+    given = batch()
+    if column is not None:  # the last one of the longest row
+        given["labels"][0, column] = PAD
+    handle = autopack.enable(model)
+    assert difference(model(**given), stock(**given), given["labels"]) < EXACT
+    assert handle.tally.batches == 1
+
+
+@torch.no_grad()
+def test_tokens_that_are_given_are_hidden_from_nobody():
+    """The control: with the decoder's tokens in the call, the same label is seen, by stock too."""
+    stock, model = build()
+    given = batch()
+    given["labels"][0, 3] = PAD
+    made = given["labels"].masked_fill(given["labels"] == -100, PAD)
+    given["decoder_input_ids"] = torch.cat([torch.full((2, 1), START), made[:, :-1]], dim=1)
+    handle = autopack.enable(model)
+    seen = model(**given)
+    assert handle.tally.batches == 1
+    del given["decoder_input_ids"]
+    assert difference(seen, stock(**given), given["labels"]) > WRONG
+
+
+@torch.no_grad()
+def test_a_first_token_that_is_hidden_keeps_the_padding():
+    stock, model = build(start=PAD)
+    handle = autopack.enable(model)
+    assert difference(model(**batch()), stock(**batch()), batch()["labels"]) == 0.0
+    assert handle.tally.batches == 0
+
+
+@torch.no_grad()
+def test_packed_rows_with_such_a_label_are_refused():
+    """A document alone, in the default call, hides it."""
+    stock, model = build()
+    given = batch()
+    row = {
+        "input_ids": given["input_ids"][:1],
+        "attention_mask": torch.tensor([[1] * 5 + [2] * 4]),
+        "labels": given["labels"][:1],
+        "decoder_attention_mask": torch.tensor([[1] * 3 + [2] * 4]),
+    }
+    autopack.enable(model)
+    alone = [
+        stock(input_ids=ids, labels=labels).logits
+        for ids, labels in zip(row["input_ids"].split((5, 4), 1), row["labels"].split((3, 4), 1), strict=True)
+    ]
+    assert (model(**row).logits - torch.cat(alone, dim=1)).abs().max() < EXACT * alone[0].std()
+    row["labels"] = row["labels"].clone()
+    row["labels"][0, 1] = PAD
+    with pytest.raises(autopack.UnsupportedModel, match="hides padding tokens from its decoder"):
+        model(**row)
+
+
+def test_which_models_hide_them():
+    assert source.hides_pad_in_decoder(EncoderDecoderModel)
+    for model_type in ("t5", "bart", "marian"):
+        assert not source.hides_pad_in_decoder(type(tiny.build(model_type, task="seq2seq")))
