@@ -20,8 +20,13 @@ pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 LEAK = 1e-2
 """Of the deviation of logits in float32; what leaks here is above 1."""
-RARE = 0.002
-"""How often a branch is taken."""
+RARE = 3e-4
+"""How often a branch is taken: with the seed of these tests never by chance."""
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
 
 
 def build(takes: Callable[[], Any], change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

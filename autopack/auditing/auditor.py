@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from autopack.auditing.asking import argument_names
 from autopack.auditing.budget import Meter, OverBudget
 from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase
-from autopack.auditing.chance import DRAWN, Pinned, draws
+from autopack.auditing.chance import DRAWN, Pinned, drawn_so_far
 from autopack.auditing.fields import errors_between, fields_of, scales_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.losses import Labels
@@ -179,9 +179,10 @@ class Audit:
             self._find_required()
             with torch.set_grad_enabled(self._find_reference()):
                 labels = self.labels(training)
+                before = drawn_so_far()
                 for result in self.measured(training, gradients and torch.is_grad_enabled(), labels):
                     results[result.mode, result.training] = result
-                if self.all and True in training:
+                if self.all and True in training and drawn_so_far() != before:
                     by_chance = self._by_chance()
         finally:
             if enabled is not None and tally is not None:
@@ -212,8 +213,6 @@ class Audit:
         self.model.train()
         wrong = []
         try:
-            if not draws(lambda: self.runner.stock(self.case.alone(MODES["default"](self.case), 0))):
-                return []
             for drawn, value in DRAWN.items():
                 with Pinned(value):
                     result = PackedRuns(self.runner, self.case, None).measure("default", None, False, False, False)
