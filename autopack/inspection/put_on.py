@@ -41,15 +41,25 @@ def why_foreign_function(module: nn.Module, name: str, value: Any) -> str | None
         return None
     module_name = str(getattr(inner, "__module__", "") or "torch")
     of_torch = module_name.startswith(("torch", "_")) and module_name != "torch.utils.checkpoint"
-    if not of_torch or any(_names(function, inner) for function in constructors(type(module))):
+    if not of_torch or any(_names(function, inner) for function in _making(type(module))):
         return None
     return f"its {name}, set on the instance, is {whose(value)}, which its class does not put there"
+
+
+def _making(cls: type) -> Iterator[FunctionType]:
+    """The constructors of a class, and the methods that they name."""
+    for constructor in constructors(cls):
+        yield constructor
+        methods = (getattr(cls, name, None) for name in names_in(constructor.__code__))
+        yield from (method for method in methods if isinstance(method, FunctionType))
 
 
 def _names(constructor: FunctionType, function: Any) -> bool:
     """Whether a constructor names a function, the class that it belongs to, or a table in which it stands."""
     names, known = names_in(constructor.__code__), constructor.__globals__
     owner = getattr(function, "__self__", None)
+    if any(getattr(torch.fft, name, None) is function for name in names):  # they have longer names of their own
+        return True
     if function.__name__ in names or (isinstance(owner, type) and owner.__name__ in names):
         return True
     tables = (known[name] for name in names if isinstance(known.get(name), Mapping))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import transformers
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from autopack import tiny
+from autopack.inspection.provenance import Provenance
 from autopack.trust import configuration, recorded
 from autopack.trust.data import load, nearest, survey_of, surveyed
 from tests.trust.published import PUBLISHED
@@ -225,3 +228,26 @@ def test_parts_stand_under_their_own_type():
 def test_the_nearest_record_is_asked_first(release, first):
     assert nearest(release)[0] == first
     assert sorted(nearest(release)) == sorted(surveyed())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("task", [task for task in tiny.TASKS if task != "multimodal-lm"])
+def test_no_type_of_transformers_runs_code_of_somebody_elses(task):
+    """What a constructor puts on a module is its own, by whatever way it gets there."""
+    found = {}
+    for model_type in tiny.types_for(task):
+        try:
+            model = tiny.build(model_type, task=task)
+        except (tiny.CannotBuild, ImportError):
+            continue
+        found[model_type] = Provenance(model).foreign
+    assert len(found) > 10
+    assert {name: foreign for name, foreign in found.items() if foreign} == {}
+
+
+def test_a_function_that_a_method_of_the_constructor_puts_there_is_its_own():
+    """FNet's transform is put on its modules by a method, and torch gives it a longer name."""
+    model = tiny.build("fnet", task="masked-lm")
+    assert Provenance(model).foreign == []
+    model.fnet.encoder.layer[0].fourier.self.fourier_transform = functools.partial(torch.fft.fft, dim=1)
+    assert "fourier_transform" in Provenance(model).foreign[0]
