@@ -49,7 +49,7 @@ class PaddingRead:
         model that is not `trained`. `before` is the number of batches that have run without their padding.
         """
         if self.where is not None:
-            return f"its {self.where} was read at padding: a gradient came back to it there"
+            return f"{self.where} of its output was read at padding: a gradient came back to it there"
         if has_labels or not torch.is_grad_enabled():
             return None
         if not trained and not tokens.requires_grad:
