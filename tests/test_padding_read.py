@@ -356,6 +356,23 @@ def test_a_loss_of_labels_by_another_name_is_looked_at_too():
     assert same_gradients(model, stock)
 
 
+def test_states_that_are_asked_of_a_head_beside_labels_are_looked_at():
+    """Squares of zeros have no slope, so that nothing would come back to padding that is not there."""
+    stock, model = twins(tiny.build("bert", task="sequence-classification").train())
+    given: dict[str, Any] = {**batch(model), "output_hidden_states": True, "labels": torch.tensor([0, 1, 0])}
+    handle = autopack.enable(model)
+    for _ in range(3):
+        losses = []
+        for which in (model, stock):
+            output = which(**given)
+            loss = output.loss + output.hidden_states[-1].square().mean()
+            loss.backward()
+            losses.append(loss.detach())
+        assert torch.allclose(*losses, rtol=EXACT)
+    assert any(IS_READ in reason for reason in handle.tally.left)
+    assert same_gradients(model, stock)
+
+
 def test_a_copy_knows_what_its_model_knew():
     model = backbone()
     given = batch(model)

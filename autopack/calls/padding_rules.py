@@ -126,9 +126,11 @@ def _reasons_of_readers(call: Call, padding: Padding) -> Iterator[str]:
     read = call.model.padding_read
     if read is None or call.inputs is None:
         return
-    if not (call.has_labels or call.model.anatomy.causal) and (hidden := _hidden_tokens(call, padding)):
+    # Whoever asks a head with one result per row for states makes something of them beside its loss.
+    by_labels = call.has_labels and not (call.entry.head is not None and call.wants_states)
+    if not (by_labels or call.model.anatomy.causal) and (hidden := _hidden_tokens(call, padding)):
         yield f"its mask hides tokens that are not the pad token ({', '.join(map(str, hidden))}), which may be read"
-    why = read.why_to_keep(call.inputs, call.has_labels, call.is_trained, call.model.tally.batches)
+    why = read.why_to_keep(call.inputs, by_labels, call.is_trained, call.model.tally.batches)
     if why is not None:
         yield why
 
