@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from autopack.attention import choose
 from autopack.attention.backends import varlen
-from autopack.attention.call import AttentionCall
 from autopack.inspection.torches import attend_varlen
 from compat.standins import loadable, pad_input, scores_within, unpad_input
 
@@ -90,6 +89,7 @@ def torch_kernels_as_flash_attn() -> Iterator[None]:
         yield
 
 
+@torch.autocast("cpu", enabled=False)  # a kernel computes in what it is given
 def forward_on_cpu(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cum_seq_q: torch.Tensor | None,
     cum_seq_k: torch.Tensor | None, max_q: int, max_k: int, dropout_p: float, is_causal: bool, return_debug_mask: bool,
@@ -107,6 +107,7 @@ def forward_on_cpu(
     return output, scores.logsumexp(-1), state, nothing, nothing.clone()
 
 
+@torch.autocast("cpu", enabled=False)
 def backward_on_cpu(
     grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
     logsumexp: torch.Tensor, cum_seq_q: torch.Tensor, cum_seq_k: torch.Tensor, max_q: int, max_k: int, dropout_p: float,
@@ -178,21 +179,15 @@ def aten_on_cpu() -> Iterator[None]:
     arguments are checked against are torch's own.
     """
 
-    def refusal(call: AttentionCall) -> str | None:
-        shown = SimpleNamespace(is_cuda=True, dtype=call.query.dtype, shape=call.query.shape)
-        asked = SimpleNamespace(query=shown, value=call.value, options=call.options, pattern=call.pattern)
-        return refused(asked)  # type: ignore[arg-type]
-
     def availability() -> tuple[bool, str]:
         return True, "stand-ins on a CPU"
 
-    refused = varlen.refusal
-    backend = replace(varlen.BACKEND, availability=availability, refusal=refusal)
+    backend = replace(varlen.BACKEND, availability=availability)
     with contextlib.ExitStack() as stack:
         library = stack.enter_context(torch.library._scoped_library("aten", "IMPL"))
         library.impl("_flash_attention_forward", forward_on_cpu, "CPU")
         library.impl("_flash_attention_backward", backward_on_cpu, "CPU")
-        stack.enter_context(mock.patch.object(varlen, "refusal", refusal))
+        stack.enter_context(mock.patch.object(varlen, "refused_device", return_value=None))
         stack.enter_context(mock.patch.object(varlen, "availability", availability))
         stack.enter_context(mock.patch.dict(choose.BACKENDS, varlen=backend))
         yield

@@ -37,7 +37,10 @@ _SETTINGS = "SymInt before, SymInt after, SymInt chunk, float scale"
 def attend_compiled(
     cu_seqlens: Tensor, query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, scale: float | None
 ) -> Tensor:
-    """Attend within each document of (rows, heads, columns, head size) states; returns (rows, columns, heads, size)."""
+    """Attend within each document of (rows, heads, columns, head size) states; returns (rows, columns, heads, size).
+
+    `cu_seqlens` lie on the host, whatever the device of the states: each layer reads them, and would wait for it.
+    """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     reach = pattern.before, 0 if pattern.causal else pattern.after, pattern.chunk
     before, after, chunk = (_UNLIMITED if each is None else each for each in reach)

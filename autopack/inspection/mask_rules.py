@@ -28,6 +28,11 @@ class Pattern:
     chunk: int | None = None
 
     @property
+    def is_windowed(self) -> bool:
+        """Whether it sees only so many tokens before or after itself."""
+        return self.before is not None or (not self.causal and self.after is not None)
+
+    @property
     def device(self) -> None:
         """Where transformers' functions that combine others move the answers of those to."""
 

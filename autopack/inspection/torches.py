@@ -58,12 +58,38 @@ def only_inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+# --- What autocast does to attention, in every release.
+
+
+def autocast_dtype(kind: str) -> torch.dtype | None:
+    """The dtype of the autocast in force for a kind of device, None where there is none."""
+    in_force = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if in_force else None
+
+
+def taken_by_sdpa(states: Tensor) -> torch.dtype:
+    """The dtype in which `scaled_dot_product_attention` takes states under the autocast in force for their device.
+
+    Rotary embeddings leave queries and keys in float32 where values come in half precision out of a linear layer:
+    torch's own function casts all three, and whatever stands in for it has to do the same.
+    """
+    lowered = None if states.dtype == torch.float64 else autocast_dtype(states.device.type)
+    return lowered or states.dtype
+
+
 # --- 2.10: torch.nn.attention.varlen. The question can go with torch 2.9.
 
 try:
+    from torch.nn.attention import varlen as _varlen
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:
-    varlen_attn = None  # type: ignore[assignment]
+    varlen_attn = _varlen = None  # type: ignore[assignment]
+
+VARLEN_TAKES = frozenset(() if varlen_attn is None else inspect.signature(varlen_attn).parameters)
+"""The parameters of `varlen_attn`, read once: layers call it in every forward."""
+
+VARLEN_MAY_BE_CUDNN = hasattr(_varlen, "_can_use_cudnn") or hasattr(_varlen, "_select_backend")
+"""2.14 and later: whether `varlen_attn` chooses between FlashAttention and cuDNN."""
 
 
 def without_varlen() -> str | None:
@@ -73,28 +99,37 @@ def without_varlen() -> str | None:
     return f"torch {torch.__version__} has no torch.nn.attention.varlen; it came with 2.10"
 
 
-# --- 2.11: varlen_attn takes a scale, a window and grouped heads. All but the last line can go with torch 2.10.
+# --- 2.11: varlen_attn takes a scale and a window; 2.12: it wants to be told of grouped heads, which its kernels have
+# always taken. All but the last two lines can go with torch 2.10.
+
+_BEYOND = 1 << 30
+"""A window that is wider than any document: attention as without one."""
+
+
+def without_windows() -> str | None:
+    """Why `varlen_attn` has no windows, or None."""
+    if "window_size" in VARLEN_TAKES:
+        return None
+    return f"varlen_attn of torch {torch.__version__} has no windows; they came with 2.11"
 
 
 def attend_varlen(
     query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, longest: int, scale: float, window: tuple[int, int]
 ) -> Tensor:
     """Call `varlen_attn` on (tokens, heads, head size) states, whichever of its signatures torch has."""
-    parameters = inspect.signature(varlen_attn).parameters
     arguments: dict[str, Any] = {}
-    if "scale" in parameters:
+    if "scale" in VARLEN_TAKES:
         arguments["scale"] = scale
     else:
         query = query * (scale * query.shape[-1] ** 0.5)
-    if "window_size" in parameters:
-        arguments["window_size"] = window
-    elif window in ((-1, 0), (-1, -1)):
-        arguments["is_causal"] = window == (-1, 0)
+    if "window_size" in VARLEN_TAKES:
+        # cuDNN, which takes no windows, plans anew for every number of documents and every longest one.
+        unlimited = _BEYOND if VARLEN_MAY_BE_CUDNN else -1
+        arguments["window_size"] = tuple(unlimited if reach == -1 else reach for reach in window)
     else:
-        raise NotImplementedError(f"torch {torch.__version__}'s varlen_attn has no window_size")
-    if "enable_gqa" in parameters:
+        assert window in ((-1, 0), (-1, -1)), without_windows()
+        arguments["is_causal"] = window == (-1, 0)
+    if "enable_gqa" in VARLEN_TAKES:
         arguments["enable_gqa"] = query.shape[1] != key.shape[1]
-    elif query.shape[1] != key.shape[1]:
-        key, value = (t.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for t in (key, value))
     states = query, key, value
     return varlen_attn(*states, cu_seqlens, cu_seqlens, longest, longest, **arguments)  # type: ignore[return-value]

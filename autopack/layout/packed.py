@@ -21,7 +21,8 @@ class PackedLayout:
 
     `rows` and `columns` are the shape of the batch; `bounds` holds, on the host, the first token of each document in
     the flattened rows and `rows * columns` at the end; `cu_seqlens` is the same as an int32 tensor on `device`.
-    `slots` are bounds of fixed number, the end repeated, where the call declared such: a compiled graph is made for it.
+    `slots` are bounds of fixed number, the end repeated, where the call declared such: a compiled graph is made for it;
+    `slots_on_host` is that, or the bounds, as an int32 tensor on the CPU.
     `first_positions` are the positions of the first tokens of the documents, None where the call did not say. A run of
     padding is a document of its own, that attends to nothing else and that nothing attends to: `is_padding` tells which
     are, or is None where none is. A document never spans two rows.
@@ -36,6 +37,7 @@ class PackedLayout:
     is_padding: np.ndarray | None = None
     slots: np.ndarray | None = None
     _slots: torch.Tensor = field(init=False)
+    slots_on_host: torch.Tensor = field(init=False)
     extent: torch.Tensor = field(init=False)
     _derived: dict[Any, Any] = field(default_factory=dict)
 
@@ -51,6 +53,8 @@ class PackedLayout:
         object.__setattr__(self, "cu_seqlens", self.upload(bounds.astype(np.int32)))
         slots = self.cu_seqlens if self.slots is None else self.upload(self.slots.astype(np.int32))
         object.__setattr__(self, "_slots", slots)
+        on_host = torch.from_numpy((bounds if self.slots is None else self.slots).astype(np.int32))
+        object.__setattr__(self, "slots_on_host", on_host)
         object.__setattr__(self, "extent", self.cu_seqlens.new_empty(()).expand(self.rows, self.columns))
 
     @classmethod
@@ -94,7 +98,9 @@ class PackedLayout:
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
         """A host array as a tensor on the layout's device."""
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+        host = torch.from_numpy(np.ascontiguousarray(array))
+        # From memory that is not pinned the copy would wait for what the device has to do before it.
+        return (host.pin_memory() if self.device.type == "cuda" else host).to(self.device, non_blocking=True)
 
     @property
     def shape(self) -> tuple[int, int]:

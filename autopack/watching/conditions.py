@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.auditing.left_as_found import without_noise
+from autopack.inspection import torches
 from autopack.runtime.model import EnabledModel
 
 
@@ -97,6 +98,4 @@ class Precision:
         weight = module._parameters.get("weight")
         for tensor in (weight, next(iter(args), None)):
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and weight is not None:
-                kind = tensor.device.type
-                lowered = torch.is_autocast_enabled(kind) and tensor.dtype != torch.float64
-                self.dtypes.add(torch.get_autocast_dtype(kind) if lowered else tensor.dtype)
+                self.dtypes.add(torches.taken_by_sdpa(tensor))  # by the rule of layers, which is the same

@@ -15,6 +15,7 @@ import torch
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder.pairs import PairCall
 from autopack.errors import Leak
+from autopack.inspection import torches
 from autopack.layout.host import host_values
 from autopack.watching.checks import Checked
 
@@ -48,8 +49,7 @@ class Envelope(Checked):
         kinds |= {("training", call.module.training), ("gradients", torch.is_grad_enabled())}
         inputs = call.inputs
         if inputs is not None:
-            device = inputs.device.type
-            lowered = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            lowered = torches.autocast_dtype(inputs.device.type)
             kinds |= {("dtype", next(call.module.parameters()).dtype), ("autocast", lowered)}
         ids = call.arguments.get("input_ids")
         special = _special_tokens(call.module.config)

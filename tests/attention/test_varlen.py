@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 
@@ -15,20 +17,41 @@ from compat.standins import attend_densely
 LAYOUT = PackedLayout.from_lengths([[5, 1, 9], [8, 7]])
 
 
-def _kernel(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None,
-            window_size=(-1, -1), enable_gqa=False):  # fmt: skip
-    """torch 2.11's `varlen_attn`."""
-    assert query.is_contiguous()
-    assert query.shape[-1] % 8 == 0
-    assert enable_gqa or query.shape[1] == key.shape[1]
-    return attend_densely(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale, False, window_size, 0.0)
+TENSORS = ("query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k")
+BY_NAME = {"return_aux": None, "scale": None, "window_size": (-1, -1)}
+SIGNATURES = {
+    "2.10.0": (TENSORS, {"is_causal": False, "return_aux": None}, False),
+    "2.11.0": (TENSORS, BY_NAME, False),
+    **dict.fromkeys(
+        ("2.12.1", "2.13.0", "2.14.1", "2.15.0"),
+        (TENSORS, BY_NAME | {"enable_gqa": False, "seqused_k": None, "block_table": None, "num_splits": None}, True),
+    ),
+}
+"""What `varlen_attn` takes in torch's wheels, and whether it wants to be told of grouped heads."""
+CHOOSING = ("2.14.1", "2.15.0")
+"""Those that take cuDNN for what has no window, as `(-1, -1)` or in 2.15 `(-1, 0)` say; a wider one says the same."""
 
 
-def _old_kernel(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None):
-    """torch 2.10's `varlen_attn`: no scale, no window, no grouped heads."""
-    assert query.shape[1] == key.shape[1]
-    window = (-1, 0) if is_causal else (-1, -1)
-    return attend_densely(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, None, False, window, 0.0)
+def _varlen_of(monkeypatch, release):
+    """Put a `varlen_attn` of the signature of a torch in the place of the installed one."""
+    required, optional, tells_groups = SIGNATURES[release]
+
+    def varlen_attn(*args, **kwargs):
+        assert len(args) <= len(required) + (release == "2.10.0") * 2, "the rest is by name"
+        assert not kwargs.keys() - optional.keys()
+        given = {**optional, **dict(zip(required, args, strict=True)), **kwargs}
+        query, key = given["query"], given["key"]
+        assert query.is_contiguous()
+        assert query.shape[-1] % 8 == 0
+        assert given.get("enable_gqa") is ((query.shape[1] != key.shape[1]) if tells_groups else None)
+        window = given.get("window_size", (-1, 0) if given.get("is_causal") else (-1, -1))
+        assert release not in CHOOSING or -1 not in window
+        states = (given[name] for name in required)
+        return attend_densely(*states, given.get("scale"), False, window, 0.0)
+
+    monkeypatch.setattr(torches, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(torches, "VARLEN_TAKES", frozenset((*required, *optional)))
+    monkeypatch.setattr(torches, "VARLEN_MAY_BE_CUDNN", release in CHOOSING)
 
 
 def _states(size=16, value_size=16):
@@ -71,20 +94,30 @@ PATTERNS = {
 }
 
 
+@pytest.mark.parametrize("release", SIGNATURES)
 @pytest.mark.parametrize("sizes", [(16, 16), (16, 12), (10, 6)], ids=str)
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS.keys())
-def test_equals_each_document_alone(monkeypatch, pattern, sizes):
-    monkeypatch.setattr(torches, "varlen_attn", _kernel)
+def test_equals_each_document_alone(monkeypatch, pattern, sizes, release):
+    _varlen_of(monkeypatch, release)
     states = _states(*sizes)
+    if pattern.is_windowed and release == "2.10.0":
+        call = AttentionCall(None, "sdpa", torch.nn.Module(), *(t.half() for t in states), None, LAYOUT)
+        monkeypatch.setattr(AttentionCall, "pattern", pattern)
+        monkeypatch.setattr(varlen, "refused_device", lambda device: None)
+        assert "no windows" in varlen.refusal(call)
+        return
     found = varlen.attend_varlen(LAYOUT, *states, pattern, 0.3)
     torch.testing.assert_close(found, _alone(states, pattern, 0.3), atol=1e-12, rtol=1e-10)
 
 
-def test_the_first_signature_of_the_kernel_serves_too(monkeypatch):
-    monkeypatch.setattr(torches, "varlen_attn", _old_kernel)
-    states = _states()
-    found = varlen.attend_varlen(LAYOUT, *states, Pattern(causal=True), 0.3)
-    torch.testing.assert_close(found, _alone(states, Pattern(causal=True), 0.3), atol=1e-12, rtol=1e-10)
+def test_the_installed_signature_is_one_of_these():
+    if torches.varlen_attn is None:
+        pytest.skip("this torch has no varlen_attn")
+    found = inspect.signature(torches.varlen_attn).parameters
+    assert frozenset(found) == torches.VARLEN_TAKES
+    required = tuple(name for name, parameter in found.items() if parameter.default is parameter.empty)
+    optional = {name: parameter.default for name, parameter in found.items() if name not in required}
+    assert any((required, optional) == signature[:2] for signature in SIGNATURES.values())
 
 
 def _flash_forward(query, key, value, bounds, _k, longest, _m, dropout, causal, debug, *, scale, window_size_left,

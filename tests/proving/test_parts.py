@@ -47,6 +47,13 @@ class Function(nn.Module):
         return self.function(self, self.linear(states))
 
 
+class Below(nn.Linear):
+    """Gradients are averaged below its weight, where nothing but what they are handed to shows it."""
+
+    def forward(self, states):
+        return super().forward(_Averaging.apply(states))
+
+
 class Gated(nn.Module):
     def __init__(self):
         super().__init__()
@@ -123,6 +130,7 @@ MIXING = {
     "batch statistics": lambda: mixing(lambda self, s: self.training),
     "in evaluation": lambda: mixing(lambda self, s: not self.training),
     "backward": lambda: Function(lambda self, s: _Averaging.apply(s)),
+    "backward below its weight": lambda: Below(WIDTH, WIDTH),
     "gradient of a weight": lambda: Function(lambda self, s: _Scaled.apply(s, self.linear.bias)),
     "beyond 64 tokens": lambda: mixing(lambda self, s: s.shape[1] > 64),
     "multiples of 16": lambda: mixing(lambda self, s: s.shape[1] % 16 == 0),

@@ -11,7 +11,7 @@ from autopack.attention.backend import Backend
 from autopack.attention.call import AttentionCall, Output, unpatched
 from autopack.attention.compiled import attend_compiled
 from autopack.attention.document_mask import DocumentMask
-from autopack.inspection import masks, releases
+from autopack.inspection import masks, releases, torches
 
 
 def attend(call: AttentionCall) -> Output:
@@ -19,8 +19,8 @@ def attend(call: AttentionCall) -> Output:
     pattern, options = call.pattern if torch.compiler.is_compiling() else None, call.options
     if call.replaces_sdpa or pattern is None or options.get("dropout") or options.get("position_bias") is not None:
         return _attend_by_function(call)
-    scale = options.get("scaling")
-    return attend_compiled(call.layout.kernel_cu_seqlens, call.query, call.key, call.value, pattern, scale), None
+    query, key, value = (states.to(torches.taken_by_sdpa(states)) for states in (call.query, call.key, call.value))
+    return attend_compiled(call.layout.slots_on_host, query, key, value, pattern, options.get("scaling")), None
 
 
 @torch._dynamo.disable

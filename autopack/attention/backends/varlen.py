@@ -20,6 +20,7 @@ from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
 
 _MAX_HEAD_SIZE = 256
+_TOO_OLD = "needs compute capability 8.0 (Ampere) or later"
 
 
 def availability() -> tuple[bool, str]:
@@ -30,21 +31,31 @@ def availability() -> tuple[bool, str]:
     if not torch.cuda.is_available():
         return False, "needs a CUDA device"
     if torch.cuda.get_device_capability()[0] < 8:
-        return False, "needs compute capability 8.0 (Ampere) or later"
+        return False, _TOO_OLD
     return True, "torch.nn.attention.varlen"
+
+
+def refused_device(device: torch.device) -> str | None:
+    """Why the kernel does not run on a device, or None."""
+    if device.type != "cuda":
+        return "the kernel needs CUDA tensors"
+    return _TOO_OLD if torch.cuda.get_device_capability(device.index)[0] < 8 else None
 
 
 def refusal(call: AttentionCall) -> str | None:
     """Why this attention cannot go to the kernel, or None where it can."""
     query, value, options = call.query, call.value, call.options
-    if not query.is_cuda:
-        return "the kernel needs CUDA tensors"
-    if query.dtype not in (torch.float16, torch.bfloat16):
-        return f"the kernel takes float16 and bfloat16, not {query.dtype}"
+    if (reason := refused_device(query.device)) is not None:
+        return reason
+    dtypes = {torches.taken_by_sdpa(states) for states in (query, call.key, value)}
+    if not dtypes <= {torch.float16, torch.bfloat16} or len(dtypes) > 1:
+        return f"the kernel takes float16 or bfloat16, not {' and '.join(sorted(map(str, dtypes)))}"
     if max(query.shape[-1], value.shape[-1]) > _MAX_HEAD_SIZE:
         return f"the kernel takes heads of up to {_MAX_HEAD_SIZE}, not {query.shape[-1]}"
     if call.pattern is None:
         return "the mask is neither causal, bidirectional, windowed nor chunked"
+    if call.pattern.is_windowed and options.get("s_aux") is None and torches.without_windows():
+        return torches.without_windows()
     for name in ("softcap", "position_bias"):
         if options.get(name) is not None:
             return f"the kernel has no {name}"
@@ -57,7 +68,8 @@ def attend(call: AttentionCall) -> Output:
     """Attend within each document; there are no attention weights."""
     pattern, scale, sinks = call.pattern, call.options.get("scaling"), call.options.get("s_aux")
     assert pattern is not None
-    return attend_varlen(call.layout, call.query, call.key, call.value, pattern, scale, sinks), None
+    query, key, value = (states.to(torches.taken_by_sdpa(states)) for states in (call.query, call.key, call.value))
+    return attend_varlen(call.layout, query, key, value, pattern, scale, sinks), None
 
 
 def attend_varlen(
