@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType
@@ -31,7 +32,7 @@ def _attend(
     causal: bool,
     window: tuple[int, int],
 ) -> torch.Tensor:
-    assert isinstance(longest, int), "flash-attn takes Python ints"
+    longest = operator.index(longest)  # as pybind11 does, which waits for a number on the device
     assert bounds.dtype == torch.int32
     size = q.shape[-1]
     scale, after = size**-0.5 if scale is None else scale, 0 if causal else window[1]

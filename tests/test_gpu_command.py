@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import warnings
 from types import SimpleNamespace
@@ -15,10 +16,11 @@ from autopack import tiny
 from autopack.bench.batches import Batch
 from autopack.inspection import releases, torches
 from benchmarks.gpu import exactness, parts, report, speed, suite
+from benchmarks.gpu import run as run_module
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.arms import ROW, Arm, by_document, call_of
 from benchmarks.gpu.job import Job, Part, carry_out
-from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.machine import ROOT, Machine
 from benchmarks.gpu.processes import run_bounded
 from benchmarks.gpu.run import Run
 from compat import torch_flash
@@ -50,8 +52,8 @@ def test_every_part_runs_on_stand_ins_and_one_that_raises_is_named(tmp_path, mon
     assert found["raises"]["result"] == {"before": "it was recorded"}
     assert {name: outcome["status"] for name, outcome in found.items()} == {
         "environment": "ok", "raises": "failed", "exactness, varlen": "ok", "exactness, flash": "ok", "waits": "ok",
-        "speed, 0.1B": "ok", "speed, 1B": "left out", "speed, 7B": "ok", "exactness, flex": "ok", "tests": "ok",
-        "mixers": "ok",
+        "speed, 0.1B": "ok", "speed, 0.1B, autocast": "ok", "speed, 1B": "left out", "speed, 7B": "ok",
+        "exactness, flex": "ok", "tests": "ok", "mixers": "ok",
     }, table  # fmt: skip
     for name in ("varlen", "flash", "flex"):
         cells = found[f"exactness, {name}"]["result"]["types"]
@@ -62,7 +64,7 @@ def test_every_part_runs_on_stand_ins_and_one_that_raises_is_named(tmp_path, mon
     assert any(bounds and len(bounds) > 1 for bounds in bounds), "documents must have reached the kernels"
     if not torch.cuda.is_available():
         assert found["tests"]["result"]["counts"].keys() == {"SKIPPED"}
-    for size in ("speed, 0.1B", "speed, 7B"):
+    for size in ("speed, 0.1B", "speed, 0.1B, autocast", "speed, 7B"):
         for kind in ("forward", "step"):
             race = found[size]["result"][kind]
             assert race["rounds"] >= 1
@@ -80,6 +82,56 @@ def test_every_part_runs_on_stand_ins_and_one_that_raises_is_named(tmp_path, mon
     assert {path.name for path in tmp_path.iterdir()} <= {"gpu.json", "gpu.txt", "gpu.png"}
 
 
+_KILLED = """
+import os, sys
+from benchmarks.gpu import parts
+from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.job import Part
+
+def dies(job):
+    job.record(half="of it")
+    os.kill(os.getpid(), 9)
+
+parts.PARTS = [parts.PARTS[0], Part("dies in the middle", dies, 0.1), *parts.PARTS[1:]]
+main(sys.argv[1:])
+"""
+
+
+def test_a_run_that_is_killed_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+    asked = ["--parts", "environment", "dies in the middle", "waits"]
+    command = [sys.executable, "-c", _KILLED, "--out", str(tmp_path), "--device", "cpu", "--small", *asked]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == -9
+    left = tmp_path / "dies-in-the-middle.unfinished.json"
+    assert json.loads(left.read_text())["result"] == {"half": "of it"}
+    before = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    assert {name: part["status"] for name, part in before.items()} == {"environment": "ok"}
+
+    first, *others = parts.PARTS
+    lives = Part("dies in the middle", lambda job: {"whole": True}, 0.1)
+    monkeypatch.setattr(parts, "PARTS", [first, lives, *others])
+    status, result, table = _run(tmp_path, *asked)
+    assert status == 0, table
+    assert "environment: finished by an earlier run" in capsys.readouterr().out
+    assert result["parts"]["environment"] == before["environment"]
+    assert result["parts"]["dies in the middle"]["result"] == {"whole": True}
+    assert [part["status"] for part in result["parts"].values()] == ["ok"] * 3
+    assert not left.exists()
+
+    for changed in ({"seed": 1}, {"small": False}):
+        again = Run(Machine("cpu"), tmp_path, 1, **{"small": True, **changed})
+        assert not again.kept
+        assert "written anew" in capsys.readouterr().out
+    monkeypatch.setattr(run_module, "code_digest", lambda: "another")
+    assert not Run(Machine("cpu"), tmp_path, 1, small=True).kept
+
+
+def test_what_there_was_no_time_for_is_named_and_comes_next(tmp_path, capsys):
+    _run(tmp_path, "--minutes", "0", "--parts", "environment", "waits")
+    assert capsys.readouterr().out.splitlines()[-1] == "LEFT: environment; waits. The same command goes on with them."
+    status, result, _ = _run(tmp_path, "--parts", "environment")
+    assert (status, result["parts"]["environment"]["status"]) == (0, "ok")
+
+
 def test_without_matplotlib_there_is_no_picture_and_it_is_said(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     race = {"arms": {"padded": {"median s": 1.0, "real tokens/s": 5.0}}}
@@ -91,8 +143,8 @@ def test_without_matplotlib_there_is_no_picture_and_it_is_said(tmp_path, monkeyp
 def test_without_time_everything_is_left_out_and_written(tmp_path):
     status, result, table = _run(tmp_path, "--minutes", "0")
     assert status == 0
-    assert [(part["status"], part["reason"]) for part in result["parts"].values()] == [("left out", "no time")] * 10
-    assert table.count("left out: no time") == 10
+    assert [(part["status"], part["reason"]) for part in result["parts"].values()] == [("left out", "no time")] * 11
+    assert table.count("left out: no time") == 11
     assert result["picture"] == "none, because nothing was timed"
 
 
@@ -148,7 +200,7 @@ def test_an_arm_without_memory_is_recorded_and_the_others_go_on(monkeypatch, cal
 
     AttentionInterface.register("no_memory", no_memory)
     AttentionMaskInterface.register("no_memory", lambda *_, **__: None)
-    arms = (speed.ARMS[0], Arm("greedy", "no_memory", ROW, False), speed.ARMS[4])
+    arms = (speed.ARMS[0], Arm("greedy", "no_memory", ROW, False), speed.ARMS[5])
     monkeypatch.setattr(speed, "ARMS", arms)
     part = Part("speed", lambda job: speed.measure_size(job, "7B"), 1)
     outcome = carry_out(part, Job(Machine("cpu"), True, 60))
@@ -167,7 +219,8 @@ def test_an_arm_without_memory_is_recorded_and_the_others_go_on(monkeypatch, cal
 
 def test_a_size_that_does_not_fit_is_left_out(monkeypatch):
     monkeypatch.setattr(Machine, "free", lambda self: 9.0)
-    outcome = carry_out(parts.PARTS[6], Job(Machine("cpu"), False, 60))
+    part = next(part for part in parts.PARTS if part.name == "speed, 7B")
+    outcome = carry_out(part, Job(Machine("cpu"), False, 60))
     assert outcome["status"] == "left out"
     assert outcome["reason"] == "needs 18 GiB of memory, and 9 are free"
 

@@ -8,7 +8,8 @@ It needs torch, transformers and triton, and no network; kernels of fla and othe
 writes `gpu.json` with everything, `gpu.txt` with the tables and, where matplotlib is installed, `gpu.png` into DIR.
 
 The parts are in benchmarks/gpu/parts.py. Each has its share of the time and, on a GPU, a process of its own. One that
-fails is named at the end, with what it had found until then; the others go on. The status is 1 if one failed.
+fails is named at the end, with what it had found until then; the others go on. The status is 1 if one failed. The same
+command goes on where an earlier one was killed or had no more time: what is finished in DIR is not measured again.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"\n{(options.out / 'gpu.txt').read_text()}")
     if failed:
         print(f"FAILED: {'; '.join(failed)}. What they had found until then is in {options.out / 'gpu.json'}.")
+    if unfinished := run.unfinished():
+        print(f"LEFT: {'; '.join(unfinished)}. The same command goes on with them.")
     return 1 if failed else 0
 
 

@@ -38,11 +38,13 @@ ARMS = (
     Arm("padded, grouped by length", "sdpa", GROUPED, False),
     Arm("stock packed sdpa", "sdpa", ROW, False),
     Arm("stock packed flash", "flash_attention_2", BOUNDS, False),
+    Arm("stock packed flash by positions", "flash_attention_2", ROW, False),
     Arm("enabled", "sdpa", ROW, True),
     Arm("enabled, flash", "flash_attention_2", ROW, True),
     Arm("enabled, padded batch", "sdpa", PADDED, True),
 )
-"""`stock packed flash` is given cumulative and longest lengths made beforehand; `enabled` finds them in each call."""
+"""`stock packed flash` is given cumulative and longest lengths made beforehand; `enabled` finds them in each call, as
+stock does of `position_ids` alone in every layer (padding-free training, as in TRL)."""
 
 
 def call_of(batch: Batch, arm: Arm) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from benchmarks.gpu.job import Job
 
 TYPES = ("qwen3_next", "olmo_hybrid", "kimi_linear", "mamba2", "falcon_mamba", "lfm2", "recurrent_gemma", "rwkv")
 SMALL = ("qwen3_next",)
-LENGTHS, SMALL_LENGTHS = (7, 130, 1, 62), (3, 9, 1, 5)
+# Not 1 on a GPU: the backward of causal_conv1d refuses the strides of one token alone, in stock.
+LENGTHS, SMALL_LENGTHS = (7, 130, 2, 62), (3, 9, 1, 5)
 MODES = ("default", "two rows", "right-padded")
 _OPERATIONS = [name for name, operation in operations.OPERATIONS.items() if operation.in_kernels]
 

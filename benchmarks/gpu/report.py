@@ -15,7 +15,7 @@ def line(name: str, outcome: dict[str, Any]) -> str:
     """What became of a part, in one line."""
     why = outcome.get("reason") or (outcome.get("error") or {}).get("message") or "; ".join(outcome["problems"])
     took = f" in {outcome['seconds']:.0f} s" if "seconds" in outcome else ""
-    return f"{name:<20} {outcome['status']}{took}{f': {_cut(why)}' if why else ''}"
+    return f"{name:<22} {outcome['status']}{took}{f': {_cut(why)}' if why else ''}"
 
 
 def table(result: dict[str, Any]) -> str:
@@ -84,10 +84,10 @@ def _waits(found: dict[str, Any]) -> Iterator[str]:
     layers = [f"{n} layers" for n in found.get("layers", ())]
     for arm, kinds in found.get("calls", {}).items():
         if "error" in kinds:
-            yield f"{arm:<28} {_cut(kinds['error'])}"
+            yield f"{arm:<32} {_cut(kinds['error'])}"
             continue
         counts = [f"{kind} {' and '.join(str(sum(by[n].values())) for n in layers)}" for kind, by in kinds.items()]
-        yield f"{arm:<28} {', '.join(counts)}"
+        yield f"{arm:<32} {', '.join(counts)}"
         lines = sorted({where for by in kinds.values() for n in layers for where in by[n]})
         yield from (f"    {where}" for where in lines)
     if layers:
@@ -127,11 +127,11 @@ def _race(found: dict[str, Any], title: str) -> Iterator[str]:
     yield f"{title}{more}, {found['rounds']} interleaved rounds"
     others = [key.removeprefix("speed of ") for key in found if key.startswith("speed of ")]
     heads = ("median s", "min s", "max s", "tokens/s", "peak GiB", *(f"/ {other}" for other in others))
-    yield f"{'arm':<28}" + "".join(f"{head:>{_width(head)}}" for head in heads)
+    yield f"{'arm':<32}" + "".join(f"{head:>{_width(head)}}" for head in heads)
     for arm, cell in found["arms"].items():
         if "median s" not in cell:
             why = next((f"{key}: {_cut(cell[key])}" for key in ("out of memory", "error") if key in cell), "not timed")
-            yield f"{arm:<28}  {why}"
+            yield f"{arm:<32}  {why}"
             continue
         peak = cell["memory, GiB"]["peak"]
         cells = [f"{cell[key]:.4f}" for key in ("median s", "min s", "max s")]
@@ -139,7 +139,7 @@ def _race(found: dict[str, Any], title: str) -> Iterator[str]:
         for other in others:
             speed = found[f"speed of {other}"][arm]
             cells.append(f"{speed['median']:.2f} ({speed['min']:.2f} to {speed['max']:.2f})")
-        yield f"{arm:<28}" + "".join(f"{c:>{_width(h)}}" for c, h in zip(cells, heads, strict=True))
+        yield f"{arm:<32}" + "".join(f"{c:>{_width(h)}}" for c, h in zip(cells, heads, strict=True))
 
 
 def _width(head: str) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,9 +12,10 @@ from typing import Any
 
 from benchmarks import interleave
 from benchmarks.gpu import report
-from benchmarks.gpu.job import FAILED, LEFT_OUT, NO_TIME, Job, Part, carry_out
+from benchmarks.gpu.job import FAILED, LEFT_OUT, NO_TIME, OK, Job, Part, carry_out
 from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.processes import run_bounded
+from compat.finished import code_digest
 
 GRACE = 45
 """Seconds after its time in which a part may still end by itself: it looks at the clock between types and rounds."""
@@ -25,7 +25,10 @@ LAST = 15
 
 @dataclass
 class Run:
-    """A run on a device: how long it may take, where it writes, and what has been found so far."""
+    """A run on a device: how long it may take, where it writes, and what has been found so far.
+
+    What an earlier run of the same code, device and settings has finished in `out` is kept and not measured again.
+    """
 
     machine: Machine
     out: Path
@@ -39,7 +42,7 @@ class Run:
         self.out.mkdir(parents=True, exist_ok=True)
         self.result: dict[str, Any] = {
             "benchmark": "gpu",
-            "origin": interleave.origin(),
+            "origin": {**interleave.origin(), "code": code_digest()},
             "settings": {
                 "device": self.machine.device,
                 "small": self.small,
@@ -48,6 +51,22 @@ class Run:
             },
             "parts": {},
         }
+        self.kept = self._finished_before()
+
+    def _finished_before(self) -> dict[str, Any]:
+        """The parts that an earlier run has finished, by name; none of another code, device or setting."""
+        path = self.out / "gpu.json"
+        if not path.exists():
+            return {}
+        earlier = json.loads(path.read_text())
+        if _identity(earlier) != _identity(self.result):
+            print(f"{path} is of other code, packages, devices or settings, and is written anew.", flush=True)
+            return {}
+        return {name: part for name, part in earlier["parts"].items() if part["status"] == OK}
+
+    def unfinished(self) -> list[str]:
+        """Names of the parts that there was no time for."""
+        return [name for name, outcome in self.result["parts"].items() if outcome.get("reason") == NO_TIME]
 
     def left(self) -> float:
         """Seconds that are left for parts."""
@@ -55,8 +74,12 @@ class Run:
 
     def go(self, parts: Sequence[Part]) -> dict[str, Any]:
         """Run parts as far as the time allows, and write all after each; returns the result."""
+        self.result["parts"].update(self.kept)
         self.write()
         for part in parts:
+            if part.name in self.kept:
+                print(f"{part.name}: finished by an earlier run", flush=True)
+                continue
             seconds = min(60 * self.minutes * part.share, self.left())
             if seconds <= 0:
                 outcome: dict[str, Any] = {"status": LEFT_OUT, "reason": NO_TIME, "problems": [], "result": {}}
@@ -71,10 +94,15 @@ class Run:
         return self.result
 
     def _one(self, part: Part, seconds: float) -> dict[str, Any]:
+        # Beside the rest, so that a run that is killed leaves what its last part had found.
+        path = self.out / f"{part.name.replace(', ', '-').replace(' ', '-')}.unfinished.json"
+        path.unlink(missing_ok=True)
         if self.apart or part.apart:
-            with tempfile.TemporaryDirectory() as scratch:
-                return self._in_process(part, seconds, Path(scratch) / "outcome.json")
-        return carry_out(part, Job(self.machine, self.small, seconds, self.seed))
+            outcome = self._in_process(part, seconds, path)
+        else:
+            outcome = carry_out(part, Job(self.machine, self.small, seconds, self.seed, path))
+        path.unlink(missing_ok=True)
+        return outcome
 
     def _in_process(self, part: Part, seconds: float, path: Path) -> dict[str, Any]:
         """Run a part in a process of its own: what it breaks of the device, and its memory, go with that process."""
@@ -104,3 +132,10 @@ class Run:
             unfinished = self.out / f".{name}"
             unfinished.write_text(text + "\n")
             unfinished.replace(self.out / name)
+
+
+def _identity(result: dict[str, Any]) -> list[Any]:
+    """What two runs have to share for the one to go on with the other: all but time, and how long it may take."""
+    settings = {name: value for name, value in result["settings"].items() if name != "minutes"}
+    names = ("code", "device", "python", "torch", "transformers")
+    return [settings, *(result["origin"].get(name) for name in names)]

@@ -29,7 +29,10 @@ The control, documents that see each other, is measured beside it."""
 
 @dataclass(frozen=True)
 class Size:
-    """A Llama and its batches; `state` is what the optimizer keeps, in bytes per parameter."""
+    """A Llama and its batches; `state` is what the optimizer keeps, in bytes per parameter.
+
+    Its weights are in bfloat16, or with `autocast` in float32 and its calls under autocast to bfloat16.
+    """
 
     layers: int
     hidden: int
@@ -45,10 +48,17 @@ class Size:
     reference: bool = True
     warm_up: int = 2
     rounds: int = 10
+    autocast: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the weights."""
+        return torch.float32 if self.autocast else DTYPE
 
 
 SIZES = {
     "0.1B": Size(12, 768, 2048, 12, 4, 32000, documents=16, batches=4),
+    "0.1B, autocast": Size(12, 768, 2048, 12, 4, 32000, documents=16, batches=4, state=8, autocast=True),
     "1B": Size(16, 2048, 8192, 32, 8, 32000, documents=8, batches=4, rounds=6),
     "7B": Size(
         32, 4096, 11008, 32, 32, 32000, documents=8, batches=4, optimizer="SGD, one tensor at a time", state=0,
@@ -57,6 +67,7 @@ SIZES = {
 }  # fmt: skip
 SMALL = {
     "0.1B": Size(2, 64, 128, 4, 2, 128, documents=3, batches=2, warm_up=1, rounds=2),
+    "0.1B, autocast": Size(2, 64, 128, 4, 2, 128, documents=3, batches=2, warm_up=1, rounds=1, autocast=True),
     "7B": Size(
         2, 64, 128, 4, 4, 128, documents=2, batches=2, optimizer="SGD, one tensor at a time", state=0,
         checkpointing=True, reference=False, warm_up=1, rounds=1,
@@ -74,14 +85,17 @@ def measure_size(job: Job, name: str) -> None:
         raise LeftOut("not among the tiny sizes")
     free = job.machine.free()
     count = parameters(size)
-    job.record(size=asdict(size), parameters=count, dtype="bfloat16", **{"free, GiB": free})
-    needed = {"forward": count * 2 / 2**30 * 1.1 + 4, "step": count * (4 + size.state) / 2**30 * 1.1 + 8}
+    dtype = "float32 under autocast to bfloat16" if size.autocast else "bfloat16"
+    job.record(size=asdict(size), parameters=count, dtype=dtype, **{"free, GiB": free})
+    each = size.dtype.itemsize
+    needed = {"forward": count * each / 2**30 * 1.1 + 4, "step": count * (2 * each + size.state) / 2**30 * 1.1 + 8}
     if free is not None and free < needed["forward"]:
         raise LeftOut(f"needs {needed['forward']:.0f} GiB of memory, and {free:.0f} are free")
     model = build(size, job.machine.device, job.seed)
     lengths = draw(size, job)
     job.record(lengths=lengths, **{"real tokens": sum(map(sum, lengths)), "padded tokens": _padded(lengths)})
-    with job.machine.kernels_of("flash") as kernels:
+    lowering = torch.autocast(model.device.type, dtype=DTYPE, enabled=size.autocast)
+    with job.machine.kernels_of("flash") as kernels, lowering:
         job.record(flash=kernels, checked=check(job, size, model, lengths))
         for kind in ("forward", "step"):
             if free is not None and free < needed[kind]:
@@ -116,7 +130,7 @@ def build(size: Size, device: str, seed: int) -> Any:
     )
     torch.manual_seed(seed)
     with torch.device(device):
-        return LlamaForCausalLM._from_config(config, attn_implementation="sdpa", dtype=DTYPE)
+        return LlamaForCausalLM._from_config(config, attn_implementation="sdpa", dtype=size.dtype)
 
 
 def tokens_of(size: Size) -> torch.Tensor:
@@ -147,7 +161,8 @@ def check(job: Job, size: Size, model: Any, lengths: list[list[int]]) -> dict[st
     wanted, bound = alone, WITHOUT_REFERENCE
     if size.reference:
         exact = copy.deepcopy(model).float()
-        wanted = [exact(input_ids=ids, use_cache=False).logits[0] for ids in batch.documents]
+        with torch.autocast(model.device.type, enabled=False):
+            wanted = [exact(input_ids=ids, use_cache=False).logits[0] for ids in batch.documents]
         del exact
         job.machine.forget()
         found["alone in bfloat16, against float32"] = worst(alone, wanted)

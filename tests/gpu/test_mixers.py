@@ -17,7 +17,7 @@ from autopack.inspection import releases
 from autopack.mixers import operations
 from tests.gpu.test_models import DEVICE, holds_apart, routes
 
-LONG = (7, 130, 1, 62)
+LONG = (7, 130, 2, 62)  # the backward of causal_conv1d refuses the strides of one token alone, in stock
 KERNELS = {
     "mamba": ("causal_conv1d", "mamba_ssm"),
     "falcon_mamba": ("causal_conv1d", "mamba_ssm"),
