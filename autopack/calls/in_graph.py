@@ -37,9 +37,9 @@ class Place:
         self.padded: torch.Tensor = _Place.apply(packed, self._way, shape)
         self._way.padded = weakref.ref(self.padded)
 
-    def fill(self, packed: torch.Tensor) -> torch.Tensor:
+    def fill(self, values: torch.Tensor) -> torch.Tensor:
         """The padded result, with its values."""
-        self.padded.data = self._way.restore(packed.detach())
+        self.padded.data = values
         return self.padded
 
 

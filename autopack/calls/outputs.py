@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 
 from autopack.calls.in_graph import Place, tied
 from autopack.errors import UnsupportedModel
-from autopack.layout.forms import Form, Frame, Of, in_rows
+from autopack.layout.forms import Form, Frame, Of, in_rows, rows_first
 from autopack.layout.padding import Padding
 from autopack.layout.pair import Pair
 from autopack.runtime.padding_read import PaddingRead
@@ -80,11 +80,12 @@ def _as_it_waits(value: Any) -> Any:
 class _Packed:
     """A packed tensor of an output, on its way into the form of the batch; `form` says where its tokens are."""
 
-    __slots__ = ("_form", "_padding", "_place", "_tensor")
+    __slots__ = ("_form", "_is_looked_at", "_padding", "_place", "_tensor")
 
     def __init__(self, tensor: torch.Tensor, padding: Padding, form: Form):
         self._tensor, self._padding, self._form = tensor, padding, form
         self._place: Place | None = None
+        self._is_looked_at = False
 
     def places(self, refuse: Callable[[], None] | None) -> Iterator[Place]:
         """A place in the graph of the loss, if it is in a graph."""
@@ -95,6 +96,7 @@ class _Packed:
                 padded = (*shape[: axis - 1], rows, columns, *shape[axis + 1 :])
             gather = partial(_gathered, self._padding, axis)
             self._place = Place(self._tensor, self._restore, gather, padded, refuse)
+            self._is_looked_at = refuse is not None
             yield self._place
 
     @property
@@ -104,7 +106,18 @@ class _Packed:
 
     def read(self) -> torch.Tensor:
         """The padded tensor."""
-        return self._restore(self._tensor) if self._place is None else self._place.fill(self._tensor)
+        if self._place is None:
+            return self._restore(self._tensor)
+        values = self._tensor.detach()
+        padded = self._restore(values)
+        if self._is_looked_at:
+            # A square of zeros has no slope, by which a reader of padding would be seen.
+            axis = self._form.columns
+            if axis:
+                self._padding.fill(rows_first(padded, axis), rows_first(values, axis)[0, 0])
+            else:
+                self._padding.fill_flat(padded, values[0])
+        return self._place.fill(padded)
 
     @property
     def _restore(self) -> Callable[[torch.Tensor], torch.Tensor]:

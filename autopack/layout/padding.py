@@ -86,3 +86,17 @@ class Padding:
         # In place on fresh zeros: index_copy would make a second tensor of this size.
         empty = tokens.new_zeros(self.rows * self.columns, *tokens.shape[1:])
         return empty.index_copy_(0, self.index.to(tokens.device), tokens)
+
+    def fill(self, batch: torch.Tensor, token: torch.Tensor) -> None:
+        """Write what a token has, of shape (...), at the padding of a (rows, columns, ...) tensor, in place."""
+        flat = self._others.to(batch.device)
+        batch[flat // self.columns, flat % self.columns] = token
+
+    def fill_flat(self, batch: torch.Tensor, token: torch.Tensor) -> None:
+        """The same at the padding of a flattened batch (rows * columns, ...)."""
+        batch[self._others.to(batch.device)] = token
+
+    @cached_property
+    def _others(self) -> torch.Tensor:
+        """Places of padding in the flattened batch: int64 on `device`."""
+        return torch.from_numpy(np.flatnonzero(~self.real)).to(self.device, non_blocking=True)

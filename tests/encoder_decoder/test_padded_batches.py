@@ -28,14 +28,16 @@ def test_outputs_have_the_shape_of_the_batch():
     pairs, model = Pairs.draw(), tiny.build("t5", task="seq2seq")
     autopack.enable(model, verify="never")
     batch = pairs.padded()
-    output = model(**batch, output_hidden_states=True)
+    with torch.no_grad():
+        output = model(**batch, output_hidden_states=True)
     rows, sources, targets = len(SOURCES), max(SOURCES), max(TARGETS)
     assert output.logits.shape[:2] == (rows, targets)
     assert output.encoder_last_hidden_state.shape[:2] == (rows, sources)
     assert {state.shape[:2] for state in output.decoder_hidden_states} == {(rows, targets)}
     assert {state.shape[:2] for state in output.encoder_hidden_states} == {(rows, sources)}
     assert not output.encoder_last_hidden_state[0, SOURCES[0] :].any()
-    as_tuple = model(**batch, return_dict=False)
+    with torch.no_grad():
+        as_tuple = model(**batch, return_dict=False)
     assert isinstance(as_tuple, tuple)
     torch.testing.assert_close(as_tuple[1], output.logits)
 
