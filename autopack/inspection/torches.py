@@ -63,7 +63,9 @@ def only_inlined(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def autocast_dtype(kind: str) -> torch.dtype | None:
     """The dtype of the autocast in force for a kind of device, None where there is none."""
-    in_force = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    # The meta device has no autocast, and may not be asked. Not `torch.amp.is_autocast_available`, at which graphs of
+    # torch before 2.11 break.
+    in_force = kind != "meta" and torch.is_autocast_enabled(kind)
     return torch.get_autocast_dtype(kind) if in_force else None
 
 
