@@ -131,7 +131,7 @@ def test_padded(
         found_logits, wanted_logits = found.logits.detach(), wanted.logits.detach()[real]
         errors.append(float((found_logits[real] - wanted_logits).abs().max() / wanted_logits.std()))
         errors.append(float(((found.loss - wanted.loss).abs() / wanted.loss).detach()))
-        assert (found_logits[~real] == found_logits[real][0]).all(), "a copy, as of a batch that ran without its padding"
+        assert (found_logits[~real] == found_logits[real][0]).all(), "a batch without its padding has copies there"
         largest = max(float(gradient.norm()) for gradient in grads[0].values())
         errors += [float((grads[1][name] - gradient).norm()) / largest for name, gradient in grads[0].items()]
     record_property("worst", max(errors))
