@@ -15,10 +15,18 @@ Key = tuple[str, str, str]
 """Task, model type and mode."""
 
 
-def code_digest() -> str:
-    """A name for what a measurement depends on: autopack's code and records, and the code of compat which measures."""
+def code_digest(*more: Path) -> str:
+    """A name for what a measurement depends on: autopack's code and records, and the code of compat which measures.
+
+    `more` are other files that it depends on.
+    """
     package = ROOT / "autopack"
-    files = [*sorted(package.rglob("*.py")), *sorted(package.rglob("*.json")), *(COMPAT / name for name in _MEASURING)]
+    files = [
+        *sorted(package.rglob("*.py")),
+        *sorted(package.rglob("*.json")),
+        *(COMPAT / name for name in _MEASURING),
+        *more,
+    ]
     digest = hashlib.sha256()
     for path in files:
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")

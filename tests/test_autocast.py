@@ -13,7 +13,7 @@ from autopack import tiny
 from autopack.attention.backends import varlen
 from autopack.inspection import torches
 from compat import torch_flash
-from tests.conftest import LEAK, error, gradients, positions, token_ids
+from tests.conftest import FLOAT32, LEAK, error, gradients, positions, token_ids
 
 LENGTHS = (5, 12, 1, 6)
 IDS = token_ids(1, sum(LENGTHS))
@@ -128,6 +128,17 @@ def test_torchs_own_kernels_are_taken_for_weights_in_float32(model_type, lowered
         assert not calls, "float32 without autocast is nothing for the kernel"
     for error_, size in zip(_distance(found, _alone(stock, lowered)), rounding, strict=True):
         assert error_ <= 3 * size
+
+
+def test_a_compiled_model_follows_an_autocast_that_comes_and_goes():
+    plain, compiled = _build("llama"), _build("llama")
+    for model in (plain, compiled):
+        autopack.enable(model)
+    compiled.compile(backend="aot_eager")
+    for lowered in (torch.bfloat16, None, torch.float16, torch.bfloat16, None):
+        errors = _distance(_packed(compiled, lowered), _packed(plain, lowered))
+        bound = FLOAT32 if lowered is None else 0.05  # some roundings to 8 bits; a leak is tenths
+        assert max(errors) < bound, lowered
 
 
 def test_float64_stays_as_it_is():

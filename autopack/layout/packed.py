@@ -53,8 +53,9 @@ class PackedLayout:
         object.__setattr__(self, "cu_seqlens", self.upload(bounds.astype(np.int32)))
         slots = self.cu_seqlens if self.slots is None else self.upload(self.slots.astype(np.int32))
         object.__setattr__(self, "_slots", slots)
-        on_host = torch.from_numpy((bounds if self.slots is None else self.slots).astype(np.int32))
-        object.__setattr__(self, "slots_on_host", on_host)
+        if self.device.type != "cpu":
+            slots = torch.from_numpy((bounds if self.slots is None else self.slots).astype(np.int32))
+        object.__setattr__(self, "slots_on_host", slots)
         object.__setattr__(self, "extent", self.cu_seqlens.new_empty(()).expand(self.rows, self.columns))
 
     @classmethod

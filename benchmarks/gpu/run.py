@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks import interleave
 from benchmarks.gpu import report
 from benchmarks.gpu.job import FAILED, LEFT_OUT, NO_TIME, OK, Job, Part, carry_out
-from benchmarks.gpu.machine import Machine
+from benchmarks.gpu.machine import ROOT, Machine
 from benchmarks.gpu.processes import run_bounded
 from compat.finished import code_digest
 
@@ -42,7 +42,7 @@ class Run:
         self.out.mkdir(parents=True, exist_ok=True)
         self.result: dict[str, Any] = {
             "benchmark": "gpu",
-            "origin": {**interleave.origin(), "code": code_digest()},
+            "origin": {**interleave.origin(), "code": code_digest(*sorted((ROOT / "benchmarks").rglob("*.py")))},
             "settings": {
                 "device": self.machine.device,
                 "small": self.small,
