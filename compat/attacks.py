@@ -27,11 +27,12 @@ KINDS: dict[str, tuple[str, ...]] = {
     "that changes later": ("tests/trust/test_whole_objects.py",),
     "code that mixes tokens beyond what its proof has run: lengths, counts, tokens, arguments, modes": (
         "tests/test_envelope.py",
+        "tests/test_envelope_modes.py",
         "tests/test_watched_calls.py",
         "tests/test_branches_by_chance.py",
     ),
     "outputs beside logits: whole numbers, lists, objects, numbers of a call": ("tests/test_other_outputs.py",),
-    "padding that is read": ("tests/test_padding_read.py",),
+    "padding that is read": ("tests/test_padding_read.py", "tests/test_padding_beside_labels.py"),
     "tokens of padding inside documents, and positions that do not begin at 0": ("tests/test_first_positions.py",),
     "subclasses, replaced parts, patched code, losses, configurations, environments": ("tests/unfamiliar",),
     "layers of somebody else's in a known model": ("tests/proving",),

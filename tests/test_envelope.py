@@ -9,70 +9,20 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 import autopack
 from autopack import tiny
+from tests.support.conditional import EXACT, LEAK, build, error, row
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-
-EXACT, LEAK = 1e-4, 1e-2
-"""Of the deviation of logits in float32: rounding leaves about 1e-6, and what leaks here starts near 0.5."""
-
-
-class Conditional(LlamaForCausalLM):
-    """A model of the user's that mixes tokens in some calls: `mixes` gets all that its forward does."""
-
-    mixes: Callable[..., Any] = staticmethod(lambda self, **given: False)
-
-    def forward(self, input_ids: Any = None, inputs_embeds: Any = None, **kwargs: Any) -> Any:
-        states = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
-        if type(self).mixes(self, input_ids=input_ids, inputs_embeds=inputs_embeds, states=states, **kwargs):
-            states = states + 0.5 * states.cumsum(1)
-        return super().forward(inputs_embeds=states, **kwargs)
-
-
-def build(mixes: Callable[..., Any] | None = None, **config: Any) -> Any:
-    stock = tiny.build("llama", **config)
-    members = {} if mixes is None else {"mixes": staticmethod(mixes)}
-    model = type("Users", (Conditional,), {**members, "__module__": __name__})._from_config(stock.config)
-    model.load_state_dict(stock.state_dict())
-    return model.eval()
-
-
-def row(*lengths: int, rows: int = 1, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Packed rows, all of the same documents."""
-    ids = tiny.tokens(tiny.config("llama"), rows, sum(lengths), seed=seed)
-    where = torch.cat([torch.arange(length) for length in lengths]).expand(rows, -1)
-    return {"input_ids": ids, "position_ids": where}
-
-
-def lengths_of(batch: dict[str, torch.Tensor]) -> list[int]:
-    starts = [*(batch["position_ids"][0] == 0).nonzero().flatten().tolist(), batch["position_ids"].shape[1]]
-    return [end - start for start, end in pairwise(starts)]
-
-
-def error(model: Any, stock: Any, batch: dict[str, torch.Tensor]) -> float:
-    """The largest difference of logits to documents alone, of their deviation."""
-    with torch.no_grad():
-        found, worst = model(**batch).logits, 0.0
-        for ids, logits in zip(batch["input_ids"], found, strict=True):
-            sizes = lengths_of(batch)
-            for part, got in zip(ids.split(sizes), logits.split(sizes), strict=True):
-                wanted = stock(input_ids=part[None], use_cache=False).logits[0]
-                worst = max(worst, float((got - wanted).abs().max() / wanted.std()))
-    return worst
 
 
 def holds(token: int) -> Callable[..., Any]:
@@ -339,46 +289,6 @@ def test_padded_batches_that_a_function_for_checkpoints_mixes(read):
         layer._gradient_checkpointing_func = lambda run, *args: run(*args) + 0.3 * run(*args).cumsum(1)
     with torch.no_grad(), autopack.enable(model), pytest.raises(autopack.LeakDetected):
         model(**padded(5, 9, 3), output_hidden_states=read)
-
-
-class Mixing(TorchFunctionMode):
-    """A mode that mixes tokens, in force around calls; in another thread it is not."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        return found + 0.3 * found.cumsum(1) if function is nn.functional.silu else found
-
-
-class MixingBelow(TorchDispatchMode):
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = function(*args, **(kwargs or {}))
-        return found + 0.3 * found.cumsum(1) if function is torch.ops.aten.silu.default else found
-
-
-class Looking(TorchFunctionMode):
-    """A mode that changes nothing."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("mode", [Mixing, MixingBelow])
-def test_a_mode_that_mixes_tokens_is_met_in_its_first_call(mode):
-    model = tiny.build("llama")
-    with autopack.enable(model), torch.no_grad():
-        model(**row(5, 9))
-        with mode(), pytest.raises(autopack.LeakDetected):
-            model(**row(5, 9))
-
-
-def test_a_mode_that_changes_nothing_is_served():
-    model, stock = tiny.build("llama"), tiny.build("llama")
-    with autopack.enable(model) as handle, Looking():
-        assert error(model, stock, row(5, 9)) <= EXACT
-        assert handle.envelope.checks == 2
-    with autopack.enable(model) as handle, torch.device("cpu"):
-        assert error(model, stock, row(5, 9)) <= EXACT
-        assert handle.envelope is None
 
 
 def test_with_watch_action_log_it_goes_on(caplog):

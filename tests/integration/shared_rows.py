@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import pickle
 import random
 from collections.abc import Callable
@@ -16,100 +15,15 @@ import torch.distributed as dist
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import autopack
-from autopack import tiny
 from autopack.inspection import ulysses
 from autopack.runtime.row_group import RowGroup
 from tests.integration import alst
-from tests.integration.documents import Run, documents, run_alone
+from tests.integration.documents import documents, run_alone
+from tests.integration.row_parts import error, model_of, rows_of, shared, without_zeros
 
 OURS = "autopack_original"
 """An attribute of functions that autopack has put somewhere."""
-LENGTHS = ((7, 12, 5), (9, 11, 4))
-"""Of two rows of 24 columns; no document ends where a part does."""
 KINDS = ("llama", "mistral", "qwen3", "gemma3_text", "mixtral", "deepseek_v3", "gpt2", "olmo2", "bert:masked-lm")
-
-
-def model_of(kind: str, attention: str = "sdpa", **options: Any) -> Any:
-    """A tiny model whose heads two ranks can share, in training mode without dropout."""
-    name, _, task = kind.partition(":")
-    model = tiny.build(name, task=task or "causal-lm", attn_implementation=attention, seed=0, **options).train()
-    model.config.use_cache = False
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        for key, value in vars(module).items():
-            if "dropout" in key and isinstance(value, float):
-                setattr(module, key, 0.0)
-    return model
-
-
-def rows_of(config: Any, lengths: Any = LENGTHS, seed: int = 0) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """The documents, and rows of them as collators make them."""
-    texts = documents(config, [n for row in lengths for n in row], seed)
-    rest = iter(texts)
-    rows = [[next(rest) for _ in row] for row in lengths]
-    ids = torch.cat([torch.cat(row, dim=1) for row in rows])
-    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
-    return texts, {"input_ids": ids, "position_ids": positions, "labels": ids.clone()}
-
-
-def shared(model: Any, batch: dict[str, Any], group: Any = None, shifts: bool = True) -> Run:
-    """Forward and backward over this rank's part; logits, loss and gradients of all parts together."""
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    part = autopack.packing.shard_rows(batch, rank, ranks, shift_labels=shifts)
-    model.zero_grad()
-    output = model(**part)
-    loss = output.loss
-    if not shifts:  # a mean over the tokens of this part
-        loss = loss * int((part["labels"] != -100).sum()) / int((batch["labels"] != -100).sum())
-    loss.backward()
-    total = loss.detach().clone()
-    dist.all_reduce(total, group=group)
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    for gradient in gradients.values():
-        dist.all_reduce(gradient, group=group)
-    logits = [torch.empty_like(output.logits) for _ in range(ranks)]
-    dist.all_gather(logits, output.logits.detach().contiguous(), group=group)
-    model.zero_grad()
-    whole = torch.cat(logits, dim=1)[:, : batch["input_ids"].shape[1]]
-    return Run(whole.flatten(0, 1), float(total), gradients)
-
-
-def error(kind: str, batch_of: Callable[[Any], Any] = rows_of, change: Any = None, **options: Any) -> float:
-    """The error of rows that all ranks share against each document alone on one process."""
-    shifts = not kind.endswith("masked-lm")
-    model, plain = model_of(kind, **options), model_of(kind, **options)
-    autopack.enable(model, sequence_parallel=dist.group.WORLD)
-    if change is not None:
-        model = change(model)
-    texts, batch = batch_of(model.config)
-    alone = run_alone(plain, texts) if shifts else _alone_unshifted(plain, texts)
-    found = shared(model, batch, shifts=shifts)
-    mask = batch.get("attention_mask")
-    if mask is not None:
-        found = dataclasses.replace(found, logits=found.logits[mask.flatten() != 0])
-    return _without_zeros(found, alone)
-
-
-def _alone_unshifted(model: Any, texts: list[torch.Tensor]) -> Run:
-    count, logits, loss = sum(text.shape[1] for text in texts), [], 0.0
-    for text in texts:
-        output = model(input_ids=text, labels=text)
-        (output.loss * text.shape[1] / count).backward()
-        logits.append(output.logits[0].detach())
-        loss += output.loss.item() * text.shape[1] / count
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return Run(torch.cat(logits), loss, gradients)
-
-
-def _without_zeros(found: Run, wanted: Run) -> float:
-    """The error without gradients that are zero but for rounding, as those of keys' biases are: they have no scale."""
-    least = 1e-6 * max(float(gradient.norm()) for gradient in wanted.gradients.values())
-    zero = [name for name, gradient in wanted.gradients.items() if float(gradient.norm()) < least]
-    for name in zero:
-        assert float(found.gradients.pop(name).norm()) < least, name
-        del wanted.gradients[name]
-    return found.error(wanted)
 
 
 def _checkpointed(reentrant: bool) -> Callable[[Any], Any]:
@@ -226,7 +140,7 @@ def _by_deepspeed(order: str, kind: str = "llama") -> dict[str, Any]:
     try:
         if order == "stock":
             alst.register(dist.group.WORLD)
-            return {"error": _without_zeros(shared(model, batch), run_alone(plain, texts))}
+            return {"error": without_zeros(shared(model, batch), run_alone(plain, texts))}
         if order == "before":
             standing = alst.register(dist.group.WORLD)
             autopack.enable(model)
@@ -248,7 +162,7 @@ def _by_deepspeed(order: str, kind: str = "llama") -> dict[str, Any]:
         ALL_ATTENTION_FUNCTIONS._local_mapping.clear()
     alone = run_alone(plain, texts)
     evaluated = float((whole - alone.logits).abs().max() / alone.logits.std())
-    errors = [_without_zeros(found, copy.deepcopy(alone)), _without_zeros(after, copy.deepcopy(alone)), evaluated]
+    errors = [without_zeros(found, copy.deepcopy(alone)), without_zeros(after, copy.deepcopy(alone)), evaluated]
     return {"error": max(errors), "restored": restored}
 
 

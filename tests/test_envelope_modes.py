@@ -1,0 +1,57 @@
+"""Modes of torch that are in force around a model count as code that nobody has measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import autopack
+from autopack import tiny
+from tests.support.conditional import EXACT, error, row
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+
+class Mixing(TorchFunctionMode):
+    """A mode that mixes tokens, in force around calls; in another thread it is not."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        return found + 0.3 * found.cumsum(1) if function is nn.functional.silu else found
+
+
+class MixingBelow(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        return found + 0.3 * found.cumsum(1) if function is torch.ops.aten.silu.default else found
+
+
+class Looking(TorchFunctionMode):
+    """A mode that changes nothing."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Mixing, MixingBelow])
+def test_a_mode_that_mixes_tokens_is_met_in_its_first_call(mode):
+    model = tiny.build("llama")
+    with autopack.enable(model), torch.no_grad():
+        model(**row(5, 9))
+        with mode(), pytest.raises(autopack.LeakDetected):
+            model(**row(5, 9))
+
+
+def test_a_mode_that_changes_nothing_is_served():
+    model, stock = tiny.build("llama"), tiny.build("llama")
+    with autopack.enable(model) as handle, Looking():
+        assert error(model, stock, row(5, 9)) <= EXACT
+        assert handle.envelope.checks == 2
+    with autopack.enable(model) as handle, torch.device("cpu"):
+        assert error(model, stock, row(5, 9)) <= EXACT
+        assert handle.envelope is None
