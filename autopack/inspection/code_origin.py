@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack.inspection.files import HERE, is_own_file, is_standard
+from autopack.inspection.files import HERE, is_kernel_file, is_own_file, is_standard
 from autopack.inspection.source import names_in
 
 _TOKEN_WISE: tuple[type, ...] = (
@@ -95,6 +95,12 @@ def is_own(value: Any) -> bool:
             if not is_own(called) or is_standard(getattr(getattr(called, "__code__", None), "co_filename", "")):
                 return False
     return True
+
+
+def is_kernel(value: Any) -> bool:
+    """Whether a function is a package's of attention kernels, as that package has it."""
+    found = [layer.__code__.co_filename if isinstance(layer, FunctionType) else "" for layer in layers(value)]
+    return any(map(is_kernel_file, found)) and all(is_kernel_file(name) or is_own_file(name) for name in found)
 
 
 def passes_on(module: nn.Module, name: str, value: Any) -> bool:

@@ -16,6 +16,9 @@ _PACKAGES = ("site-packages", "dist-packages")
 _INTEGRATED = ("peft", "accelerate")
 """Packages whose code `autopack.integrations` knows, where they are installed and imported."""
 
+_KERNELS = ("flash_attn", "flash_attn_interface")
+"""Packages that `transformers.modeling_flash_attention_utils` takes its kernels from."""
+
 
 def is_own_file(name: str) -> bool:
     """Whether a file is one of transformers, torch, the standard library, or a package that is integrated."""
@@ -25,6 +28,16 @@ def is_own_file(name: str) -> bool:
         return True
     found = (getattr(sys.modules.get(package), "__file__", None) for package in _INTEGRATED)
     return any(path is not None and name.startswith(os.path.dirname(path) + os.sep) for path in found)
+
+
+def is_kernel_file(name: str) -> bool:
+    """Whether a file is one of a package of attention kernels that transformers loads."""
+    for package in _KERNELS:
+        path = getattr(sys.modules.get(package), "__file__", None)
+        # Flash-attention 3 is a module of its own, not a package.
+        if path is not None and (name == path or (path.endswith("__init__.py") and name.startswith(path[:-11]))):
+            return True
+    return False
 
 
 def is_standard(name: str) -> bool:

@@ -17,6 +17,7 @@ from autopack.inspection.code_origin import (
     function_of,
     hooks_of,
     is_foreign_hook,
+    is_kernel,
     is_own,
     layers,
     located,
@@ -157,9 +158,9 @@ class Provenance:
         return None
 
     def _check(self, function: Any) -> bool:
-        """Whether a function, and what it calls by name in its own module, is transformers' own."""
+        """Whether a function, and what it calls by name in its own module, is transformers' own or a kernel."""
         if not is_own(function):
-            return False
+            return is_kernel(function)
         inner = list(layers(function))[-1]
         if not isinstance(inner, FunctionType) or id(inner) in self._functions:
             return True
@@ -168,7 +169,7 @@ class Provenance:
             return True
         for name in names_in(inner.__code__):
             value = inner.__globals__.get(name)
-            if isinstance(value, FunctionType) or hasattr(value, "__wrapped__"):
+            if callable(value) and not isinstance(value, type):
                 self.places.append((inner.__globals__, name, original(value)))
                 if not self._check(value):
                     return False

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from autopack.family import check_tokens
@@ -162,6 +163,30 @@ def _fused(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs
     return original(*args, **{**kwargs, "seq_idx": layout.seq_idx}) if _takes(original, "seq_idx") else None
 
 
+_NORMS = ("b_rms_weight", "c_rms_weight", "dt_rms_weight")
+
+
+def _inner(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
+    """mamba_inner_fn(states (rows, 2 * channels, tokens), ...), a kernel for a whole mixer that knows of no documents.
+
+    Step by step a mixer gives the same, but where this kernel norms B, C and the time step: mamba_ssm 2.3 norms the
+    time step after its projection, the model before, and its backward has no gradient of these norms. What a document
+    alone is trained on is kept.
+    """
+    if not releases.kernel_parameters(original) or all(kwargs.get(name) is None for name in _NORMS):
+        return None
+    states, *rest = args
+    check_tokens(states.transpose(1, 2).shape, layout, "mamba_inner_fn")
+
+    def run(spread: Spread) -> Any:
+        rows = spread(states.transpose(1, 2))
+        tokens = rows.shape[1]
+        rows = F.pad(rows, (0, 0, 0, 1)) if tokens == 1 else rows  # its backward refuses one token
+        return original(rows.transpose(1, 2), *rest, **kwargs)[:, :tokens]
+
+    return run_per_document_row(run, layout)
+
+
 @dataclass(frozen=True)
 class Operation:
     """A function of transformers that mixes tokens, and how it is made to follow documents.
@@ -188,7 +213,7 @@ OPERATIONS = {
         "scan on documents as rows",
         "mamba_ssm told by seq_idx",
     ),
-    "mamba_inner_fn": Operation(lambda *call: None),  # knows of no documents
+    "mamba_inner_fn": Operation(_inner),
     "mamba_selective_scan": Operation(
         _selective_scan, "scan of all documents in step", "mamba_ssm on documents as rows"
     ),

@@ -307,7 +307,8 @@ class _Probe:
         """Stretches of tokens by themselves, with the gradients of parameters that they make together."""
         cut = max(1, self.tokens // 3)
         parameters = [p for p in self.module.parameters() if p.requires_grad and p.is_floating_point()]
-        whole = self._of_parameters(outputs, weights, parameters)
+        # By outputs of their own: kernels that save memory (Liger's) write over what their backward needs.
+        whole = self._of_parameters(self.outputs(given), weights, parameters)
         summed: list[torch.Tensor | None] = [None] * len(parameters)
         bound = _BOUNDS[self.dtype]
         stretches = [(row, a, b) for row in range(self.rows) for a, b in ((0, cut), (cut, self.tokens)) if b > a]
@@ -347,7 +348,7 @@ class _Probe:
         if not wanted or not parameters:
             return [None] * len(parameters)
         total = sum((o * w).sum() for o, w in wanted)
-        return list(torch.autograd.grad(total, parameters, allow_unused=True, retain_graph=True))
+        return list(torch.autograd.grad(total, parameters, allow_unused=True))
 
 
 def _flat(output: Any) -> Iterator[torch.Tensor]:

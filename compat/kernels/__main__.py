@@ -1,0 +1,47 @@
+"""Run all types through interpreted kernels, and record what came out:
+
+python -m compat.kernels --json compat/results/kernels.json      a quarter of an hour, on one core
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from compat.kernels import packages
+from compat.kernels.cells import CELLS
+
+
+def run(names: Sequence[str]) -> list[dict[str, Any]]:
+    """What `compat.kernels.worker` finds for these types, in one process."""
+    command = [sys.executable, "-m", "compat.kernels.worker", *names]
+    done = subprocess.run(command, env=packages.environ(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}: {done.stderr[-3000:]}")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", default=list(CELLS), help="all if none is given")
+    parser.add_argument("--json", type=Path, help="where to write what was found")
+    options = parser.parse_args()
+    cells = {}
+    for name in options.types:
+        cells[name] = run([name])[0]
+        print(f"{name}: logits {cells[name]['logits']:.1e}, gradients {cells[name]['gradients']:.1e}", flush=True)
+    if options.json is not None:
+        found = {name: metadata.version(name) for name in ("torch", "transformers")}
+        record = {"with": {**found, "packages": [*packages.PINS, *packages.SOURCES]}, "cells": cells}
+        options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return 0 if all(max(cell["logits"], cell["gradients"]) < 1e-5 for cell in cells.values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

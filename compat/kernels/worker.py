@@ -1,0 +1,123 @@
+"""Packed rows against documents alone, forward and backward, through interpreted kernels. In a process of its own:
+
+python -m compat.kernels.worker mamba2 llama     one line of JSON for each type
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+from compat.kernels import compiled, interpreter  # before anything that looks for kernels
+from compat.kernels.cells import CELLS, Cell
+
+compiled.install()
+
+import torch  # noqa: E402
+
+import autopack  # noqa: E402
+from autopack import tiny  # noqa: E402
+from compat.standins import set_implementation  # noqa: E402
+from tests.conftest import positions  # noqa: E402
+
+Parts = list[torch.Tensor]
+
+
+def _alone(model: Any, documents: Sequence[torch.Tensor]) -> Parts:
+    """The logits (tokens, vocabulary) of each document.
+
+    One of a single token is the first of two, where a model is causal: causal_conv1d's backward refuses one alone.
+    """
+    found = []
+    for document in documents:
+        tokens = document.shape[1]
+        given = document.repeat(1, 2) if tokens == 1 and model.config.model_type != "bert" else document
+        found.append(model(input_ids=given).logits[0, :tokens])
+    return found
+
+
+def _gradients(model: Any, parts: Parts) -> torch.Tensor:
+    """Of all parameters, one after the other, by a sum with fixed weights."""
+    weights = [torch.randn(part.shape, generator=torch.Generator().manual_seed(i)) for i, part in enumerate(parts)]
+    total = torch.stack([(part.float() * weight).sum() for part, weight in zip(parts, weights, strict=True)]).sum()
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
+    return torch.cat([gradient.flatten() for gradient in found])
+
+
+def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).detach().norm() / expected.detach().norm())
+
+
+def _load_flash_attn() -> None:
+    """transformers looks for flash-attn where CUDA is, once. Its Triton kernels take float32 as it is."""
+    from transformers import modeling_flash_attention_utils as flash
+
+    with mock.patch.object(flash, "is_flash_attn_2_available", return_value=True):
+        flash.lazy_import_flash_attention("flash_attention_2")
+
+
+def measure(name: str, cell: Cell) -> dict[str, Any]:
+    """Relative errors of logits (the worst document) and of all gradients, and the kernels of the packed call."""
+    torch.manual_seed(0)
+    model = tiny.build(cell.type or name, dtype=torch.float32, **cell.config).train()
+    model.config.use_cache = False
+    if cell.flash:
+        set_implementation(model, "flash_attention_2")
+    if cell.liger == "before":
+        _apply_liger(model)
+    documents = [
+        [tiny.tokens(model.config, 1, tokens, seed=100 * r + i) for i, tokens in enumerate(row)]
+        for r, row in enumerate(cell.rows)
+    ]
+    packed = torch.cat([torch.cat(row, 1) for row in documents])
+
+    def split(logits: torch.Tensor) -> Parts:
+        return [part for row, lengths in zip(logits, cell.rows, strict=True) for part in row.split(list(lengths))]
+
+    def worst(found: Parts) -> float:
+        return max(_error(part, wanted) for part, wanted in zip(found, alone, strict=True))
+
+    alone = _alone(model, [document for row in documents for document in row])
+    wanted = _gradients(model, alone)
+    with torch.no_grad():
+        control = worst(split(model(input_ids=packed).logits))
+    # flash-attn's kernels are taken on CUDA alone, so on a CPU they are asked for.
+    # Liger's forward is nobody's record, and its proof by an audit takes minutes here.
+    options: dict[str, Any] = {"verify": "never"} if cell.liger else {}
+    with autopack.enable(model, backend="flash" if cell.flash else "auto", **options) as handle:
+        if cell.liger == "after":
+            _apply_liger(model)
+        interpreter.LAUNCHED.clear()
+        compiled.LAUNCHED.clear()
+        found = split(model(input_ids=packed, position_ids=positions(*cell.rows)).logits)
+        gradients = _gradients(model, found)
+        verified = str(handle.verified)
+    return {
+        "type": name,
+        "logits": worst(found),
+        "gradients": _error(gradients, wanted),
+        "one document": control,
+        "kernels": {**interpreter.LAUNCHED, **compiled.LAUNCHED},
+        "verified": verified,
+    }
+
+
+def _apply_liger(model: Any) -> None:
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+    _apply_liger_kernel_to_instance(model=model)
+
+
+def main(names: Sequence[str]) -> None:
+    if any(CELLS[name].flash for name in names):
+        _load_flash_attn()
+    for name in names:
+        print(json.dumps(measure(name, CELLS[name])), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,36 @@
+"""Through the packages' own kernels, interpreted on a CPU: packed rows get what their documents get alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from compat.kernels.__main__ import run
+from compat.kernels.cells import CELLS, LIGER, MIXERS
+
+EXACT = 1e-5
+"""Relative, in float32: kernels add up the same numbers in another order. What was measured is below 3e-6."""
+
+GROUPS = {
+    "scans and convolutions": [n for n, cell in MIXERS.items() if not any("chunk" in k for k in cell.kernels)],
+    "mamba2": ["mamba2"],
+    "delta rule": ["qwen3_next"],
+    "kimi delta rule": ["kimi_linear"],
+    "flash-attn": ["llama", "bert"],
+    "Liger": ["llama, Liger applied before"],
+}
+"""Types that share a process: each kernel once. `python -m compat.kernels` runs all types, for a quarter of an hour."""
+BY_RECORD = "by the released leak test of"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("group", GROUPS)
+def test_packed_equals_alone(group):
+    for found in run(GROUPS[group]):
+        name = found["type"]
+        assert found["logits"] < EXACT, found
+        assert found["gradients"] < EXACT, found
+        assert found["one document"] > 1e-2, f"{name}: as one document, the row would give the same"
+        missing = [kernel for kernel in CELLS[name].kernels if kernel not in found["kernels"]]
+        assert not missing, f"{name}: {missing} did not run, but {sorted(found['kernels'])}"
+        # What users write: nothing is audited, since kernels are as their packages have them. But Liger's (`worker`).
+        assert name in LIGER or found["verified"].startswith(BY_RECORD), found
