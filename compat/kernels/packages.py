@@ -13,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from filelock import FileLock
+
 from compat.environments import cache_directory
 from compat.matrix import ROOT, CompatError
 
@@ -31,16 +33,17 @@ def directory() -> Path:
     pins = "\n".join([*PINS, *SOURCES])
     python = f"py{sys.version_info[0]}{sys.version_info[1]}"
     path = cache / f"kernels-{python}-{hashlib.sha256(pins.encode()).hexdigest()[:10]}"
-    if not path.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        (cache / ".gitignore").write_text("*\n", encoding="utf-8")
-        with tempfile.TemporaryDirectory(prefix="kernels.", suffix=".part", dir=cache) as scratch:
-            part = Path(scratch) / "packages"
-            _install(part, PINS)
-            _install(part, SOURCES, "--no-build-isolation")
-            for stale in cache.glob(f"kernels-{python}-*"):
-                shutil.rmtree(stale)
-            part.rename(path)
+    cache.mkdir(parents=True, exist_ok=True)
+    (cache / ".gitignore").write_text("*\n", encoding="utf-8")
+    with FileLock(cache / "kernels.lock"):  # several test processes come at once
+        if not path.is_dir():
+            with tempfile.TemporaryDirectory(prefix="kernels.", suffix=".part", dir=cache) as scratch:
+                part = Path(scratch) / "packages"
+                _install(part, PINS)
+                _install(part, SOURCES, "--no-build-isolation")
+                for stale in cache.glob(f"kernels-{python}-*"):
+                    shutil.rmtree(stale)
+                part.rename(path)
     return path
 
 
