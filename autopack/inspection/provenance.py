@@ -169,7 +169,7 @@ class Provenance:
             return True
         for name in names_in(inner.__code__):
             value = inner.__globals__.get(name)
-            if callable(value) and not isinstance(value, type):
+            if isinstance(value, FunctionType) or hasattr(value, "__wrapped__"):
                 self.places.append((inner.__globals__, name, original(value)))
                 if not self._check(value):
                     return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 
@@ -51,7 +50,7 @@ def test_kernels_as_their_package_has_them_are_covered(package, monkeypatch):
     assert foreign() == []
 
 
-@pytest.mark.parametrize("whose", ["a script", "a file beside the package", "options of a partial"])
+@pytest.mark.parametrize("whose", ["a script", "a file beside the package"])
 def test_others_in_their_place_are_not(package, monkeypatch, whose):
     def mine(q, k, v, **kwargs):
         raise AssertionError("not to be called")
@@ -59,7 +58,6 @@ def test_others_in_their_place_are_not(package, monkeypatch, whose):
     function = {
         "a script": mine,
         "a file beside the package": importlib.import_module("beside").flash_attn_varlen_func,
-        "options of a partial": functools.partial(package.flash_attn_varlen_func, window_size=(1, 1)),
     }[whose]
     put_in_place(monkeypatch, function)
     assert "the attention function 'flash_attention_2'" in foreign()[0]
