@@ -158,21 +158,27 @@ class Provenance:
         return None
 
     def _check(self, function: Any) -> bool:
-        """Whether a function, and what it calls by name in its own module, is transformers' own or a kernel."""
+        """Whether a function, and what it calls by name in its own module, is transformers' own.
+
+        In the module that transformers loads flash-attn into, functions of that package stand for its own.
+        """
         if not is_own(function):
-            return is_kernel(function)
+            return False
         inner = list(layers(function))[-1]
         if not isinstance(inner, FunctionType) or id(inner) in self._functions:
             return True
         self._functions.add(id(inner))
         if not inner.__code__.co_filename.startswith(MODELING):
             return True
+        with_kernels = inner.__module__ == releases.HOLDS_KERNELS
         for name in names_in(inner.__code__):
             value = inner.__globals__.get(name)
             if isinstance(value, FunctionType) or hasattr(value, "__wrapped__"):
                 self.places.append((inner.__globals__, name, original(value)))
-                if not self._check(value):
+                if not (self._check(value) or (with_kernels and is_kernel(value))):
                     return False
+            elif with_kernels and isinstance(value, functools.partial) and not is_own(value):
+                return False  # a kernel with options that the model does not name
         return True
 
 

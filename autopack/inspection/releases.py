@@ -26,6 +26,10 @@ def is_flash(implementation: str | None) -> bool:
     return bool(implementation) and ("flash_attention" in str(implementation) or "flash-attn" in str(implementation))
 
 
+HOLDS_KERNELS = "transformers.modeling_flash_attention_utils"
+"""The module that the functions of flash-attn are loaded into."""
+
+
 def is_own(function: Any) -> bool:
     """Whether a function is of transformers' code."""
     return str(getattr(function, "__module__", "")).startswith("transformers.")

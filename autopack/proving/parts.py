@@ -263,7 +263,7 @@ class _Probe:
         if not states or not wanted:
             return [None] * len(states)
         total = sum((o * w).sum() for o, w in wanted)
-        return list(torch.autograd.grad(total, states, allow_unused=True, retain_graph=True))
+        return list(torch.autograd.grad(total, states, allow_unused=True))
 
     def _replaced(
         self, given: Any, outputs: Any, weights: Any, slopes: Any, axes: Any, token: int, scale: float
