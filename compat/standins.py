@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from inspect import Parameter
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -20,6 +21,7 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
+from compat import signatures
 from compat.old_releases import bound_at_import
 
 
@@ -129,97 +131,86 @@ def unpad_input(hidden: torch.Tensor, attention_mask: torch.Tensor, unused_mask:
     return hidden.flatten(0, 1)[indices], indices, bounds, int(lengths.max()), lengths
 
 
-def _flash_2() -> dict[str, ModuleType]:
-    def flash_attn_func(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
-        causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
-        deterministic: bool = False, return_attn_probs: bool = False,
-    ) -> torch.Tensor:  # fmt: skip
-        return _batch(q, k, v, softmax_scale, causal, window_size, softcap)
+def of_signature(package: str, name: str, compute: Callable[[Mapping[str, Any]], Any]) -> Callable[..., Any]:
+    """A function with the signature that a published package gives it. `compute` gets all arguments by their names."""
+    signature = signatures.signature(package, name)
 
-    def flash_attn_varlen_func(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
-        max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
-        causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
-        deterministic: bool = False, return_attn_probs: bool = False, block_table: Any = None,
-    ) -> torch.Tensor:  # fmt: skip
-        return attend_densely(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap
-        )
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        for argument, value in given.arguments.items():
+            default = signature.parameters[argument].default
+            if default is not Parameter.empty and argument not in _COMPUTED and value not in (default, None):
+                raise NotImplementedError(f"the stand-in of {name} computes nothing for {argument}={value!r}")
+        given.apply_defaults()
+        return compute(given.arguments)
 
-    def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("the stand-in has no paged cache")
+    stand_in.__name__ = name
+    vars(stand_in)["__signature__"] = signature  # transformers asks what a function takes
+    return stand_in
 
+
+_COMPUTED = frozenset(
+    "cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k softmax_scale causal window_size softcap learnable_sink "
+    "deterministic".split()
+)
+"""Arguments with defaults that a stand-in heeds, or that change nothing of what it computes."""
+
+
+def _computed(given: Mapping[str, Any]) -> torch.Tensor:
+    settings = {
+        "scale": given["softmax_scale"],
+        "causal": given["causal"],
+        "window": given["window_size"],
+        "softcap": given["softcap"] or 0.0,
+        "sink": given.get("learnable_sink"),
+    }
+    attend = attend_densely if "cu_seqlens_q" in given else _batch
+    bounds = {name: given[name] for name in _BOUNDS if name in given}
+    return attend(given["q"], given["k"], given["v"], **bounds, **settings)
+
+
+_BOUNDS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+
+
+def _with_nothing(given: Mapping[str, Any]) -> tuple[torch.Tensor, None]:
+    return _computed(given), None
+
+
+def _paged(*args: Any, **kwargs: Any) -> Any:
+    raise NotImplementedError("the stand-in has no paged cache")
+
+
+def flash_2_of(compute: Callable[[Mapping[str, Any]], Any]) -> dict[str, ModuleType]:
+    """The modules of flash-attn 2, whose functions hand their arguments to `compute`."""
     package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")
     package.__version__ = "2.8.3"  # type: ignore[attr-defined]
-    for function in (flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache):
-        setattr(package, function.__name__, function)
+    _fill(package, signatures.FLASH_2, compute)
     padding.pad_input, padding.unpad_input = pad_input, unpad_input  # type: ignore[attr-defined]
     package.bert_padding = padding  # type: ignore[attr-defined]
     return {"flash_attn": package, "flash_attn.bert_padding": padding}
 
 
 def _flash_3() -> dict[str, ModuleType]:
-    def flash_attn_func(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None = None, causal: bool = False,
-        qv: Any = None, q_descale: Any = None, k_descale: Any = None, v_descale: Any = None,
-        window_size: tuple[int, int] = (-1, -1), attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 1,
-        pack_gqa: Any = None, deterministic: bool = False, sm_margin: int = 0,
-    ) -> torch.Tensor:  # fmt: skip
-        return _batch(q, k, v, softmax_scale, causal, window_size, softcap)
-
-    def flash_attn_varlen_func(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
-        max_seqlen_q: int, max_seqlen_k: int, seqused_q: Any = None, seqused_k: Any = None,
-        softmax_scale: float | None = None, causal: bool = False, qv: Any = None, q_descale: Any = None,
-        k_descale: Any = None, v_descale: Any = None, window_size: tuple[int, int] = (-1, -1),
-        attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 1, pack_gqa: Any = None,
-        deterministic: bool = False, sm_margin: int = 0,
-    ) -> torch.Tensor:  # fmt: skip
-        return attend_densely(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap
-        )
-
-    def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("the stand-in has no paged cache")
-
     package = ModuleType("flash_attn_interface")
-    for function in (flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache):
-        setattr(package, function.__name__, function)
+    _fill(package, signatures.FLASH_3, _computed)
     return {"flash_attn_interface": package}
 
 
 def _flash_4() -> dict[str, ModuleType]:
-    window = tuple[int | None, int | None]
-
-    def flash_attn_func(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None = None, causal: bool = False,
-        window_size: window = (None, None), learnable_sink: torch.Tensor | None = None, softcap: float = 0.0,
-        num_splits: int = 1, pack_gqa: Any = None, deterministic: bool = False,
-    ) -> tuple[torch.Tensor, None]:  # fmt: skip
-        return _batch(q, k, v, softmax_scale, causal, window_size, softcap or 0.0, learnable_sink), None
-
-    def flash_attn_varlen_func(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor | None = None,
-        cu_seqlens_k: torch.Tensor | None = None, max_seqlen_q: int | None = None, max_seqlen_k: int | None = None,
-        seqused_q: Any = None, seqused_k: Any = None, page_table: Any = None, softmax_scale: float | None = None,
-        causal: bool = False, window_size: window = (None, None), learnable_sink: torch.Tensor | None = None,
-        softcap: float = 0.0, num_splits: int = 1, pack_gqa: Any = None, deterministic: bool = False,
-    ) -> tuple[torch.Tensor, None]:  # fmt: skip
-        assert cu_seqlens_q is not None
-        assert cu_seqlens_k is not None
-        assert max_seqlen_q is not None
-        assert max_seqlen_k is not None
-        return attend_densely(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size,
-            softcap or 0.0, learnable_sink,
-        ), None  # fmt: skip
-
     package, cute = ModuleType("flash_attn"), ModuleType("flash_attn.cute")
-    for function in (flash_attn_func, flash_attn_varlen_func):
-        setattr(cute, function.__name__, function)
+    _fill(cute, signatures.FLASH_4, _with_nothing)
     package.cute = cute  # type: ignore[attr-defined]
     return {"flash_attn": package, "flash_attn.cute": cute}
+
+
+def _fill(module: ModuleType, package: str, compute: Callable[[Mapping[str, Any]], Any]) -> None:
+    for name in signatures.OF_FLASH:
+        setattr(module, name, of_signature(package, name, compute))
+    vars(module)["flash_attn_with_kvcache"] = _paged
+
+
+def _flash_2() -> dict[str, ModuleType]:
+    return flash_2_of(_computed)
 
 
 _FLASH = {"flash_attention_2": _flash_2, "flash_attention_3": _flash_3, "flash_attention_4": _flash_4}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from autopack.attention import choose
 from autopack.attention.backends import varlen
 from autopack.inspection.torches import attend_varlen
-from compat.standins import loadable, pad_input, scores_within, unpad_input
+from compat.standins import flash_2_of, loadable, scores_within
 
 
 def _attend(
@@ -41,39 +41,23 @@ def _attend(
     return attend_varlen(q, k, v, bounds, longest, scale, (window[0], after))[..., :size]
 
 
-def _module() -> dict[str, ModuleType]:
-    def flash_attn_func(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None,
-        causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
-        deterministic: bool = False, return_attn_probs: bool = False,
-    ) -> torch.Tensor:  # fmt: skip
-        assert not softcap, "torch's kernels have no softcap"
-        rows, length = q.shape[:2]
-        bounds = torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=q.device)
-        flat_q, flat_k, flat_v = (t.reshape(-1, *t.shape[2:]) for t in (q, k, v))
-        output = _attend(flat_q, flat_k, flat_v, bounds, length, softmax_scale, causal, window_size)
-        return output.reshape(q.shape)
-
-    def flash_attn_varlen_func(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
-        max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None,
-        causal: bool = False, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
-        deterministic: bool = False, return_attn_probs: bool = False, block_table: Any = None,
-    ) -> torch.Tensor:  # fmt: skip
-        assert not softcap, "torch's kernels have no softcap"
+def _computed(given: Mapping[str, Any]) -> torch.Tensor:
+    assert not given["softcap"], "torch's kernels have no softcap"
+    q, k, v = states = given["q"], given["k"], given["v"]
+    settings = given["softmax_scale"], given["causal"], given["window_size"]
+    if "cu_seqlens_q" in given:
         # Not by value: that would make the host wait, in code whose waits are counted and timed.
         assert len(q) == len(k), "one set of documents for queries and keys"
-        assert cu_seqlens_q.shape == cu_seqlens_k.shape
-        return _attend(q, k, v, cu_seqlens_q, max_seqlen_q, softmax_scale, causal, window_size)
+        assert given["cu_seqlens_q"].shape == given["cu_seqlens_k"].shape
+        return _attend(*states, given["cu_seqlens_q"], given["max_seqlen_q"], *settings)
+    rows, length = q.shape[:2]
+    bounds = torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=q.device)
+    flat_q, flat_k, flat_v = (t.reshape(-1, *t.shape[2:]) for t in (q, k, v))
+    return _attend(flat_q, flat_k, flat_v, bounds, length, *settings).reshape(q.shape)
 
-    package, padding = ModuleType("flash_attn"), ModuleType("flash_attn.bert_padding")
-    package.flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
-    package.__version__ = "2.8.3"  # type: ignore[attr-defined]
-    package.flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]
-    package.flash_attn_with_kvcache = None  # type: ignore[attr-defined]
-    padding.pad_input, padding.unpad_input = pad_input, unpad_input  # type: ignore[attr-defined]
-    package.bert_padding = padding  # type: ignore[attr-defined]
-    return {"flash_attn": package, "flash_attn.bert_padding": padding}
+
+def _module() -> dict[str, ModuleType]:
+    return flash_2_of(_computed)
 
 
 @contextlib.contextmanager

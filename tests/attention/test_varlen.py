@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 import torch
 
@@ -12,45 +10,37 @@ from autopack.attention.call import AttentionCall
 from autopack.inspection import torches
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
+from compat import signatures
 from compat.standins import attend_densely
 
 LAYOUT = PackedLayout.from_lengths([[5, 1, 9], [8, 7]])
 
 
-TENSORS = ("query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k")
-BY_NAME = {"return_aux": None, "scale": None, "window_size": (-1, -1)}
-SIGNATURES = {
-    "2.10.0": (TENSORS, {"is_causal": False, "return_aux": None}, False),
-    "2.11.0": (TENSORS, BY_NAME, False),
-    **dict.fromkeys(
-        ("2.12.1", "2.13.0", "2.14.1", "2.15.0"),
-        (TENSORS, BY_NAME | {"enable_gqa": False, "seqused_k": None, "block_table": None, "num_splits": None}, True),
-    ),
-}
-"""What `varlen_attn` takes in torch's wheels, and whether it wants to be told of grouped heads."""
+SIGNATURES = {release: signatures.signature(f"torch {release}", "varlen_attn") for release in signatures.TORCHES}
 CHOOSING = ("2.14.1", "2.15.0")
 """Those that take cuDNN for what has no window, as `(-1, -1)` or in 2.15 `(-1, 0)` say; a wider one says the same."""
 
 
 def _varlen_of(monkeypatch, release):
     """Put a `varlen_attn` of the signature of a torch in the place of the installed one."""
-    required, optional, tells_groups = SIGNATURES[release]
+    signature = SIGNATURES[release]
 
     def varlen_attn(*args, **kwargs):
-        assert len(args) <= len(required) + (release == "2.10.0") * 2, "the rest is by name"
-        assert not kwargs.keys() - optional.keys()
-        given = {**optional, **dict(zip(required, args, strict=True)), **kwargs}
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
         query, key = given["query"], given["key"]
         assert query.is_contiguous()
         assert query.shape[-1] % 8 == 0
+        tells_groups = "enable_gqa" in signature.parameters
         assert given.get("enable_gqa") is ((query.shape[1] != key.shape[1]) if tells_groups else None)
         window = given.get("window_size", (-1, 0) if given.get("is_causal") else (-1, -1))
         assert release not in CHOOSING or -1 not in window
-        states = (given[name] for name in required)
+        states = (given[name] for name in ("query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"))
         return attend_densely(*states, given.get("scale"), False, window, 0.0)
 
     monkeypatch.setattr(torches, "varlen_attn", varlen_attn)
-    monkeypatch.setattr(torches, "VARLEN_TAKES", frozenset((*required, *optional)))
+    monkeypatch.setattr(torches, "VARLEN_TAKES", frozenset(signature.parameters))
     monkeypatch.setattr(torches, "VARLEN_MAY_BE_CUDNN", release in CHOOSING)
 
 
@@ -108,16 +98,6 @@ def test_equals_each_document_alone(monkeypatch, pattern, sizes, release):
         return
     found = varlen.attend_varlen(LAYOUT, *states, pattern, 0.3)
     torch.testing.assert_close(found, _alone(states, pattern, 0.3), atol=1e-12, rtol=1e-10)
-
-
-def test_the_installed_signature_is_one_of_these():
-    if torches.varlen_attn is None:
-        pytest.skip("this torch has no varlen_attn")
-    found = inspect.signature(torches.varlen_attn).parameters
-    assert frozenset(found) == torches.VARLEN_TAKES
-    required = tuple(name for name, parameter in found.items() if parameter.default is parameter.empty)
-    optional = {name: parameter.default for name, parameter in found.items() if name not in required}
-    assert any((required, optional) == signature[:2] for signature in SIGNATURES.values())
 
 
 def _flash_forward(query, key, value, bounds, _k, longest, _m, dropout, causal, debug, *, scale, window_size_left,

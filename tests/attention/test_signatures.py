@@ -1,0 +1,142 @@
+"""Every argument of every call of a kernel against the signatures of the packages that are published.
+
+`compat/signatures.json` has them, as `python -m compat.signatures` reads them from the packages. Stand-ins of
+flash-attn 2, 3 and 4 bind what they are given to those signatures, so the tests that use them (`test_flash.py`, the
+cells of flash in the version matrix) check the arguments that transformers makes of what autopack hands it; here are
+torch's.
+"""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+
+import pytest
+import torch
+
+import autopack
+from autopack import tiny
+from autopack.attention.backends.varlen import attend_varlen
+from autopack.inspection import torches
+from autopack.inspection.masks import Pattern
+from autopack.layout.packed import PackedLayout
+from compat import signatures, standins, torch_flash
+
+LAYOUT = PackedLayout.from_lengths([[5, 1, 9], [8, 7]])
+OPERATORS = ("_flash_attention_forward", "_flash_attention_backward")
+FLASH = {name: signatures.signature(signatures.FLASH_2, name) for name in signatures.OF_FLASH}
+
+
+@pytest.mark.parametrize("release", signatures.TORCHES)
+def test_operators_are_called_with_what_their_schemas_take(monkeypatch, release):
+    """Attention sinks call torch's operators themselves; all others go through `varlen_attn` (test_varlen.py)."""
+    called = []
+
+    class Operators:
+        def __getattr__(self, name):
+            signature = signatures.signature(f"torch {release}", name)
+            compute = torch_flash.forward_on_cpu if "forward" in name else torch_flash.backward_on_cpu
+
+            def operator(*args, **kwargs):
+                bound = signature.bind(*args, **kwargs)
+                called.append(name)
+                missing = {p.name for p in signature.parameters.values() if p.default is p.empty} - {*bound.arguments}
+                assert not missing
+                return compute(*bound.args, **bound.kwargs)
+
+            return operator
+
+    monkeypatch.setattr(torch.ops, "aten", Operators())
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 15, 16, generator=generator).half() for heads in (4, 2, 2))
+    sinks = torch.linspace(-1, 2, 4).half().requires_grad_()
+    for pattern in (Pattern(causal=True), Pattern(causal=True, before=3), Pattern(causal=False)):
+        attend_varlen(LAYOUT, query.requires_grad_(), key, value, pattern, 0.3, sinks).float().sum().backward()
+    assert called == [*OPERATORS] * 3
+
+
+def test_stand_ins_of_operators_take_what_some_torch_gives_them():
+    for name, function in zip(OPERATORS, (torch_flash.forward_on_cpu, torch_flash.backward_on_cpu), strict=True):
+        own = {p.name: p.kind for p in inspect.signature(function).parameters.values()}
+        for release in signatures.TORCHES:
+            theirs = signatures.signature(f"torch {release}", name).parameters.values()
+            assert {p.name: p.kind for p in theirs}.items() <= own.items(), release
+
+
+@pytest.mark.skipif(torches.without_flex_attention() is not None, reason="this torch has no flex_attention")
+@pytest.mark.parametrize("release", signatures.TORCHES)
+def test_flex_is_called_with_what_its_signatures_take(monkeypatch, release):
+    """`create_block_mask` by autopack and by transformers, `flex_attention` by transformers alone."""
+    from torch.nn.attention import flex_attention as flex
+
+    called, makes_mask = [], flex.create_block_mask
+
+    def bound(name, *args, **kwargs):
+        signatures.signature(f"torch {release}", name).bind(*args, **kwargs)
+        called.append(name)
+
+    def create_block_mask(*args, **kwargs):
+        bound("create_block_mask", *args, **kwargs)
+        return makes_mask(*args, **kwargs)
+
+    monkeypatch.setattr(flex, "create_block_mask", create_block_mask)
+    model = tiny.build("llama")
+    standins.set_implementation(model, "flex_attention")
+    integration = import_module("transformers.integrations.flex_attention")
+    site = "compile_friendly_flex_attention"
+    if not hasattr(integration, site):
+        pytest.skip("transformers before 4.50 calls the function itself")
+    with standins.flex_standin():
+        attends = vars(integration)[site]
+
+        def flex_attention(*args, training=False, **kwargs):
+            bound("flex_attention", *args, **kwargs)
+            return attends(*args, training=training, **kwargs)
+
+        monkeypatch.setattr(integration, site, flex_attention)
+        autopack.enable(model, verify="never")
+        positions = torch.cat([torch.arange(n) for n in (5, 1, 9)])[None]
+        model(input_ids=tiny.tokens(model.config, 1, 15), position_ids=positions)
+        monkeypatch.undo()
+    assert {*called} == {"create_block_mask", "flex_attention"}
+
+
+def test_the_installed_torch_has_the_recorded_signatures():
+    if torches.varlen_attn is None:
+        pytest.skip("this torch has no varlen_attn")
+    release = torch.__version__.partition("+")[0]
+    if release not in signatures.TORCHES:
+        pytest.skip(f"{release} is none of those that are recorded")
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    for function in (torches.varlen_attn, create_block_mask, flex_attention):
+        recorded = signatures.signature(f"torch {release}", function.__name__)
+        found = inspect.signature(function)
+        assert [(p.name, p.kind) for p in found.parameters.values()] == [
+            (p.name, p.kind) for p in recorded.parameters.values()
+        ]
+
+
+@pytest.mark.parametrize("name", FLASH)
+def test_a_call_that_does_not_fit_is_noticed(name):
+    """The control: an argument too many, one by a name that there is not, and one that a stand-in does not compute."""
+    stand_in = vars(standins._flash_2()["flash_attn"])[name]
+    states = [torch.zeros(3, 2, 8) for _ in range(3)]
+    needed = dict.fromkeys([p for p, of in FLASH[name].parameters.items() if of.default is of.empty and p not in "qkv"])
+    for wrong in ({"cu_seq_lens_q": None}, {"sliding_window": 3}):
+        with pytest.raises(TypeError, match="unexpected keyword"):
+            stand_in(*states, **needed, **wrong)
+    with pytest.raises(TypeError, match="too many positional"):
+        stand_in(*states, *[None] * 20)
+    with pytest.raises(NotImplementedError, match="computes nothing for dropout_p=0.1"):
+        stand_in(*states, **needed, dropout_p=0.1)
+    assert inspect.signature(stand_in) == FLASH[name]
+
+
+def test_signatures_are_read_from_sources():
+    later = "def f(a, /, b: 'X | None' = None, *, c=LIMIT, d=(1, -1)): pass"
+    source = f"LIMIT = 3\n@overload\ndef f(a: int) -> int: ...\n{later}"
+    found = dict(signatures.functions_in(source, ("f",)))
+    assert found == {"f": "a, /, b=None, *, c='LIMIT', d=(1, -1)"}
+    schemas = "\n".join(f"- func: {name}(Tensor a, SymInt? b=None, *, float? c=None) -> (Tensor)" for name in OPERATORS)
+    assert dict(signatures.operators_in(schemas)) == dict.fromkeys(OPERATORS, "a, b=None, *, c=None")
