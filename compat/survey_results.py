@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,16 +124,20 @@ def rows_of_page(text: str) -> dict[str, Row]:
     return {m[1]: Row(int(m[2]), int(m[3]), int(m[4]), int(m[5]), m[6]) for m in matches}
 
 
-def merged(present: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Recorded results with those of a few types: whole types take their place, parts of them are added."""
+def merged(present: dict[str, Any], new: dict[str, Any], surveyed: Collection[str]) -> dict[str, Any]:
+    """Recorded results with those of a few types: those `surveyed` take their place, parts of others are added.
+
+    A part is what a surveyed type holds (its text model), of which its own survey has more.
+    """
     types = dict(present["types"])
     for name, entry in new["types"].items():
         before = types.get(name)
-        if before is not None and not entry["classes"]:
+        if before is not None and name not in surveyed:
             fields = {**before["fields"]}
             for field, words in entry["fields"].items():
                 fields[field] = sorted({*fields.get(field, ()), *words})
-            entry = {**before, "fields": dict(sorted(fields.items()))}
+            lists = {kind: sorted({*before[kind], *entry[kind]}) for kind in ("classes", "implementations")}
+            entry = {**lists, "fields": dict(sorted(fields.items()))}
         types[name] = entry
     return {**new, "types": dict(sorted(types.items()))}
 
@@ -146,7 +151,8 @@ def write(done: list[dict[str, Any]], merge: bool) -> None:
     whole = not any("base only" in entry for entry in done)
     path, table = survey_of(transformers.__version__), table_of(transformers.__version__, whole and not merge)
     if merge:
-        data = merged(load(path), data)
-        lines = {**rows_of_page(table.read_text()), **lines}
+        surveyed, present = {entry["type"] for entry in done}, rows_of_page(table.read_text())
+        data = merged(load(path), data, surveyed)
+        lines = {**lines, **{name: row for name, row in present.items() if name not in surveyed & lines.keys()}}
     path.write_text(json_by_lines(data, depth=4) + "\n")
     table.write_text(page(lines, whole))

@@ -94,8 +94,8 @@ class Case:
         usable = pad if isinstance(pad, int) and 0 <= pad < _vocabulary(model) else self.documents[0][0]
         self.filler = int(usable)
         """The token of padding."""
-        self.other_fillers = [int(t) for t in dict.fromkeys(allowed.tolist()) if t != self.filler]
-        """Tokens that may stand in padding instead."""
+        self.other_filler = next((token for token in allowed[:2].tolist() if token != self.filler), None)
+        """A token that may stand in padding instead; None where there is no other."""
 
     def takes(self, name: str) -> bool:
         """Whether the model's forward takes an argument, as far as it says."""
@@ -218,8 +218,10 @@ def _copied(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def tokens_to_draw(model: PreTrainedModel) -> torch.Tensor:
     """Tokens that mean nothing special to a model, and that it can both read and predict."""
-    special = {t for t in _special_tokens(model.config) if isinstance(t, int)}
-    return torch.tensor([t for t in range(min(_vocabulary(model), 4096)) if t not in special] or [0])
+    tokens = torch.arange(_vocabulary(model))
+    special = torch.tensor([t for t in _special_tokens(model.config) if isinstance(t, int)], dtype=torch.long)
+    ordinary = tokens[~torch.isin(tokens, special)]
+    return ordinary if len(ordinary) else tokens[:1]
 
 
 def _vocabulary(model: PreTrainedModel) -> int:

@@ -152,7 +152,7 @@ class PaddedRuns:
     @torch.no_grad()
     def _stock_reads_padding(self, arguments: dict[str, Any], side: str, expected: _Answer, alone: _Answer) -> bool:
         """Whether stock's own results change with what stands in padding, or with padding behind a document at all."""
-        filler = next(iter(self.case.other_fillers), self.case.filler)
+        filler = self.case.filler if self.case.other_filler is None else self.case.other_filler
         for before, other_side, other_filler in ((expected, side, filler), (alone, "right", None)):
             try:
                 after = self._stock(arguments, other_side, other_filler)

@@ -31,7 +31,7 @@ def measure_router(runner: Runner, case: Case, labels: Labels | None, pads: bool
     given = _padded(case, labels)
     try:
         expected = _numbers(runner.stock(given))
-        changed = _numbers(runner.stock(_padded(case, labels, next(iter(case.other_fillers), None))))
+        changed = _numbers(runner.stock(_padded(case, labels, case.other_filler)))
     except Exception as error:
         raise NoReference(f"stock raises {type(error).__name__} for the padded batch") from error
     if not expected:

@@ -19,6 +19,7 @@ from autopack.layout.declarations import Declared
 from autopack.layout.host import noted_padding
 from autopack.layout.padding import Padding
 from autopack.layout.ways import CACHES
+from autopack.runtime.buffers import Found
 from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Volume
 
@@ -49,6 +50,8 @@ class Call:
         """Number of positional arguments that the forward does not name."""
         self.outer = outer
         """The activation of an entry further out that has left this call to decide, if there is one."""
+        self.found: Found | None = None
+        """What the model held when the call began, where the call will be checked by itself."""
 
     @property
     def name(self) -> str:

@@ -196,7 +196,10 @@ def _enter(
         _follow_changes(entry.model)
         if process.foreign_mode() is not None:
             entry.model.runs_other_code = True
-    return _open(_chosen(call), hook, args)
+    plan = _chosen(call)
+    if outer is None and entry.model.runs_other_code and entry.model.sentinel is not None and plan.packs:
+        entry.model.sentinel.before(call)
+    return _open(plan, hook, args)
 
 
 def _brought(call: Call) -> Brings:

@@ -18,6 +18,7 @@ from autopack.inspection.parameters import parameters_of
 from autopack.inspection.sharding import gathers_inside
 from autopack.layout.ways import CACHES
 from autopack.patching import Site
+from autopack.runtime.buffers import from_the_same_buffers
 from autopack.runtime.lockstep import Steps, leaving_nothing, with_idle
 from autopack.runtime.marks import mark_of
 from autopack.runtime.scope import Scope, changed, running_scope, site_scope
@@ -83,6 +84,7 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         first = arguments.get(names[0])
         layout = scope.layout.to(first.device) if isinstance(first, torch.Tensor) else scope.layout
         memory = scope.memory.to(layout.device) if scope.memory is not None and mark.reads_encoder else None
+        original = from_the_same_buffers(original, mixer)
         return mark.way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory))
 
     return autopack_mixer

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.hooks import RemovableHandle
 
@@ -157,6 +157,16 @@ def severed(module: Any) -> str:
     )
 
 
+class Sentinel(Protocol):
+    """What looks at the calls of a model."""
+
+    def before(self, call: Any) -> None:
+        """Meet a call that is about to run foreign code on packed rows."""
+
+    def __call__(self, call: Any, output: Any, packs: bool, /) -> None:
+        """Meet a call of the whole model that has run."""
+
+
 class EnabledModel:
     """The state of one enabled model. It travels with the model through deepcopy and pickle; installed sites do not.
 
@@ -196,7 +206,7 @@ class EnabledModel:
         """What is known of its code."""
         self.watch: Watch | None = None
         """What it was when that was found out; None for a copy, at which nobody has looked yet."""
-        self.sentinel: Callable[[Any, Any, bool], None] | None = None
+        self.sentinel: Sentinel | None = None
         """What is shown calls of the whole, their outputs, and whether they packed (`autopack.watching`)."""
         self.watches = False
         """Whether every training call is to be counted by it."""

@@ -23,6 +23,7 @@ from autopack.calls.encoder_decoder.pairs import PairCall
 from autopack.calls.outputs import loss_of, unread
 from autopack.calls.sequence_parallel import rows_shared_by
 from autopack.errors import Leak
+from autopack.runtime.buffers import Buffers
 from autopack.watching.batch import PaddedBatch
 from autopack.watching.conditions import Precision, random_state, unnoticed
 from autopack.watching.differences import error_by_token
@@ -123,12 +124,16 @@ class _Runs:
         if weighs:
             one.pop(_ITEMS, None)
         with Precision() as precision:
-            before = random_state(module)
+            if call.found is not None:
+                call.found.renew()
+            before, buffers = random_state(module), Buffers(module)
             try:
                 alone = _alone(runner, one)
-                draws = random_state(module) != before
+                draws, writes = random_state(module) != before, buffers.put_back()
                 again = _alone(runner, one) if draws else alone
-                if noisy or draws:
+                buffers.put_back()
+                # Unless it is known what the live call began with, a run after it begins with something else.
+                if noisy or draws or (writes and call.found is None):
                     output = module(**(_with_its_labels(call, document) if weighs else call.arguments))
             except Exception as error:
                 # What somebody else's code makes of such a call must not end a training run that is exact.

@@ -27,8 +27,9 @@ _LAST_AND_FIRST = (-1, 0)
 class Shape:
     """What of a call code may decide by: how much there is of it, and what kinds of things."""
 
-    sizes: tuple[int, int, int, int]
-    """Tokens of its longest document, documents, rows, tokens of the longest row that runs."""
+    sizes: tuple[int, ...]
+    """Tokens of its longest document, documents, rows, tokens of the longest row that runs, the last of its tokens in
+    the vocabulary."""
     kinds: frozenset[Any]
     """Names of its arguments, dtype, modes, special tokens."""
 
@@ -39,7 +40,7 @@ class Envelope(Checked):
 
     calls: int = 0
     """Packed calls, and padded batches without their padding, that foreign code has run."""
-    sizes: tuple[int, ...] = (0, 0, 0, 0)
+    sizes: tuple[int, ...] = (0, 0, 0, 0, 0)
     """The largest that were checked, as in a `Shape`."""
     kinds: set[Any] = field(default_factory=set)
 
@@ -52,10 +53,9 @@ class Envelope(Checked):
             lowered = torches.autocast_dtype(inputs.device.type)
             kinds |= {("dtype", next(call.module.parameters()).dtype), ("autocast", lowered)}
         ids = call.arguments.get("input_ids")
-        special = _special_tokens(call.module.config)
-        if special and isinstance(ids, torch.Tensor):
-            kinds |= {("token", int(token)) for token in special.intersection(host_values(ids).reshape(-1).tolist())}
-        return Shape(_sizes_of(call), frozenset(kinds))
+        tokens = set(host_values(ids).reshape(-1).tolist()) if isinstance(ids, torch.Tensor) else set()
+        kinds |= {("token", token) for token in _special_tokens(call.module.config) & tokens}
+        return Shape((*_sizes_of(call), max(tokens, default=0)), frozenset(kinds))
 
     def is_left_by(self, shape: Shape) -> bool:
         """Whether a call has more of something than calls that were checked, or is one of those that always are."""
@@ -82,7 +82,7 @@ class Envelope(Checked):
             self.kinds |= shape.kinds
 
     def __str__(self) -> str:
-        longest, documents, rows, row = self.sizes
+        longest, documents, rows, row, _ = self.sizes
         found = f"{self.checks} checks in {self.calls} calls"
         if self.checks:
             found += (
@@ -100,7 +100,7 @@ def _is_padded(call: Call) -> bool:
 
 
 def _sizes_of(call: Call) -> tuple[int, int, int, int]:
-    """The sizes of a `Shape`; zero for what is only declared further in."""
+    """The sizes of a `Shape` but for the last; zero for what is only declared further in."""
     rows = 0 if call.inputs is None else call.inputs.shape[0]
     if isinstance(call, PairCall):
         one = call.one_sided_layout()

@@ -14,6 +14,7 @@ from torch._subclasses import FakeTensor
 from autopack.calls.call import Call
 from autopack.errors import Leak, LeakDetected
 from autopack.inspection.sharding import in_a_group
+from autopack.runtime.buffers import Found
 from autopack.runtime.lockstep import most
 from autopack.watching.checks import Checked
 from autopack.watching.envelope import Envelope
@@ -66,6 +67,14 @@ class Sentinel:
         self.watched = Watched(every=every)
         self.envelope = Envelope()
         self._calls = 0
+
+    def before(self, call: Call) -> None:
+        """Remember what a call begins with, where it is one that will be checked by itself."""
+        # Ranks that gather parameters together find out at the end which calls they check.
+        if _mine.checking or call.model.is_settling or call.model.groups or _is_recorded(call):
+            return
+        if self.envelope.is_left_by(self.envelope.shape_of(call)):
+            call.found = Found(call.module)
 
     def __call__(self, call: Call, output: Any, packs: bool) -> None:
         """Count a call of the whole model, once it has run; raises `LeakDetected` where a check finds a leak."""

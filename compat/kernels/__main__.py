@@ -18,9 +18,9 @@ from compat.kernels import packages
 from compat.kernels.cells import CELLS
 
 
-def run(names: Sequence[str]) -> list[dict[str, Any]]:
-    """What `compat.kernels.worker` finds for these types, in one process."""
-    command = [sys.executable, "-m", "compat.kernels.worker", *names]
+def run(names: Sequence[str], short: bool = False) -> list[dict[str, Any]]:
+    """What `compat.kernels.worker` finds for these types, in one process; `short`: with fewer tokens."""
+    command = [sys.executable, "-m", "compat.kernels.worker", *names, *["--short"] * short]
     done = subprocess.run(command, env=packages.environ(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}: {done.stderr[-3000:]}")

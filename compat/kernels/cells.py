@@ -13,10 +13,12 @@ _CONVOLUTION = ("causal_conv1d with seq_idx", "causal_conv1d_bwd")
 _LIGER = ("_rms_norm_forward_kernel", "_triton_rope", "_swiglu_forward_kernel")
 _FLASH = ("attn_fwd", "_bwd_preprocess")
 
-ROWS = ((21, 1, 6, 4), (19, 13))
+ROWS: tuple[tuple[int, ...], ...] = ((21, 1, 6, 4), (19, 13))
 """Documents of every row, in tokens. With chunks of 16 some end inside of one, and one spans two."""
-LONG = ((70, 1, 9), (41, 39))
+LONG: tuple[tuple[int, ...], ...] = ((70, 1, 9), (41, 39))
 """The same for the kernels of fla, whose chunks have 64 tokens."""
+SHORT = {ROWS: ((17, 1, 3),), LONG: ((65, 1, 3),)}
+"""The least that has a document across chunks and one of a single token."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ _ONE_OF_EACH = {
     "mlp_layer_types": ["dense", "sparse"],
     "linear_num_heads": 1,
 }
+_TWO_HEADS = {"linear_num_value_heads": 2}
+_SHARED_ONCE = {"num_hidden_layers": 2, "layers_block_type": ["linear_attention", "hybrid"], "hybrid_layer_ids": [1]}
 
 
 def _mamba(**config: Any) -> Cell:
@@ -56,12 +60,12 @@ MIXERS = {
     "falcon_h1": _mamba(num_hidden_layers=1, mamba_n_heads=2, mamba_d_head=64, mamba_chunk_size=16),
     "granitemoehybrid": _mamba(mamba_n_heads=2, mamba_d_head=64, mamba_chunk_size=16),
     "nemotron_h": _mamba(mamba_num_heads=2, mamba_head_dim=64, chunk_size=16),
-    "zamba2": _mamba(n_mamba_heads=2, mamba_headdim=64, chunk_size=16),
+    "zamba2": _mamba(n_mamba_heads=2, mamba_headdim=64, chunk_size=16, **_SHARED_ONCE),
     "qwen3_next": Cell(_DELTA, rows=LONG),
-    "qwen3_5_text": Cell(_DELTA, rows=LONG),
+    "qwen3_5_text": Cell(_DELTA, _TWO_HEADS, rows=LONG),
     "qwen3_5_moe_text": Cell(_DELTA, rows=LONG),
     "qwen4_exp_text": Cell(_DELTA, rows=LONG),
-    "olmo_hybrid": Cell(_DELTA, rows=LONG),
+    "olmo_hybrid": Cell(_DELTA, _TWO_HEADS, rows=LONG),
     "kimi_linear": Cell(_KDA, _ONE_OF_EACH, rows=LONG),
     "bailing_hybrid": Cell(_KDA, _ONE_OF_EACH, rows=LONG),
     "lfm2": Cell(_CONVOLUTION),
@@ -71,7 +75,7 @@ MIXERS = {
 }
 ATTENTION = {name: Cell(_FLASH, flash=True) for name in ("llama", "qwen2", "qwen3", "olmo2", "bert")}
 LIGER = {
-    f"{name}, Liger applied {when}": Cell(_LIGER, type=name, liger=when)
+    f"{name}, Liger applied {when}": Cell(_LIGER, {"num_hidden_layers": 1}, type=name, liger=when)
     for name in ("llama", "qwen3", "mistral")
     for when in ("before", "after")
 }

@@ -1,6 +1,6 @@
 """Packed rows against documents alone, forward and backward, through interpreted kernels. In a process of its own:
 
-python -m compat.kernels.worker mamba2 llama     one line of JSON for each type
+python -m compat.kernels.worker mamba2 llama     one line of JSON for each type; --short: with fewer tokens
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from compat.kernels import compiled, interpreter  # before anything that looks for kernels
-from compat.kernels.cells import CELLS, Cell
+from compat.kernels.cells import CELLS, SHORT, Cell
 
 compiled.install()
 
@@ -60,7 +60,7 @@ def _load_flash_attn() -> None:
         flash.lazy_import_flash_attention("flash_attention_2")
 
 
-def measure(name: str, cell: Cell) -> dict[str, Any]:
+def measure(name: str, cell: Cell, short: bool = False) -> dict[str, Any]:
     """Relative errors of logits (the worst document) and of all gradients, and the kernels of the packed call."""
     torch.manual_seed(0)
     model = tiny.build(cell.type or name, dtype=torch.float32, **cell.config).train()
@@ -69,14 +69,15 @@ def measure(name: str, cell: Cell) -> dict[str, Any]:
         set_implementation(model, "flash_attention_2")
     if cell.liger == "before":
         _apply_liger(model)
+    rows = SHORT[cell.rows] if short else cell.rows
     documents = [
         [tiny.tokens(model.config, 1, tokens, seed=100 * r + i) for i, tokens in enumerate(row)]
-        for r, row in enumerate(cell.rows)
+        for r, row in enumerate(rows)
     ]
     packed = torch.cat([torch.cat(row, 1) for row in documents])
 
     def split(logits: torch.Tensor) -> Parts:
-        return [part for row, lengths in zip(logits, cell.rows, strict=True) for part in row.split(list(lengths))]
+        return [part for row, lengths in zip(logits, rows, strict=True) for part in row.split(list(lengths))]
 
     def worst(found: Parts) -> float:
         return max(_error(part, wanted) for part, wanted in zip(found, alone, strict=True))
@@ -93,7 +94,7 @@ def measure(name: str, cell: Cell) -> dict[str, Any]:
             _apply_liger(model)
         interpreter.LAUNCHED.clear()
         compiled.LAUNCHED.clear()
-        found = split(model(input_ids=packed, position_ids=positions(*cell.rows)).logits)
+        found = split(model(input_ids=packed, position_ids=positions(*rows)).logits)
         gradients = _gradients(model, found)
         verified = str(handle.verified)
     return {
@@ -112,11 +113,12 @@ def _apply_liger(model: Any) -> None:
     _apply_liger_kernel_to_instance(model=model)
 
 
-def main(names: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
+    names = [name for name in arguments if name != "--short"]
     if any(CELLS[name].flash for name in names):
         _load_flash_attn()
     for name in names:
-        print(json.dumps(measure(name, CELLS[name])), flush=True)
+        print(json.dumps(measure(name, CELLS[name], short="--short" in arguments)), flush=True)
 
 
 if __name__ == "__main__":

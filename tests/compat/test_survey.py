@@ -155,16 +155,25 @@ def test_what_is_shipped_is_whole(release):
 
 
 def test_types_are_merged_into_what_is_recorded():
-    def entry(model_type: str, cls: str, words: dict) -> dict:
-        found = {"type": model_type, "config": model_type, "task": "causal-lm", "class": cls, "status": "exact"}
+    def entry(model_type: str, cls: str, words: dict, surveyed: str = "") -> dict:
+        found = {
+            "type": surveyed or model_type,
+            "config": model_type,
+            "task": "causal-lm",
+            "class": cls,
+            "status": "exact",
+        }
         return {**found, "implementations": ["eager"], "variants": [], "flipped": {}, "words": words}
 
     first = [entry("a", "A", {"a": {"flag": ["true"]}, "part": {"flag": ["true"]}}), entry("b", "B", {})]
+    first.append(entry("text of a", "WithHead", {}))
     second = [entry("a", "C", {"a": {"flag": ["false"]}, "part": {"flag": ["false"]}})]
-    found = survey_results.merged(survey_results.recorded(first), survey_results.recorded(second))["types"]
+    second.append(entry("text of a", "Body", {}, surveyed="a"))
+    found = survey_results.merged(survey_results.recorded(first), survey_results.recorded(second), {"a"})["types"]
     assert found["a"] == {"classes": ["C"], "implementations": ["eager"], "fields": {"flag": ["false"]}}
     assert found["part"]["fields"] == {"flag": ["false", "true"]}
     assert found["b"]["classes"] == ["B"]
+    assert found["text of a"]["classes"] == ["Body", "WithHead"], "a part, and not what its own survey has found"
 
 
 def test_what_is_not_exact_has_a_line():

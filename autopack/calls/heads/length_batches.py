@@ -17,6 +17,7 @@ from autopack.layout import IGNORED_LABEL
 from autopack.layout.batches import DocumentBatch, by_length, items_of_share, mean_loss
 from autopack.layout.forms import FIELDS, Field
 from autopack.layout.host import host_values, recall
+from autopack.runtime.buffers import Buffers
 from autopack.runtime.lockstep import with_idle
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Volume
@@ -51,6 +52,7 @@ class DocumentsAlone(Plan):
         for each, count in zip(self.calls, self.counts, strict=True):
             each |= items_of_share(each, count, sum(self.counts))
         self.arguments = self.calls[0]
+        self.buffers = Buffers(call.module)
 
     def _check_ignored(self) -> None:
         head, lengths = self.given.head, self.given.batch.lengths
@@ -89,6 +91,7 @@ class DocumentsAlone(Plan):
         outputs = [output]
         with running_again(self.call):
             for call in self.calls[1:]:
+                self.buffers.put_back()
                 if steps is not None:
                     steps.begin()
                 outputs.append(module(**call))

@@ -1,0 +1,186 @@
+"""Buffers that a forward in training writes to: every document begins with what the call began with.
+
+A spectral norm takes a step of its power iteration in each training forward. Where autopack runs a module several times
+in one packed call, or once more to check it, documents alone would not see those steps.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils import spectral_norm as hooked_spectral_norm
+
+import autopack
+from autopack import tiny
+from autopack.runtime.buffers import Buffers, Found
+from tests.conftest import positions
+
+LENGTHS = (9, 1, 20)
+EXACT = 1e-5
+"""Relative, of logits in float32: another order of sums."""
+NORMS = {"by a hook": hooked_spectral_norm, "parametrized": parametrizations.spectral_norm}
+# Its parts that mix tokens run document by document; so does the whole model; documents as rows; nothing runs twice.
+PARTS = {"bloom": "dense", "cpmant": "attention_out", "mamba": "out_proj", "llama": "o_proj"}
+
+
+def _model(name: str, norm) -> nn.Module:
+    torch.manual_seed(0)
+    model = tiny.build(name).train()
+    for module in [m for name, m in model.named_modules() if name.endswith(f".{PARTS[model.config.model_type]}")]:
+        norm(module)
+    return model
+
+
+def _error(model: nn.Module, **options) -> float:
+    stock, ids = copy.deepcopy(model), tiny.tokens(model.config, 1, sum(LENGTHS))
+    with autopack.enable(model, **options):
+        found = model(input_ids=ids, position_ids=positions(LENGTHS)).logits
+    alone = [copy.deepcopy(stock)(input_ids=part).logits for part in ids.split(LENGTHS, dim=1)]
+    return max(
+        float(((f - a).norm() / a.norm()).detach()) for f, a in zip(found.split(LENGTHS, dim=1), alone, strict=True)
+    )
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+@pytest.mark.parametrize("name", PARTS)
+def test_documents_begin_with_the_buffers_of_the_call(name, norm):
+    assert _error(_model(name, norm)) < EXACT
+
+
+@pytest.mark.parametrize("name", ["bloom", "cpmant"])
+def test_without_that_later_documents_see_the_steps_of_earlier_ones(monkeypatch, name):
+    monkeypatch.setattr(Buffers, "put_back", lambda self: False)
+    assert _error(_model(name, hooked_spectral_norm), verify="never") > 100 * EXACT
+
+
+def test_a_call_takes_one_step_as_a_forward_does():
+    model = _model("bloom", hooked_spectral_norm)
+    ids = tiny.tokens(model.config, 1, sum(LENGTHS))
+    stock = copy.deepcopy(model)
+    stock(input_ids=ids)
+    autopack.enable(model)
+    model(input_ids=ids, position_ids=positions(LENGTHS))
+    for (name, found), wanted in zip(model.named_buffers(), stock.buffers(), strict=True):
+        torch.testing.assert_close(found, wanted, msg=name)
+
+
+def test_gradients_are_those_of_documents_alone():
+    model = _model("bloom", hooked_spectral_norm)
+    stock, ids = copy.deepcopy(model), tiny.tokens(model.config, 1, sum(LENGTHS))
+    autopack.enable(model)
+    model(input_ids=ids, position_ids=positions(LENGTHS)).logits.square().sum().backward()
+    buffers = [buffer.clone() for buffer in stock.buffers()]
+    for part in ids.split(LENGTHS, dim=1):
+        for buffer, before in zip(stock.buffers(), buffers, strict=True):
+            buffer.data.copy_(before)
+        stock(input_ids=part).logits.square().sum().backward()
+    for (name, found), wanted in zip(model.named_parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(
+            found.grad, wanted.grad, rtol=1e-4, atol=1e-4 * float(wanted.grad.abs().max()), msg=name
+        )
+
+
+def test_batch_norms_count_every_run():
+    """They add up what they have seen, and in training nothing of it comes back."""
+
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(3)
+
+    module = Normed().train()
+    kept = Buffers(module)
+    module.norm(torch.randn(5, 3))
+    assert not kept.put_back()
+    assert int(module.norm.num_batches_tracked) == 1
+
+
+def test_without_that_a_check_takes_the_step_of_a_norm_for_a_leak(monkeypatch):
+    model = _model("llama", parametrizations.spectral_norm)
+    call = {"input_ids": tiny.tokens(model.config, 1, sum(LENGTHS)), "position_ids": positions(LENGTHS)}
+    handle = autopack.enable(model)
+    for _ in range(4):
+        model(**call)
+    assert handle.envelope.checks >= 3
+    for cls, name in ((Buffers, "put_back"), (Found, "renew")):
+        monkeypatch.setattr(cls, name, lambda self: False)
+    autopack.disable(model)
+    autopack.enable(model)
+    torch.manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, parametrizations._SpectralNorm):
+            module._u.normal_()
+            module._v.normal_()
+    with pytest.raises(autopack.LeakDetected):
+        model(**call)
+
+
+class _Remembers(nn.Module):
+    """Hands on the mean of a long row, by a buffer."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, states):
+        if states.shape[1] >= 700:
+            self.seen.copy_(states.detach().mean())
+        return self.inner(states) + self.seen
+
+
+def test_a_leak_by_a_buffer_is_found_in_the_call_that_shows_it():
+    model = tiny.build("llama", max_position_embeddings=2048).train()
+    layer = model.model.layers[0]
+    layer.mlp = _Remembers(layer.mlp)
+    handle = autopack.enable(model)
+    lengths = (400, 300)
+    with pytest.raises(autopack.LeakDetected):
+        model(input_ids=tiny.tokens(model.config, 1, sum(lengths)), position_ids=positions(lengths))
+    assert handle.envelope.leaks == 1
+
+
+def test_without_what_the_call_began_with_it_is_not(monkeypatch):
+    monkeypatch.setattr(Found, "renew", lambda self: None)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_a_leak_by_a_buffer_is_found_in_the_call_that_shows_it()
+
+
+def test_a_live_call_keeps_the_buffers_that_it_wrote():
+    """A check puts back what it finds, which is what the call has left behind."""
+    model = _model("llama", parametrizations.spectral_norm)
+    stock, ids = copy.deepcopy(model), tiny.tokens(model.config, 1, sum(LENGTHS))
+    handle = autopack.enable(model)
+    for _ in range(2):
+        model(input_ids=ids, position_ids=positions(LENGTHS)).logits.sum().backward()
+        stock(input_ids=ids)
+    assert handle.envelope.checks
+    for (name, found), wanted in zip(model.named_buffers(), stock.buffers(), strict=True):
+        torch.testing.assert_close(found, wanted, msg=name)
+
+
+def test_a_check_of_every_call_takes_no_step_for_a_leak():
+    """`watch` looks at models of the libraries' own code, too, and not at what they began with."""
+    model = _model("llama", hooked_spectral_norm)
+    handle = autopack.enable(model, watch=1)
+    for _ in range(2):
+        model(input_ids=tiny.tokens(model.config, 1, sum(LENGTHS)), position_ids=positions(LENGTHS))
+    assert handle.envelope is None
+    assert handle.watched.checks == 2
+
+
+def test_heads_that_run_documents_alone():
+    torch.manual_seed(0)
+    model = tiny.build("bert", task="sequence-classification").train()
+    for module in [m for name, m in model.named_modules() if name.endswith("output.dense")]:
+        hooked_spectral_norm(module)
+    stock, ids = copy.deepcopy(model), tiny.tokens(model.config, 1, sum(LENGTHS))
+    autopack.enable(model, verify="never")
+    call = {"position_ids": positions(LENGTHS), "output_attentions": True}  # for which its documents run alone
+    found = model(input_ids=ids, **call).logits
+    alone = [copy.deepcopy(stock)(input_ids=part).logits for part in ids.split(LENGTHS, dim=1)]
+    torch.testing.assert_close(found, torch.cat(alone), atol=1e-5, rtol=1e-4)
