@@ -110,6 +110,19 @@ def _neighbours(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def _kernels(found: dict[str, Any]) -> list[str]:
+    cells = found["cells"]
+    worst = {what: max(cell[what] for cell in cells.values()) for what in ("logits", "gradients")}
+    kernels = {kernel for cell in cells.values() for kernel in cell["kernels"]}
+    given = [name for name, cell in cells.items() if cell["verified"].startswith("not asked for")]
+    return [
+        f"{len(cells)} ways of running models through {len(kernels)} kernels of these packages, packed against documents "
+        f"alone, forward and backward: at most {worst['logits']:.0e} off in logits or losses and {worst['gradients']:.0e} "
+        f'in gradients. {len(given)} of them (Liger\'s) were enabled with `verify="never"`, since proving them takes an '
+        f'interpreter too long; flash-attn was asked for by `backend="flash"`. Nothing here has run on a GPU.',
+    ]
+
+
 def _counted(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.most_common())
 
@@ -123,6 +136,12 @@ _SECTIONS = (
         _mutants,
     ),
     ("attacks", "Attacks", "python -m compat.attacks --json compat/results/attacks.json", _attacks),
+    (
+        "kernels",
+        "Kernels of GPUs, interpreted on a CPU",
+        "python -m compat.kernels --json compat/results/kernels.json",
+        _kernels,
+    ),
     ("soak", "Long runs", "python -m compat.soak --json compat/results/soak.json", _soak),
     ("engines", "Training engines", "python -m compat.engines --json compat/results/engines.json", _engines),
     ("neighbours", "Libraries beside autopack", "python -m compat.neighbours --record", _neighbours),

@@ -179,10 +179,10 @@ class Audit:
             self._find_required()
             with torch.set_grad_enabled(self._find_reference()):
                 labels = self.labels(training)
-                before = drawn_so_far()
+                before = drawn_so_far(self.model)
                 for result in self.measured(training, gradients and torch.is_grad_enabled(), labels):
                     results[result.mode, result.training] = result
-                if self.all and True in training and drawn_so_far() != before:
+                if self.all and True in training and drawn_so_far(self.model) != before:
                     by_chance = self._by_chance()
         finally:
             if enabled is not None and tally is not None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
+
+from autopack.inspection import torches
 
 DRAWN = {"all draws near 0": 1e-4, "all draws near 1": 1 - 1e-4}
 """What is drawn for every uniform number, by the words for it."""
@@ -32,7 +35,6 @@ class Pinned(TorchFunctionMode):
         return found
 
 
-def drawn_so_far() -> list[bytes]:
-    """What torch's generators, of the CPU and of the current GPU, are at: whoever draws from them changes it."""
-    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
-    return [state.numpy().tobytes() for state in states]
+def drawn_so_far(model: nn.Module) -> list[bytes]:
+    """What torch's generators, of the CPU and of a model's devices, are at: whoever draws from them changes it."""
+    return [state.numpy().tobytes() for state in torches.states_of(torches.generators_of(model))]

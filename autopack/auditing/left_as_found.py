@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack.inspection import source
+from autopack.inspection import source, torches
 from autopack.integrations.accelerate import in_their_own_precision
 from autopack.integrations.opacus import uncounted
 
@@ -56,7 +56,6 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
     buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
     copies = [(b, _version(b), b.detach().clone()) for _, held in buffers for b in held.values() if b is not None]
     weights = [(p, p.detach().clone()) for p in _written_by(modules)]
-    devices = [device for device in {p.device for p in model.parameters()} if device.type == "cuda"]
 
     def put_back() -> None:
         for module, held in buffers:
@@ -80,7 +79,7 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
             if kind is not _ABSENT and getattr(config, "problem_type", _ABSENT) is not kind:
                 config.problem_type = kind
 
-    with torch.random.fork_rng(devices=devices), uncounted(modules):
+    with torches.drawing_nothing(torches.generators_of(model)), uncounted(modules):
         try:
             for module, name, _ in rates:
                 setattr(module, name, 0.0)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from autopack.errors import UnsupportedModel
+from autopack.inspection import torches
 from autopack.inspection.sharding import Group
 
 
@@ -76,10 +77,9 @@ def _any(groups: Sequence[Group], going_on: bool, obstacle: str | None = None) -
 @contextmanager
 def leaving_nothing(module: nn.Module) -> Iterator[None]:
     """Run a module and leave random state and buffers as they were; its graph keeps copies of the buffers."""
-    devices = sorted({p.device.index or 0 for p in module.parameters() if p.device.type == "cuda"})
     held = [(part, dict(part._buffers)) for part in module.modules() if part._buffers]
     states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=devices):
+    with torches.drawing_nothing(torches.generators_of(module)):
         try:
             for part, buffers in held:
                 part._buffers.update({name: None if b is None else b.detach().clone() for name, b in buffers.items()})

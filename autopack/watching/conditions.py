@@ -71,8 +71,7 @@ def _copy_buffers(model: nn.Module) -> None:
 
 def random_state(model: nn.Module) -> list[Any]:
     """What every generator that a forward may draw from is at; comparable by `==`."""
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
+    states = torches.states_of(torches.generators_of(model))
     name, keys, *rest = np.random.get_state()
     return [random.getstate(), name, tuple(keys), *rest, *(tuple(state.tolist()) for state in states)]
 

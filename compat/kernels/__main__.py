@@ -30,7 +30,7 @@ def run(names: Sequence[str], short: bool = False) -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", default=list(CELLS), help="all if none is given")
-    parser.add_argument("--json", type=Path, help="where to write what was found")
+    parser.add_argument("--json", type=Path, help="where to write what was found; of named types beside what is there")
     options = parser.parse_args()
     cells = {}
     for name in options.types:
@@ -38,7 +38,13 @@ def main() -> int:
         print(f"{name}: logits {cells[name]['logits']:.1e}, gradients {cells[name]['gradients']:.1e}", flush=True)
     if options.json is not None:
         found = {name: metadata.version(name) for name in ("torch", "transformers")}
-        record = {"with": {**found, "packages": [*packages.PINS, *packages.SOURCES]}, "cells": cells}
+        about = found | dict(pin.split("==") for pin in (*packages.PINS, *packages.SOURCES))
+        if options.types != list(CELLS) and options.json.exists():
+            present = json.loads(options.json.read_text(encoding="utf-8"))
+            if present["with"] != about:
+                parser.error(f"{options.json} was recorded with {present['with']}: record all types anew")
+            cells = {name: cell for name, cell in (present["cells"] | cells).items() if name in CELLS}
+        record = {"with": about, "cells": cells}
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return 0 if all(max(cell["logits"], cell["gradients"]) < 1e-5 for cell in cells.values()) else 1
 

@@ -34,6 +34,8 @@ class Cell:
     """Attention by flash-attn."""
     liger: str = ""
     """Liger's kernels are applied "before" or "after" the model is enabled."""
+    loss: bool = False
+    """What is compared is the loss of all labels, which Liger's kernels compute without logits."""
 
 
 _ONE_OF_EACH = {
@@ -78,5 +80,11 @@ LIGER = {
     f"{name}, Liger applied {when}": Cell(_LIGER, {"num_hidden_layers": 1}, type=name, liger=when)
     for name in ("llama", "qwen3", "mistral")
     for when in ("before", "after")
+}
+LIGER |= {
+    f"{name}, Liger's loss applied {when}": Cell(
+        (*_LIGER, "liger_cross_entropy_kernel"), {"num_hidden_layers": 1}, type=name, liger=when, loss=True
+    )
+    for name, when in (("llama", "before"), ("qwen3", "after"))
 }
 CELLS = {**MIXERS, **ATTENTION, **LIGER}

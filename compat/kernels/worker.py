@@ -39,6 +39,12 @@ def _alone(model: Any, documents: Sequence[torch.Tensor]) -> Parts:
     return found
 
 
+def _loss_of_all(model: Any, documents: Sequence[torch.Tensor]) -> Parts:
+    """The mean over the labels of all documents, each run by itself; one of a single token has none."""
+    losses = [(model(input_ids=each, labels=each).loss, each.shape[1] - 1) for each in documents if each.shape[1] > 1]
+    return [torch.stack([loss * labels for loss, labels in losses]).sum() / sum(labels for _, labels in losses)]
+
+
 def _gradients(model: Any, parts: Parts) -> torch.Tensor:
     """Of all parameters, one after the other, by a sum with fixed weights."""
     weights = [torch.randn(part.shape, generator=torch.Generator().manual_seed(i)) for i, part in enumerate(parts)]
@@ -61,7 +67,7 @@ def _load_flash_attn() -> None:
 
 
 def measure(name: str, cell: Cell, short: bool = False) -> dict[str, Any]:
-    """Relative errors of logits (the worst document) and of all gradients, and the kernels of the packed call."""
+    """Relative errors of logits (the worst document) or the loss, and of all gradients; the kernels that ran packed."""
     torch.manual_seed(0)
     model = tiny.build(cell.type or name, dtype=torch.float32, **cell.config).train()
     model.config.use_cache = False
@@ -76,16 +82,20 @@ def measure(name: str, cell: Cell, short: bool = False) -> dict[str, Any]:
     ]
     packed = torch.cat([torch.cat(row, 1) for row in documents])
 
-    def split(logits: torch.Tensor) -> Parts:
+    def packed_call(**declared: torch.Tensor) -> Parts:
+        if cell.loss:
+            return [model(input_ids=packed, labels=packed, **declared).loss]
+        logits = model(input_ids=packed, **declared).logits
         return [part for row, lengths in zip(logits, rows, strict=True) for part in row.split(list(lengths))]
 
     def worst(found: Parts) -> float:
         return max(_error(part, wanted) for part, wanted in zip(found, alone, strict=True))
 
-    alone = _alone(model, [document for row in documents for document in row])
+    every = [document for row in documents for document in row]
+    alone = _loss_of_all(model, every) if cell.loss else _alone(model, every)
     wanted = _gradients(model, alone)
-    with torch.no_grad():
-        control = worst(split(model(input_ids=packed).logits))
+    as_one = packed_call()
+    control = _error(_gradients(model, as_one), wanted) if cell.loss else worst(as_one)
     # flash-attn's kernels are taken on CUDA alone, so on a CPU they are asked for.
     # Liger's forward is nobody's record, and its proof by an audit takes minutes here.
     options: dict[str, Any] = {"verify": "never"} if cell.liger else {}
@@ -94,7 +104,7 @@ def measure(name: str, cell: Cell, short: bool = False) -> dict[str, Any]:
             _apply_liger(model)
         interpreter.LAUNCHED.clear()
         compiled.LAUNCHED.clear()
-        found = split(model(input_ids=packed, position_ids=positions(*rows)).logits)
+        found = packed_call(position_ids=positions(*rows))
         gradients = _gradients(model, found)
         verified = str(handle.verified)
     return {
