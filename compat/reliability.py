@@ -116,10 +116,11 @@ def _kernels(found: dict[str, Any]) -> list[str]:
     kernels = {kernel for cell in cells.values() for kernel in cell["kernels"]}
     given = [name for name, cell in cells.items() if cell["verified"].startswith("not asked for")]
     return [
-        f"{len(cells)} ways of running models through {len(kernels)} kernels of these packages, packed against documents "
-        f"alone, forward and backward: at most {worst['logits']:.0e} off in logits or losses and {worst['gradients']:.0e} "
-        f'in gradients. {len(given)} of them (Liger\'s) were enabled with `verify="never"`, since proving them takes an '
-        f'interpreter too long; flash-attn was asked for by `backend="flash"`. Nothing here has run on a GPU.',
+        f"{len(cells)} ways of running models through {len(kernels)} kernels of these packages, packed against "
+        f"documents alone, forward and backward: at most {worst['logits']:.0e} off in logits or losses and "
+        f'{worst["gradients"]:.0e} in gradients. {len(given)} of them (Liger\'s) were enabled with `verify="never"`, '
+        f'since proving them takes an interpreter too long; flash-attn was asked for by `backend="flash"`. '
+        "Nothing here has run on a GPU.",
     ]
 
 

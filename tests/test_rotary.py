@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import autopack
 from autopack import tiny
 from autopack.attention.rotary import PerDocumentRotary
 from autopack.auditing.running import Runner
-from autopack.calls import entry
+from autopack.calls import entry, padding_rules
 from autopack.inspection.modules import row_dependent_rotaries
 from tests.conftest import (
     FLOAT64,
@@ -201,3 +202,31 @@ def test_threads_that_share_a_model_have_frequencies_of_their_own():
     finally:
         sys.setswitchinterval(interval)
     assert failed == []
+
+
+def _left_padded_recurrence() -> tuple[Any, Any, dict[str, torch.Tensor]]:
+    """Models that carry state along a row, with dynamic frequencies, and a batch of which one row is padded before."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    config = {"rope_parameters": rope, "max_position_embeddings": 8, "dtype": torch.float64}
+    ours, stock = (tiny.build("bailing_hybrid", **config) for _ in range(2))
+    for model in (ours, stock):
+        model.set_experts_implementation("eager")  # grouped matrix products take no float64
+    ids, mask = tiny.tokens(ours.config, 2, 14), torch.ones(2, 14, dtype=torch.long)
+    mask[0, 11:], mask[1, :6] = 0, 0
+    return ours, stock, {"input_ids": ids, "attention_mask": mask}
+
+
+def test_documents_that_lose_the_columns_before_them_keep_their_padding():
+    """A recurrence numbers them from their first tokens, and then the longest position is another one than in stock."""
+    ours, stock, batch = _left_padded_recurrence()
+    expected, real = stock(**batch).logits, batch["attention_mask"].bool()
+    with autopack.enable(ours, unpad="always"):
+        assert error(ours(**batch).logits[real], expected[real]) <= FLOAT64
+
+
+def test_without_that_they_get_frequencies_of_their_own(monkeypatch):
+    ours, stock, batch = _left_padded_recurrence()
+    expected, real = stock(**batch).logits, batch["attention_mask"].bool()
+    monkeypatch.setattr(padding_rules, "_reaches_the_end", lambda *_: True)
+    with autopack.enable(ours, unpad="always", verify="never"):
+        assert error(ours(**batch).logits[real], expected[real]) > 1e-4

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 
 from autopack.calls.call import DROPPED, LAST_LOGITS, Call
@@ -74,7 +73,7 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
             yield f"{name} was given, and {reason}"
     if traits.counts_columns and not padding.on_the_right:
         yield f"{model_type} counts columns by itself, and the padding is not on the right"
-    if call.model.anatomy.has_row_dependent_rotary and not _reaches_the_end(call.declared.positions, padding):
+    if call.model.anatomy.has_row_dependent_rotary and not _reaches_the_end(call, padding):
         yield "rotary frequencies depend on the longest row, and every row ends in padding"
     covered = covered_mixer(call.model.anatomy.mixers)
     if covered is not None:
@@ -159,8 +158,11 @@ def labels_after_padding(call: Call) -> str | None:
     return "a label is compared with what is predicted at padding, which only this entry could mask"
 
 
-def _reaches_the_end(positions: np.ndarray | None, padding: Padding) -> bool:
-    """Whether the largest position of a batch is that of a token, and not of padding."""
+def _reaches_the_end(call: Call, padding: Padding) -> bool:
+    """Whether the largest position of a batch is that of a token that goes on having it, and not of padding."""
+    positions = call.declared.positions
+    if positions is None and call.model.traits.recurs:  # its documents are numbered from their first tokens
+        return bool(padding.real.all(axis=1).any())
     if positions is None:
         return bool(padding.real[:, -1].any())
     return bool(positions[padding.real].max() == positions.max())
