@@ -13,6 +13,7 @@ import torch
 import autopack
 from autopack.attention import choose
 from autopack.bench.batches import Batch
+from benchmarks.gpu import by_hand
 from compat.standins import set_implementation
 
 PADDED, GROUPED, ROW, BOUNDS = "padded", "grouped", "row", "row with bounds"
@@ -39,12 +40,19 @@ ARMS = (
     Arm("stock packed sdpa", "sdpa", ROW, False),
     Arm("stock packed flash", "flash_attention_2", BOUNDS, False),
     Arm("stock packed flash by positions", "flash_attention_2", ROW, False),
+    Arm("varlen_attn by hand", by_hand.NAME, BOUNDS, False),
     Arm("enabled", "sdpa", ROW, True),
     Arm("enabled, flash", "flash_attention_2", ROW, True),
     Arm("enabled, padded batch", "sdpa", PADDED, True),
 )
 """`stock packed flash` is given cumulative and longest lengths made beforehand; `enabled` finds them in each call, as
-stock does of `position_ids` alone in every layer (padding-free training, as in TRL)."""
+stock does of `position_ids` alone in every layer (padding-free training, as in TRL). `varlen_attn by hand` is torch's
+kernel in an attention function of one's own."""
+FLEX = (
+    Arm("stock packed flex", "flex_attention", ROW, False),
+    Arm("enabled, flex", "flex_attention", ROW, True),
+)
+"""They compile a kernel for each length of a row, which takes a minute: for the smallest sizes alone."""
 
 
 def call_of(batch: Batch, arm: Arm) -> dict[str, Any]:
@@ -71,7 +79,7 @@ def by_document(batch: Batch, arm: Arm, output: torch.Tensor) -> list[torch.Tens
 def backend_of(arm: Arm) -> str:
     """The backend that an enabled arm asks for: the one that `auto` takes on a GPU, by name, so that it is that one."""
     if arm.implementation != "sdpa":
-        return "flash"
+        return "flex" if arm in FLEX else "flash"
     return "varlen" if choose.availability()["varlen"][0] else "auto"
 
 
@@ -80,7 +88,8 @@ def on(arm: Arm, model: Any) -> Iterator[autopack.Handle | None]:
     """Put a model into the state of an arm, and take autopack off again; yields its handle where it is on."""
     set_implementation(model, arm.implementation)
     if not arm.enabled:
-        yield None
+        with by_hand.registered() if arm.implementation == by_hand.NAME else contextlib.nullcontext():
+            yield None
         return
     # verify="never": an audit at every change of arms would take the time, and these arms are compared anyway
     with autopack.enable(model, backend=backend_of(arm), verify="never") as handle:

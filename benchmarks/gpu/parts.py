@@ -30,9 +30,9 @@ PARTS = [
     Part("waits", count_waits, 0.08),
     *(
         Part(f"speed, {name}", partial(measure_size, name=name), share)
-        for name, share in zip(SIZES, (0.07, 0.07, 0.12, 0.16), strict=True)
+        for name, share in zip(SIZES, (0.07, 0.07, 0.1, 0.07, 0.14, 0.1), strict=True)
     ),
-    Part("exactness, flex", partial(measure_backend, backend="flex"), 0.14),
-    Part("tests", run_tests, 0.15),
-    Part("mixers", measure_mixers, 0.2, apart=True),
+    Part("exactness, flex", partial(measure_backend, backend="flex"), 0.1),
+    Part("tests", run_tests, 0.12),
+    Part("mixers", measure_mixers, 0.13, apart=True),
 ]

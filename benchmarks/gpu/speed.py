@@ -17,7 +17,7 @@ import autopack
 from autopack.bench.batches import Batch, grouped
 from autopack.bench.machine import in_turn
 from benchmarks import workload
-from benchmarks.gpu.arms import ARMS, GROUPED, Arm, backend_of, by_document, call_of, on
+from benchmarks.gpu.arms import ARMS, FLEX, GROUPED, Arm, backend_of, by_document, call_of, on
 from benchmarks.gpu.exactness import FACTOR, FLOOR, worst
 from benchmarks.gpu.job import Job, LeftOut
 
@@ -49,6 +49,12 @@ class Size:
     warm_up: int = 2
     rounds: int = 10
     autocast: bool = False
+    flex: bool = False
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """What is compared at this size."""
+        return (*ARMS, *FLEX) if self.flex else ARMS
 
     @property
     def dtype(self) -> torch.dtype:
@@ -57,16 +63,21 @@ class Size:
 
 
 SIZES = {
-    "0.1B": Size(12, 768, 2048, 12, 4, 32000, documents=16, batches=4),
-    "0.1B, autocast": Size(12, 768, 2048, 12, 4, 32000, documents=16, batches=4, state=8, autocast=True),
+    "0.1B": Size(12, 768, 2048, 12, 4, 32000, documents=16, batches=4, flex=True),
+    "0.1B, autocast": Size(12, 768, 2048, 12, 4, 32000, documents=16, batches=4, state=8, autocast=True, flex=True),
     "1B": Size(16, 2048, 8192, 32, 8, 32000, documents=8, batches=4, rounds=6),
+    "1B, autocast": Size(16, 2048, 8192, 32, 8, 32000, documents=8, batches=4, state=8, rounds=4, autocast=True),
     "7B": Size(
         32, 4096, 11008, 32, 32, 32000, documents=8, batches=4, optimizer="SGD, one tensor at a time", state=0,
         checkpointing=True, reference=False, warm_up=1, rounds=5,
     ),
+    "7B, autocast": Size(
+        32, 4096, 11008, 32, 32, 32000, documents=8, batches=4, optimizer="SGD, one tensor at a time", state=0,
+        checkpointing=True, reference=False, warm_up=1, rounds=3, autocast=True,
+    ),
 }  # fmt: skip
 SMALL = {
-    "0.1B": Size(2, 64, 128, 4, 2, 128, documents=3, batches=2, warm_up=1, rounds=2),
+    "0.1B": Size(2, 64, 128, 4, 2, 128, documents=3, batches=2, warm_up=1, rounds=2, flex=True),
     "0.1B, autocast": Size(2, 64, 128, 4, 2, 128, documents=3, batches=2, warm_up=1, rounds=1, autocast=True),
     "7B": Size(
         2, 64, 128, 4, 4, 128, documents=2, batches=2, optimizer="SGD, one tensor at a time", state=0,
@@ -95,7 +106,7 @@ def measure_size(job: Job, name: str) -> None:
     lengths = draw(size, job)
     job.record(lengths=lengths, **{"real tokens": sum(map(sum, lengths)), "padded tokens": _padded(lengths)})
     lowering = torch.autocast(model.device.type, dtype=DTYPE, enabled=size.autocast)
-    with job.machine.kernels_of("flash") as kernels, lowering:
+    with job.machine.kernels_of("flash") as kernels, job.machine.kernels_of("flex"), lowering:
         job.record(flash=kernels, checked=check(job, size, model, lengths))
         for kind in ("forward", "step"):
             if free is not None and free < needed[kind]:
@@ -171,7 +182,7 @@ def check(job: Job, size: Size, model: Any, lengths: list[list[int]]) -> dict[st
     leaking = model(input_ids=batch.ids, attention_mask=torch.ones_like(batch.ids), use_cache=False).logits
     found["control: documents that see each other"] = worst(by_document(batch, ARMS[2], leaking), wanted)
     del leaking
-    for arm in ARMS:
+    for arm in size.arms:
         if arm.form == GROUPED:
             continue  # as `padded`, on other batches
         error, failed = tried(job, arm, model, partial(_off, arm, model, batch, wanted))
@@ -228,7 +239,7 @@ def race(job: Job, size: Size, model: Any, lengths: list[list[int]], kind: str, 
         return job.machine.timed(runs[arm.name])
 
     model.train(kind == "step")
-    for arm in ARMS:
+    for arm in size.arms:
         warm, failed = tried(job, arm, model, warm_up)
         found[arm.name] = failed if warm is None else warm
         if warm is not None:
@@ -236,7 +247,7 @@ def race(job: Job, size: Size, model: Any, lengths: list[list[int]], kind: str, 
         job.record(**{kind: {"rounds": 0, "arms": found, **more}})
     number, longest, real = 0, 0.0, sum(map(sum, lengths))
     while times and number < size.rounds and (not number or time.monotonic() + longest < until):
-        started, racing = time.monotonic(), [arm for arm in ARMS if arm.name in times]
+        started, racing = time.monotonic(), [arm for arm in size.arms if arm.name in times]
         for arm in in_turn(racing, number):
             taken, failed = tried(job, arm, model, timed)
             if taken is None:
@@ -259,7 +270,7 @@ def runs_of(job: Job, size: Size, model: Any, lengths: list[list[int]], kind: st
     optimizer, runs = make_optimizer(size, model) if kind == "step" else None, {}
     if kind == "step" and size.checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for arm in ARMS:
+    for arm in size.arms:
         own = grouped(lengths) if arm.form == GROUPED else lengths
         batches = [Batch.of(each, tokens_of(size), job.seed + i, job.machine.device) for i, each in enumerate(own)]
         calls = [call_of(batch, arm) for batch in batches]
