@@ -144,7 +144,9 @@ def test_without_matplotlib_there_is_no_picture_and_it_is_said(tmp_path, monkeyp
 def test_without_time_everything_is_left_out_and_written(tmp_path):
     status, result, table = _run(tmp_path, "--minutes", "0")
     assert status == 0
-    assert [(part["status"], part["reason"]) for part in result["parts"].values()] == [("left out", "no time")] * len(parts.PARTS)
+    assert [(part["status"], part["reason"]) for part in result["parts"].values()] == [("left out", "no time")] * len(
+        parts.PARTS
+    )
     assert table.count("left out: no time") == len(parts.PARTS)
     assert result["picture"] == "none, because nothing was timed"
 

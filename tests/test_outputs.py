@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOutputWithPast
 
 import autopack
+from autopack.auditing.fields import Sides, WrongShape
 from autopack.calls.outputs import restore
 from autopack.layout.padding import Padding
 from tests.support.padded import PADDED, batch, build, mask_of, twins
@@ -151,6 +152,22 @@ def test_other_outputs():
     assert found["none"] is None
     found = restore(BaseModelOutputWithPooling(last_hidden_state=row, pooler_output=pooled), PADDING)
     assert found.pooler_output is pooled
+
+
+def test_a_layer_without_a_router_has_one_number_in_place_of_logits():
+    """Switch Transformers before 5: of no row, and of no document either."""
+    nothing, logits = torch.zeros(1, dtype=torch.long), torch.randn(TOKENS, 7)
+    found = restore({"decoder_router_logits": ((nothing,), (logits,))}, PADDING)["decoder_router_logits"]
+    assert found[0][0] is nothing
+    assert found[1][0].shape == (6, 7)
+    with pytest.raises(autopack.UnsupportedModel, match="cannot be brought back"):
+        restore({"odd": nothing}, PADDING)
+    sides = Sides((1, TOKENS), [(0, torch.arange(2)), (0, torch.arange(2, 5))])
+    got, _, unknown = sides.split({"none": nothing}, [{"none": nothing}, {"none": nothing.clone()}])
+    assert got == [{"none": nothing}] * 2
+    assert not unknown
+    with pytest.raises(WrongShape, match="gave 1 results for 2 documents"):
+        sides.split({"one": torch.ones(1)}, [{"one": torch.ones(1)}, {"one": torch.zeros(1)}])
 
 
 def test_an_output_that_has_no_place_in_the_batch_is_an_error():

@@ -149,6 +149,8 @@ class Sides:
             if all(len(a) == n for a, n in zip(alone, side.lengths, strict=True)):
                 return list(zip(side.flat(name, value), alone, strict=True))
         if all(a.shape == alone[0].shape and len(a) == 1 for a in alone):
+            if len(value) != len(alone) and all(torch.equal(value, a) for a in alone):
+                return [(value, a) for a in alone]  # a constant: Switch Transformers' layers without a router, before 5
             if len(value) != len(alone):
                 raise WrongShape(f"{name}: the model gave {len(value)} results for {len(alone)} documents")
             back = np.argsort(self.order)

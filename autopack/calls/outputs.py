@@ -146,6 +146,8 @@ def _restored(name: str | None, value: Any, padding: Padding | None, pooled: boo
         return value
     if pooled and value.dim() == 2 and value.shape[0] == padding.rows:
         return value
+    if value.shape == (1,) and (name or "").endswith("router_logits"):
+        return value  # of a layer without a router (Switch Transformers before 5)
     form = Frame(1, padding.tokens).form_of_output(name, value)
     if form.of is Of.TOKEN:
         return _Packed(value, padding, form)
