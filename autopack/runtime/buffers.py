@@ -53,7 +53,7 @@ class Found:
             (held, name, value.detach().clone())
             for held in places
             for name, value in held.items()
-            if isinstance(value, torch.Tensor) and value.is_floating_point()
+            if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and value.is_floating_point()
         ]
 
     def renew(self) -> None:
