@@ -11,6 +11,9 @@ from torch import nn
 
 import autopack
 from autopack import AutopackError, patching, tiny
+from autopack.layout.packed import PackedLayout
+from autopack.mixers import operations
+from autopack.mixers.operations import keeping_documents_apart
 from autopack.runtime.scope import current
 from tests.conftest import (
     FLOAT32,
@@ -81,6 +84,19 @@ def pictures(model):
 
 def as_before(model, before):
     return all(map(same, pictures(model), before)) and torch.is_grad_enabled() and torch.is_autocast_cache_enabled()
+
+
+def test_what_an_interrupt_leaves_of_a_mixer_s_call_is_not_of_the_next_one():
+    """It may come within the very lines that put things back."""
+    expected, model = Expected("mamba"), build("mamba")
+    with autopack.enable(model):
+        interrupted = keeping_documents_apart(PackedLayout.from_lengths([[7, 8]]))
+        interrupted.__enter__()
+        assert expected.of(model) <= FLOAT32
+        train(model)
+    assert operations._ambient.mixing is not None
+    interrupted.__exit__(None, None, None)
+    assert operations._ambient.mixing is None
 
 
 class TestAtAnyPoint:

@@ -28,11 +28,13 @@ from autopack.mixers.convolution import causal_convolution
 from autopack.mixers.rows import run_and_redo_first_tokens, run_per_document_row
 from autopack.mixers.selective_scan import selective_scan
 from autopack.patching import Site
+from autopack.runtime.scope import Scope, running_scope
 
 
 class _Ambient(threading.local):
-    mixing: tuple[PackedLayout, set[str]] | None = None
-    """In the packed forward of a mixer: its layout, and the operations that have been called in it."""
+    mixing: tuple[PackedLayout, set[str], Scope | None] | None = None
+    """In the packed forward of a mixer: its layout, the operations that have been called in it, and the scope that is
+    running. What an interrupt has left behind is of another scope."""
 
 
 _ambient = _Ambient()
@@ -42,7 +44,7 @@ _ambient = _Ambient()
 def keeping_documents_apart(layout: PackedLayout) -> Iterator[set[str]]:
     """Let operations follow a layout; gives the set of those that were called, filled as they are."""
     arrived: set[str] = set()
-    before, _ambient.mixing = _ambient.mixing, (layout, arrived)
+    before, _ambient.mixing = _ambient.mixing, (layout, arrived, running_scope())
     try:
         yield arrived
     finally:
@@ -57,7 +59,9 @@ def adapt_operation(original: Callable[..., Any], site: Site) -> Callable[..., A
     def autopack_operation(*args: Any, **kwargs: Any) -> Any:
         if _ambient.mixing is None:
             return original(*args, **kwargs)
-        layout, arrived = _ambient.mixing
+        layout, arrived, scope = _ambient.mixing
+        if scope is not running_scope():
+            return original(*args, **kwargs)
         result = operation(original, layout, args, kwargs)
         if result is not None:
             arrived.add(site.path)
