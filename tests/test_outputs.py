@@ -163,9 +163,14 @@ def test_a_layer_without_a_router_has_one_number_in_place_of_logits():
     with pytest.raises(autopack.UnsupportedModel, match="cannot be brought back"):
         restore({"odd": nothing}, PADDING)
     sides = Sides((1, TOKENS), [(0, torch.arange(2)), (0, torch.arange(2, 5))])
-    got, _, unknown = sides.split({"none": nothing}, [{"none": nothing}, {"none": nothing.clone()}])
-    assert got == [{"none": nothing}] * 2
+    name = "decoder_router_logits[0][0]"
+    got, _, unknown = sides.split({name: nothing}, [{name: nothing}, {name: nothing.clone()}])
+    assert got == [{name: nothing}] * 2
     assert not unknown
+    # Of a head that begins with zeros every document has the same, and one result for all of them is wrong.
+    for zeros in (nothing, torch.zeros(1, 2)):
+        with pytest.raises(WrongShape, match="gave 1 results for 2 documents"):
+            sides.split({"logits": zeros}, [{"logits": zeros}, {"logits": zeros}])
     with pytest.raises(WrongShape, match="gave 1 results for 2 documents"):
         sides.split({"one": torch.ones(1)}, [{"one": torch.ones(1)}, {"one": torch.zeros(1)}])
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from autopack.auditing.cases import Call
-from autopack.layout.forms import columns_of, rows_first
+from autopack.layout.forms import columns_of, rows_first, stands_for_no_router
 from autopack.layout.ways import CACHES
 
 _NO_RESULTS = re.compile(rf"{'|'.join(CACHES)}|attention_mask|loss|(\w+_)?(aux|z)_loss")
@@ -149,8 +149,8 @@ class Sides:
             if all(len(a) == n for a, n in zip(alone, side.lengths, strict=True)):
                 return list(zip(side.flat(name, value), alone, strict=True))
         if all(a.shape == alone[0].shape and len(a) == 1 for a in alone):
-            if len(value) != len(alone) and all(torch.equal(value, a) for a in alone):
-                return [(value, a) for a in alone]  # a constant: Switch Transformers' layers without a router, before 5
+            if stands_for_no_router(name, value):
+                return [(value, a) for a in alone]
             if len(value) != len(alone):
                 raise WrongShape(f"{name}: the model gave {len(value)} results for {len(alone)} documents")
             back = np.argsort(self.order)

@@ -17,7 +17,7 @@ from transformers.utils import ModelOutput
 
 from autopack.calls.in_graph import Place, tied
 from autopack.errors import UnsupportedModel
-from autopack.layout.forms import Form, Frame, Of, in_rows, rows_first
+from autopack.layout.forms import Form, Frame, Of, in_rows, rows_first, stands_for_no_router
 from autopack.layout.padding import Padding
 from autopack.layout.pair import Pair
 from autopack.runtime.padding_read import PaddingRead
@@ -146,8 +146,8 @@ def _restored(name: str | None, value: Any, padding: Padding | None, pooled: boo
         return value
     if pooled and value.dim() == 2 and value.shape[0] == padding.rows:
         return value
-    if value.shape == (1,) and (name or "").endswith("router_logits"):
-        return value  # of a layer without a router (Switch Transformers before 5)
+    if stands_for_no_router(name, value):
+        return value
     form = Frame(1, padding.tokens).form_of_output(name, value)
     if form.of is Of.TOKEN:
         return _Packed(value, padding, form)

@@ -141,6 +141,11 @@ def in_rows(change: Callable[[torch.Tensor], torch.Tensor], axis: int, value: to
     return change(rows_first(value, axis)).movedim((0, 1), (axis - 1, axis)) if axis > 1 else change(value)
 
 
+def stands_for_no_router(name: str | None, value: torch.Tensor) -> bool:
+    """Whether a result is the one number that a layer without a router gives (Switch Transformers before 5)."""
+    return value.shape == (1,) and not value.is_floating_point() and "router_logits" in (name or "")
+
+
 def rows_first(value: Any, axis: int) -> Any:
     """The value with rows and columns, which lie at the axis before this one and at it, as its first two axes."""
     if axis == 1 or not isinstance(value, torch.Tensor) or value.dim() <= axis:
