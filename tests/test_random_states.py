@@ -1,14 +1,21 @@
-"""Generators of accelerators are put back like the CPU's: each kind of device has its own functions in torch."""
+"""Generators of random numbers are put back: torch's on every kind of device, each with functions of its own, Python's
+and numpy's."""
 
 from __future__ import annotations
 
+import inspect
+import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from autopack.inspection import torches
+import autopack
+from autopack import tiny
+from autopack.inspection import randomness
+from autopack.inspection.randomness import drawing_nothing, state_of
 
 
 def _accelerator(states: dict[int, torch.Tensor], numbered: bool) -> SimpleNamespace:
@@ -29,35 +36,63 @@ def _accelerator(states: dict[int, torch.Tensor], numbered: bool) -> SimpleNames
 
 
 @pytest.mark.parametrize("numbered", [True, False], ids=["many devices", "one device"])
-def test_generators_of_other_devices_are_left_as_found(monkeypatch, numbered):
+def test_generators_are_left_as_found(monkeypatch, numbered):
     states = {number: torch.arange(number, number + 4, dtype=torch.uint8) for number in range(2)}
     monkeypatch.setattr(torch, "some_accelerator", _accelerator(states, numbered), raising=False)
-    generators = [("some_accelerator", number) for number in range(1 + numbered)]
-    before = torches.states_of(generators)
+    devices = [("some_accelerator", number) for number in range(1 + numbered)]
+    monkeypatch.setattr(randomness, "_devices_of", lambda module: devices)
+    module = nn.Linear(2, 2)
+    before = state_of(module)
 
     def draw() -> None:
-        with torches.drawing_nothing(generators):
+        with drawing_nothing(module):
             torch.rand(3)
+            random.random()
+            np.random.rand(2)
             for number in states:
                 states[number] = torch.zeros(4, dtype=torch.uint8)
             raise KeyError
 
     with pytest.raises(KeyError):
         draw()
-    after = torches.states_of(generators)
-    assert len(after) == 2 + numbered
-    assert all(map(torch.equal, before, after))
+    assert state_of(module) == before
+    for change in (lambda: torch.rand(1), random.random, np.random.rand):
+        last = state_of(module)
+        change()
+        assert state_of(module) != last
+
+
+def test_devices_with_generators_of_their_own_are_those_of_the_parameters():
+    assert randomness._devices_of(nn.Linear(2, 2)) == []  # the CPU's is asked in any case
+    assert randomness._devices_of(nn.Linear(2, 2, device="meta")) == []
 
 
 def test_functions_of_torch_have_one_of_those_forms():
     """`_at` hands on a number where there is a parameter of that name."""
     for kind in ("cuda", "xpu", "mps"):
         for name in ("get_rng_state", "set_rng_state"):
-            parameters = list(torches.inspect.signature(getattr(getattr(torch, kind), name)).parameters)
+            parameters = list(inspect.signature(getattr(getattr(torch, kind), name)).parameters)
             own = ["new_state"] * (name == "set_rng_state")
             assert parameters in (own, [*own, "device"])
 
 
-def test_devices_without_generators_have_none():
-    assert torches.generators_of(nn.Linear(2, 2)) == []
-    assert torches.generators_of(nn.Linear(2, 2, device="meta")) == []
+def test_an_audit_draws_nothing_of_pythons_and_numpys_generators():
+    """A layer of one's own may skip itself by `random.random()`, and a shuffled data set must not notice an audit."""
+    model = tiny.build("llama")
+
+    class Drawing(nn.Module):
+        def __init__(self, inner: nn.Module):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, states: torch.Tensor) -> torch.Tensor:
+            random.random()
+            np.random.rand()
+            return self.inner(states)
+
+    model.model.layers[0].mlp = Drawing(model.model.layers[0].mlp)
+    before = state_of(model)
+    assert autopack.audit(model, modes=("default",), gradients=False).results
+    assert state_of(model) == before
+    with autopack.enable(model, verify="always"):
+        assert state_of(model) == before

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from autopack.auditing.asking import argument_names
 from autopack.auditing.budget import Meter, OverBudget
 from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase
-from autopack.auditing.chance import DRAWN, Pinned, drawn_so_far
+from autopack.auditing.chance import DRAWN, Pinned
 from autopack.auditing.fields import errors_between, fields_of, scales_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.losses import Labels
@@ -34,6 +34,7 @@ from autopack.auditing.running import Runner
 from autopack.auditing.thresholds import threshold_lengths
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair, row_head
+from autopack.inspection.randomness import state_of
 from autopack.integrations.wrappers import unwrap
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -179,10 +180,10 @@ class Audit:
             self._find_required()
             with torch.set_grad_enabled(self._find_reference()):
                 labels = self.labels(training)
-                before = drawn_so_far(self.model)
+                before = state_of(self.model)
                 for result in self.measured(training, gradients and torch.is_grad_enabled(), labels):
                     results[result.mode, result.training] = result
-                if self.all and True in training and drawn_so_far(self.model) != before:
+                if self.all and True in training and state_of(self.model) != before:
                     by_chance = self._by_chance()
         finally:
             if enabled is not None and tally is not None:

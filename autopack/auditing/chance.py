@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
-
-from autopack.inspection import torches
 
 DRAWN = {"all draws near 0": 1e-4, "all draws near 1": 1 - 1e-4}
 """What is drawn for every uniform number, by the words for it."""
@@ -33,8 +30,3 @@ class Pinned(TorchFunctionMode):
         if function in (torch.bernoulli, torch.Tensor.bernoulli) and found.shape == args[0].shape and len(args) == 1:
             return (args[0] > self.value).to(found.dtype)
         return found
-
-
-def drawn_so_far(model: nn.Module) -> list[bytes]:
-    """What torch's generators, of the CPU and of a model's devices, are at: whoever draws from them changes it."""
-    return [state.numpy().tobytes() for state in torches.states_of(torches.generators_of(model))]

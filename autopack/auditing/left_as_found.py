@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack.inspection import source, torches
+from autopack.inspection import source
+from autopack.inspection.randomness import drawing_nothing
 from autopack.integrations.accelerate import in_their_own_precision
 from autopack.integrations.opacus import uncounted
 
@@ -79,7 +80,7 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
             if kind is not _ABSENT and getattr(config, "problem_type", _ABSENT) is not kind:
                 config.problem_type = kind
 
-    with torches.drawing_nothing(torches.generators_of(model)), uncounted(modules):
+    with drawing_nothing(model), uncounted(modules):
         try:
             for module, name, _ in rates:
                 setattr(module, name, 0.0)

@@ -243,13 +243,15 @@ def _is_of_engine(layer: Any) -> bool:
 
 
 def looks_at_rows(hook: Any) -> bool:
-    """Whether a hook may read rows and columns: somebody else's, or NEFTune's, whose noise shrinks with the row.
+    """Whether a hook may read rows and columns: somebody else's, PEFT's, or NEFTune's.
 
-    One that asks for gradients and nothing else (`output.requires_grad_(True)`, for adapters under checkpointing) does
+    NEFTune's noise shrinks with the row, and PEFT's (EVA, CorDA) collect what comes to a layer by the mask. One
+    that asks for gradients and nothing else (`output.requires_grad_(True)`, for adapters under checkpointing) does
     not.
     """
     function = function_of(hook)
-    if is_own(function):
+    of_peft = any(str(getattr(layer, "__module__", "")).startswith("peft.") for layer in layers(function))
+    if is_own(function) and not of_peft:
         return getattr(function, "__name__", None) == "neftune_post_forward_hook"
     code = getattr(function, "__code__", None)
     return code is None or code.co_names != ("requires_grad_",) or bool(code.co_freevars)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -78,38 +77,6 @@ def taken_by_sdpa(states: Tensor) -> torch.dtype:
     """
     lowered = None if states.dtype == torch.float64 else autocast_dtype(states.device.type)
     return lowered or states.dtype
-
-
-# --- Random numbers, in every release: accelerators other than CUDA's have generators of their own (XPU, MPS, ...).
-
-
-def generators_of(module: torch.nn.Module) -> list[tuple[str, int]]:
-    """The kinds and numbers of the devices on which a forward of a module may draw, without the CPU."""
-    devices = {(p.device.type, p.device.index or 0) for p in module.parameters()}
-    return sorted(device for device in devices if hasattr(getattr(torch, device[0], None), "get_rng_state"))
-
-
-def states_of(generators: Sequence[tuple[str, int]]) -> list[Tensor]:
-    """What the generators of these devices, and before them that of the CPU, are at."""
-    return [torch.get_rng_state(), *(_at(kind, number, "get_rng_state") for kind, number in generators)]
-
-
-@contextmanager
-def drawing_nothing(generators: Sequence[tuple[str, int]]) -> Iterator[None]:
-    """Leave the generators of the CPU and of these devices as they are found, whatever is drawn inside."""
-    states = states_of(generators)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        for (kind, number), state in zip(generators, states[1:], strict=True):
-            _at(kind, number, "set_rng_state", state)
-
-
-def _at(kind: str, number: int, function: str, *state: Tensor) -> Any:
-    found = getattr(getattr(torch, kind), function)
-    # There is one MPS, and in earlier releases its functions take no number.
-    return found(*state, number) if "device" in inspect.signature(found).parameters else found(*state)
 
 
 # --- 2.10: torch.nn.attention.varlen. The question can go with torch 2.9.

@@ -8,17 +8,15 @@ count, with a gradient of zero.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from autopack.errors import UnsupportedModel
-from autopack.inspection import torches
+from autopack.inspection.randomness import drawing_nothing
 from autopack.inspection.sharding import Group
 
 
@@ -78,8 +76,7 @@ def _any(groups: Sequence[Group], going_on: bool, obstacle: str | None = None) -
 def leaving_nothing(module: nn.Module) -> Iterator[None]:
     """Run a module and leave random state and buffers as they were; its graph keeps copies of the buffers."""
     held = [(part, dict(part._buffers)) for part in module.modules() if part._buffers]
-    states = random.getstate(), np.random.get_state()
-    with torches.drawing_nothing(torches.generators_of(module)):
+    with drawing_nothing(module):
         try:
             for part, buffers in held:
                 part._buffers.update({name: None if b is None else b.detach().clone() for name, b in buffers.items()})
@@ -87,8 +84,6 @@ def leaving_nothing(module: nn.Module) -> Iterator[None]:
         finally:
             for part, buffers in held:
                 part._buffers.update(buffers)
-            random.setstate(states[0])
-            np.random.set_state(states[1])
 
 
 def with_idle(kept: Any, idle: list[Any]) -> Any:

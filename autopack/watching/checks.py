@@ -23,9 +23,10 @@ from autopack.calls.encoder_decoder.pairs import PairCall
 from autopack.calls.outputs import loss_of, unread
 from autopack.calls.sequence_parallel import rows_shared_by
 from autopack.errors import Leak
+from autopack.inspection.randomness import state_of
 from autopack.runtime.buffers import Buffers
 from autopack.watching.batch import PaddedBatch
-from autopack.watching.conditions import Precision, random_state, unnoticed
+from autopack.watching.conditions import Precision, unnoticed
 from autopack.watching.differences import error_by_token
 from autopack.watching.document import CannotTell, Document, document_of
 
@@ -126,10 +127,10 @@ class _Runs:
         with Precision() as precision:
             if call.found is not None:
                 call.found.renew()
-            before, buffers = random_state(module), Buffers(module)
+            before, buffers = state_of(module), Buffers(module)
             try:
                 alone = _alone(runner, one)
-                draws, writes = random_state(module) != before, buffers.put_back()
+                draws, writes = state_of(module) != before, buffers.put_back()
                 again = _alone(runner, one) if draws else alone
                 buffers.put_back()
                 # Unless it is known what the live call began with, a run after it begins with something else.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import PreTrainedModel
@@ -24,13 +22,11 @@ def unnoticed(model: PreTrainedModel, enabled: EnabledModel) -> Iterator[None]:
 
     It writes to copies of its buffers, since the graph of the live call may have kept those that it has.
     """
-    counted, states = enabled.tally.counted(), (random.getstate(), np.random.get_state())
+    counted = enabled.tally.counted()
     caches = torch.is_autocast_cache_enabled()
 
     def put_back() -> None:
         torch.set_autocast_cache_enabled(caches)
-        random.setstate(states[0])
-        np.random.set_state(states[1])
         vars(enabled.tally).update(counted)
 
     with ExitStack() as stack:
@@ -67,13 +63,6 @@ def _copy_buffers(model: nn.Module) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
-
-
-def random_state(model: nn.Module) -> list[Any]:
-    """What every generator that a forward may draw from is at; comparable by `==`."""
-    states = torches.states_of(torches.generators_of(model))
-    name, keys, *rest = np.random.get_state()
-    return [random.getstate(), name, tuple(keys), *rest, *(tuple(state.tolist()) for state in states)]
 
 
 class Precision:
