@@ -144,7 +144,8 @@ class PackedRuns:
         if unknown and not call.options:
             raise UnsupportedModel(
                 f"nobody can tell which part of {', '.join(sorted(unknown))} in its output belongs to which document. "
-                f"Leave it out of the output, or run the documents one per row"
+                f"Enable the model with leave_out={sorted(unknown)}, and packed calls do not return it, or run the "
+                f"documents one per row"
             )
         scales = scales_of(expected)
         worst, field = max(errors_between(found, expected, scales))

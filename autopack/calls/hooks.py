@@ -22,6 +22,7 @@ from autopack.calls.encoder_decoder.pairs import PairAsRows, PairCall
 from autopack.calls.entry import Entry, Kind
 from autopack.calls.guard import ForwardGuard
 from autopack.calls.heads.length_batches import DocumentsAlone
+from autopack.calls.left_out import without
 from autopack.calls.lockstep import run_in_step
 from autopack.calls.loss_site import documents_of
 from autopack.calls.packed import inner_arguments, without_mask
@@ -312,6 +313,9 @@ def _leave(entry: Entry, module: nn.Module, output: Any) -> Any:
         return pooled
     if ended.foreign or (ended.outer is not None and ended.outer.foreign):
         _leave_foreign(ended, module, output)
+    names = ended.scope.model.options.leave_out
+    if names and ended.packs and (ended.outer is None or ended.outer.scope.model is not ended.scope.model):
+        pooled = without(output if pooled is None else pooled, names)
     finished = ended.plan.finish(module, output if pooled is None else pooled)
     changed = pooled if finished is None else finished
     if ended.scope.model.groups and not isinstance(ended.plan, DocumentsAlone):

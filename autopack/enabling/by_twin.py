@@ -31,7 +31,7 @@ from autopack.proving import twin as twins
 from autopack.proving.apart import apart
 from autopack.proving.parts import Form, why_not_token_wise
 from autopack.proving.twin import NoTwin, Twin
-from autopack.runtime.model import EnabledModel, Options, Proof
+from autopack.runtime.model import EnabledModel, Proof
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_HOOKS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
@@ -51,7 +51,9 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, because: str, o
     if not own or _precisions(model, enabled)[1] != "cpu":
         return apart(lambda: _proof(model, enabled, because))
     options = enabled.options
-    key = kept.key_of(model, "proof", options.backend, options.unpad, enabled.implementations(), because)
+    key = kept.key_of(
+        model, "proof", options.backend, options.unpad, options.leave_out, enabled.implementations(), because
+    )
     found = None if key is None else kept.load(key)
     if found is not None:
         return replace(Proof(**found), how=f"{found['how']}, kept since then")
@@ -205,7 +207,7 @@ def _read(answer: _Answer, because: str) -> Proof:
 def _enabled(model: PreTrainedModel, like: EnabledModel) -> EnabledModel:
     """Enable a twin as the model is; nobody else sees it, so nothing of it is kept."""
     family = registry.family_for(model)
-    options = Options(like.options.backend, like.options.unpad, "never")
+    options = replace(like.options, verify="never", watch=0, sequence_parallel=None)
     enabled = examine(model, family, options, _not_renewed)
     try:
         if set(like.implementations()) - set(enabled.implementations()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
@@ -46,6 +47,7 @@ def enable(
     watch_action: str | None = ...,
     logs: bool = ...,
     sequence_parallel: Any = ...,
+    leave_out: Sequence[str] = ...,
 ) -> TrainerHandle: ...
 
 
@@ -60,6 +62,7 @@ def enable(
     watch_action: str | None = ...,
     logs: bool = ...,
     sequence_parallel: Any = ...,
+    leave_out: Sequence[str] = ...,
 ) -> Handles: ...
 
 
@@ -74,6 +77,7 @@ def enable(
     watch_action: str | None = ...,
     logs: bool = ...,
     sequence_parallel: Any = ...,
+    leave_out: Sequence[str] = ...,
 ) -> Handle: ...
 
 
@@ -87,6 +91,7 @@ def enable(
     watch_action: str | None = None,
     logs: bool = True,
     sequence_parallel: Any = None,
+    leave_out: Sequence[str] = (),
 ) -> Handle | TrainerHandle | Handles:
     """Make packed rows exact for this model, and run its padded batches as packed rows.
 
@@ -121,6 +126,8 @@ def enable(
             rows, each calls the model with an equal part of the columns of every one (`autopack.packing.shard_rows`),
             and attention goes over whole rows by an exchange of tokens for heads (docs/distributed.md). Rows that
             DeepSpeed shares out (ALST) need no word of it.
+        leave_out: Names of fields of the model's output that packed calls do not return (they are None): those of which
+            nobody can tell what belongs to which document, for which the model would be refused.
 
     Returns:
         A handle whose repr says what was done; `handle.remove()` takes everything back, and so does leaving the block
@@ -141,7 +148,8 @@ def enable(
     rows = None if sequence_parallel is None else RowGroup.of(sequence_parallel)
     told = {"watch": watch, "watch_action": watch_action, "sequence_parallel": sequence_parallel}
     also = [name for name, value in told.items() if value is not None]
-    given = _Given(Options(backend, unpad, verify, every, action, rows), also, logs)
+    also += ["leave_out"] if leave_out else []
+    given = _Given(Options(backend, unpad, verify, every, action, rows, options.read_names(leave_out)), also, logs)
     with ExitStack() as undo:
         handle = _enable(model, given, undo)
         undo.pop_all()

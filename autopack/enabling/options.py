@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from autopack.attention import backends
 
@@ -27,6 +27,14 @@ def check(**given: str) -> None:
     for name, value in given.items():
         if value not in CHOICES[name]:
             raise ValueError(f"{name} must be one of {', '.join(CHOICES[name])}; found {value!r}")
+
+
+def read_names(given: Sequence[str]) -> tuple[str, ...]:
+    """Names of fields; a single one is a list of one. Raises `ValueError` for what are no names."""
+    names = (given,) if isinstance(given, str) else tuple(given)
+    if not all(isinstance(name, str) and name.isidentifier() for name in names):
+        raise ValueError(f"leave_out must be names of fields of the model's output; found {given!r}")
+    return names
 
 
 def read_watch(every: int | None, action: str | None, environment: Mapping[str, str] | None = None) -> tuple[int, str]:

@@ -38,6 +38,7 @@ class Options:
     watch: int = 0
     watch_action: str = "raise"
     sequence_parallel: RowGroup | None = None
+    leave_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
