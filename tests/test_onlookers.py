@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 from transformers.integrations.neftune import neftune_post_forward_hook
 
 import autopack
+from autopack.proving.twin import NoTwin
 from tests.support.padded import (
     FLOAT32,
     GRADIENT,
@@ -296,3 +297,28 @@ def test_a_hook_on_the_backbone_is_audited_at_the_next_call():
         model.model.register_forward_pre_hook(five_each, with_kwargs=True)
         with pytest.raises(autopack.UnsupportedModel, match="packed rows of LlamaModel are not exact"):
             model(input_ids=inputs["input_ids"])
+
+
+@pytest.mark.parametrize("has_twin", [True, False])
+def test_a_hook_on_one_of_several_ranks_is_never_proven_by_a_run_of_the_model(monkeypatch, has_twin):
+    """Ranks that gather parameters would wait for each other: a twin tells by itself, or the call is refused."""
+    model = build("llama", "causal LM").train()
+    autopack.enable(model)
+    inputs = {"input_ids": torch.arange(3, 15)[None], "position_ids": torch.arange(6).repeat(2)[None]}
+    monkeypatch.setattr("autopack.calls.hooks.gathering_groups", lambda root: (object(),))
+    monkeypatch.setattr("autopack.calls.hooks.run_in_step", lambda call, module, output: output)
+    before = model(**inputs).logits
+    seen = []
+    _layer(model).register_forward_hook(lambda module, args, output: seen.append(module))
+    if has_twin:
+        assert torch.equal(model(**inputs).logits, before)
+        assert seen.count(_layer(model)) == 1  # the others are of the twin
+        return
+
+    def none(*_):
+        raise NoTwin("it has none in this test")
+
+    monkeypatch.setattr("autopack.enabling.prove.proof_by_twin", none)
+    with pytest.raises(autopack.UnsupportedModel, match="Change it on every rank and enable it after that"):
+        model(**inputs)
+    assert not seen

@@ -36,7 +36,6 @@ from autopack.integrations import accelerate
 from autopack.layout.batches import DocumentBatch
 from autopack.runtime import scope as scopes
 from autopack.runtime.checkpointing import bind_checkpointing
-from autopack.runtime.lockstep import most
 from autopack.runtime.model import Brings, EnabledModel, Link
 from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Volume
@@ -204,13 +203,7 @@ def _enter(
 
 
 def _brought(call: Call) -> Brings:
-    """What a call declares, or the most that any rank's does; anything else is found out where it is decided about."""
-    # What is proven calls the model, so all ranks that gather parameters together do it in the same call.
-    groups = call.model.groups
-    return Brings(most(groups, [_brought_here(call).value])[0]) if groups else _brought_here(call)
-
-
-def _brought_here(call: Call) -> Brings:
+    """What a call declares; anything else is found out where it is decided about."""
     try:
         if isinstance(call, PairCall):
             packs = call.find_pair()

@@ -23,22 +23,25 @@ BUDGET: Budget | None = None
 """Of an audit of somebody's own model, unless `verify` is "full"; None leaves it to the size of the model."""
 
 
-def prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, packs: bool) -> None:
+def prove(
+    model: PreTrainedModel, enabled: EnabledModel, code: Provenance, packs: bool, on_one_rank: bool = False
+) -> None:
     """Set the proof of a model that has been attached; `code` says whose code it runs.
 
     Where somebody looks inside, at rows and columns, padded batches keep theirs, whatever is proven. An audit calls
-    such hooks, so it waits until a call `packs` rows.
+    such hooks, so it waits until a call `packs` rows. An audit of the model itself `on_one_rank` of several, which
+    gather its parameters together, would wait for the others for ever: it is not made.
     """
     enabled.runs_other_code = code.runs_other_code and enabled.options.verify != "never"
     if code.hook is not None and not packs and enabled.options.verify == "auto":
         enabled.proof = Proof(f"not yet, but when rows are first packed: {code.hook}", waits=True)
     else:
-        _prove(model, enabled, code)
+        _prove(model, enabled, code, on_one_rank)
     if code.onlooker is not None and enabled.proof.padded is None and enabled.options.verify != "never":
         enabled.proof = replace(enabled.proof, padded=f"{code.onlooker}, and sees the padded form")
 
 
-def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> None:
+def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_one_rank: bool) -> None:
     verify, kind = enabled.options.verify, enabled.anatomy.model_type
     if verify == "never":
         enabled.proof = Proof("not asked for (verify='never')")
@@ -66,6 +69,14 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance) -> N
             enabled.proof = Proof(how, padded=unasked, source="recorded")
             return
     because = f"{unknown}{silent}" if verify == "auto" else f"verify={verify!r}"
+    if on_one_rank:
+        reason = (
+            f"this very model would have to be audited on all ranks that hold a part of its parameters, and nobody "
+            f"knows whether the others were changed as well ({because}). Change it on every rank and "
+            f"enable it after that"
+        )
+        enabled.proof = Proof(f"not: {reason}", reason, reason, reason)
+        return
     enabled.proof = _audited(tested, because, verify, unasked)
 
 

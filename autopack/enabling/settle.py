@@ -39,16 +39,21 @@ def renew(enabled: EnabledModel, packs: bool) -> None:
                 remove_hooks(module)  # it was taken out of the model
         enabled.anatomy, enabled.traits = anatomy, traits
         enabled.lease.renew(partial(needed_sites, enabled.anatomy, family.sites))
-        settle(model, enabled, family, packs)
+        settle(model, enabled, family, packs, on_one_rank=bool(enabled.groups))
     except AutopackError as error:
         reason = f"it was changed after it had been enabled, and cannot be served any more: {error}"
         enabled.proof = Proof(f"not: {reason}", reason, reason, reason)
 
 
-def settle(model: PreTrainedModel, enabled: EnabledModel, family: Family, packs: bool = False) -> None:
-    """Attach to a model and prove it; from then on it is watched."""
+def settle(
+    model: PreTrainedModel, enabled: EnabledModel, family: Family, packs: bool = False, on_one_rank: bool = False
+) -> None:
+    """Attach to a model and prove it; from then on it is watched.
+
+    Where it may be `on_one_rank` alone, of several that gather its parameters together, the model itself is not run.
+    """
     with enabled.settling():
         enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its audit
         code = attach(model, enabled, family, lambda level: first_label_counts_in_twin(model, level))
-        prove(model, enabled, code, packs)
+        prove(model, enabled, code, packs, on_one_rank)
         enabled.watch = Watch(model, code, enabled.anatomy.configs)

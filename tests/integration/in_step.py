@@ -39,6 +39,7 @@ def sharded(kind: str, mesh: Any = None, by_linear_layer: bool = False, **option
 
 def _without_idle_runs(rank: int) -> str:
     """The error of a rank where those with fewer documents end their call at once. The last of all: some still wait."""
+    dist.barrier()  # a twin that one rank alone has made takes longer than that
     group = dist.new_group(timeout=datetime.timedelta(seconds=5))
     model = sharded("xlnet", DeviceMesh.from_group(group, "cpu")).train()
     Steps.idle = lambda *_: iter(())  # type: ignore[method-assign]
@@ -64,6 +65,7 @@ def all_findings(rank: int, _: Path) -> dict[str, Any]:
         "attention across ranks": _error_of(lambda: _attention_across_ranks(rank, across)),
         "attention across ranks, further in": _error_of(lambda: _attention_across_ranks(rank, across_further_in)),
         "padded beside packed": _padded_beside_packed(rank),
+        "hook on one rank": _hooked_on_one_rank(rank),
         "without idle runs": _without_idle_runs(rank),
     }
 
@@ -144,6 +146,27 @@ def _padded_beside_packed(rank: int) -> float:
     loss = model(**given).loss
     loss.backward()
     return abs(float(loss.detach()) - wanted) / wanted
+
+
+def _hooked_on_one_rank(rank: int) -> float:
+    """A hook that looks at a layer of the first rank alone; the error of the loss against stock's.
+
+    It is proven on that rank by itself: a run of the model there would wait for the other one.
+    """
+    model, plain = sharded("llama").train(), tiny.build("llama").train()
+    mine = documents(model.config, DOCUMENTS)[SHARES[rank]]
+    alone = [float(plain(input_ids=each, labels=each).loss) * (each.shape[1] - 1) for each in mine]
+    wanted = sum(alone) / sum(each.shape[1] - 1 for each in mine)
+    model(**packed(mine)).loss.backward()
+    if rank == 0:
+        model.model.layers[0].mlp.register_forward_hook(_look)
+    loss = model(**packed(mine)).loss
+    loss.backward()
+    return abs(float(loss.detach()) - wanted) / wanted
+
+
+def _look(module: Any, args: Any, output: Any) -> None:
+    """What people log on the main process."""
 
 
 def _within_context_parallel(rank: int) -> None:

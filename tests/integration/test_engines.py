@@ -37,7 +37,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return processes.run(in_step.all_findings, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("name", ["evaluated", "tuple", "padded beside packed"])
+@pytest.mark.parametrize("name", ["evaluated", "tuple", "padded beside packed", "hook on one rank"])
 def test_results_are_those_of_documents_alone(name, findings):
     assert all(rank[name] < 1e-5 for rank in findings)
 
