@@ -58,6 +58,14 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_o
             return
         except NoTwin as error:
             silent = f"; a twin does not tell, for {error}"
+    if on_one_rank:
+        reason = (
+            f"this very model would have to be audited on all ranks that hold a part of its parameters, and nobody "
+            f"knows whether the others were changed as well ({unknown}{silent}). Change it on every rank and enable it "
+            f"after that"
+        )
+        enabled.proof = Proof(f"not: {reason}", reason, reason, reason)
+        return
     tested = callable_part(enabled)
     unasked = None
     if tested is not model:
@@ -69,14 +77,6 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_o
             enabled.proof = Proof(how, padded=unasked, source="recorded")
             return
     because = f"{unknown}{silent}" if verify == "auto" else f"verify={verify!r}"
-    if on_one_rank:
-        reason = (
-            f"this very model would have to be audited on all ranks that hold a part of its parameters, and nobody "
-            f"knows whether the others were changed as well ({because}). Change it on every rank and "
-            f"enable it after that"
-        )
-        enabled.proof = Proof(f"not: {reason}", reason, reason, reason)
-        return
     enabled.proof = _audited(tested, because, verify, unasked)
 
 
