@@ -7,6 +7,7 @@ torch's checkpoint wrappers around its modules (`apply_activation_checkpointing`
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -38,6 +39,19 @@ class _Rebound:
         with in_force(self.scope):
             return self.function(*args, **kwargs)
 
+    def __getattr__(self, name: str) -> Any:
+        # Checkpoint functions of others look at the layer whose method they get (`__self__`, LLaMA-Factory).
+        if name == "function":
+            raise AttributeError(name)
+        return getattr(self.function, name)
+
+
+def _rebound(function: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
+    """A function in a scope; a partial stays one, since checkpoint functions of others look at what it holds."""
+    if isinstance(function, partial):
+        return partial(_Rebound(function.func, scope), *function.args, **function.keywords)
+    return _Rebound(function, scope)
+
 
 class BoundCheckpoint:
     """A checkpoint function that carries the scope in force to the recomputation in backward."""
@@ -47,7 +61,7 @@ class BoundCheckpoint:
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         activation = ambient.activation
-        bound = function if activation is None else _Rebound(function, activation.scope)
+        bound = function if activation is None else _rebound(function, activation.scope)
         return self.function(bound, *args, **kwargs)
 
 
