@@ -54,6 +54,8 @@ def choose(call: Call) -> Plan:
         if refusals.says_it_all(call, layout):
             return Untouched(call.model, "its prepared masks keep documents apart already", call.volume)
         refusals.check_packed(call, layout)
+        if call.declared.beside_ones and call.outer is None and not call.model.is_settling:
+            _say_that_documents_are_kept_apart(call.name)
         return documents.plan(call, layout) if call.entry.head is not None else Packed(call, layout)
     if call.declared.jumps:
         _say_that_positions_jump(call.name)
@@ -96,6 +98,16 @@ def _say_that_positions_jump(name: str) -> None:
     logger.warning(
         "position_ids of a call of %s neither go on by one nor begin anew, so autopack takes every row for one "
         "document and leaves the call as it came. If documents start there, declare them by seq_idx as well.",
+        name,
+    )
+
+
+@cache
+def _say_that_documents_are_kept_apart(name: str) -> None:
+    logger.warning(
+        "documents in packed rows of %s are kept apart: position_ids begin anew, beside an attention_mask of ones, by "
+        "which stock transformers lets them see each other (but for FlashAttention). Losses are those of the documents "
+        "alone, and not those of a run without autopack.",
         name,
     )
 

@@ -28,7 +28,8 @@ class Declared:
     position ids of a padded batch, of the same shape, where the call gives any; `labelled_padding` says whether its
     labels count padding into the loss, `labelled_after_padding` whether a token after padding has a label, which a loss
     that shifts compares with a prediction made at padding. `jumps` says that positions of a row neither go on nor begin
-    anew, so that nobody can tell what they mean.
+    anew, so that nobody can tell what they mean. `beside_ones` says that documents are declared by positions alone,
+    beside a mask of ones, which for stock is one document in each row.
     """
 
     layout: PackedLayout | None
@@ -37,6 +38,7 @@ class Declared:
     labelled_padding: bool = False
     labelled_after_padding: bool = False
     jumps: bool = False
+    beside_ones: bool = False
 
     @property
     def pads(self) -> bool:
@@ -109,7 +111,8 @@ def read(
             raise InvalidPacking(
                 f"{name} must be at least the longest document, {layout.max_seqlen} tokens; found {value}"
             )
-    return Declared(layout, None if real.all() else real)
+    ones = "attention_mask" in host and declarations.keys() == {"position_ids"} and bool((mask == 1).all())
+    return Declared(layout, None if real.all() else real, beside_ones=ones)
 
 
 def _declares_nothing(host: Mapping[str, np.ndarray]) -> bool:

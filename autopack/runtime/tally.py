@@ -31,10 +31,17 @@ class Volume(NamedTuple):
 
     @classmethod
     def of_layout(cls, layout: PackedLayout) -> Volume:
-        """Packed rows that run as the rows that they are."""
+        """Packed rows that run as the rows that they are.
+
+        Several documents of one token each at the end of a row are padding that nothing marks (position 0 for each).
+        """
         columns, runs = int(layout.bounds[-1]), len(layout.bounds) - 1
         if layout.is_padding is None:
-            return cls(1, layout.rows, columns, columns, runs)
+            single = np.diff(layout.bounds) == 1
+            if not (single[1:] & single[:-1]).any():
+                return cls(1, layout.rows, columns, columns, runs)
+            unmarked = _single_at_the_end(single, layout.bounds[1:] % layout.columns == 0)
+            return cls(1, layout.rows, columns, columns - unmarked, runs - unmarked)
         padding = int(np.diff(layout.bounds)[layout.is_padding].sum())
         return cls(1, layout.rows, columns, columns - padding, runs - int(layout.is_padding.sum()))
 
@@ -183,6 +190,14 @@ class Tally:
         if self.unmasked:
             parts.append("batches that look padded came without an attention_mask, and were computed as they came")
         return "; ".join(parts) or "no padded batch yet"
+
+
+def _single_at_the_end(single: np.ndarray, ends: np.ndarray) -> int:
+    """How many documents stand in runs of two or more at the end of a row, where `single` says which have one token and
+    `ends` which are the last of their row, (documents,) both."""
+    rows = np.split(single, np.flatnonzero(ends) + 1)
+    counts = [len(row) if row.all() else int(row[::-1].argmin()) for row in rows if len(row)]
+    return sum(count for count in counts if count > 1)
 
 
 def _batches(count: int) -> str:
