@@ -7,6 +7,7 @@ import inspect
 import math
 import re
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -23,13 +24,14 @@ from autopack.enabling.reading import LENGTHS, as_float32, callable_part
 from autopack.errors import AutopackError
 from autopack.inspection import releases
 from autopack.inspection.changes import Watch
-from autopack.inspection.code_origin import hooks_of, is_foreign_hook
+from autopack.inspection.code_origin import hooks_of, is_foreign_hook, is_own, passes_on
 from autopack.inspection.configs import text_config
 from autopack.inspection.modules import device_of, entries, is_pair
 from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart
 from autopack.proving.parts import Form, why_not_token_wise
+from autopack.proving.rebound import rebound
 from autopack.proving.twin import NoTwin, Twin
 from autopack.runtime.model import EnabledModel, Proof
 
@@ -245,8 +247,7 @@ def _with_what_is_on(model: PreTrainedModel, twin: Twin) -> Twin:
                 raise NoTwin(f"its twin has no place for a hook on {name}")
             continue
         for attribute, value in own.items():
-            bound = isinstance(value, MethodType) and value.__self__ is module
-            stand_in.__dict__[attribute] = MethodType(value.__func__, stand_in) if bound else value
+            stand_in.__dict__[attribute] = rebound(value, module, stand_in)
         for kind in _HOOKS:
             getattr(stand_in, kind).update({n: h for n, h in getattr(module, kind).items() if n in hooks})
         for kind in _OF_HOOKS:
@@ -262,9 +263,12 @@ def _with_what_is_on(model: PreTrainedModel, twin: Twin) -> Twin:
 
 
 def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
-    """Whether what is on a module is code that works on another one: a loss, a method, a function without a closure."""
+    """Whether what is on a module is code that works on another one: a loss, a method, a forward of somebody else's, a
+    function without a closure."""
     if name == "_loss_function":
         return True
+    if name == "forward" and isinstance(value, (FunctionType, partial)):
+        return not is_own(value) and not passes_on(module, name, value)  # accelerate's reads its hook on the module
     if name.startswith("_") or not inspect.isroutine(value):
         return False
     if isinstance(value, MethodType):

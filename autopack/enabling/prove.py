@@ -77,18 +77,21 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_o
             enabled.proof = Proof(how, padded=unasked, source="recorded")
             return
     because = f"{unknown}{silent}" if verify == "auto" else f"verify={verify!r}"
-    enabled.proof = _audited(tested, because, verify, unasked)
+    said = ("audit", because, "")
+    announce = verify == "auto" and said not in enabled.logged
+    enabled.logged.add(said)
+    enabled.proof = _audited(tested, because, verify, unasked, logging.WARNING if announce else logging.INFO)
 
 
-def _audited(model: PreTrainedModel, because: str, verify: str, unasked: str | None) -> Proof:
+def _audited(model: PreTrainedModel, because: str, verify: str, unasked: str | None, level: int) -> Proof:
     """What an audit of this very model says: within the budget, or at full depth where `verify` asks for it.
 
-    `unasked` is why nobody knows what becomes of padding around it, if so.
+    `unasked` is why nobody knows what becomes of padding around it, if so. It is announced at a `level` of logging.
     """
     started = time.perf_counter()
     said = f"(audited because: {because})"
     logger.log(
-        logging.WARNING if verify == "auto" else logging.INFO,
+        level,
         "autopack audits this %s on the spot, on a few dozen tokens, because no released run has measured it: %s",
         type(model).__name__,
         because,

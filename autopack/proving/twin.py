@@ -43,6 +43,8 @@ _NOT_OF_THE_CODE = frozenset(
 """Attributes that say how a module is used now, which one of many it is, what its weights were loaded by, or what its
 model card says (`add_model_tags`, which TRL and others call)."""
 
+COPY_OF = "autopack_copy_of"
+"""Attribute of a function that was put on a twin: the one on the model, which it was made from."""
 _HOLDERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 Kind = tuple[Any, Any, frozenset[tuple[str, Any]]]
 """What a module is in its place: the class around it, its class, and what is on it that its code may ask for."""
@@ -210,6 +212,11 @@ def _has_functions(kind: Kind) -> bool:
     return any(not isinstance(word, (bool, str, type(None))) for _, word in kind[2])
 
 
+def _written(function: Any) -> Any:
+    """The function that somebody has put on a model, also where this is its copy for a twin."""
+    return getattr(function, "__dict__", {}).get(COPY_OF, function)
+
+
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """What is on a module that its code may ask for: flags and names as they are, of numbers and the like the type, the
     names of its parts, and of its parameters which there are and of what class they are.
@@ -226,9 +233,9 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
         elif isinstance(value, (int, float)):
             yield name, "a number"
         elif isinstance(value, (FunctionType, BuiltinFunctionType)):
-            yield name, original(value)
+            yield name, _written(original(value))
         elif isinstance(value, MethodType):
-            yield name, original(value.__func__)
+            yield name, _written(original(value.__func__))
         else:  # what came from JSON is a list where the class's own default is a tuple
             yield name, "a list" if isinstance(value, (list, tuple)) else type(value)
     hook = foreign_hook_of_accelerate(module)

@@ -190,7 +190,7 @@ class EnabledModel:
         self.tally = Tally()
         """What became of its padded batches."""
         self.logged: set[tuple[str, str, str]] = set()
-        """Kinds of decisions about calls that have been logged."""
+        """What has been logged: kinds of decisions about calls, reasons of audits."""
         self.padding_read = None if options.unpad == "always" else PaddingRead()
         """Whether what it gives at padding is read; None where that is not to be found out."""
         self.pooling: set[int] = set()

@@ -1,0 +1,108 @@
+"""A forward around a model's own works on the twin: what it holds of the model is the twin's."""
+
+from __future__ import annotations
+
+import functools
+from types import MethodType
+
+import pytest
+import torch
+from torch import nn
+
+import autopack
+from autopack import tiny
+from autopack.errors import UnsupportedModel
+from autopack.proving.rebound import rebound
+from autopack.proving.twin import NoTwin
+from tests.conftest import FLOAT32, LEAK, LENGTHS, alone, error, positions, token_ids
+
+WHERE = positions(LENGTHS)
+
+
+def around(model, change=lambda output: output, by="a method"):
+    """As TRL's trainers put a fused head on a model: the new forward holds the old one, which is bound to the model."""
+    old, text = model.forward, model.config.get_text_config()
+
+    @functools.wraps(type(model).forward)
+    def forward(self, *args, fused=False, **kwargs):
+        assert self.config.get_text_config() is text, "both are those of the same model"
+        return change(old(*args, **kwargs))
+
+    if by == "a method":
+        model.forward = MethodType(forward, model)
+    else:
+        model.forward = functools.partial(forward, model)
+    return model
+
+
+def mixes(output):
+    output.logits = output.logits + 0.3 * output.logits.cumsum(1)
+    return output
+
+
+@pytest.mark.parametrize("by", ["a method", "a partial"])
+def test_the_twin_runs_and_not_the_model(by):
+    with autopack.enable(around(tiny.build("llama").to("meta"), by=by)) as handle:  # which can run nowhere
+        assert handle.enabled.proof.source == "twin", handle.verified
+    model, ids = around(tiny.build("llama"), by=by), token_ids()
+    expected = alone(model, ids, LENGTHS)
+    with autopack.enable(model):
+        assert error(model(input_ids=ids, position_ids=WHERE).logits, expected) <= FLOAT32
+
+
+def test_what_mixes_tokens_there_is_refused():
+    model = around(tiny.build("llama"), mixes)
+    ids = token_ids()
+    expected = alone(around(tiny.build("llama"), mixes), ids, LENGTHS)
+    with pytest.raises(UnsupportedModel, match="not exact"):
+        autopack.enable(model)
+    with autopack.enable(model, verify="never"):
+        assert error(model(input_ids=ids, position_ids=WHERE).logits, expected) > LEAK, "the control"
+
+
+def test_a_forward_that_holds_parts_of_the_model_has_no_twin():
+    model = tiny.build("llama")
+    head, old = model.lm_head, model.forward
+    model.forward = MethodType(lambda self, *a, **k: (head, old(*a, **k))[1], model)
+    with autopack.enable(model) as handle:
+        assert "a Linear, which is a part of it" in handle.verified
+        assert handle.enabled.proof.source == "audit"
+
+
+class Module(nn.Module):
+    """One that functions are put on."""
+
+
+def test_all_forms_in_which_functions_hold_a_module():
+    one, other = Module(), Module()
+    teacher, number = nn.Linear(2, 2), 3
+
+    def plain(self, x):
+        return x
+
+    def inner(x):
+        return one, x
+
+    def outer(self, x):
+        return inner(x), teacher, number
+
+    def itself(self, n):
+        return one if n == 0 else itself(self, n - 1)
+
+    assert rebound(plain, one, other) is plain
+    assert rebound(MethodType(plain, one), one, other).__self__ is other
+    assert rebound(MethodType(plain, one), one, other).__func__ is plain
+    copied = rebound(MethodType(outer, one), one, other)
+    assert copied.__self__ is other
+    assert copied(5) == ((other, 5), teacher, 3)
+    assert outer(one, 5)[0] == (one, 5), "the one on the model is as it was"
+    assert rebound(functools.partial(inner, x=4), one, other)() == (other, 4)
+    assert rebound(itself, one, other)(other, 2) is other
+    empty = [lambda: later]  # a cell that is not filled yet
+    assert rebound(empty[0], one, other) is empty[0]
+    later = torch.zeros(1)
+    one.register_parameter("weight", nn.Parameter(torch.zeros(2)))
+    weight = one.weight
+    with pytest.raises(NoTwin, match="a Parameter, which is a part of it"):
+        rebound(lambda self: weight, one, other)
+    assert rebound(lambda self: later, one, other)(other) is later
