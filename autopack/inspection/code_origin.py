@@ -250,11 +250,17 @@ def looks_at_rows(hook: Any) -> bool:
     not.
     """
     function = function_of(hook)
-    of_peft = any(str(getattr(layer, "__module__", "")).startswith("peft.") for layer in layers(function))
+    of_peft = any(map(_collects_for_peft, layers(function)))
     if is_own(function) and not of_peft:
         return getattr(function, "__name__", None) == "neftune_post_forward_hook"
     code = getattr(function, "__code__", None)
     return code is None or code.co_names != ("requires_grad_",) or bool(code.co_freevars)
+
+
+def _collects_for_peft(layer: Any) -> bool:
+    """Whether code is PEFT's, but for what hands on an argument for each row, which `integrations.peft` knows."""
+    name = getattr(layer, "__name__", "")
+    return str(getattr(layer, "__module__", "")).startswith("peft.") and "pre_" not in name
 
 
 def function_of(hook: Any) -> Any:
