@@ -59,10 +59,10 @@ def read(
     with 0 in every section; `attention_mask` (rows, columns) with 0, 1 or segment ids, of a prepared mask (rows, 1,
     columns, columns) the tokens that see themselves; `cu_seq_lens_q/k` over the flattened rows with `max_length_q/k`,
     which may end before the last padding; and `seq_idx` (rows, columns). Positions declare documents where some token
-    after the first of its row has 0 or `first_position`; labels of `ignored_label` count in no loss. A call that `continues` a cache counts on from there,
-    after padding too, and its mask may cover what the cache holds. Costs at most one copy from the device to the host,
-    and none where nothing is declared, or all of it is remembered from before it was moved (`HostBatch`) or given as
-    `known`, arguments on the CPU by name.
+    after the first of its row has 0 or `first_position`; labels of `ignored_label` count in no loss. A call that
+    `continues` a cache counts on from there, after padding too, and its mask may cover what the cache holds. Costs at
+    most one copy from the device to the host, and none where nothing is declared, or all of it is remembered from
+    before it was moved (`HostBatch`) or given as `known`, arguments on the CPU by name.
     Raises `InvalidPacking` where a declaration is malformed or two of them disagree.
     """
     host_side = recall(arguments) if known is None else known
@@ -304,7 +304,8 @@ def _cumulative_starts(host: dict[str, np.ndarray], real: np.ndarray) -> np.ndar
             f"padding, where attention_mask says that it is such."
         )
     starts = np.zeros(real.size + 1, dtype=bool)
-    starts[bounds] = starts[last:] = True
+    starts[last:] = True
+    starts[bounds] = True
     grid = starts[:-1].reshape(real.shape)
     if not grid[:, 0].all():
         row = int(np.flatnonzero(~grid[:, 0])[0])
