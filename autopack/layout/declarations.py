@@ -52,6 +52,7 @@ def read(
     ignored_label: int = IGNORED_LABEL,
     continues: bool = False,
     known: Mapping[str, torch.Tensor] | None = None,
+    any_positions: bool = False,
 ) -> Declared:
     """Find the documents that the arguments of a forward declare for a batch of `shape` (rows, columns).
 
@@ -62,7 +63,8 @@ def read(
     after the first of its row has 0 or `first_position`; labels of `ignored_label` count in no loss. A call that
     `continues` a cache counts on from there, after padding too, and its mask may cover what the cache holds. Costs at
     most one copy from the device to the host, and none where nothing is declared, or all of it is remembered from
-    before it was moved (`HostBatch`) or given as `known`, arguments on the CPU by name.
+    before it was moved (`HostBatch`) or given as `known`, arguments on the CPU by name. With `any_positions`, positions
+    that neither go on nor begin anew in some document of another declaration declare nothing: they are used as given.
     Raises `InvalidPacking` where a declaration is malformed or two of them disagree.
     """
     host_side = recall(arguments) if known is None else known
@@ -83,17 +85,23 @@ def read(
     # The first real token of a row starts a document whether it is said or not.
     first = first_of_row(real)
     later = real & ~first
-    jumps = "position_ids" in declarations and _jumps(
-        host["position_ids"], declarations["position_ids"] & later, first, first_position, continues
-    )
-    if jumps:
-        del declarations["position_ids"]
-        jumps = not continues
+    jumps, are_own, others = False, False, [starts for name, starts in declarations.items() if name != "position_ids"]
+    if "position_ids" in declarations:
+        starting = declarations["position_ids"] & later
+        begins = _begins(host["position_ids"], first, first_position, continues)
+        if any_positions and others and not continues:
+            are_own = bool((starting & ~others[0] & ~begins).any())
+        jumps = bool(starting.any()) and not begins[starting].any()
+        if are_own or jumps:
+            del declarations["position_ids"]
+        jumps &= not (are_own or continues)
     if _SECTIONS in host:
         declarations[_SECTIONS] = _section_starts(host[_SECTIONS], real, later, declarations)
     _check_agreement(declarations, later)
     # Packed means that some row holds a second document; whatever else is declared, the call is an ordinary one.
     starts = next((starts for starts in declarations.values() if (starts & later).any()), None)
+    if starts is None and are_own:
+        starts = others[0]
     if starts is None:
         if real.all() or _PREPARED in host:
             return Declared(None, jumps=jumps)
@@ -227,15 +235,14 @@ def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
     return starts
 
 
-def _jumps(positions: np.ndarray, starts: np.ndarray, first: np.ndarray, first_position: int, continues: bool) -> bool:
-    """Whether positions go on otherwise than by one, and nowhere begin anew: then they need not mean documents.
+def _begins(positions: np.ndarray, first: np.ndarray, first_position: int, continues: bool) -> np.ndarray:
+    """Where positions may begin anew: only if they do so somewhere do those that do not go on by one mean documents.
 
-    Generation counts on after padding like that, and scripts that stretch positions leave gaps. A document begins at
-    0, at the model's first position, or at that of the first token of its row, unless the row goes on from a cache.
+    Generation counts on after padding, and scripts that stretch positions leave gaps. A document begins at 0, at the
+    model's first position, or at that of the first token of its row, unless the row goes on from a cache.
     """
     of_row = np.where(first, positions, 0).sum(axis=1, keepdims=True)
-    begins = (positions == 0) | (positions == first_position) | ((positions == of_row) & (not continues))
-    return bool(starts.any()) and not begins[starts].any()
+    return (positions == 0) | (positions == first_position) | ((positions == of_row) & (not continues))
 
 
 def _in_one(positions: torch.Tensor) -> torch.Tensor:
