@@ -22,6 +22,8 @@ from tests.conftest import (
     alone,
     alone_loss,
     error,
+    gradient_error,
+    gradients,
     llama,
     positions,
     token_ids,
@@ -328,3 +330,24 @@ def test_positional_arguments_beyond_those_named_are_refused(model):
     extra = [None] * 12
     with pytest.raises(UnsupportedModel, match=r"does not name the last \d+ of 15 positional arguments"):
         model(IDS, None, positions(LENGTHS), *extra)
+
+
+def test_bounds_that_end_before_marked_padding_are_those_of_the_documents(model, stock):
+    """Without the mask nobody knows what follows; the padding changes no result, and no gradient."""
+    real = sum(LENGTHS)
+    ids = torch.cat([IDS, torch.full((len(IDS), 6), 3)], dim=1)
+    bounds = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0)], dtype=torch.int32)
+    call = {"input_ids": ids, "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": 12, "max_length_k": 12}
+    labels = torch.cat([IDS, torch.full((len(IDS), 6), -100)], dim=1)
+    mask = (labels >= 0).long()
+    found = model(**call, attention_mask=mask, labels=labels)
+    assert error(found.logits[:, :real], alone(stock, IDS, LENGTHS)) < FLOAT64
+    expected = alone_loss(stock, IDS, LENGTHS)
+    assert float(found.loss.detach()) == pytest.approx(float(expected.detach()), abs=FLOAT32_LOSS)
+    found.loss.backward()
+    expected.backward()
+    assert gradient_error(gradients(model), gradients(stock)) < FLOAT64
+    leaking = stock(input_ids=ids, attention_mask=mask).logits[:, :real]
+    assert error(leaking, alone(stock, IDS, LENGTHS)) > LEAK
+    with pytest.raises(InvalidPacking, match="They may end before the last padding"):
+        model(**call)

@@ -10,7 +10,20 @@ from autopack import tiny
 from autopack.layout import prepared
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prepared import Agreement, agreement
-from tests.conftest import FLOAT64, LENGTHS, alone, error, llama, positions, token_ids
+from tests.conftest import (
+    FLOAT64,
+    LEAK,
+    LENGTHS,
+    alone,
+    alone_loss,
+    error,
+    gradient_error,
+    gradients,
+    llama,
+    positions,
+    token_ids,
+    weights_like,
+)
 
 IDS = token_ids(2)
 ROWS = (LENGTHS, (20, 13))
@@ -35,7 +48,13 @@ def padded(seen: torch.Tensor) -> torch.Tensor:
     return seen
 
 
-FORMS = {"bool": lambda seen: seen, "added": added, "minus infinity": lambda s: added(s).masked_fill(~s, -torch.inf)}
+def hiding_by(number: float):
+    """A form of masks that adds a number to the scores of what is not to be seen."""
+    return lambda seen: torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, number)
+
+
+NUMBERS = {"minus infinity": -torch.inf, "-1e9": -1e9, "-65504": -65504.0, "-1e4": -1e4}
+FORMS = {"bool": lambda seen: seen, "added": added, **{name: hiding_by(number) for name, number in NUMBERS.items()}}
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
@@ -112,6 +131,56 @@ def test_one_that_lets_documents_see_each_other_contradicts_them():
         pytest.raises(autopack.InvalidPacking, match="lets documents see each other that the call declares"),
     ):
         model(input_ids=IDS, position_ids=POSITIONS, attention_mask=torch.ones_like(together()).tril())
+
+
+@pytest.mark.parametrize("number", NUMBERS.values(), ids=list(NUMBERS))
+def test_gradients_beside_a_mask_are_those_of_documents_alone(number):
+    model, stock = llama(), llama()
+    alone_loss(stock, IDS, *ROWS).backward()
+    with autopack.enable(model):
+        model(
+            input_ids=IDS, labels=IDS, position_ids=POSITIONS, attention_mask=hiding_by(number)(together().tril())
+        ).loss.backward()
+    assert gradient_error(gradients(model), gradients(stock)) < FLOAT64
+
+
+def test_a_number_that_lets_something_through_hides_nothing():
+    model, stock = llama(), llama()
+    call = {"input_ids": IDS, "position_ids": POSITIONS, "attention_mask": hiding_by(-5.0)(together().tril())}
+    assert error(stock(**call).logits, alone(stock, IDS, *ROWS)) > LEAK
+    with autopack.enable(model), pytest.raises(autopack.InvalidPacking, match="lets documents see each other"):
+        model(**call)
+
+
+@pytest.mark.parametrize("number", [-1e4, -1e9, torch.finfo(torch.float64).min])
+def test_documents_of_an_encoder_are_apart_however_large_its_scores_are(number):
+    model, stock = (
+        tiny.build("bert", task="masked-lm", attn_implementation="sdpa", dtype=torch.float64).eval() for _ in range(2)
+    )
+    for which in (model, stock):
+        for layer in which.bert.encoder.layer:
+            layer.attention.self.query.weight.data *= 1e5
+    ids = tiny.tokens(model.config, *IDS.shape)
+    mask = hiding_by(number)(together())
+    call = {"input_ids": ids, "position_ids": POSITIONS, "attention_mask": mask}
+    leaks = error(stock(**call).logits, alone(stock, ids, *ROWS)) > LEAK
+    assert leaks == (number == -1e4)
+    expected = alone(stock, ids, *ROWS)
+    (expected * weights_like(expected)).sum().backward()
+    with autopack.enable(model):
+        found = model(**call).logits
+        assert error(found, expected) < FLOAT64
+        (found * weights_like(found)).sum().backward()
+    # Those of scores so large are zero but for rounding, so they are compared with the others.
+    found, expected = (torch.cat([gradient.flatten() for gradient in gradients(which)]) for which in (model, stock))
+    assert error(found, expected) < FLOAT64
+
+
+def test_a_mask_that_is_made_for_good_needs_arguments_by_name():
+    model = tiny.build("bert", attn_implementation="sdpa", dtype=torch.float64)
+    given = (IDS, hiding_by(-1e4)(together()), None, POSITIONS, *[None] * 12)
+    with autopack.enable(model), pytest.raises(autopack.UnsupportedModel, match="does not name the last"):
+        model(*given)
 
 
 def test_without_documents_it_is_nobodys_business():

@@ -75,6 +75,8 @@ def _groups(layout: PackedLayout, position_ids: torch.Tensor) -> Iterator[np.nda
     lengths = np.diff(layout.bounds)
     if position_ids.dim() == 2:  # of several axes
         largest = np.maximum.reduceat(host_values(position_ids.amax(0)), layout.bounds[:-1])
+    elif layout.largest_positions is not None:
+        largest = layout.largest_positions
     else:
         largest = lengths if layout.first_positions is None else lengths + layout.first_positions
     for value in np.unique(largest):

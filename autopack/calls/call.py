@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from autopack.calls.entry import Entry
 from autopack.calls.generation import is_only_scored
 from autopack.calls.plan import HeadDocuments
+from autopack.inspection import media
 from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.declarations import Declared
 from autopack.layout.host import noted_padding
@@ -92,9 +93,22 @@ class Call:
         # Some models keep what they continue to themselves (RecurrentGemma).
         continues = self.continues or bool(self.arguments.get("use_cache"))
         found = declarations.read(
-            arguments, (rows, columns), inputs.device, first_position, self.ignored_label, continues
+            arguments,
+            (rows, columns),
+            inputs.device,
+            first_position,
+            self.ignored_label,
+            continues,
+            any_positions=self._takes_any_positions,
         )
         return found if self.noted is None else replace(found, real=self.noted)
+
+    @property
+    def _takes_any_positions(self) -> bool:
+        """Whether tokens get the positions of the call as they are, whatever those are, and nothing else reads them."""
+        traits, entry = self.model.traits, self.entry
+        as_they_are = traits.whole_model_reason is None and not (traits.numbers_itself or traits.counts_columns)
+        return as_they_are and entry.head is None and entry.inner_head is None and not media.given(self.arguments)
 
     @cached_property
     def noted(self) -> np.ndarray | None:

@@ -14,7 +14,7 @@ from autopack.calls.generation import generates
 from autopack.calls.heads import documents, per_row_outputs
 from autopack.calls.packed import Packed
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
-from autopack.calls.plan import Deferred, LookedAt, Plan, Untouched
+from autopack.calls.plan import Deferred, LookedAt, MaskedApart, Plan, Untouched
 from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
 from autopack.calls.unmasked import point_out
 from autopack.calls.unpadded import Unpadded
@@ -52,7 +52,10 @@ def choose(call: Call) -> Plan:
     layout = call.declared.layout
     if layout is not None:
         if refusals.says_it_all(call, layout):
-            return Untouched(call.model, "its prepared masks keep documents apart already", call.volume)
+            apart = MaskedApart(call)
+            if apart.arguments is not None:
+                refusals.refuse_unnamed(call)
+            return apart
         refusals.check_packed(call, layout)
         if call.declared.beside_ones and call.outer is None and not call.model.is_settling:
             _say_that_documents_are_kept_apart(call.name)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from autopack.layout import prepared
 from autopack.layout.batches import DocumentBatch
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Scope
@@ -84,6 +85,18 @@ class Untouched(Plan):
     def count(self, tally: Tally) -> None:
         if self.keeps_padding:
             tally.left[self.reason] += 1
+
+
+class MaskedApart(Untouched):
+    """Packed rows whose own masks keep documents apart; what they hide by a number of their own is hidden for good."""
+
+    def __init__(self, call: Any):
+        super().__init__(call.model, "its prepared masks keep documents apart already", call.volume)
+        given = call.arguments["attention_mask"]
+        masks = given if isinstance(given, dict) else {"": given}
+        changed = {name: prepared.hiding_for_good(mask) for name, mask in masks.items()}
+        if any(changed[name] is not masks[name] for name in masks):
+            self.arguments = {**call.arguments, "attention_mask": changed if given is masks else changed[""]}
 
 
 class LookedAt(Untouched):

@@ -99,12 +99,7 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     refuse_documents_as_one(call, layout)
     check_sites(call.model)
     refuse_unproven(call)
-    if call.unnamed:
-        given = len(call.entry.names) + call.unnamed
-        raise UnsupportedModel(
-            f"{call.name}.forward does not name the last {call.unnamed} of {given} positional arguments, so "
-            f"autopack cannot tell what they are. Pass them by name."
-        )
+    refuse_unnamed(call)
     refuse_caches(call)
     _refuse_prepared_mask(call.arguments.get("attention_mask"), layout)
     refuse_arguments(call)
@@ -124,6 +119,16 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     if head is not None and head.refusal is not None:
         raise UnsupportedModel(
             f"{head.name} cannot be run on packed rows: {head.refusal}. Run its questions as padded batches."
+        )
+
+
+def refuse_unnamed(call: Call) -> None:
+    """Raise `UnsupportedModel` for arguments by position that nobody knows the names of."""
+    if call.unnamed:
+        given = len(call.entry.names) + call.unnamed
+        raise UnsupportedModel(
+            f"{call.name}.forward does not name the last {call.unnamed} of {given} positional arguments, so "
+            f"autopack cannot tell what they are. Pass them by name."
         )
 
 

@@ -60,7 +60,7 @@ def _names(constructor: FunctionType, function: Any) -> bool:
     owner = getattr(function, "__self__", None)
     if any(getattr(torch.fft, name, None) is function for name in names):  # they have longer names of their own
         return True
-    if function.__name__ in names or (isinstance(owner, type) and owner.__name__ in names):
+    if getattr(function, "__name__", None) in names or (isinstance(owner, type) and owner.__name__ in names):
         return True
     tables = (known[name] for name in names if isinstance(known.get(name), Mapping))
     return any(value is function for table in tables for value in table.values())

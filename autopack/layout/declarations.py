@@ -54,17 +54,19 @@ def read(
     ignored_label: int = IGNORED_LABEL,
     continues: bool = False,
     known: Mapping[str, torch.Tensor] | None = None,
+    any_positions: bool = False,
 ) -> Declared:
     """Find the documents that the arguments of a forward declare for a batch of `shape` (rows, columns).
 
     Reads `position_ids` (rows, columns), (1, columns), or (3 or 4, rows, columns) for M-RoPE, where a document starts
     with 0 in every section; `attention_mask` (rows, columns) with 0, 1 or segment ids, of a prepared mask (rows, 1,
-    columns, columns) the tokens that see themselves; `cu_seq_lens_q/k` over the flattened rows with `max_length_q/k`;
-    and `seq_idx` (rows, columns). Positions declare documents where some token after the first of its row has 0 or
-    `first_position`; labels of `ignored_label` count in no loss. A call that `continues` a cache counts on from there,
-    after padding too, and its mask may cover what the cache holds. Costs at most one copy from the device to the host,
-    and none where nothing is declared, or all of it is remembered from before it was moved (`HostBatch`) or given as
-    `known`, arguments on the CPU by name.
+    columns, columns) the tokens that see themselves; `cu_seq_lens_q/k` over the flattened rows with `max_length_q/k`,
+    which may end before the last padding; and `seq_idx` (rows, columns). Positions declare documents where some token
+    after the first of its row has 0 or `first_position`; labels of `ignored_label` count in no loss. A call that
+    `continues` a cache counts on from there, after padding too, and its mask may cover what the cache holds. Costs at
+    most one copy from the device to the host, and none where nothing is declared, or all of it is remembered from
+    before it was moved (`HostBatch`) or given as `known`, arguments on the CPU by name. With `any_positions`, positions
+    that neither go on nor begin anew in some document of another declaration declare nothing: they are used as given.
     Raises `InvalidPacking` where a declaration is malformed or two of them disagree.
     """
     host_side = recall(arguments) if known is None else known
@@ -81,21 +83,27 @@ def read(
             "attention_mask must hold 0 and 1, or segment ids with 0 for padding; found negative or fractional values. "
             "An additive mask must be four-dimensional, and cannot be combined with packed rows."
         )
-    declarations = dict(_declarations(host, real, shape))
+    declarations = dict(_declarations(host, real))
     # The first real token of a row starts a document whether it is said or not.
     first = first_of_row(real)
     later = real & ~first
-    jumps = "position_ids" in declarations and _jumps(
-        host["position_ids"], declarations["position_ids"] & later, first, first_position, continues
-    )
-    if jumps:
-        del declarations["position_ids"]
-        jumps = not continues
+    jumps, are_own, others = False, False, [starts for name, starts in declarations.items() if name != "position_ids"]
+    if "position_ids" in declarations:
+        starting = declarations["position_ids"] & later
+        begins = _begins(host["position_ids"], first, first_position, continues)
+        if any_positions and others and not continues:
+            are_own = bool((starting & ~others[0] & ~begins).any())
+        jumps = bool(starting.any()) and not begins[starting].any()
+        if are_own or jumps:
+            del declarations["position_ids"]
+        jumps &= not (are_own or continues)
     if _SECTIONS in host:
         declarations[_SECTIONS] = _section_starts(host[_SECTIONS], real, later, declarations)
     _check_agreement(declarations, later)
     # Packed means that some row holds a second document; whatever else is declared, the call is an ordinary one.
     starts = next((starts for starts in declarations.values() if (starts & later).any()), None)
+    if starts is None and are_own:
+        starts = others[0]
     if starts is None:
         if real.all() or _PREPARED in host:
             return Declared(None, jumps=jumps)
@@ -204,9 +212,7 @@ def _to_host(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     return {name: host_values(tensor.long()) for name, tensor in on_host(tensors).items()}
 
 
-def _declarations(
-    host: dict[str, np.ndarray], real: np.ndarray, shape: tuple[int, int]
-) -> Iterator[tuple[str, np.ndarray]]:
+def _declarations(host: dict[str, np.ndarray], real: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Each declaration: a name for messages, and true where a document starts, (rows, columns)."""
     if "position_ids" in host:
         yield "position_ids", _position_starts(host["position_ids"], real)
@@ -217,7 +223,7 @@ def _declarations(
         if way.starts is not None and way.name in host:
             yield way.name, way.starts(host[way.name])
     if "cu_seq_lens_q" in host or "cu_seq_lens_k" in host:
-        yield "cu_seq_lens_q/k", _cumulative_starts(host, shape)
+        yield "cu_seq_lens_q/k", _cumulative_starts(host, real)
 
 
 def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
@@ -232,15 +238,14 @@ def _position_starts(positions: np.ndarray, real: np.ndarray) -> np.ndarray:
     return starts
 
 
-def _jumps(positions: np.ndarray, starts: np.ndarray, first: np.ndarray, first_position: int, continues: bool) -> bool:
-    """Whether positions go on otherwise than by one, and nowhere begin anew: then they need not mean documents.
+def _begins(positions: np.ndarray, first: np.ndarray, first_position: int, continues: bool) -> np.ndarray:
+    """Where positions may begin anew: only if they do so somewhere do those that do not go on by one mean documents.
 
-    Generation counts on after padding like that, and scripts that stretch positions leave gaps. A document begins at
-    0, at the model's first position, or at that of the first token of its row, unless the row goes on from a cache.
+    Generation counts on after padding, and scripts that stretch positions leave gaps. A document begins at 0, at the
+    model's first position, or at that of the first token of its row, unless the row goes on from a cache.
     """
     of_row = np.where(first, positions, 0).sum(axis=1, keepdims=True)
-    begins = (positions == 0) | (positions == first_position) | ((positions == of_row) & (not continues))
-    return bool(starts.any()) and not begins[starts].any()
+    return (positions == 0) | (positions == first_position) | ((positions == of_row) & (not continues))
 
 
 def _in_one(positions: torch.Tensor) -> torch.Tensor:
@@ -295,21 +300,23 @@ def _segment_starts(mask: np.ndarray) -> np.ndarray:
     return starts
 
 
-def _cumulative_starts(host: dict[str, np.ndarray], shape: tuple[int, int]) -> np.ndarray:
+def _cumulative_starts(host: dict[str, np.ndarray], real: np.ndarray) -> np.ndarray:
     q, k = (host.get(name) for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
     bounds: Any = q if q is not None else k
     if q is not None and k is not None and not np.array_equal(q, k):
         raise InvalidPacking(f"cu_seq_lens_q and cu_seq_lens_k must be equal; found {q.tolist()} and {k.tolist()}")
-    rows, columns = shape
-    # Some collators repeat the end; an empty document is none.
-    if bounds[0] != 0 or bounds[-1] != rows * columns or (np.diff(bounds) < 0).any():
+    columns, last = real.shape[1], int(bounds[-1])
+    # Some collators repeat the end; an empty document is none. Others end before padding that the mask marks.
+    if bounds[0] != 0 or last > real.size or (np.diff(bounds) < 0).any() or real.reshape(-1)[last:].any():
         raise InvalidPacking(
-            f"cu_seq_lens must rise from 0 to the {rows * columns} tokens of the flattened rows; found "
-            f"{bounds.tolist()[:8]}{'...' if len(bounds) > 8 else ''} ending at {bounds[-1]}"
+            f"cu_seq_lens must rise from 0 to the {real.size} tokens of the flattened rows; found "
+            f"{bounds.tolist()[:8]}{'...' if len(bounds) > 8 else ''} ending at {last}. They may end before the last "
+            f"padding, where attention_mask says that it is such."
         )
-    starts = np.zeros(rows * columns + 1, dtype=bool)
+    starts = np.zeros(real.size + 1, dtype=bool)
+    starts[last:] = True
     starts[bounds] = True
-    grid = starts[:-1].reshape(shape)
+    grid = starts[:-1].reshape(real.shape)
     if not grid[:, 0].all():
         row = int(np.flatnonzero(~grid[:, 0])[0])
         raise InvalidPacking(

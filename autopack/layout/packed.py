@@ -23,9 +23,10 @@ class PackedLayout:
     the flattened rows and `rows * columns` at the end; `cu_seqlens` is the same as an int32 tensor on `device`.
     `slots` are bounds of fixed number, the end repeated, where the call declared such: a compiled graph is made for it;
     `slots_on_host` is that, or the bounds, as an int32 tensor on the CPU.
-    `first_positions` are the positions of the first tokens of the documents, None where the call did not say. A run of
-    padding is a document of its own, that attends to nothing else and that nothing attends to: `is_padding` tells which
-    are, or is None where none is. A document never spans two rows.
+    `first_positions` are the positions of the first tokens of the documents, None where the call did not say;
+    `largest_positions` their largest ones, None where positions count on by one in every document. A run of padding is
+    a document of its own, that attends to nothing else and that nothing attends to: `is_padding` tells which are, or is
+    None where none is. A document never spans two rows.
     """
 
     rows: int
@@ -36,6 +37,7 @@ class PackedLayout:
     first_positions: np.ndarray | None = None
     is_padding: np.ndarray | None = None
     slots: np.ndarray | None = None
+    largest_positions: np.ndarray | None = None
     _slots: torch.Tensor = field(init=False)
     slots_on_host: torch.Tensor = field(init=False)
     extent: torch.Tensor = field(init=False)
@@ -85,9 +87,14 @@ class PackedLayout:
         if longest and lengths.max() > longest:
             pieces = (np.arange(a, b, longest) for a, b in pairwise(bounds))
             bounds = np.append(np.concatenate(list(pieces)), bounds[-1])
-        first = None if positions is None else positions.reshape(-1)[bounds[:-1]]
         padding = None if real.all() else ~real.reshape(-1)[bounds[:-1]]
-        return cls(rows, columns, bounds, device, first, padding, fixed)
+        if positions is None:
+            return cls(rows, columns, bounds, device, None, padding, fixed)
+        places = positions.reshape(-1)
+        counted = (np.diff(places) == 1) | ~real.reshape(-1)[1:]
+        counted[bounds[1:-1] - 1] = True
+        largest = None if counted.all() else np.maximum.reduceat(places, bounds[:-1])
+        return cls(rows, columns, bounds, device, places[bounds[:-1]], padding, fixed, largest)
 
     @classmethod
     def of_padded(cls, real: np.ndarray, device: torch.device, positions: np.ndarray | None = None) -> PackedLayout:

@@ -9,6 +9,9 @@ import torch
 
 from autopack.layout.packed import PackedLayout
 
+_HIDDEN = -9_900
+"""What is added to scores that are not to count is this or less: -1e4 was usual, and is -9984 in bfloat16."""
+
 
 class Agreement(Enum):
     """What a prepared mask lets tokens see, compared with the documents that are declared beside it."""
@@ -49,5 +52,14 @@ def agreement(mask: torch.Tensor, layout: PackedLayout) -> Agreement:
     return Agreement.CROSSES if found > 1 else Agreement.APART if found else Agreement.SAME
 
 
+def hiding_for_good(mask: Any) -> Any:
+    """A mask that hides the same, however large the scores are: itself, where it does so already or is of no floats."""
+    if not (isinstance(mask, torch.Tensor) and mask.is_floating_point()):
+        return mask
+    least = torch.finfo(mask.dtype).min
+    doubtful = ~_seen(mask) & (mask > least / 2)
+    return mask.masked_fill(doubtful, least) if bool(doubtful.any()) else mask
+
+
 def _seen(mask: torch.Tensor) -> torch.Tensor:
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return mask if mask.dtype == torch.bool else mask > _HIDDEN

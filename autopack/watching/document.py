@@ -160,8 +160,11 @@ def _of_packed(call: Call, layout: PackedLayout, turn: int) -> Document:
         arguments = _cut(call, lambda name, value: _of_columns(name, value, frame, row, np.arange(first, end)))
     started = 0 if layout.first_positions is None else int(layout.first_positions[number])
     known = layout.first_positions is None or started == call.entry.first_position
-    if known or not call.entry.uses_positions:
+    counted = layout.largest_positions is None
+    if (known and counted) or not call.entry.uses_positions:
         arguments.pop("position_ids", None)
+    elif not counted:  # without a mask stock would take what does not count on for other documents
+        arguments["attention_mask"] = layout.cu_seqlens.new_ones((1, end - first)).long()
     columns = np.arange(first, end)
     side = Side((layout.rows, layout.columns), row, columns, np.arange(end - first), end - first)
     return Document(arguments, (side,), result)

@@ -72,7 +72,8 @@ class DocumentsAlone(Plan):
             lambda name, value: batch.spread(value), lambda value: value.index_select(0, index.to(value.device))
         )
         first = whole.layout.first_positions  # of runs of padding too
-        if self.scope.model.traits.numbers_itself and first is not None and not first[whole.documents].any():
+        counted = first is not None and whole.layout.largest_positions is None and not first[whole.documents].any()
+        if self.scope.model.traits.numbers_itself and counted:
             found.pop("position_ids", None)
         if not count and found.get("labels") is not None:
             # Its mean would be that of nothing. In step with other ranks its loss is in the graph all the same.
