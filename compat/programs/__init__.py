@@ -1,0 +1,1 @@
+"""Other people's training programs, run by their own commands with tiny models: stock, and under `autopack run`."""

@@ -1,0 +1,150 @@
+"""Run a training program as its users do, stock and under `autopack run`, and compare what both log in every step.
+
+    python -m compat.programs llamafactory --python ENV/bin/python            all its runs
+    python -m compat.programs llamafactory --python ENV/bin/python --record   and write the results and docs/programs.md
+
+ENV is a virtual environment of the program's own, as its module in `compat/programs` says. A run is `exact` where all
+losses and gradient norms of all steps agree to 1e-5, `apart` where documents share rows that stock lets see each other
+(then autopack's numbers are those of the documents alone, and have to differ), `ended` where only one of both ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from compat.matrix import ROOT
+
+RESULTS = ROOT / "compat" / "results" / "programs.json"
+PAGE = ROOT / "docs" / "programs.md"
+_TOLERANCE = 1e-5
+"""Relative, for numbers that trainers log rounded: float32 on rows of another order leaves about 1e-7."""
+_PACKED = re.compile(r"packed inside; [\d,]+ of [\d,]+ tokens were padding and were not computed \(([\d.]+)%\)")
+_LINE = re.compile(r"^autopack: .*", re.MULTILINE)
+_VERSIONS = (
+    "import importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in (%r, 'transformers', 'torch')), sep=', ')"
+)
+
+
+def main() -> int:
+    """Run one program; 1 where a run that stock makes ends, or logs other numbers."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program", choices=sorted(p.stem for p in Path(__file__).parent.glob("[!_]*.py")))
+    parser.add_argument("--python", type=Path, required=True, help="of an environment that has the program")
+    parser.add_argument("--only", nargs="+", default=[], help="words of runs")
+    parser.add_argument("--record", action="store_true", help="write the results and their page")
+    given = parser.parse_args()
+    program: Any = importlib.import_module(f"compat.programs.{given.program}")
+    wanted = [run for run in program.RUNS if not given.only or any(word in run for word in given.only)]
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        runner = _Runner(program, given.python, Path(folder))
+        for run in tqdm(wanted):
+            found[run] = runner.compared(run)
+            tqdm.write(f"{run}: {found[run]}")
+        if given.record:
+            _record(given.program, program, runner.versions(), found)
+    return 1 if any(each["verdict"] in ("ended", "other numbers") for each in found.values()) else 0
+
+
+class _Runner:
+    """Runs of one program in a folder of their own."""
+
+    def __init__(self, program: Any, python: Path, folder: Path):
+        self.program, self.python, self.folder = program, python, folder
+        stand_ins = folder / "stand_ins"
+        stand_ins.mkdir()
+        for name in program.STAND_INS:
+            if subprocess.run([python, "-c", f"import {name}"], capture_output=True, check=False).returncode:
+                (stand_ins / f"{name}.py").write_text('"""Empty."""\n')
+        path = os.pathsep.join([str(ROOT), str(stand_ins)])
+        self.environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "AUTOPACK_CACHE": "off"}
+        prepared = f"from pathlib import Path; from {program.__name__} import prepare; prepare(Path({str(folder)!r}))"
+        subprocess.run([python, "-c", prepared], check=True, env=self.environment, capture_output=True)
+
+    def versions(self) -> str:
+        asked = [self.python, "-c", _VERSIONS % self.program.PACKAGE]
+        return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+
+    def compared(self, run: str) -> dict[str, Any]:
+        """The verdict on one run."""
+        stock, said = self._run(run, enabled=False)
+        if stock is None:
+            return {"verdict": "no stock", "reason": said}
+        ours, said = self._run(run, enabled=True)
+        if ours is None:
+            return {"verdict": "ended", "reason": said}
+        pairs = [(a[name], b.get(name)) for a, b in zip(stock, ours, strict=True) for name in a]
+        worst = max((abs(a - b) / max(1.0, abs(a)) if b is not None else 1.0) for a, b in pairs)
+        packed, lines = _PACKED.search(said), _LINE.findall(said)
+        apart = run in self.program.APART
+        verdict = "exact" if worst <= _TOLERANCE else "apart" if apart else "other numbers"
+        skipped = float(packed[1]) if packed is not None else 0.0
+        return {"verdict": verdict, "steps": len(stock), "worst": worst, "padding skipped": skipped, "said": lines[-1:]}
+
+    def _run(self, run: str, enabled: bool) -> tuple[list[dict[str, float]] | None, str]:
+        output = self.folder / f"{run.replace(', ', '_').replace(' ', '_')}_{'ours' if enabled else 'stock'}"
+        before = ("-m", "autopack", "run") if enabled else ()
+        command = [self.python, *before, *self.program.COMMAND, *self.program.arguments(run, self.folder, output)]
+        ended = subprocess.run(
+            command, check=False, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=600
+        )
+        said = ended.stdout + ended.stderr
+        state = output / "trainer_state.json"
+        if ended.returncode or not state.exists():
+            return None, next((line for line in reversed(said.splitlines()) if line.strip()), "")[:300]
+        logged = json.loads(state.read_text())["log_history"]
+        names = ("loss", "grad_norm")
+        return [{name: entry[name] for name in names if name in entry} for entry in logged if "loss" in entry], said
+
+
+def _record(name: str, program: Any, versions: str, found: dict[str, Any]) -> None:
+    present = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    present[name] = {"name": program.NAME, "with": versions, "runs": found}
+    RESULTS.write_text(json.dumps(dict(sorted(present.items())), indent=1) + "\n")
+    PAGE.write_text(page(present))
+
+
+def page(found: dict[str, Any]) -> str:
+    """The page of all programs."""
+    lines = [
+        "# Training programs",
+        "",
+        "Other people's programs, run by their own commands with their defaults on tiny models: stock, and under "
+        "`autopack run`. Written by `python -m compat.programs PROGRAM --python ENV/bin/python --record`.",
+        "",
+        "`exact`: losses and gradient norms of all steps agree to 1e-5. `apart`: several documents share a row, and "
+        "stock lets them see each other; autopack keeps them apart, says so once: losses are those of the documents "
+        "alone. The last column is the share of the tokens that came which were padding and were not computed.",
+    ]
+    for each in found.values():
+        lines += [
+            "",
+            f"## {each['name']}",
+            "",
+            f"{each['with']}, CPU.",
+            "",
+            "| run | | largest difference | padding skipped |",
+        ]
+        lines.append("|---|---|---|---|")
+        for run, verdict in each["runs"].items():
+            if "worst" in verdict:
+                skipped = f"{verdict['padding skipped']:.0f} %" if verdict["padding skipped"] else "none"
+                lines.append(f"| {run} | {verdict['verdict']} | {verdict['worst']:.0e} | {skipped} |")
+            else:
+                lines.append(f"| {run} | {verdict['verdict']}: {verdict['reason']} | | |")
+    return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
