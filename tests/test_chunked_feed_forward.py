@@ -1,4 +1,4 @@
-"""Layers of the BERT kind that take some tokens at a time (`chunk_size_feed_forward`), which must divide the columns."""
+"""Layers of the BERT kind that take some tokens at a time (`chunk_size_feed_forward`): a row has to be a multiple."""
 
 from __future__ import annotations
 
