@@ -150,7 +150,7 @@ def test_every_field_of_behaviour_counts(name):
         ("Gemma 2 9B", {"layer_types": ["full_attention", "chunked_attention"] * 2}, "layer_types"),
         ("Gemma 2 9B", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("Mistral 7B v0.1", {"sliding_window": -1}, "sliding_window"),
-        ("BERT base", {"chunk_size_feed_forward": 64}, "chunk_size_feed_forward"),
+        ("BERT base", {"chunk_size_feed_forward": -1}, "chunk_size_feed_forward"),
     ],
 )  # fmt: skip
 def test_values_that_were_not_measured(name, changes, field):
