@@ -1,11 +1,12 @@
 """Run a training program as its users do, stock and under `autopack run`, and compare what both log in every step.
 
     python -m compat.programs llamafactory --python ENV/bin/python            all its runs
-    python -m compat.programs llamafactory --python ENV/bin/python --record   and write the results and docs/programs.md
+    python -m compat.programs llamafactory --python ENV/bin/python --record   and write the results
 
-ENV is a virtual environment of the program's own, as its module in `compat/programs` says. A run is `exact` where all
-losses and gradient norms of all steps agree to 1e-5, `apart` where documents share rows that stock lets see each other
-(then autopack's numbers are those of the documents alone, and have to differ), `ended` where only one of both ran.
+With `--only`, `--record` puts the named runs among the recorded ones. ENV is a virtual environment of the program's
+own, as its module in `compat/programs` says. A run is `exact` where all losses and gradient norms of all steps agree to
+1e-5, `apart` where documents share rows that stock lets see each other (then autopack's numbers are those of the
+documents alone, and have to differ), `ended` where only one of both ran.
 """
 
 from __future__ import annotations
@@ -110,7 +111,9 @@ class _Runner:
 
 def _record(name: str, program: Any, versions: str, found: dict[str, Any]) -> None:
     present = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    present[name] = {"name": program.NAME, "with": versions, "runs": found}
+    known = {**present.get(name, {}).get("runs", {}), **found}
+    runs = {run: known[run] for run in program.RUNS if run in known}
+    present[name] = {"name": program.NAME, "with": versions, "runs": runs}
     RESULTS.write_text(json.dumps(dict(sorted(present.items())), indent=1) + "\n")
     PAGE.write_text(page(present))
 

@@ -25,7 +25,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "sft, freeze": {"finetuning_type": "freeze", **_LAYERS},
     "sft, full, gradient accumulation": {"finetuning_type": "full", "gradient_accumulation_steps": 2},
     "sft, full, packing": {"finetuning_type": "full", "packing": True},
-    "sft, full, neat packing": {"finetuning_type": "full", "neat_packing": True, "attn_implementation": "eager"},
+    "sft, full, neat packing": {"finetuning_type": "full", "neat_packing": True, "flash_attn": "disabled"},
     "pt, full": {"stage": "pt", "finetuning_type": "full", "dataset": "texts"},
     "dpo, LoRA": {"stage": "dpo", "finetuning_type": "lora", "dataset": "pairs"},
     "dpo, ORPO loss": {"stage": "dpo", "finetuning_type": "lora", "dataset": "pairs", "pref_loss": "orpo"},
