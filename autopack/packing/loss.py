@@ -37,26 +37,32 @@ def weighted_loss(
     Args:
         outputs: what the model returned, with `logits` (B, T, V), or the logits.
         labels: (B, T) ints, -100 where a token is no target.
-        loss_weights: (B, T) floats, as `PackingCollator(loss_weights=...)` gives.
+        loss_weights: (B, T) floats, as `PackingCollator(loss_weights=...)` gives; those of targets count as they are,
+            negative ones and NaN too.
         num_items_in_batch: what the weighted sum is divided by: the sum of these weights if left out.
         shift: whether a label is predicted by the token before it; `False` for masked language models and token
             classification.
 
-    Raises `InvalidPacking` where the shapes disagree.
+    Raises `InvalidPacking` where the shapes disagree, and for labels or weights that are no tensors of numbers.
     """
     logits = outputs if isinstance(outputs, torch.Tensor) else outputs["logits"]
+    for name, given in (("labels", labels), ("loss_weights", loss_weights)):
+        if not isinstance(given, torch.Tensor):
+            raise InvalidPacking(f"{name}: wanted a tensor (B, T), found {type(given).__name__}")
+    if labels.is_floating_point():
+        raise InvalidPacking(f"labels: wanted ints, found {labels.dtype}")
     if not logits.shape[:2] == labels.shape == loss_weights.shape:
         found = f"logits {tuple(logits.shape)}, labels {tuple(labels.shape)}, weights {tuple(loss_weights.shape)}"
         raise InvalidPacking(f"wanted one label and one weight per row of logits, found {found}")
     if shift:
         logits, labels, loss_weights = logits[:, :-1], labels[:, 1:], loss_weights[:, 1:]
-    counted = (labels != IGNORED_LABEL) & (loss_weights > 0)
+    counted = (labels != IGNORED_LABEL) & (loss_weights != 0)
     logits, weights = logits[counted], loss_weights[counted]
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    total = (cross_entropy(logits, labels[counted], reduction="none") * weights).sum()
+    total = (cross_entropy(logits, labels[counted].long(), reduction="none") * weights).sum()
     count = weights.sum() if num_items_in_batch is None else num_items_in_batch
     # A step without a target has no weight and a loss of 0.
-    return total / torch.as_tensor(count, device=total.device).clamp(min=torch.finfo(torch.float32).tiny)
+    return total / torch.as_tensor(count, device=total.device).where(counted.any(), 1)
 
 
 class WeightedLoss(AbstractContextManager["WeightedLoss"]):

@@ -105,11 +105,13 @@ def _write_all(data: Any, packing: Any, folder: Folder, plan: Any, num_shards: i
     moved: list[Any] = [task.remote(block, table, schema, edges) for block, table in placed if table.num_rows]
     del blocks  # so that Ray may forget those that have been spread
     writing = {"frame": plan[:0], "edges": edges, "places": plan.bounds[edges], "added": packing.added}
-    writing |= {"folder": folder, "marked": mark_of(packing, count, plan)}
+    marked = mark_of(packing, count, plan)
+    writing |= {"folder": folder, "marked": marked}
     groups = ray.data.from_arrow_refs(moved).groupby(SHARD, num_partitions=count)
     done = groups.map_groups(write_shard, batch_format="pyarrow", fn_kwargs=writing)
-    written = sorted(_results(_batches(done), named=True), key=lambda part: part["name"])
-    return _finished(folder, written, count, packing.max_length, plan.counts)
+    with folder.undone(marked):
+        written = sorted(_results(_batches(done), named=True), key=lambda part: part["name"])
+        return _finished(folder, written, count, packing.max_length, plan.counts)
 
 
 def _write_blocks(data: Any, packing: Any, folder: Folder, num_shards: int | None) -> Shards:
@@ -140,9 +142,10 @@ def _write_blocks(data: Any, packing: Any, folder: Folder, num_shards: int | Non
             raise ValueError(
                 f"num_shards={num_shards}: only {len(found)} of so many blocks have documents; ask for fewer"
             )
-        for number, part in enumerate(found):
-            folder.publish(part["name"], NAME.format(number, len(found)))
-            part["name"] = NAME.format(number, len(found))
+        with folder.undone(marked):
+            for number, part in enumerate(found):
+                folder.publish(part["name"], NAME.format(number, len(found)))
+                part["name"] = NAME.format(number, len(found))
     finally:
         for name in hidden:
             folder.forget(name)

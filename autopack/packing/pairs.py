@@ -6,8 +6,8 @@ as one packed row; what is left to plan is which pairs share a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,8 @@ def weigh_pairs(trainer: Any) -> WeighedPairs:
     accumulation) and processes. Batches by tokens have unequally many pairs, and a pair of a batch of few would count
     more. Here each batch's loss is multiplied by its share of the step's pairs, so that the step is the mean over all
     of them. A loss that is no mean over pairs (`"aot"`, `"sft"`, a router's) is averaged over batches, each as much as
-    it has pairs. Metrics that the trainer logs beside the loss stay means over batches; evaluation stays as it is.
+    it has pairs. Metrics that the trainer logs beside the loss stay means over batches; they are gathered of unequally
+    many pairs of several processes, of which the trainer by itself wants as many of each. Evaluation stays as it is.
 
     For TRL's `DPOTrainer`, `RewardTrainer`, `ORPOTrainer` and `CPOTrainer` and what derives from them. Call it before
     `trainer.train()`, in any order with `autopack.enable(trainer)`. Returns what takes it back by `.remove()`; also a
@@ -144,8 +145,33 @@ class WeighedPairs(AbstractContextManager["WeighedPairs"]):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: float | None = None
     ) -> Any:
         share = 1.0 if num_items_in_batch is None else self._pairs(inputs) / num_items_in_batch
-        found = self._loss(model, inputs, return_outputs=return_outputs)
+        accelerator = self._trainer.accelerator
+        with _gathering(accelerator) if accelerator.num_processes > 1 else nullcontext():
+            found = self._loss(model, inputs, return_outputs=return_outputs)
         return (found[0] * share, *found[1:]) if return_outputs else found * share
+
+
+@contextmanager
+def _gathering(accelerator: Any) -> Iterator[None]:
+    """Have an accelerator gather values of unequally many pairs; a collective itself wants as many of each rank."""
+    import torch
+
+    gather = accelerator.gather
+
+    def gather_all(values: Any) -> Any:
+        if not isinstance(values, torch.Tensor) or not values.ndim:
+            return gather(values)
+        counts = gather(torch.tensor(len(values), device=values.device)).tolist()
+        padded = values.new_zeros(max(counts), *values.shape[1:])
+        padded[: len(values)] = values
+        parts = gather(padded).split(max(counts))
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    accelerator.gather = gather_all
+    try:
+        yield
+    finally:
+        del accelerator.gather
 
 
 def _form(dataset: Any) -> tuple[str, ...]:

@@ -34,6 +34,8 @@ NAME = "rows-{:05d}-of-{:05d}.parquet"
 NAMED = re.compile(r"rows-(\d{5,})-of-(\d{5,})\.parquet")
 SET = b"autopack"
 """Of the metadata of a shard: whose it is, the same in all shards of a set."""
+OWN = b"autopack_shard"
+"""And which it is: its name, or one that no other has where its number is not known yet."""
 
 
 @with_old_names(capacity="max_length")
@@ -106,19 +108,30 @@ class Folder:
             named = NAMED.fullmatch(name)
             if wanted is None or named is None or int(named[2]) != count:
                 raise ValueError(f"path={self.path!r}: found {name!r} in it; wanted a new folder, or an empty one")
-        if found and self.marked(found[0]) != marked:
+        if found and self.marks(found[0])[0] != marked:
             found_other = f"found {found[0]!r}, of another plan or other options"
             raise ValueError(f"path={self.path!r}: {found_other}; wanted a new folder, or the same arguments")
         self.system.create_dir(self.base, recursive=True)
 
-    def marked(self, name: str) -> str | None:
-        """Which set a shard says that it is of."""
+    def marks(self, name: str) -> tuple[str | None, str | None]:
+        """Which set a shard says that it is of, and which of it."""
         try:
             with self.system.open_input_file(f"{self.base}/{name}") as file:
                 found = pq.read_schema(file).metadata or {}
         except pa.ArrowException as error:
             raise InvalidPacking(f"{self.address(name)}: wanted a parquet file, found {error}") from error
-        return found[SET].decode() if SET in found else None
+        return tuple(found[key].decode() if key in found else None for key in (SET, OWN))
+
+    @contextmanager
+    def undone(self, marked: str) -> Iterator[None]:
+        """What is written inside is a whole set: where that fails, its shards are deleted, to be repeated."""
+        try:
+            yield
+        except BaseException:
+            for name in self.names():
+                if NAMED.fullmatch(name) and self.marks(name)[0] == marked:
+                    self.forget(name)
+            raise
 
     def write(self, tables: Iterable[pa.Table], marked: str, name: str | None = None) -> tuple[str, int, int]:
         """Writes these tables of rows, each a group of rows: under `name`, or for `publish`, under a hidden one.
@@ -128,7 +141,8 @@ class Folder:
         hidden = f".{name or 'rows'}.{uuid.uuid4().hex}"
         made = iter(tables)
         first = next(made)  # plans without rows have been refused
-        schema = first.schema.with_metadata({**(first.schema.metadata or {}), SET: marked.encode()})
+        told = {SET: marked.encode(), OWN: (name or hidden).encode()}
+        schema = first.schema.with_metadata({**(first.schema.metadata or {}), **told})
         rows = tokens = 0
         try:
             with self.system.open_output_stream(f"{self.base}/{hidden}") as sink, pq.ParquetWriter(sink, schema) as to:

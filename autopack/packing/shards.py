@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Collection, Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -83,7 +84,8 @@ def pack_shards(
         InvalidPacking: for examples that cannot be packed, as `autopack.pack` does, by their number in the dataset, and
             for a plan of other documents.
         ValueError: for options that are out of range, unknown, or contradict each other, and for a folder that is not
-            empty. For one `shard`, others of the same set may be in it.
+            empty. For one `shard`, others of the same set may be in it. Where anything fails, no shard of this call
+            is left.
         ImportError: where pyarrow is missing: `pip install "autopack[data]"`.
     """
     planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
@@ -119,7 +121,8 @@ def pack_shards(
 def shard_files(path: str | os.PathLike[str]) -> list[str]:
     """The files that `pack_shards` wrote to a folder, in the order of their rows, for whoever loads parquet files.
 
-    Raises `InvalidPacking` unless all shards are there, and of one set: of the same plan and options.
+    Raises `InvalidPacking` unless all shards are there, each under its own name, and of one set: of the same plan and
+    options.
     """
     from autopack.packing.parts import NAME, NAMED, Folder
 
@@ -135,9 +138,14 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
         raise InvalidPacking(
             f"{folder.path}: found no {missing[0]!r}; {len(missing)} of {counts[0]} shards are missing; write those"
         )
-    marks = [folder.marked(name) for name in wanted]
+    marks, own = zip(*map(folder.marks, wanted), strict=True)
     if other := [name for name, marked in zip(wanted, marks, strict=True) if marked != marks[0]]:
         raise InvalidPacking(f"{folder.path}: {other[0]!r} is of another plan than {wanted[0]!r}; write all anew")
+    seen: set[str] = set()
+    for name, its in zip(wanted, own, strict=True):
+        if its is not None and (its in seen or (NAMED.fullmatch(its) and its != name)):
+            raise InvalidPacking(f"{folder.path}: {name!r} is a copy of another shard; delete it, and write it anew")
+        seen.add(its)
     return [folder.address(name) for name in wanted]
 
 
@@ -201,15 +209,16 @@ def _write_own(
         marked = mark_of(packing, count, None)
     folder.prepare(None if shard is None else NAME.format(shard, count), count, marked)
     written, counts = [], []
-    for number in range(count) if shard is None else [shard]:
-        if isinstance(plan, Plan):
-            part, whole, chosen = dataset, plan, plan[edges[number] : edges[number + 1]]
-        else:
-            part = dataset.shard(num_shards=count, index=number, contiguous=True)
-            chosen = whole = packing.plan(Documents.of_dataset(part, **packing.carried).lengths)
-            counts.append(whole.counts)
-        made = _gathered(part, whole, chosen, packing)
-        written.append(folder.write(made, marked, NAME.format(number, count)))
+    with folder.undone(marked) if shard is None else nullcontext():
+        for number in range(count) if shard is None else [shard]:
+            if isinstance(plan, Plan):
+                part, whole, chosen = dataset, plan, plan[edges[number] : edges[number + 1]]
+            else:
+                part = dataset.shard(num_shards=count, index=number, contiguous=True)
+                chosen = whole = packing.plan(Documents.of_dataset(part, **packing.carried).lengths)
+                counts.append(whole.counts)
+            made = _gathered(part, whole, chosen, packing)
+            written.append(folder.write(made, marked, NAME.format(number, count)))
     names, rows, tokens = zip(*written, strict=True)
     files = tuple(folder.address(name) for name in names)
     found = plan.counts if isinstance(plan, Plan) else total(counts)

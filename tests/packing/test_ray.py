@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -189,6 +190,9 @@ def test_each_block_can_be_planned_by_itself(tmp_path):
     with pytest.raises(ValueError, match="num_shards=9: only 3 of so many blocks have documents"):
         autopack.packing.pack_shards(blocks(examples([9, 9, 3])), 9, tmp_path / "e", plan="shard", num_shards=9)
     assert os.listdir(tmp_path / "e") == []
+    shutil.copy(*written.files[:2])
+    with pytest.raises(InvalidPacking, match="'rows-00001-of-00003.parquet' is a copy of another shard"):
+        autopack.packing.shard_files(tmp_path / "a")
 
 
 @pytest.mark.parametrize("plan", ["all", "shard"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -268,6 +269,34 @@ def test_a_folder_holds_one_set(dataset, tmp_path):
         write(path=tmp_path / "file")
     with pytest.raises(ValueError, match="found 'file' in it"):
         write(path=tmp_path, shard=0, num_shards=9)
+
+
+@pytest.mark.parametrize("plan", ["all", "shard"])
+def test_a_copied_shard_is_not_another_one(dataset, plan, tmp_path):
+    shutil.copy(
+        autopack.packing.pack_shards(dataset, 32, tmp_path, num_shards=3, plan=plan).files[1], tmp_path / "copy"
+    )
+    os.replace(tmp_path / "copy", tmp_path / "rows-00002-of-00003.parquet")
+    with pytest.raises(InvalidPacking, match="'rows-00002-of-00003.parquet' is a copy of another shard; delete it"):
+        autopack.packing.shard_files(tmp_path)
+    (tmp_path / "rows-00002-of-00003.parquet").unlink()
+    autopack.packing.pack_shards(dataset, 32, tmp_path, num_shards=3, plan=plan, shard=2)
+    assert len(autopack.packing.shard_files(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("plan", ["all", "shard"])
+def test_a_set_that_fails_midway_can_be_written_again(plan, tmp_path):
+    made = examples(LENGTHS)
+    for key in ("input_ids", "labels", "score", "word", "pair"):
+        made[-1][key] = made[-1][key] * 2
+    whole = datasets.Dataset.from_list(made)
+    planned = autopack.packing.plan(LENGTHS, 32, "sequential") if plan == "all" else plan
+    options = {} if plan == "all" else {"strategy": "sequential", "max_documents": 3}
+    with pytest.raises(InvalidPacking):
+        autopack.packing.pack_shards(whole, 32, tmp_path, plan=planned, num_shards=4, **options)
+    assert os.listdir(tmp_path) == []
+    autopack.packing.pack_shards(whole.select(range(59)), 64, tmp_path, num_shards=4, **options)
+    assert len(autopack.packing.shard_files(tmp_path)) == 4
 
 
 def test_a_job_that_is_interrupted_leaves_nothing_and_can_be_run_again(dataset, tmp_path, monkeypatch):

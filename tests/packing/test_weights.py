@@ -106,6 +106,33 @@ def test_a_batch_without_targets_has_a_loss_of_zero_and_no_gradient():
     assert not logits.grad.any()
 
 
+def test_every_weight_of_a_target_counts():
+    logits = torch.randn(1, 6, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = torch.tensor([[0, 3, -100, 1, 5, 2]])
+    losses = -logits[0, :-1].log_softmax(-1)[torch.arange(5), labels[0, 1:].clamp(min=0)]
+    for given_ in ([0.0, 2.0, 0.0, -0.5, 1.0, 0.0], [0.0, -2.0, 9.0, -0.5, 1.0, -1.0]):
+        weights = torch.tensor(given_, dtype=torch.float64)
+        counted = weights[1:].where(labels[0, 1:] != -100, 0)
+        found = autopack.packing.weighted_loss(logits, labels, weights[None])
+        assert found.item() == pytest.approx(((losses * counted).sum() / counted.sum()).item(), rel=1e-12)
+        of_step = autopack.packing.weighted_loss(logits, labels.int(), weights[None], -3.0)
+        assert of_step.item() == pytest.approx(((losses * counted).sum() / -3).item(), rel=1e-12), "and int32 labels"
+    assert autopack.packing.weighted_loss(logits, labels, weights[None].masked_fill(labels == 5, torch.nan)).isnan()
+
+
+@pytest.mark.parametrize(
+    ("labels", "weights", "words"),
+    [
+        (torch.zeros(1, 3).long(), None, "loss_weights: wanted a tensor .*, found NoneType"),
+        (None, torch.ones(1, 3), "labels: wanted a tensor .*, found NoneType"),
+        (torch.zeros(1, 3), torch.ones(1, 3), "labels: wanted ints, found torch.float32"),
+    ],
+)
+def test_labels_and_weights_are_tensors(labels, weights, words):
+    with pytest.raises(InvalidPacking, match=words):
+        autopack.packing.weighted_loss(torch.zeros(1, 3, 5), labels, weights)
+
+
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=8), st.data())
 @settings(max_examples=50)
 def test_weights_of_a_document_add_up_to_its_own(documents, data):
