@@ -207,4 +207,15 @@ def _write(dataset: Any, packing: Any, rows: Any, num_proc: int | None, load_fro
     found = dataset.format
     if found["type"] in (None, "custom"):  # a transform is one of documents, and may drop what rows hold besides
         return packed
-    return packed.with_format(found["type"], **found["format_kwargs"])
+    # Of lists of lists of pictures datasets makes no arrays, but fails: they stay what they are.
+    plain = [name for name, kind in features.items() if not _holds_lists_of_media(kind)]
+    columns: dict[str, Any] = {} if len(plain) == len(features) else {"columns": plain, "output_all_columns": True}
+    return packed.with_format(found["type"], **columns, **found["format_kwargs"])
+
+
+def _holds_lists_of_media(kind: Any) -> bool:
+    """Whether a column of rows holds, for each document, several pictures or recordings."""
+    import datasets
+
+    inner = getattr(getattr(kind, "feature", None), "feature", None)
+    return isinstance(inner, datasets.Image | datasets.Audio)

@@ -201,7 +201,8 @@ class Documents:
             raise InvalidPacking(f"column 'position_ids': wanted a list of ints per example, found lists of {value}")
         restarts = np.zeros(self.table.num_rows, np.bool_)
         for rows, positions, starts, _ in self._by_batch(POSITIONS):
-            breaks = np.flatnonzero(np.diff(positions) != 1) + 1
+            # A difference of small types wraps around: 255, 0 would go on by 1.
+            breaks = np.flatnonzero(np.diff(positions.astype(np.int64)) != 1) + 1
             begins = starts + self._begins[rows]
             ends = begins + self._sizes[rows]
             restarts[rows] = np.searchsorted(breaks, ends) > np.searchsorted(breaks, begins, "right")

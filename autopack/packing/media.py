@@ -26,25 +26,35 @@ def is_picture(value: Any) -> bool:
 
 def pictures_in(value: Any) -> Iterator[Any]:
     """The pictures of a value of `PICTURES`, in order: of PIL, or arrays and tensors of up to three dimensions."""
-    if isinstance(value, (list, tuple)):
+    is_array = hasattr(value, "ndim")
+    if isinstance(value, (list, tuple)) or (is_array and (value.ndim > 3 or value.dtype == object)):
         for part in value:
             yield from pictures_in(part)
-    elif getattr(value, "ndim", 0) > 3:
-        yield from value
-    elif value is not None:
+    elif value is not None and not (is_array and 0 in value.shape):  # as datasets formats an empty list
         yield value
 
 
-def has_pictures(values: Any) -> bool:
-    """Whether there are pictures in a column, or in a value of one."""
-    return any(map(is_picture, pictures_in(values)))
+def has_pictures(name: str, values: Any) -> bool:
+    """Whether there are pictures in a column of this name, or in a value of one.
+
+    An array is one where its name says so, as datasets formats pictures for numpy and torch.
+    """
+    found = pictures_in(values)
+    if name not in PICTURES:
+        return any(map(is_picture, found))
+    return any(is_picture(each) or (getattr(each, "ndim", 0) == 3 and is_bytes(each)) for each in found)
+
+
+def is_bytes(array: Any) -> bool:
+    """Whether the values of an array or tensor are bytes, as those of pictures are."""
+    return str(array.dtype).rpartition(".")[2] == "uint8"
 
 
 def take_pictures(index: int, given: dict[str, Any], reads: bool) -> list[Any]:
     """Takes the pictures out of the values of an example; raises `InvalidPacking` where nothing `reads` them."""
     found: list[Any] = []
     for name in PICTURES:
-        if name in given and (reads or has_pictures(given[name])):
+        if name in given and (reads or has_pictures(name, given[name])):
             if not reads:
                 way = "pass image_processor=processor, or name it in drop_keys"
                 raise invalid(index, name, f"found pictures, and nothing that makes pixels of them; {way}")
@@ -100,7 +110,7 @@ def read_pictures(
         made[row] += media.get("images", [])
     if not by_row:
         made = [picture for of_row in made for picture in of_row]
-    if not any(made):
+    if not any(media.get("images") for media in examples):
         return {}
     read = getattr(processor, "image_processor", processor)(images=made, return_tensors=tensors)
     return {name: value for name, value in read.items() if holds_media(name)}
@@ -108,7 +118,7 @@ def read_pictures(
 
 def set_aside(columns: Mapping[str, Sequence[Any]], left_out: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Columns with numbers in the place of pictures, which tables cannot hold, and the pictures by column."""
-    held = {name: values for name, values in columns.items() if name not in left_out and has_pictures(values)}
+    held = {name: values for name, values in columns.items() if name not in left_out and has_pictures(name, values)}
     return {name: range(len(values)) if name in held else values for name, values in columns.items()}, held
 
 

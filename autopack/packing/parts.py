@@ -120,7 +120,8 @@ class Folder:
                 found = pq.read_schema(file).metadata or {}
         except pa.ArrowException as error:
             raise InvalidPacking(f"{self.address(name)}: wanted a parquet file, found {error}") from error
-        return tuple(found[key].decode() if key in found else None for key in (SET, OWN))
+        told, own = (found[key].decode() if key in found else None for key in (SET, OWN))
+        return told, own
 
     @contextmanager
     def undone(self, marked: str) -> Iterator[None]:

@@ -219,6 +219,25 @@ def test_pixels_of_several_sizes_are_padded_as_processors_pad_them():
     assert batch["pixel_values"].sum() == one.sum() + other.sum()
 
 
+@pytest.mark.parametrize("form", ["numpy", "torch"])
+@pytest.mark.parametrize("pictured", [((1,), (2,), (3,)), PICTURED, ((1, 7), (3, 9)), ((1, 4), (1, 4), (2,))], ids=str)
+def test_datasets_that_format_pictures_as_arrays(form, pictured):
+    """Pictures of one size in a document become one array, those of several an array of objects or a list."""
+    examples = [{"input_ids": [*range(1, 4 + n)], "images": [picture(k) for k in of]} for n, of in enumerate(pictured)]
+    data = datasets.Dataset.from_list(examples).cast_column("images", datasets.Sequence(datasets.Image()))
+    collate = PackingCollator(image_processor=PROCESSOR)
+    wanted, formatted = collate(examples), data.with_format(form)
+    documents = [formatted[n] for n in range(len(examples))]
+    of_data, of_list = (autopack.pack(given, 64, "sequential") for given in (formatted, documents))
+    assert type(of_data[0]["input_ids"]) is type(documents[0]["input_ids"])
+    for given in (documents, [*of_data], of_list):
+        found = collate(given)
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    with pytest.raises(InvalidPacking, match="found pictures.*pass image_processor"):
+        PackingCollator()(documents)
+
+
 def test_pictures_without_what_reads_them_are_refused():
     for given in (picture(1), [picture(1)], [[picture(1)], None]):
         with pytest.raises(InvalidPacking, match=r"example 0, 'images': found pictures.*image_processor=processor"):

@@ -157,6 +157,15 @@ def test_names_of_classes_and_the_format_stay():
     assert packed[0]["label"].tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_positions_of_small_types_restart_where_their_differences_wrap_around(dtype):
+    info = np.iinfo(dtype)
+    positions = np.append(np.arange(info.max + 1), [0, 1]).astype(dtype)
+    example = {"input_ids": np.ones(len(positions), np.int64), "position_ids": positions}
+    with pytest.raises(InvalidPacking, match="example 0, column 'position_ids': found positions that restart"):
+        autopack.pack([example], 1 << 17)
+
+
 @pytest.mark.parametrize(
     ("change", "options", "words"),
     [
