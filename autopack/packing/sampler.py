@@ -53,7 +53,8 @@ class PackedBatchSampler:
         rows_per_batch: rows of a batch; the last of an epoch may have fewer.
         strategy: as in `autopack.packing.plan`, but not `"fixed_length"`. `"sequential"` and `"sorted"` keep their
             order in every epoch; the others are drawn anew. With `"multipack"` and `"random"`, which need now more rows
-            and now fewer, epochs have about a hundredth more rows than the first would need.
+            and now fewer, epochs have about a hundredth more rows than the first would need; one for which no draw of
+            17 is as short as that, as happens with a few documents, has the rows of the first in another order.
         seed: with the epoch, what all that is random comes from.
         overflow: `"error"` refuses documents longer than a row; `"drop"` leaves them out; `"truncate"` yields them for
             a collator that cuts off their end (`PackingCollator(max_length=..., overlong="truncate")`).
@@ -95,16 +96,21 @@ class PackedBatchSampler:
         check_int("max_length", max_length, 1, most=LONGEST)
         check_int("rows_per_batch", rows_per_batch, 1)
         check_int("seed", seed, 0)
+        check_int("max_documents", max_documents, 1, optional=True)
+        check_int("align", align, 1)
         if isinstance(cost, str):
             if cost != "auto":
                 raise ValueError(f"cost={cost!r}: wanted 'auto', an autopack.packing.CostModel, or None")
             cost = None if strategy in (*ORDERED, "multipack") else CostModel()
-        self.max_length, self.rows_per_batch, self.drop_last = max_length, rows_per_batch, drop_last
+        self.max_length, self.rows_per_batch, self.drop_last = int(max_length), int(rows_per_batch), bool(drop_last)
         self.num_replicas, self.rank = _ranks(num_replicas, rank)
-        self._lengths, self._seed = read(lengths, sequences=True), seed
-        self._options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "max_documents": max_documents}
-        self._options |= {"cost": cost, "align": align}
-        self._wanted: int | None = None
+        self._lengths, self._seed = read(lengths, sequences=True), int(seed)
+        most = None if max_documents is None else int(max_documents)
+        self._options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "max_documents": most}
+        self._options |= {"cost": cost, "align": int(align)}
+        # Of strategies that need now more rows and now fewer: the seed of the first plan, which is as long as all
+        # epochs are to be, their steps, and their rows where the last step is complete.
+        self._first: tuple[int, int, int | None] | None = None
         self._draw(0)
         counts = self.plan.counts
         if counts.dropped:
@@ -142,9 +148,9 @@ class PackedBatchSampler:
             self.left_out = int(documents.sum() - documents[steps].sum())
 
     def _planned(self, seed: int) -> Plan:
-        """The plan of an epoch, of as many rows as those of all others."""
+        """The plan of an epoch, which makes as many steps as those of all others."""
         ranks, options = self.num_replicas, self._options
-        if self._wanted is None:
+        if self._first is None:
             made = plan(self._lengths, self.max_length, seed=seed, ranks=ranks, **options)
             documents = len(made.documents)
             if not documents:
@@ -154,15 +160,20 @@ class PackedBatchSampler:
                 return plan(self._lengths, self.max_length, seed=seed, **options | {"max_documents": 1})
             if options["strategy"] not in DRAWN:
                 return made
-            steps = len(made) // ranks
-            self._wanted = min(steps + -(-steps // 100), documents // ranks) * ranks
+            steps = -(-len(made) // ranks)
+            self._first = seed, steps, None
+            if not len(made) % ranks:
+                steps = min(steps + -(-steps // 100), documents // ranks)
+                self._first = seed, steps, steps * ranks
+        first, steps, wanted = self._first
         for again in (seed, *np.random.SeedSequence(seed).generate_state(_ATTEMPTS, np.uint64).tolist()):
             try:
-                return plan(self._lengths, self.max_length, seed=again, ranks=ranks, rows=self._wanted, **options)
+                made = plan(self._lengths, self.max_length, seed=again, ranks=ranks, rows=wanted, **options)
             except InvalidPacking:  # this draw needs more rows
                 continue
-        logger.warning("epoch %d needs more than %d rows, so it has more steps than others", self.epoch, self._wanted)
-        return plan(self._lengths, self.max_length, seed=seed, ranks=ranks, **options)
+            if -(-len(made) // ranks) == steps:
+                return made
+        return plan(self._lengths, self.max_length, seed=first, ranks=ranks, rows=wanted, **options)
 
     def __len__(self) -> int:
         """Batches of this rank in this epoch, from its beginning; those of all ranks where accelerate asks."""
@@ -199,7 +210,7 @@ class PackedBatchSampler:
             if self._start:
                 message = "set_epoch(%d) leaves the loaded state (epoch %d, step %d) before it was used"
                 logger.warning(message, epoch, self.epoch, self._start)
-            self._draw(epoch)
+            self._draw(int(epoch))
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """Where the sampler is, for `load_state_dict`: a dict that JSON can hold.
@@ -209,7 +220,7 @@ class PackedBatchSampler:
         """
         step = self._step if step is None else step
         check_int("step", step, 0)
-        return {"epoch": self.epoch, "step": step, "made_of": self._made_of()}
+        return {"epoch": self.epoch, "step": int(step), "made_of": self._made_of()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration yields what remained; raises `InvalidPacking` for the state of another sampler."""
@@ -232,7 +243,7 @@ class PackedBatchSampler:
             raise InvalidPacking(
                 f"the state is at step {step} of an epoch of {len(self._rows)} steps; pass one of them"
             )
-        self._start = self._step = step
+        self._start = self._step = int(step)
 
     @cached_property
     def _digest(self) -> str:
@@ -241,8 +252,8 @@ class PackedBatchSampler:
         return made.hexdigest()
 
     def _made_of(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"lengths": self._digest, "max_length": int(self.max_length)}
-        found |= {"rows_per_batch": self.rows_per_batch, "seed": int(self._seed), "num_replicas": self.num_replicas}
+        found: dict[str, Any] = {"lengths": self._digest, "max_length": self.max_length}
+        found |= {"rows_per_batch": self.rows_per_batch, "seed": self._seed, "num_replicas": self.num_replicas}
         cost, align = self._options["cost"], self._options["align"]
         found |= {"drop_last": self.drop_last, **self._options, "cost": cost and [cost.linear, cost.quadratic]}
         return {name: value for name, value in found.items() if name != "align" or align > 1}  # as states were before
