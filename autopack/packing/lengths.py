@@ -109,6 +109,7 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
     """The lengths as (documents,) int64; raises `InvalidPacking` for anything but ints from 1 to `LONGEST`.
 
     With `sequences` they may be (documents, sequences): those of documents that are several sequences, as pairs are.
+    Lists of more than two numbers each are refused there, as lists of tokens look the same.
     Without `copy` they are what was given, where that is such an array.
     """
     if isinstance(lengths, (str, bytes, dict)) or not (hasattr(lengths, "__iter__") or hasattr(lengths, "__array__")):
@@ -123,6 +124,10 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
         raise InvalidPacking(f"lengths: wanted one int per document, found what is no array: {error}") from error
     if found.ndim != 1 and not (sequences and found.ndim == 2 and 0 < found.shape[1] <= max(2, len(found))):
         raise InvalidPacking(f"lengths: wanted one int per document, found shape {found.shape}; pass len() of each")
+    if found.ndim == 2 and isinstance(lengths, (list, tuple)) and found.shape[1] > 2:
+        found_lists = f"found lists of {found.shape[1]} each, which may be tokens; pass len() of each"
+        way = "or, where they are lengths of several sequences, an array of numpy"
+        raise InvalidPacking(f"lengths: wanted one int per document, {found_lists}, {way}")
     if not len(found):
         raise InvalidPacking("lengths: wanted at least one document, found none")
     if found.dtype.kind not in "iu":
