@@ -17,6 +17,8 @@ Overflow = Literal["error", "truncate", "split", "drop"]
 LONGEST = 1 << 31
 """The most tokens of a document or row: the sum of the squared lengths of a row then fits into 63 bits."""
 
+ANY_WAY = "'truncate', 'split' or 'drop'"
+"""What `overflow` may be where documents are too long, as errors say it."""
 _SHORTER = "cut such documents into several, or leave them out"
 
 
@@ -158,8 +160,8 @@ def _place(index: int, found: np.ndarray) -> str:
     return "".join(f"[{int(number)}]" for number in np.unravel_index(index, found.shape))
 
 
-def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Pieces, Counts]:
-    """Pieces that fit into a row, and what was done to make them fit."""
+def fit(lengths: np.ndarray, max_length: int, overflow: Overflow, ways: str = ANY_WAY) -> tuple[Pieces, Counts]:
+    """Pieces that fit into a row, and what was done to make them fit; an error names these `ways` of `overflow`."""
     count, tokens = len(lengths), int(lengths.sum())
     documents, over = np.arange(count), lengths > max_length
     if not over.any():
@@ -169,7 +171,7 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Piece
         index = int(over.argmax())
         more = f" (and {number - 1:,} more are over)" if number > 1 else ""
         found = f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row{more}"
-        raise InvalidPacking(f"{found}; raise max_length, or pass overflow='truncate', 'split' or 'drop'")
+        raise InvalidPacking(f"{found}; raise max_length, or pass overflow={ways}")
     if overflow == "truncate":
         counts = Counts(count, tokens, truncated=number, truncated_tokens=tokens_over - number * max_length)
         return Pieces(documents, zeros(count), np.minimum(lengths, max_length)), counts
