@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from autopack.errors import AutopackError
+from autopack.packing.lengths import LONGEST
 
 
 class CannotWrite(AutopackError):
@@ -22,6 +23,14 @@ def positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"wanted a number above 0, found {number}")
+    return number
+
+
+def tokens(text: str) -> int:
+    """The type of an option that takes the tokens of a row."""
+    number = positive(text)
+    if number > LONGEST:
+        raise argparse.ArgumentTypeError(f"wanted at most {LONGEST:,}, found {number}")
     return number
 
 

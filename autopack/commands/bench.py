@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from autopack.bench.lengths import DISTRIBUTIONS, Lengths, draw
 from autopack.bench.sizes import NAMES
-from autopack.commands import check_directory, check_drawable, keep_freed_memory, positive, whole_number
+from autopack.commands import (
+    check_directory,
+    check_drawable,
+    keep_freed_memory,
+    positive,
+    tokens,
+    whole_number,
+)
 from autopack.commands.models import DTYPES, CannotLoad, load_saved, unknown_name
 from autopack.enabling.options import CHOICES
 from autopack.errors import AutopackError
@@ -68,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--mean", type=_above_0, help="tokens of a drawn document (flan: 471)")
     data.add_argument("--sigma", type=_above_0, help="of the logarithm of drawn lengths (flan: 1)")
     about = f"cut longer documents (none; drawn ones have {LONGEST} tokens at most, or what the model takes)"
-    data.add_argument("--max-length", type=positive, metavar="TOKENS", help=about)
+    data.add_argument("--max-length", type=tokens, metavar="TOKENS", help=about)
     data.add_argument("--batch-size", type=positive, default=8, help="documents of a batch (%(default)s)")
 
     work = parser.add_argument_group("what is timed, and what comes of it")

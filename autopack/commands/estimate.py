@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import get_args
 
-from autopack.commands import check_drawable, positive, whole_number
+from autopack.commands import check_drawable, positive, tokens, whole_number
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Strategy
 
@@ -19,10 +19,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "nothing is trained and nothing is timed."
     )
     about = "a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, or a folder that save_to_disk wrote"
-    parser.add_argument("data", metavar="DATA", type=Path, help=about)
+    parser.add_argument("data", metavar="DATA", help=about)
     parser.add_argument("--column", help="the column of lengths, tokens or text (input_ids, length or lengths; text)")
     parser.add_argument("--tokenizer", metavar="NAME", help="tokenize text with this tokenizer of transformers")
-    parser.add_argument("--max-length", type=positive, default=4096, help="tokens of a packed row (%(default)s)")
+    parser.add_argument("--max-length", type=tokens, default=4096, help="tokens of a packed row (%(default)s)")
     parser.add_argument("--batch-size", type=positive, default=8, help="documents of a padded batch (%(default)s)")
     about = "what becomes of documents longer than a row (%(default)s)"
     parser.add_argument("--overflow", choices=get_args(Overflow), default="truncate", help=about)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.autograd.forward_ad import unpack_dual
 
 from autopack.calls.loss_site import meet
 from autopack.errors import InvalidPacking, UnsupportedVersion
@@ -45,8 +46,8 @@ def chunked_loss(
     Set it on the transformers model itself, enabled or not. The loss and its gradients are those of
     `ForCausalLMLoss` up to float32 rounding. Beside the logits, forward needs one chunk of them, and backward their
     gradient, in their own dtype; one that is to be differentiated again (`create_graph=True`) is made of all logits at
-    once. Compiled code, logits on several devices (`DTensor`) and other subclasses of tensors get transformers' own
-    loss.
+    once. Compiled code, transforms of `torch.func` and forward-mode derivatives, logits on several devices (`DTensor`)
+    and other subclasses of tensors get transformers' own loss.
 
     Args:
         logits: (..., T, V) floats; computed with in float32, as transformers does.
@@ -60,7 +61,8 @@ def chunked_loss(
     Returns a float32 scalar. Raises `InvalidPacking` where a label is no token of the vocabulary, on a CPU; on a GPU
     the kernel asserts, as torch's cross entropy does.
     """
-    if type(logits) is not torch.Tensor or torch.compiler.is_compiling():
+    is_plain = type(logits) is torch.Tensor and not torch.compiler.is_compiling()
+    if not is_plain or torch._C._are_functorch_transforms_active() or unpack_dual(logits).tangent is not None:
         return _stock(logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels, **kwargs)
     if shift_labels is None:
         assert labels is not None

@@ -319,6 +319,8 @@ def from_columns(
         if name in drop_columns or (columns is not None and name not in (IDS, MASK, *columns)):
             made[str(name)] = pa.nulls(len(column))
             continue
+        if not isinstance(name, str):
+            raise InvalidPacking(f"wanted columns whose names are text, found {name!r}; rename it, or drop it")
         if any(rows):
             column = [v[0] if row and hasattr(v, "shape") else v for v, row in zip(column, rows, strict=True)]
         try:

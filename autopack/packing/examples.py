@@ -65,6 +65,8 @@ def read_example(
         raise InvalidPacking(f"example {index}: wanted a mapping with 'input_ids', found {type(example).__name__}")
     given = {k: v for k, v in example.items() if v is not None and k not in ignored}
     refuse_pairs(given, f"example {index}: ", "drop_keys")
+    if (other := next((key for key in given if not isinstance(key, str)), None)) is not None:
+        raise InvalidPacking(f"example {index}: wanted keys that are text, found {other!r}; rename it, or drop it")
     if IDS not in given:
         found = f"found the keys {sorted(map(str, given))}; tokenize first (inputs_embeds are not packed)"
         raise InvalidPacking(f"example {index}: wanted 'input_ids', {found}")

@@ -17,6 +17,8 @@ Overflow = Literal["error", "truncate", "split", "drop"]
 LONGEST = 1 << 31
 """The most tokens of a document or row: the sum of the squared lengths of a row then fits into 63 bits."""
 
+ANY_WAY = "'truncate', 'split' or 'drop'"
+"""What `overflow` may be where documents are too long, as errors say it."""
 _SHORTER = "cut such documents into several, or leave them out"
 
 
@@ -109,6 +111,7 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
     """The lengths as (documents,) int64; raises `InvalidPacking` for anything but ints from 1 to `LONGEST`.
 
     With `sequences` they may be (documents, sequences): those of documents that are several sequences, as pairs are.
+    Lists of more than two numbers each are refused there, as lists of tokens look the same.
     Without `copy` they are what was given, where that is such an array.
     """
     if isinstance(lengths, (str, bytes, dict)) or not (hasattr(lengths, "__iter__") or hasattr(lengths, "__array__")):
@@ -123,6 +126,10 @@ def read(lengths: Any, sequences: bool = False, copy: bool = True) -> np.ndarray
         raise InvalidPacking(f"lengths: wanted one int per document, found what is no array: {error}") from error
     if found.ndim != 1 and not (sequences and found.ndim == 2 and 0 < found.shape[1] <= max(2, len(found))):
         raise InvalidPacking(f"lengths: wanted one int per document, found shape {found.shape}; pass len() of each")
+    if found.ndim == 2 and isinstance(lengths, (list, tuple)) and found.shape[1] > 2:
+        found_lists = f"found lists of {found.shape[1]} each, which may be tokens; pass len() of each"
+        way = "or, where they are lengths of several sequences, an array of numpy"
+        raise InvalidPacking(f"lengths: wanted one int per document, {found_lists}, {way}")
     if not len(found):
         raise InvalidPacking("lengths: wanted at least one document, found none")
     if found.dtype.kind not in "iu":
@@ -153,8 +160,8 @@ def _place(index: int, found: np.ndarray) -> str:
     return "".join(f"[{int(number)}]" for number in np.unravel_index(index, found.shape))
 
 
-def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Pieces, Counts]:
-    """Pieces that fit into a row, and what was done to make them fit."""
+def fit(lengths: np.ndarray, max_length: int, overflow: Overflow, ways: str = ANY_WAY) -> tuple[Pieces, Counts]:
+    """Pieces that fit into a row, and what was done to make them fit; an error names these `ways` of `overflow`."""
     count, tokens = len(lengths), int(lengths.sum())
     documents, over = np.arange(count), lengths > max_length
     if not over.any():
@@ -164,7 +171,7 @@ def fit(lengths: np.ndarray, max_length: int, overflow: Overflow) -> tuple[Piece
         index = int(over.argmax())
         more = f" (and {number - 1:,} more are over)" if number > 1 else ""
         found = f"lengths[{index}] is {lengths[index]}, over the {max_length} tokens of a row{more}"
-        raise InvalidPacking(f"{found}; raise max_length, or pass overflow='truncate', 'split' or 'drop'")
+        raise InvalidPacking(f"{found}; raise max_length, or pass overflow={ways}")
     if overflow == "truncate":
         counts = Counts(count, tokens, truncated=number, truncated_tokens=tokens_over - number * max_length)
         return Pieces(documents, zeros(count), np.minimum(lengths, max_length)), counts

@@ -84,6 +84,9 @@ class Folder:
         except (pa.ArrowException, TypeError) as error:
             raise ValueError(f"path={self.path!r}: wanted a folder; {error}") from error
         self.base = self.base.rstrip("/")
+        if pattern := next((character for character in self.base if character in "*?["), None):
+            found = f"found {pattern!r}, which datasets reads as a pattern of names"
+            raise ValueError(f"path={self.path!r}: {found}; rename the folder, or name another one")
 
     def names(self) -> list[str]:
         """What lies in the folder and is not hidden, sorted; nothing where there is no folder."""

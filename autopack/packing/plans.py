@@ -238,7 +238,8 @@ def plan(
     Args:
         lengths: tokens of each document: ints of at least 1, as a list, array, tensor or column. Or (documents,
             sequences) of them, for documents that are several sequences and stay together, such as pairs (see
-            `pair_lengths`): a row has room for their sum, and the squares of a cost are those of sequences.
+            `pair_lengths`): a row has room for their sum, and the squares of a cost are those of sequences. More
+            than two sequences come as an array, since lists of them look like tokens.
         max_length: the most tokens of a row.
         strategy: `"best_fit"`: best-fit decreasing, the fullest rows. `"first_fit"`: first-fit decreasing.
             `"sequential"`: in order, a new row where the next document does not fit. `"sorted"`: the same from long to

@@ -16,6 +16,7 @@ from autopack.inspection.media import PICTURES
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import COMPLETION_KEYS, IDS, LENGTHS, POSITIONS, invalid
 from autopack.packing.documents import Documents, Values, empty, from_columns
+from autopack.packing.lengths import ANY_WAY, fit
 from autopack.packing.media import put_back, set_aside
 from autopack.packing.plans import Plan, plan
 from autopack.packing.strategies import ORDERED
@@ -92,7 +93,7 @@ class Rows:
             else:
                 targets = labels != IGNORED_LABEL
             given = of_documents.get(DOCUMENT_WEIGHT)
-            weights = None if given is None else given.to_numpy(zero_copy_only=False)
+            weights = None if given is None else _weights(given, chosen)
             values[LOSS_WEIGHTS] = token_weights(targets, lengths, self.loss_weights, weights)
         columns = {name: _lists(tokens, array) for name, array in values.items()}
         columns |= {name: _lists(bounds, array) for name, array in of_documents.items()}
@@ -119,6 +120,23 @@ class Rows:
             labels = values[key]
             labels[starts] = IGNORED_LABEL
         return values[key]
+
+
+def _ways(documents: Documents) -> str:
+    """What `overflow` may be for these documents where some are too long, as an error says it."""
+    if {*PICTURES} & {*documents.per_document}:
+        return "'drop'"
+    return "'truncate' or 'drop'" if documents.label_key in documents.per_document else ANY_WAY
+
+
+def _weights(given: pa.Array, documents: np.ndarray) -> np.ndarray:
+    """Weights of these documents, one each; raises `InvalidPacking` for those that are no numbers."""
+    if given.null_count:
+        index = int(documents[given.is_null().to_numpy(zero_copy_only=False).argmax()])
+        raise invalid(index, DOCUMENT_WEIGHT, "found no value; fill it, or leave the example out", "column ")
+    if not (pa.types.is_integer(given.type) or pa.types.is_floating(given.type) or pa.types.is_boolean(given.type)):
+        raise InvalidPacking(f"column {DOCUMENT_WEIGHT!r}: wanted a number for each document, found {given.type}")
+    return given.to_numpy(zero_copy_only=False)
 
 
 def _masks_as_labels(values: dict[str, Values], label_key: str | None) -> None:
@@ -156,9 +174,12 @@ class Packing:
     kinds: dict[str, str] | None = None
     """Of each column of the first buffer of a stream, whether it is per token or per document."""
 
-    def plan(self, lengths: np.ndarray, **changes: Any) -> Plan:
-        """The plan of documents of these lengths; an error says which option of `autopack.pack` to change."""
+    def plan(self, lengths: np.ndarray, ways: str = ANY_WAY, **changes: Any) -> Plan:
+        """The plan of documents of these lengths; an error says which option of `autopack.pack` to change, and to what
+        `ways` where that is `overflow`."""
         try:
+            if self.planned["overflow"] == "error" and self.planned["strategy"] != "fixed_length":
+                fit(lengths, self.max_length, "error", ways)
             return plan(lengths, self.max_length, **self.planned | changes)
         except InvalidPacking as error:
             message = str(error).replace("lengths[", "example [")
@@ -166,7 +187,7 @@ class Packing:
 
     def rows(self, documents: Documents) -> Rows:
         """The rows of all documents of a dataset."""
-        made = self.plan(documents.lengths)
+        made = self.plan(documents.lengths, _ways(documents))
         lost = made.counts.truncated or made.counts.dropped
         logger.log(logging.WARNING if lost else logging.INFO, "Packed: %r", made)
         return Rows(documents, made, **self.added)
@@ -187,7 +208,7 @@ class Packing:
             documents = Documents(from_columns(given, **self.carried), None, **self.carried)
             self._check_kinds(documents)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
-            made = self.plan(documents.lengths, seed=seed)
+            made = self.plan(documents.lengths, _ways(documents), seed=seed)
             if (made.counts.truncated or made.counts.dropped) and not self.warned:
                 logger.warning("Packed: %r; buffers that follow are packed alike, and nothing more is said", made)
                 self.warned = True

@@ -15,7 +15,7 @@ import numpy as np
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, share
 from autopack.packing.checks import check_int
-from autopack.packing.lengths import LONGEST, read
+from autopack.packing.lengths import LONGEST, fit, read
 from autopack.packing.old_names import with_old_names
 from autopack.packing.plans import Plan, Strategy, plan
 from autopack.packing.strategies import ORDERED, permutation
@@ -111,6 +111,8 @@ class PackedBatchSampler:
         # Of strategies that need now more rows and now fewer: the seed of the first plan, which is as long as all
         # epochs are to be, their steps, and their rows where the last step is complete.
         self._first: tuple[int, int, int | None] | None = None
+        if overflow == "error" and self._lengths.ndim == 1:
+            fit(self._lengths, self.max_length, overflow, "'truncate' or 'drop'")  # no pieces, unlike in plans
         self._draw(0)
         counts = self.plan.counts
         if counts.dropped:

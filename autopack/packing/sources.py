@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -34,6 +35,8 @@ def lengths_of(data: Any, column: str | None = None, tokenizer: Any = None) -> n
             raise InvalidPacking(f"tokenizer {str(tokenizer)!r}: cannot be loaded: {error}") from error
     reader = _Reader(column, tokenizer)
     if isinstance(data, (str, PathLike)):
+        if not str(data):
+            raise InvalidPacking("wanted the path of a file or folder, found an empty one")
         return reader.of_file(Path(data))
     if hasattr(data, "column_names"):
         return reader.of_dataset(data)
@@ -65,7 +68,7 @@ class _Reader:
             raise InvalidPacking(f"{path}: wanted one of {', '.join(FILES)}, or a folder of a dataset")
         try:
             if path.suffix == ".npy":
-                return read(np.load(path, mmap_mode="r", allow_pickle=False))
+                return self.of_npy(path)
             if path.suffix == ".parquet":
                 return self.of_parquet(path)
             with path.open(encoding="utf-8") as file:
@@ -77,6 +80,17 @@ class _Reader:
         # What json, numpy and arrow raise for files that are not theirs, and examples that are nothing of the kind.
         except (ValueError, OSError, EOFError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidPacking(f"{path}: cannot be read: {error}") from error
+
+    def of_npy(self, path: Path) -> np.ndarray:
+        try:
+            found = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            # Of bytes that are not its own numpy says that they are pickled, and can be loaded unsafely: a guess.
+            raise InvalidPacking("wanted an array of numbers that numpy.save wrote, found another file") from error
+        if not isinstance(found, np.ndarray):
+            found.close()
+            raise InvalidPacking("wanted one array, found several (.npz); save that of the lengths by numpy.save")
+        return read(found)
 
     def of_parquet(self, path: Path) -> np.ndarray:
         try:
@@ -91,14 +105,18 @@ class _Reader:
         """Of a list of lengths or examples, or a mapping of columns."""
         if isinstance(data, Mapping):
             data = data[self.chosen(list(data))]
-        elif data and isinstance(data[0], Mapping):
+        if not isinstance(data, (list, tuple)) or not data:
+            found = "none" if data is None or isinstance(data, (list, tuple)) else repr(data)
+            raise InvalidPacking(f"wanted a list of lengths or examples in {where}, found {found:.60}")
+        if isinstance(data[0], Mapping):
             name = self.chosen(list(data[0]))
+            other = next((i for i, example in enumerate(data) if not isinstance(example, Mapping)), None)
+            if other is not None:
+                raise InvalidPacking(f"example {other} of {where}: wanted a mapping, found {data[other]!r:.60}")
             missing = next((i for i, example in enumerate(data) if example.get(name) is None), None)
             if missing is not None:
                 raise InvalidPacking(f"example {missing} of {where}: found no {name!r}, which example 0 has")
             data = [example[name] for example in data]
-        if not isinstance(data, (list, tuple)) or not data:
-            raise InvalidPacking(f"wanted lengths or examples in {where}, found none")
         if isinstance(data[0], str):
             return read(self.of_texts(data))
         if np.isscalar(data[0]):

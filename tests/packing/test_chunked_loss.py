@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.loss.loss_utils import ForCausalLMLoss
@@ -194,6 +195,32 @@ def test_gradients_of_gradients() -> None:
         )
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
     assert found[0][0].norm() > 1e-3
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("transform", ["hessian", "jvp", "vmap", "vmap of grad", "forward"])
+def test_transforms_have_transformers_own_loss(transform, shifted) -> None:
+    logits, labels = drawn(0, (2, 4), 5, torch.float32)
+    logits, tangent, labels = logits.detach(), torch.ones_like(logits).cumsum(-1), labels.clamp(min=0)
+    given = {"labels": None, "shift_labels": labels} if shifted else {"labels": labels}
+
+    def derived(loss_function):
+        def loss(each):
+            return loss_function(each, vocab_size=5, **given)
+
+        if transform == "hessian":
+            return torch.func.hessian(loss)(logits)
+        if transform == "jvp":
+            return torch.func.jvp(loss, (logits,), (tangent,))
+        if transform == "forward":
+            with forward_ad.dual_level():
+                return tuple(forward_ad.unpack_dual(loss(forward_ad.make_dual(logits, tangent))))
+        each = torch.stack([logits, tangent])
+        return torch.func.vmap(loss if transform == "vmap" else torch.func.grad(loss))(each)
+
+    stock = derived(ForCausalLMLoss)
+    assert torch.utils._pytree.tree_leaves(stock)[-1].abs().max() > 1e-3
+    torch.testing.assert_close(derived(autopack.chunked_loss), stock, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(("kind", "task"), [("bert", "masked-lm"), ("whisper", "causal-lm")])

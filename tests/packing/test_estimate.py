@@ -131,11 +131,15 @@ def test_lengths_are_read_from_every_form(tmp_path):
         ("l.json", "[1, 0, 3]", "lengths[1] is 0"),
         ("l.json", "[1, 2.5]", "lengths[1] is 2.5"),
         ("l.json", "[]", "found none"),
+        ("l.json", "17", "wanted a list of lengths or examples in the file, found 17"),
+        ("l.json", '{"length": 17}', "wanted a list of lengths or examples in the file, found 17"),
+        ("l.json", '[{"length": 17}, 3]', "example 1 of the file: wanted a mapping, found 3"),
         ("l.json", "[1, ", "cannot be read"),
         ("l.jsonl", '{"tokens": 3}', "found no column 'input_ids' or 'length' or 'lengths' or 'text' in ['tokens']"),
         ("l.jsonl", '{"length": 3}\n{"n": 4}', "example 1 of the file: found no 'length'"),
         ("l.jsonl", '{"text": "a b"}', "name a tokenizer"),
-        ("l.npy", "no array", "cannot be read"),
+        ("l.npy", "no array", "wanted an array of numbers that numpy.save wrote"),
+        ("l.npy", "PK\x03\x04 no archive", "wanted an array of numbers that numpy.save wrote"),
         ("l.parquet", "no parquet", "cannot be read"),
         ("l.csv", "1", "wanted one of .json, .jsonl, .npy, .parquet"),
         ("none.json", None, "no such file"),
@@ -150,6 +154,23 @@ def test_files_without_lengths_are_refused_by_name(name, content, words, tmp_pat
     assert words in str(error.value)
     assert main(["estimate", str(tmp_path / name)]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_an_archive_of_arrays_is_no_array(tmp_path):
+    with open(tmp_path / "l.npy", "wb") as file:
+        np.savez(file, lengths=[1, 2])
+    with pytest.raises(InvalidPacking, match="wanted one array, found several"):
+        autopack.estimate(tmp_path / "l.npy")
+
+
+def test_the_command_refuses_what_it_cannot_use(tmp_path, capsys):
+    assert main(["estimate", ""]) == 2
+    assert "wanted the path of a file or folder, found an empty one" in capsys.readouterr().err
+    for command in (["estimate", str(tmp_path)], ["bench", "--type", "llama"]):
+        with pytest.raises(SystemExit):
+            main([*command, "--max-length", "1099511627776"])
+        words = "argument --max-length: wanted at most 2,147,483,648, found 1099511627776"
+        assert words in capsys.readouterr().err
 
 
 def test_splits_streams_and_unknown_tokenizers_are_refused(tmp_path):

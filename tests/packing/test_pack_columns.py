@@ -122,3 +122,40 @@ def test_rows_that_are_written_a_few_at_a_time(monkeypatch):
     ids[33][2] = -1
     with pytest.raises(InvalidPacking, match="example 33, column 'input_ids': found a token id below 0"):
         autopack.pack(datasets.Dataset.from_dict({"input_ids": ids}), 10, "fixed_length")
+
+
+def test_columns_have_names():
+    """Numbers for names are no columns of a table, and two of them could become one."""
+    example = {"input_ids": [1, 2], 3: 7, "3": 8}
+    with pytest.raises(InvalidPacking, match="wanted columns whose names are text, found 3; rename it, or drop it"):
+        autopack.pack([example], 8)
+    assert autopack.pack([example], 8, columns=("3",))[0]["3"] == [8]
+    for value in (7, [1, 2], "text"):
+        given = {"input_ids": [1, 2], 3: value}
+        with pytest.raises(InvalidPacking, match="example 0: wanted keys that are text, found 3; rename it"):
+            PackingCollator()([given])
+        assert PackingCollator(drop_keys=[3])([given])["input_ids"].tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "wanted"),
+    [
+        ({}, ["truncate", "split", "drop"]),
+        ({"label": 1}, ["truncate", "drop"]),
+        ({"images": [Image.new("L", (1, 1))]}, ["drop"]),
+    ],
+    ids=["plain", "a label", "a picture"],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_too_long_documents_are_told_what_can_be_done_with_them(columns, wanted, stream):
+    examples = [{"input_ids": [1] * n, **columns} for n in (3, 9)]
+    data = datasets.Dataset.from_list(examples)
+    data = data.to_iterable_dataset() if stream else data
+    with pytest.raises(InvalidPacking) as error:
+        list(autopack.pack(data, 8))
+    told = str(error.value).split("overflow=")[1]
+    assert [way for way in ("truncate", "split", "drop") if repr(way) in told] == wanted
+    for way in wanted:
+        assert len(list(autopack.pack(data, 8, overflow=way))) >= 1
+    with pytest.raises(InvalidPacking, match="pass overflow='truncate' or 'drop'"):
+        autopack.PackedBatchSampler([3, 9], 8)

@@ -331,6 +331,15 @@ def test_addresses_are_taken_as_paths_are(dataset, tmp_path, monkeypatch):
     assert made.files[0] == str(tmp_path / "deep" / "b" / "rows-00000-of-00002.parquet")
 
 
+@pytest.mark.parametrize("name", ["x[1]", "x*", "x?/rows"])
+def test_a_folder_whose_name_datasets_takes_for_a_pattern_is_refused(dataset, name, tmp_path):
+    """Its files would be written, and not found."""
+    for call in (lambda path: autopack.packing.pack_shards(dataset, 32, path), autopack.packing.shard_files):
+        with pytest.raises(ValueError, match="which datasets reads as a pattern of names; rename the folder"):
+            call(tmp_path / name)
+    assert os.listdir(tmp_path) == []
+
+
 def test_what_is_lost_is_logged_and_the_result_is_told(dataset, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "autopack"):
         made = autopack.packing.pack_shards(dataset, 16, tmp_path, overflow="truncate", num_shards=2)

@@ -162,6 +162,20 @@ def test_what_cannot_be_weighed_is_refused(change, words):
         PackingCollator(loss_weights="document")([{"input_ids": [1], "document_weight": 1.0}, {"input_ids": [1]}])
 
 
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ([1.0, None], "example 1, column 'document_weight': found no value"),
+        (["a", "b"], "column 'document_weight': wanted a number for each document"),
+    ],
+)
+def test_rows_are_not_weighed_by_what_is_no_number(weights, words):
+    pytest.importorskip("pyarrow")
+    made = [{"input_ids": [1, 2], "document_weight": weight} for weight in weights]
+    with pytest.raises(InvalidPacking, match=words):
+        autopack.pack(made, 8, loss_weights="document")
+
+
 def arguments(directory: Path, **changes: Any) -> dict[str, Any]:
     return {
         "output_dir": str(directory),
