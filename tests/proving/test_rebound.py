@@ -106,3 +106,27 @@ def test_all_forms_in_which_functions_hold_a_module():
     with pytest.raises(NoTwin, match="a Parameter, which is a part of it"):
         rebound(lambda self: weight, one, other)
     assert rebound(lambda self: later, one, other)(other) is later
+
+
+@pytest.mark.parametrize("tagged", [True, False])
+def test_a_model_prepared_by_a_training_program_has_a_twin(tagged):
+    """Tags for the model card, as TRL adds them, and a checkpoint function around transformers', as LLaMA-Factory's."""
+    model = tiny.build("llama").train()
+    if tagged:
+        model.add_model_tags(["trl", "sft"])
+    model.gradient_checkpointing_enable()
+
+    def around(inner):
+        def of_somebody(function, *args, **kwargs):
+            return inner(function, *args, **kwargs)
+
+        return of_somebody
+
+    model.model._gradient_checkpointing_func = around(torch.utils.checkpoint.checkpoint)
+    for layer in model.model.layers:
+        layer._gradient_checkpointing_func = around(layer._gradient_checkpointing_func)
+    ids = token_ids()
+    expected = alone(model, ids, LENGTHS)
+    with autopack.enable(model) as handle:
+        assert handle.enabled.proof.source == "twin", handle.verified
+        assert error(model(input_ids=ids, position_ids=WHERE).logits, expected) <= FLOAT32

@@ -396,25 +396,3 @@ def test_gradients_that_one_precision_does_not_measure_another_does(monkeypatch)
     with contextlib.suppress(UnsupportedModel), autopack.enable(built(Mine)) as handle:
         proof = handle.enabled.proof
     assert proof is None, "its gradients are wrong in float32"
-
-
-@pytest.mark.parametrize("tagged", [True, False])
-def test_a_model_prepared_by_a_training_program_has_a_twin(tagged):
-    """Tags for the model card, as TRL adds them, and a checkpoint function around transformers', as LLaMA-Factory's."""
-    model = built().train()
-    if tagged:
-        model.add_model_tags(["trl", "sft"])
-    model.gradient_checkpointing_enable()
-
-    def around(inner):
-        def of_somebody(function, *args, **kwargs):
-            return inner(function, *args, **kwargs)
-
-        return of_somebody
-
-    model.model._gradient_checkpointing_func = around(torch.utils.checkpoint.checkpoint)
-    for layer in model.model.layers:
-        layer._gradient_checkpointing_func = around(layer._gradient_checkpointing_func)
-    with autopack.enable(model) as handle:
-        assert source(model) == "twin", handle.verified
-        assert packed_error(model) <= FLOAT32
