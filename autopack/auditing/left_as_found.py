@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.inspection import source
+from autopack.inspection.afterwards import afterwards
 from autopack.inspection.randomness import drawing_nothing
 from autopack.integrations.accelerate import in_their_own_precision
 from autopack.integrations.opacus import uncounted
@@ -80,24 +81,18 @@ def without_noise(model: PreTrainedModel) -> Iterator[None]:
             if kind is not _ABSENT and getattr(config, "problem_type", _ABSENT) is not kind:
                 config.problem_type = kind
 
-    with drawing_nothing(model), uncounted(modules):
-        try:
-            for module, name, _ in rates:
-                setattr(module, name, 0.0)
-            for module in modules:
-                # Reentrant checkpointing knows no torch.autograd.grad, by which an audit differentiates.
-                if vars(module).get("gradient_checkpointing"):
-                    module.__dict__["gradient_checkpointing"] = False
-                # In evaluation bitsandbytes packs 4-bit weights for the CPU, which then pass no gradients on for good.
-                if vars(module).get("support_avx512bf16_for_cpu"):
-                    module.__dict__["support_avx512bf16_for_cpu"] = False
-            yield
-        finally:
-            try:
-                put_back()
-            except BaseException:  # a model that is left without its dropout would train without it
-                put_back()
-                raise
+    # A model that is left without its dropout would train without it.
+    with drawing_nothing(model), uncounted(modules), afterwards(put_back):
+        for module, name, _ in rates:
+            setattr(module, name, 0.0)
+        for module in modules:
+            # Reentrant checkpointing knows no torch.autograd.grad, by which an audit differentiates.
+            if vars(module).get("gradient_checkpointing"):
+                module.__dict__["gradient_checkpointing"] = False
+            # In evaluation bitsandbytes packs 4-bit weights for the CPU, which then pass no gradients on for good.
+            if vars(module).get("support_avx512bf16_for_cpu"):
+                module.__dict__["support_avx512bf16_for_cpu"] = False
+        yield
 
 
 def _written_by(modules: list[nn.Module]) -> list[nn.Parameter]:

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from autopack.inspection.afterwards import afterwards
+
 
 def state_of(module: nn.Module) -> list[Any]:
     """What every generator is at that a forward of a module may draw from; comparable by `==`."""
@@ -34,14 +36,8 @@ def drawing_nothing(module: nn.Module) -> Iterator[None]:
         random.setstate(of_python)
         np.random.set_state(of_numpy)
 
-    try:
+    with afterwards(put_back):
         yield
-    finally:
-        try:
-            put_back()
-        except BaseException:  # interrupted: not to be left half done
-            put_back()
-            raise
 
 
 def _devices_of(module: nn.Module) -> list[tuple[str, int]]:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.left_as_found import without_noise
 from autopack.inspection import torches
+from autopack.inspection.afterwards import afterwards
 from autopack.runtime.model import EnabledModel
 
 
@@ -34,16 +35,10 @@ def unnoticed(model: PreTrainedModel, enabled: EnabledModel) -> Iterator[None]:
         stack.enter_context(_eager())
         stack.enter_context(without_noise(model))
         _copy_buffers(model)
-        try:
-            # Weights that are cast without gradients must not be found by a later call under the same autocast.
-            torch.set_autocast_cache_enabled(False)
-            yield
-        finally:
-            try:
-                put_back()
-            except BaseException:  # interrupted: not to be left half done
-                put_back()
-                raise
+        stack.enter_context(afterwards(put_back))
+        # Weights that are cast without gradients must not be found by a later call under the same autocast.
+        torch.set_autocast_cache_enabled(False)
+        yield
 
 
 @contextmanager
