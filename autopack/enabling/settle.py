@@ -26,6 +26,8 @@ def renew(enabled: EnabledModel, packs: bool) -> None:
     What cannot be proven is refused by later calls; padded batches then stay as they come.
     """
     model, before = enabled.anatomy.entries[0], enabled.anatomy
+    # Hooks are what people put on one rank alone; layers are replaced and wrapped on all of them.
+    only_hooks = enabled.proof.waits or (enabled.watch is not None and enabled.watch.only_hooks())
     enabled.watch = None  # until it is settled: after an interrupt the next call looks at it again
     try:
         strip_severed(model)  # layers that were copied and put into the model
@@ -39,7 +41,7 @@ def renew(enabled: EnabledModel, packs: bool) -> None:
                 remove_hooks(module)  # it was taken out of the model
         enabled.anatomy, enabled.traits = anatomy, traits
         enabled.lease.renew(partial(needed_sites, enabled.anatomy, family.sites))
-        settle(model, enabled, family, packs, on_one_rank=bool(enabled.groups))
+        settle(model, enabled, family, packs, on_one_rank=only_hooks and bool(enabled.groups))
     except AutopackError as error:
         reason = f"it was changed after it had been enabled, and cannot be served any more: {error}"
         enabled.proof = Proof(f"not: {reason}", reason, reason, reason)

@@ -85,12 +85,16 @@ class Watch:
             return "what stands in the place of torch's functions"
         return next((f"its {type(held.config).__name__}" for held in self._configs if held.changed()), None)
 
+    def only_hooks(self) -> bool:
+        """Whether all that has changed is that somebody's hooks have been put on, or taken off."""
+        return self.changed() == _HOOKS
+
     def only_looked_at(self, entries: Collection[nn.Module]) -> bool:
         """Whether all that has changed is that parts other than `entries` have got hooks of somebody else's.
 
         Such a hook cannot declare documents, so a call that has none needs no new proof.
         """
-        if self.changed() != _HOOKS:
+        if not self.only_hooks():
             return False
         known = set(self._hooks)
         outside = [module for module in self._modules if not any(module is entry for entry in entries)]
