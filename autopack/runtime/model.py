@@ -227,7 +227,7 @@ class EnabledModel:
             self.link.model = self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "watch": None, "fed_by": None, "groups": (), "_settler": None}
+        return {**self.__dict__, "watch": None, "fed_by": None, "groups": (), "_settler": None, "logged": set()}
 
     def follow_code(self, brings: Callable[[], Brings]) -> None:
         """Look at the model anew where it is no longer what it was: a module, a function, its loss, its config.
