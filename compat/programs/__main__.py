@@ -2,11 +2,16 @@
 
     python -m compat.programs llamafactory --python ENV/bin/python            all its runs
     python -m compat.programs llamafactory --python ENV/bin/python --record   and write the results
+    python -m compat.programs --page                                          write docs/programs.md anew
 
 With `--only`, `--record` puts the named runs among the recorded ones. ENV is a virtual environment of the program's
-own, as its module in `compat/programs` says. A run is `exact` where all losses and gradient norms of all steps agree to
-1e-5, `apart` where documents share rows that stock lets see each other (then autopack's numbers are those of the
-documents alone, and have to differ), `ended` where only one of both ran.
+own, as its module in `compat/programs` says: NAME, PACKAGE, STAND_INS, RUNS, APART, `prepare(folder)`, and
+`command(run, folder, output)`, what python is called with. A program that trains by a Trainer leaves its
+`trainer_state.json` below `output`; any other writes `output/steps.json`, a list of the numbers of each step by name.
+
+A run is `exact` where all losses and gradient norms of all steps agree to 1e-5, `apart` where documents share rows that
+stock lets see each other (then autopack's numbers are those of the documents alone, and have to differ), `ended` where
+only one of both ran.
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ from tqdm import tqdm
 
 from compat.matrix import ROOT
 
-RESULTS = ROOT / "compat" / "results" / "programs.json"
+RESULTS = ROOT / "compat" / "results" / "programs"
 PAGE = ROOT / "docs" / "programs.md"
 _TOLERANCE = 1e-5
 """Relative, for numbers that trainers log rounded: float32 on rows of another order leaves about 1e-7."""
@@ -40,11 +45,17 @@ _VERSIONS = (
 def main() -> int:
     """Run one program; 1 where a run that stock makes ends, or logs other numbers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program", choices=sorted(p.stem for p in Path(__file__).parent.glob("[!_]*.py")))
-    parser.add_argument("--python", type=Path, required=True, help="of an environment that has the program")
+    parser.add_argument("program", nargs="?", choices=sorted(p.stem for p in Path(__file__).parent.glob("[!_]*.py")))
+    parser.add_argument("--python", type=Path, default=sys.executable, help="of an environment that has the program")
     parser.add_argument("--only", nargs="+", default=[], help="words of runs")
     parser.add_argument("--record", action="store_true", help="write the results and their page")
+    parser.add_argument("--page", action="store_true", help="write the page of what is recorded, and run nothing")
     given = parser.parse_args()
+    if given.page:
+        PAGE.write_text(page(recorded()))
+        return 0
+    if given.program is None:
+        parser.error("which program?")
     program: Any = importlib.import_module(f"compat.programs.{given.program}")
     wanted = [run for run in program.RUNS if not given.only or any(word in run for word in given.only)]
     found = {}
@@ -96,26 +107,41 @@ class _Runner:
     def _run(self, run: str, enabled: bool) -> tuple[list[dict[str, float]] | None, str]:
         output = self.folder / f"{run.replace(', ', '_').replace(' ', '_')}_{'ours' if enabled else 'stock'}"
         before = ("-m", "autopack", "run") if enabled else ()
-        command = [self.python, *before, *self.program.COMMAND, *self.program.arguments(run, self.folder, output)]
+        output.mkdir()
+        command = [self.python, *before, *self.program.command(run, self.folder, output)]
         ended = subprocess.run(
             command, check=False, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=600
         )
         said = ended.stdout + ended.stderr
-        state = output / "trainer_state.json"
-        if ended.returncode or not state.exists():
+        steps = _steps(output)
+        if ended.returncode or not steps:
             return None, next((line for line in reversed(said.splitlines()) if line.strip()), "")[:300]
-        logged = json.loads(state.read_text())["log_history"]
-        names = ("loss", "grad_norm")
-        return [{name: entry[name] for name in names if name in entry} for entry in logged if "loss" in entry], said
+        return steps, said
+
+
+def _steps(output: Path) -> list[dict[str, float]]:
+    """What a program logged of each step, and nothing where it logged none."""
+    written = output / "steps.json"
+    if written.exists():
+        return json.loads(written.read_text())
+    states = sorted(output.rglob("trainer_state.json"), key=lambda file: file.stat().st_mtime)
+    logged = json.loads(states[-1].read_text())["log_history"] if states else []
+    return [
+        {name: entry[name] for name in ("loss", "grad_norm") if name in entry} for entry in logged if "loss" in entry
+    ]
+
+
+def recorded() -> dict[str, Any]:
+    """What is recorded of each program, by the name of its module."""
+    return {file.stem: json.loads(file.read_text()) for file in sorted(RESULTS.glob("*.json"))}
 
 
 def _record(name: str, program: Any, versions: str, found: dict[str, Any]) -> None:
-    present = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    known = {**present.get(name, {}).get("runs", {}), **found}
+    known = {**recorded().get(name, {}).get("runs", {}), **found}
     runs = {run: known[run] for run in program.RUNS if run in known}
-    present[name] = {"name": program.NAME, "with": versions, "runs": runs}
-    RESULTS.write_text(json.dumps(dict(sorted(present.items())), indent=1) + "\n")
-    PAGE.write_text(page(present))
+    written = {"name": program.NAME, "with": versions, "runs": runs}
+    (RESULTS / f"{name}.json").write_text(json.dumps(written, indent=1) + "\n")
+    PAGE.write_text(page(recorded()))
 
 
 def page(found: dict[str, Any]) -> str:

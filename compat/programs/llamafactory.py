@@ -13,11 +13,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+from compat.programs._words import save_model, text
+
 NAME = "LLaMA-Factory"
 PACKAGE = "llamafactory"
-COMMAND = ("-m", "llamafactory.launcher")
 STAND_INS = ("torchaudio",)
-WORDS = [f"w{number}" for number in range(200)]
 _LAYERS = {"freeze_trainable_layers": 1}
 RUNS: dict[str, dict[str, Any]] = {
     "sft, full": {"finetuning_type": "full"},
@@ -39,35 +39,16 @@ APART = frozenset(("sft, full, packing", "pt, full"))
 
 def prepare(folder: Path) -> None:
     """Write a tiny Llama with a tokenizer of words, and data sets of random words."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    special = ["<pad>", "<s>", "</s>", "<unk>"]
-    vocabulary = {word: number for number, word in enumerate([*special, *WORDS, "Human:", "Assistant:", "System:"])}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=made, **names).save_pretrained(folder / "model")
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
-    tokens: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(vocabulary), **sizes, **tokens)).save_pretrained(folder / "model")
+    save_model(folder / "model", "llama")
     draw = random.Random(0)
-
-    def text(most: int) -> str:
-        return " ".join(draw.choices(WORDS, k=draw.randrange(3, most)))
-
-    asked = [{"instruction": text(20), "input": "", "output": text(40)} for _ in range(64)]
+    asked = [{"instruction": text(draw, 20), "input": "", "output": text(draw, 40)} for _ in range(64)]
     sets: dict[str, list[dict[str, Any]]] = {
         "toy": asked,
-        "texts": [{"text": text(60)} for _ in range(64)],
-        "pairs": [{"instruction": text(20), "input": "", "chosen": text(40), "rejected": text(40)} for _ in range(64)],
+        "texts": [{"text": text(draw, 60)} for _ in range(64)],
+        "pairs": [
+            {"instruction": text(draw, 20), "input": "", "chosen": text(draw, 40), "rejected": text(draw, 40)}
+            for _ in range(64)
+        ],
         "wishes": [{**one, "kto_tag": number % 2 == 0} for number, one in enumerate(asked)],
     }
     columns = {"prompt": "instruction", "query": "input"}
@@ -85,8 +66,8 @@ def prepare(folder: Path) -> None:
     (folder / "data" / "dataset_info.json").write_text(json.dumps(described))
 
 
-def arguments(run: str, folder: Path, output: Path) -> list[str]:
-    """What the command is given: a file of settings."""
+def command(run: str, folder: Path, output: Path) -> list[str]:
+    """Its launcher, and a file of settings."""
     settings = {
         "stage": "sft",
         "do_train": True,
@@ -108,4 +89,4 @@ def arguments(run: str, folder: Path, output: Path) -> list[str]:
     }
     file = output.with_suffix(".yaml")  # JSON is YAML, and its reader of .json files raises
     file.write_text(json.dumps(settings))
-    return [str(file)]
+    return ["-m", "llamafactory.launcher", str(file)]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from compat.programs import __main__ as programs
 from compat.programs import llamafactory
 
-RECORDED = json.loads(programs.RESULTS.read_text())
+RECORDED = programs.recorded()
 
 
 def test_the_page_says_what_is_recorded():

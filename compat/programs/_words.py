@@ -1,0 +1,52 @@
+"""A tokenizer of random words, tiny models for it, and texts: what a program's driver trains on."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+WORDS = [f"w{number}" for number in range(200)]
+SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "Human:", "Assistant:", "System:"]
+"""The last three are those of LLaMA-Factory's default template."""
+_SIZES: dict[str, int] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+_TOKENS: dict[str, int] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Write a tokenizer with one token for each word; `<s> text </s>` for encoders is left to the caller."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    more = {"mask_token": "<mask>", "cls_token": "<s>", "sep_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=made, **names, **more).save_pretrained(folder)
+
+
+def save_model(folder: Path, model_type: str, auto: str = "AutoModelForCausalLM", **fields: Any) -> None:
+    """Write a tiny model with random weights (seed 0), and its tokenizer, where `from_pretrained` finds them.
+
+    Fields without dropout suit a comparison by step; a type whose configuration has other names for its sizes, or
+    dropout, says so in `fields`.
+    """
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(SPECIAL) + len(WORDS), **_SIZES, **_TOKENS, **fields}
+    config = transformers.AutoConfig.for_model(model_type, **sizes)
+    getattr(transformers, auto).from_config(config).save_pretrained(folder)
+    save_tokenizer(folder)
+
+
+def text(draw: random.Random, most: int) -> str:
+    """Between 3 and `most` words."""
+    return " ".join(draw.choices(WORDS, k=draw.randrange(3, most)))
