@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from autopack import log
 from autopack.errors import AutopackError
 from autopack.launch.settings import Settings
 
@@ -132,9 +133,7 @@ def _say(text: str) -> None:
     """Print one line on stderr; under torchrun with the rank, whose processes share it."""
     rank = os.environ.get("RANK", "")
     with suppress(AttributeError, OSError, ValueError):  # there may be no stderr any more
-        # In one piece, so that lines of several processes do not mix.
-        sys.stderr.write(f"autopack: {f'rank {rank}: ' if rank else ''}{text}\n")
-        sys.stderr.flush()
+        log.write(f"autopack: {f'rank {rank}: ' if rank else ''}{text}")
 
 
 def _name(model: PreTrainedModel) -> str:

@@ -7,7 +7,7 @@ Called for a twin it would run the model itself.
 from __future__ import annotations
 
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ def _rebound(value: Any, module: nn.Module, stand_in: nn.Module, known: dict[int
         held = [_rebound(part, module, stand_in, known) for part in (value.func, *value.args)]
         named = {name: _rebound(part, module, stand_in, known) for name, part in value.keywords.items()}
         return partial(held[0], *held[1:], **named)
-    if isinstance(value, FunctionType) and value.__closure__:
+    if isinstance(value, FunctionType):
         return _function(value, module, stand_in, known)
     if _is_part(value, module):
         raise NoTwin(f"what is on {type(module).__name__} holds a {type(value).__name__}, which is a part of it")
@@ -46,34 +46,47 @@ def _rebound(value: Any, module: nn.Module, stand_in: nn.Module, known: dict[int
 
 
 def _function(function: FunctionType, module: nn.Module, stand_in: nn.Module, known: dict[int, Any]) -> FunctionType:
-    """A function with what it holds rebound; itself where that changes nothing."""
+    """A function with what it holds (cells, defaults, names of its module) rebound; itself where that changes nothing."""
     if id(function) in known:
         return known[id(function)]
-    cells = function.__closure__ or ()
+    cells, held = function.__closure__ or (), function.__globals__
     copied = FunctionType(
         function.__code__,
-        function.__globals__,
+        {**held},
         function.__name__,
-        function.__defaults__,
+        tuple(_rebound(value, module, stand_in, known) for value in function.__defaults__ or ()) or None,
         tuple(CellType() for _ in cells),
     )
     known[id(function)] = copied  # it may hold itself
-    changed = False
+    named = function.__kwdefaults__ or {}
+    copied.__kwdefaults__ = {name: _rebound(value, module, stand_in, known) for name, value in named.items()} or None
+    pairs = [*zip(function.__defaults__ or (), copied.__defaults__ or (), strict=True)]
+    pairs += [(value, (copied.__kwdefaults__ or {})[name]) for name, value in named.items()]
     for cell, new in zip(cells, copied.__closure__ or (), strict=True):
         try:
-            held = cell.cell_contents
+            new.cell_contents = _rebound(cell.cell_contents, module, stand_in, known)
         except ValueError:  # not filled yet
             continue
-        new.cell_contents = _rebound(held, module, stand_in, known)
-        changed |= new.cell_contents is not held and new.cell_contents is not copied
-    if not changed:
+        pairs.append((cell.cell_contents, new.cell_contents))
+    for name in _names(function.__code__) & held.keys():
+        value = held[name]
+        # Functions of other modules are not followed: what they reach is no business of this model's.
+        if not isinstance(value, FunctionType) or value.__globals__ is held:
+            copied.__globals__[name] = _rebound(value, module, stand_in, known)
+            pairs.append((value, copied.__globals__[name]))
+    if all(new is old or new is copied for old, new in pairs):
         known[id(function)] = function
         return function
-    copied.__kwdefaults__ = function.__kwdefaults__
     copied.__qualname__, copied.__module__ = function.__qualname__, function.__module__
     copied.__dict__.update(function.__dict__)
     copied.__dict__[COPY_OF] = function
     return copied
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names that a function's code, and code inside it, may read of its module."""
+    inside = (_names(each) for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*inside)
 
 
 def _is_part(value: Any, module: nn.Module) -> bool:

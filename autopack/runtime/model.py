@@ -216,7 +216,7 @@ class EnabledModel:
         self.groups: tuple[Group, ...] = ()
         """The process groups over which its parameters are gathered when it runs, as its last call has found them."""
         self._renew = renew
-        self._settler: int | None = None
+        self._settler: object | None = None
         """The thread that looks at it, marks it and proves it now."""
         self.link = Link(self)
         """What its marks and hooks know it by."""
@@ -254,16 +254,21 @@ class EnabledModel:
     def settling(self) -> Iterator[None]:
         """While a thread looks at the model, marks it and proves it; its own calls of the model go on meanwhile."""
         with _one_at_a_time():
+            self._settler = object()
+            token = _settlers.set((*_settlers.get(), self._settler))
             try:
-                self._settler = threading.get_ident()
                 yield
             finally:
                 self._settler = None
+                _settlers.reset(token)
 
     @property
     def is_settling(self) -> bool:
-        """Whether this thread is looking at it, marking it and proving it."""
-        return self._settler == threading.get_ident()
+        """Whether this thread is looking at it, marking it and proving it, or is one in which that runs a twin.
+
+        What a twin runs may call the model itself (a function on it that holds it): that proves it no second time.
+        """
+        return self._settler is not None and self._settler in _settlers.get()
 
     def _is_stale(self) -> bool:
         return self.watch is None or self.watch.changed() is not None
@@ -276,6 +281,7 @@ class EnabledModel:
 
 _settling = threading.Lock()  # of the process and not of the model, for locks cannot be copied or pickled
 _has_lock: ContextVar[bool] = ContextVar("autopack_has_lock", default=False)
+_settlers: ContextVar[tuple[object, ...]] = ContextVar("autopack_settlers", default=())
 
 
 @contextmanager

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from autopack.layout.packed import PackedLayout
-from autopack.layout.padding import Padding
+if TYPE_CHECKING:
+    from autopack.layout.packed import PackedLayout
+    from autopack.layout.padding import Padding
+
+after_each: Callable[[], None] | None = None
+"""Called when a call has been counted, of any model of this process."""
 
 
 class Volume(NamedTuple):
@@ -128,13 +132,32 @@ class Tally:
             volume = volume.minus(instead_of)
         if not trains:
             self.evaluation = self.evaluation.plus(volume)
-            return
-        if instead_of is None:
-            self._latest = time.perf_counter()
-            if self._began is None:
-                self._began, self._before = self._latest, self.training.tokens
-            self._between = self.training.tokens - self._before
-        self.training = self.training.plus(volume)
+        else:
+            if instead_of is None:
+                self._latest = time.perf_counter()
+                if self._began is None:
+                    self._began, self._before = self._latest, self.training.tokens
+                self._between = self.training.tokens - self._before
+            self.training = self.training.plus(volume)
+        if after_each is not None:
+            after_each()
+
+    def add(self, other: Tally) -> None:
+        """Count what became of the calls of the same model in another process of this machine as well."""
+        self.batches, self.tokens = self.batches + other.batches, self.tokens + other.tokens
+        self.padding, self.unmasked = self.padding + other.padding, self.unmasked or other.unmasked
+        self.left, self.refused = self.left + other.left, self.refused + other.refused
+        self.training, self.evaluation = self.training.plus(other.training), self.evaluation.plus(other.evaluation)
+        began = [each for each in (self._began, other._began) if each is not None]
+        self._began, self._latest = min(began, default=None), max(self._latest, other._latest)
+        self._between += other._between
+
+    @classmethod
+    def of_plain(cls, counted: dict[str, Any]) -> Tally:
+        """A tally with the counts that `vars` of another one has, once JSON has had them."""
+        volumes = {name: Volume(*counted[name]) for name in ("training", "evaluation")}
+        reasons = {name: Counter(counted[name]) for name in ("left", "refused")}
+        return cls(**{**counted, **volumes, **reasons})
 
     @property
     def tokens_per_second(self) -> float | None:

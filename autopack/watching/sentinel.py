@@ -49,6 +49,11 @@ class Watched(Checked):
     every: int = field(default=0, kw_only=True)
     """Number of training calls from one check to the next; 0 for none."""
 
+    def add(self, other: Watched) -> None:
+        """Count what a sentinel of the same model found in another process as well."""
+        self.checks, self.leaks = self.checks + other.checks, self.leaks + other.leaks
+        self.worst, self.skipped = max(self.worst, other.worst), self.skipped + other.skipped
+
     def __str__(self) -> str:
         found = f"every {self.every} training calls; {self.checks} checked, worst relative error {self.worst:.1e}"
         found += f", {self.leaks} leaking" if self.leaks else ""

@@ -108,6 +108,58 @@ def test_all_forms_in_which_functions_hold_a_module():
     assert rebound(lambda self: later, one, other)(other) is later
 
 
+NOTEBOOK = """
+old = model.forward
+def helper(*args, **kwargs):
+    return old(*args, **kwargs)
+def by_global(*args, **kwargs):
+    return change(helper(*args, **kwargs))
+def by_default(*args, old=old, **kwargs):
+    return change(old(*args, **kwargs))
+def by_model(*args, which=model, **kwargs):
+    return change(type(which).forward(which, *args, **kwargs))
+holder = [old]
+def by_list(*args, **kwargs):
+    return change(holder[0](*args, **kwargs))
+class Holder:
+    forward = staticmethod(old)
+def by_class(*args, **kwargs):
+    return change(Holder.forward(*args, **kwargs))
+"""
+"""Functions of a notebook, whose names are those of its module."""
+KNOWN = ("by_global", "by_default", "by_model")
+
+
+def of_a_notebook(name, change=lambda output: output):
+    model = tiny.build("llama")
+    names = {"model": model, "change": change}
+    exec(NOTEBOOK, names)
+    model.forward = names[name]
+    return model
+
+
+@pytest.mark.parametrize("name", [*KNOWN, "by_list", "by_class"])
+def test_a_forward_of_a_notebook_that_names_the_model(name):
+    """The twin's calls the twin, or, where nobody sees that it holds the model, the model: which must not be proven for
+    that once more, by one more twin, and so on."""
+    ids = token_ids()
+    expected = alone(of_a_notebook(name), ids, LENGTHS)
+    for model in (of_a_notebook(name), tiny.build("llama")):  # before and after it is enabled
+        with autopack.enable(model) as handle:
+            if "forward" not in vars(model):
+                names = {"model": model, "change": lambda output: output}
+                exec(NOTEBOOK, names)
+                model.forward = names[name]
+            assert error(model(input_ids=ids, position_ids=WHERE).logits, expected) <= FLOAT32
+            assert handle.enabled.proof.source == "twin" or name not in KNOWN, handle.verified
+
+
+@pytest.mark.parametrize("name", [*KNOWN, "by_list", "by_class"])
+def test_what_mixes_tokens_in_a_notebook_is_refused(name):
+    with pytest.raises(UnsupportedModel, match="not exact"):
+        autopack.enable(of_a_notebook(name, mixes))
+
+
 @pytest.mark.parametrize("tagged", [True, False])
 def test_a_model_prepared_by_a_training_program_has_a_twin(tagged):
     """Tags for the model card, as TRL adds them, and a checkpoint function around transformers', as LLaMA-Factory's."""

@@ -1,0 +1,112 @@
+"""What became of a model under ``autopack run``: in one process, and summed over all that the command reaches.
+
+Each of those processes keeps its outcomes in a file of a directory that the first one has made, while it runs and when
+it ends (one that is killed leaves what it had). The first one, which the user started, reads them all when it ends.
+Part of every Python process that the script starts, so it imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autopack.runtime.tally import Tally
+    from autopack.watching.sentinel import Watched
+
+
+@dataclass(eq=False)
+class Outcome:
+    """What became of one model, in one process or in several. It holds counts alone: the model, or what refers to it,
+    would be kept alive.
+
+    `pads` says whether padded batches may run without their padding.
+    """
+
+    text: str
+    tally: Tally | None = None
+    watched: Watched | None = None
+    pads: bool = True
+    process: int = field(default_factory=os.getpid)
+    rank: str = field(default_factory=lambda: os.environ.get("RANK", ""))
+    processes: int = 1
+
+    def __str__(self) -> str:
+        who = f"rank {self.rank}: " if self.rank else ""
+        who = f"{self.processes} processes: " if self.processes > 1 else who
+        if self.tally is None:
+            return f"{who}{self.text}"
+        said = any((self.tally.batches, self.tally.left, self.tally.refused, self.tally.unmasked))
+        batches = self.tally if said else "no padded batch came"
+        parts = [f"{who}{self.text}", str(batches) if self.pads else "padded batches stay as they come"]
+        parts += [f"trained: {self.tally.trained}"] if self.tally.trained is not None else []
+        parts += [f"watched: {self.watched}"] if self.watched is not None and self.watched.every else []
+        return "; ".join(parts)
+
+    def add(self, other: Outcome) -> None:
+        """Count what became of the same model in another process as well."""
+        self.processes += other.processes
+        if self.tally is not None and other.tally is not None:
+            self.tally.add(other.tally)
+        if self.watched is not None and other.watched is not None:
+            self.watched.add(other.watched)
+
+    def plain(self) -> dict[str, Any]:
+        """The same, of what JSON has."""
+        plain = {"text": self.text, "pads": self.pads, "process": self.process, "rank": self.rank}
+        return plain | {name: vars(found) for name, found in self._counts() if found is not None}
+
+    def _counts(self) -> tuple[tuple[str, Any], ...]:
+        return ("tally", self.tally), ("watched", self.watched)
+
+    @classmethod
+    def of_plain(cls, plain: dict[str, Any]) -> Outcome:
+        """What `plain` gave."""
+        if "tally" in plain:
+            from autopack.runtime.tally import Tally
+
+            plain = {**plain, "tally": Tally.of_plain(plain["tally"])}
+        if "watched" in plain:
+            from autopack.watching.sentinel import Watched
+
+            counted = plain["watched"]
+            plain = {**plain, "watched": Watched(**{**counted, "skipped": Counter(counted["skipped"])})}
+        return cls(**plain)
+
+
+def summed(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """One outcome for each model that is the same in several processes; the first of one process is that of another."""
+    found: dict[tuple[Any, ...], Outcome] = {}
+    times: Counter[tuple[Any, ...]] = Counter()
+    for each in sorted(outcomes, key=lambda each: (each.rank.zfill(9), each.process)):
+        same = each.text, each.pads, each.tally is None
+        times[(each.process, *same)] += 1
+        key = (times[(each.process, *same)], *same)
+        if key in found:
+            found[key].add(each)
+        else:
+            found[key] = each
+    return list(found.values())
+
+
+def keep(outcomes: Iterable[Outcome], directory: Path) -> bool:
+    """Write the outcomes of this process where the first one finds them; False where it has ended."""
+    kept = directory / f"{os.getpid()}.json"
+    part = kept.with_suffix(".part")
+    try:
+        part.write_text(json.dumps([each.plain() for each in outcomes]), encoding="utf-8")
+        os.replace(part, kept)  # whoever is killed in between leaves the file as it was
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def kept(directory: Path) -> list[Outcome]:
+    """What all processes have left in a directory."""
+    files = sorted(directory.glob("*.json"))
+    return [Outcome.of_plain(each) for file in files for each in json.loads(file.read_text(encoding="utf-8"))]

@@ -1,0 +1,61 @@
+"""Where what autopack logs is written: by the program's own logging where it has any, else as lines on stderr.
+
+Imported with the package, so it imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+
+VARIABLE = "AUTOPACK_LOG"
+LEVELS = ("debug", "info", "warning", "error")
+
+
+class Lines(logging.Handler):
+    """Writes lines on stderr that no other handler would write, as Python's last resort does, and with two differences.
+
+    A progress bar of tqdm that is being drawn is taken away and drawn again below the line; and every line says that it
+    is autopack's.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if _is_handled():
+            return
+        try:
+            text = self.format(record)
+            write(text if text.startswith("autopack") else f"autopack: {text}")
+        except Exception:
+            self.handleError(record)
+
+
+def write(line: str) -> None:
+    """Write a line on stderr, in one piece for the sake of other processes, and clear of a progress bar."""
+    bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if bars is None:
+        sys.stderr.write(f"{line}\n")
+    else:
+        bars.write(f"{line}\n", file=sys.stderr, end="")
+    sys.stderr.flush()
+
+
+def _is_handled() -> bool:
+    """Whether the program has given this logger, or the one above all, a handler that writes."""
+    named, root = logging.getLogger("autopack"), logging.getLogger()
+    above = root.handlers if named.propagate else []
+    return any(not isinstance(each, (Lines, logging.NullHandler)) for each in (*named.handlers, *above))
+
+
+def prepare(environment: Mapping[str, str] | None = None) -> None:
+    """Give the logger `autopack` its handler, once, and the level that `AUTOPACK_LOG` names, where it names one."""
+    environment = os.environ if environment is None else environment
+    logger = logging.getLogger("autopack")
+    if not any(isinstance(each, Lines) for each in logger.handlers):
+        logger.addHandler(Lines())
+    level = environment.get(VARIABLE, "").strip().lower()
+    if level in LEVELS:
+        logger.setLevel(level.upper())
+    elif level:
+        logger.warning("%s must be one of %s; found %r, which changes nothing", VARIABLE, ", ".join(LEVELS), level)
