@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if os.name != "posix":
         return subprocess.call(command, env=environment)
     # The process keeps its id, by which the script is told from processes that it starts.
-    environment[settings.STARTED] = "" if launches else str(os.getpid())
+    environment[settings.STARTED] = str(os.getpid())
     try:
         os.execve(command[0], command, environment)
     except OSError as error:

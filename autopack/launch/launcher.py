@@ -11,10 +11,11 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from autopack.launch import session
-from autopack.launch.settings import RUN, STARTED, BadSetting, Settings, without
+from autopack.launch.settings import REPORTS, RUN, STARTED, BadSetting, Settings, without
 
 
 def start() -> None:
@@ -31,9 +32,26 @@ def start() -> None:
         del os.environ[RUN]
         path = without(os.environ.pop("PYTHONPATH", ""))
         os.environ |= {"PYTHONPATH": path} if path else {}
-    session.current = session.Session(settings, started)
+    reports, speaks = _reports() if settings.subprocesses else (None, True)
+    session.current = session.Session(settings, started, reports, speaks)
     atexit.register(session.current.report)
     sys.meta_path.insert(0, _Transformers(_place_of_wrapt()))
+
+
+def _reports() -> tuple[Path, bool]:
+    """Where this process leaves what became of its models, and whether it is the one that speaks for all.
+
+    That is the first one that comes here: the script, or Python that a shell script starts. It may have been replaced
+    by another program since then, which has its id.
+    """
+    process, _, directory = os.environ.get(REPORTS, "").partition(":")
+    if directory:
+        return Path(directory), process == str(os.getpid())
+    import tempfile
+
+    directory = tempfile.mkdtemp(prefix="autopack-")
+    os.environ[REPORTS] = f"{os.getpid()}:{directory}"
+    return Path(directory), True
 
 
 class _Transformers:

@@ -1,14 +1,14 @@
 """What became of a model under ``autopack run``: in one process, and summed over all that the command reaches.
 
 Each of those processes keeps its outcomes in a file of a directory that the first one has made, while it runs and when
-it ends (one that is killed leaves what it had). The first one, which the user started, reads them all when it ends.
-Part of every Python process that the script starts, so it imports neither torch nor transformers.
+it ends (one that is killed leaves what it had). The first one reads them all when it ends, and says them.
+Part of every Python process that the script starts, so it imports next to nothing.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import zlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Outcome:
     watched: Watched | None = None
     pads: bool = True
     process: int = field(default_factory=os.getpid)
-    rank: str = field(default_factory=lambda: os.environ.get("RANK", ""))
+    rank: str = ""
     processes: int = 1
 
     def __str__(self) -> str:
@@ -80,13 +80,13 @@ class Outcome:
 
 
 def summed(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """One outcome for each model that is the same in several processes; the first of one process is that of another."""
+    """One outcome for each model that is the same in several processes; the second of one is the second of another."""
     found: dict[tuple[Any, ...], Outcome] = {}
     times: Counter[tuple[Any, ...]] = Counter()
     for each in sorted(outcomes, key=lambda each: (each.rank.zfill(9), each.process)):
-        same = each.text, each.pads, each.tally is None
-        times[(each.process, *same)] += 1
-        key = (times[(each.process, *same)], *same)
+        same = (each.text, each.pads, each.tally is None)
+        times[(each.process, same)] += 1
+        key = (same, times[(each.process, same)])
         if key in found:
             found[key].add(each)
         else:
@@ -95,13 +95,15 @@ def summed(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def keep(outcomes: Iterable[Outcome], directory: Path) -> bool:
-    """Write the outcomes of this process where the first one finds them; False where it has ended."""
+    """Write the outcomes of this process where the first one finds them; False where it cannot: that has ended."""
+    import json
+
     kept = directory / f"{os.getpid()}.json"
     part = kept.with_suffix(".part")
     try:
         part.write_text(json.dumps([each.plain() for each in outcomes]), encoding="utf-8")
         os.replace(part, kept)  # whoever is killed in between leaves the file as it was
-    except FileNotFoundError:
+    except OSError:
         return False
     return True
 
@@ -109,4 +111,18 @@ def keep(outcomes: Iterable[Outcome], directory: Path) -> bool:
 def kept(directory: Path) -> list[Outcome]:
     """What all processes have left in a directory."""
     files = sorted(directory.glob("*.json"))
+    if not files:
+        return []
+    import json
+
     return [Outcome.of_plain(each) for file in files for each in json.loads(file.read_text(encoding="utf-8"))]
+
+
+def is_first(text: str, directory: Path) -> bool:
+    """Whether no other process has asked that of this text."""
+    said = directory / f"{zlib.crc32(text.encode()):08x}.said"
+    try:
+        said.open("x").close()
+    except OSError as error:
+        return not isinstance(error, FileExistsError)
+    return True

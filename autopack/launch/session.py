@@ -7,73 +7,57 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import weakref
 from contextlib import suppress
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autopack import log
 from autopack.errors import AutopackError
+from autopack.launch.outcome import Outcome, is_first, keep, kept, summed
 from autopack.launch.settings import Settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from autopack.enabling.handle import Handle
-    from autopack.runtime.tally import Tally
-    from autopack.watching.sentinel import Watched
-
-
-@dataclass(eq=False)
-class _Outcome:
-    """What became of one model. Holds its counts alone: the model, or what refers to it, would be kept alive.
-
-    `pads` says whether padded batches may run without their padding.
-    """
-
-    text: str
-    tally: Tally | None = None
-    watched: Watched | None = None
-    pads: bool = True
-    process: int = field(default_factory=os.getpid)
-
-    def __str__(self) -> str:
-        if self.tally is None:
-            return self.text
-        said = any((self.tally.batches, self.tally.left, self.tally.refused, self.tally.unmasked))
-        batches = self.tally if said else "no padded batch came"
-        parts = [self.text, str(batches) if self.pads else "padded batches stay as they come"]
-        parts += [f"trained: {self.tally.trained}"] if self.tally.trained is not None else []
-        parts += [f"watched: {self.watched}"] if self.watched is not None else []
-        return "; ".join(parts)
 
 
 class Session:
     """Autopack in one process: its settings, and what became of every model that was called in training.
 
     `started` says whether this process is the script that the user named, and not one that the script started;
-    `waiting` holds the models that have not been called in training.
+    `waiting` holds the models that have not been called in training. Processes that have a directory of `reports` leave
+    to the one that `speaks` what they would say.
     """
 
-    def __init__(self, settings: Settings, started: bool):
-        self.settings, self.started = settings, started
+    def __init__(self, settings: Settings, started: bool, reports: Path | None = None, speaks: bool = True):
+        self.settings, self.started, self.reports = settings, started, reports
         self.process = os.getpid()
+        self._speaker = self.process if speaks else None
+        self._kept_until = 0.0
         self.waiting: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
-        self._outcomes: list[_Outcome] = []
-        self._so_far: weakref.WeakKeyDictionary[PreTrainedModel, _Outcome] = weakref.WeakKeyDictionary()
+        self._outcomes: list[Outcome] = []
+        self._so_far: weakref.WeakKeyDictionary[PreTrainedModel, Outcome] = weakref.WeakKeyDictionary()
 
     def enabled(self, model: PreTrainedModel, handle: Handle, by: str = "") -> None:
         """Note a model that is enabled."""
         self._forget(model)
         pads = handle.enabled.options.unpad != "never"
-        self._note(_Outcome(f"{_name(model)} enabled{by}", handle.tally, handle.watched, pads))
+        self._note(Outcome(f"{_name(model)} enabled{by}", handle.tally, handle.watched, pads))
+        if self.reports is not None and self._speaker != os.getpid():
+            from autopack.runtime import tally
+
+            tally.after_each = self._keep
 
     def left(self, model: PreTrainedModel, reason: Exception) -> None:
         """Note a model that cannot be enabled, and say so."""
         self._forget(model)
-        outcome = _Outcome(f"{_name(model)} left as it is: {_line(reason)}")
-        if str(outcome) not in map(str, self._outcomes):
-            _say(f"warning: {outcome}")
+        outcome = Outcome(f"{_name(model)} left as it is: {_line(reason)}")
+        known = any(outcome.text == other.text for other in self._outcomes)
+        if not known and (self.reports is None or is_first(outcome.text, self.reports)):
+            _say(f"warning: {outcome.text}")
         self._note(outcome)
 
     def bypassed(self, model: PreTrainedModel) -> None:
@@ -92,27 +76,50 @@ class Session:
         self._so_far_left(model, mode if derived else why)
 
     def report(self) -> None:
-        """Print a line for every model that this very process called in training, once."""
-        outcomes = [outcome for outcome in self._outcomes if outcome.process == os.getpid()]
+        """Say once what became of every model that was called in training, in a line for each, also for other processes
+        where this one speaks for them; or leave it to the one that does."""
+        outcomes = self._mine()
         self._outcomes.clear()
+        speaks = self._speaker == os.getpid()
+        if self.reports is not None and speaks:
+            outcomes = summed([*kept(self.reports), *outcomes])
+            import shutil
+
+            shutil.rmtree(self.reports, ignore_errors=True)
+        elif self.reports is not None and outcomes and keep(outcomes, self.reports):
+            return
         if self.settings.quiet:
             return
         for outcome in outcomes:
-            _say(str(outcome))
+            _write(str(outcome))
         # A crash has the last word: its traceback says what is missing.
-        if not outcomes and self.started and self.process == os.getpid() and not hasattr(sys, "last_type"):
-            _say("no transformers model was called in training in this process")
+        if not outcomes and speaks and self.started and not hasattr(sys, "last_type"):
+            _say("no transformers model was called in training" + (" in this process" if self.reports is None else ""))
+
+    def _mine(self) -> list[Outcome]:
+        mine = [outcome for outcome in self._outcomes if outcome.process == os.getpid()]
+        for outcome in mine:
+            outcome.rank = os.environ.get("RANK", "")  # launchers set it before the first call, or after
+        return mine
+
+    def _keep(self) -> None:
+        """Leave what has been counted to the process that speaks, in case that this one is killed: at most 0.5 % of the
+        time goes there."""
+        now = time.perf_counter()
+        if now >= self._kept_until and self.reports is not None:
+            keep(self._mine(), self.reports)
+            self._kept_until = now + 200 * (time.perf_counter() - now)
 
     def _so_far_left(self, model: PreTrainedModel, why: str) -> None:
         self._forget(model)
-        self._so_far[model] = _Outcome(f"{_name(model)} left as it is: {why}")
+        self._so_far[model] = Outcome(f"{_name(model)} left as it is: {why}")
         self._note(self._so_far[model])
 
     def _forget(self, model: PreTrainedModel) -> None:
         if model in self._so_far:
             self._outcomes.remove(self._so_far.pop(model))
 
-    def _note(self, outcome: _Outcome) -> None:
+    def _note(self, outcome: Outcome) -> None:
         if os.getpid() != self.process and "multiprocessing.util" in sys.modules:
             # A forked child of multiprocessing leaves by os._exit, past atexit.
             self.process = os.getpid()
@@ -132,8 +139,12 @@ def warn_not_started(error: Exception) -> None:
 def _say(text: str) -> None:
     """Print one line on stderr; under torchrun with the rank, whose processes share it."""
     rank = os.environ.get("RANK", "")
+    _write(f"{f'rank {rank}: ' if rank else ''}{text}")
+
+
+def _write(text: str) -> None:
     with suppress(AttributeError, OSError, ValueError):  # there may be no stderr any more
-        log.write(f"autopack: {f'rank {rank}: ' if rank else ''}{text}")
+        log.write(f"autopack: {text}")
 
 
 def _name(model: PreTrainedModel) -> str:

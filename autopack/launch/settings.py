@@ -16,6 +16,8 @@ RUN = "AUTOPACK_RUN"
 """Set to 1 in every process that autopack is to start in."""
 STARTED = "AUTOPACK_STARTED"
 """The id of the process that `autopack run` turned into the script; that process takes the variable away."""
+REPORTS = "AUTOPACK_REPORTS"
+"""The process that says what became of all models, and the directory where others leave it to that: `ID:DIRECTORY`."""
 DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "inject")
 """The entry of PYTHONPATH that starts autopack."""
 

@@ -46,7 +46,7 @@ def _rebound(value: Any, module: nn.Module, stand_in: nn.Module, known: dict[int
 
 
 def _function(function: FunctionType, module: nn.Module, stand_in: nn.Module, known: dict[int, Any]) -> FunctionType:
-    """A function with what it holds (cells, defaults, names of its module) rebound; itself where that changes nothing."""
+    """A function with what it holds (cells, defaults, names of its module) rebound; itself where nothing changes."""
     if id(function) in known:
         return known[id(function)]
     cells, held = function.__closure__ or (), function.__globals__

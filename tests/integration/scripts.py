@@ -94,6 +94,14 @@ def work(rank):
 if __name__ == "__main__":
     torch.multiprocessing.start_processes(work, nprocs=1, start_method="fork")
 """
+SEVERAL = """
+import os, subprocess, sys
+given = [("trains", "0"), ("trains and is killed", "1"), ("unsupported", "2"), ("unsupported", "3")]
+code = {"trains": "import loop", "trains and is killed": "import loop, os; os.kill(os.getpid(), 9)",
+        "unsupported": "import unsupported"}
+for what, rank in given:
+    subprocess.run([sys.executable, "-c", code[what]], env={**os.environ, "RANK": rank})
+"""
 PEFT = """
 from data import *
 import peft
@@ -122,5 +130,5 @@ def fail():
 sys.exit(int(sys.argv[1])) if len(sys.argv) > 1 else fail()
 """
 SCRIPTS = {"data": DATA, "loop": LOOP, "trainer": TRAINER, "unsupported": UNSUPPORTED, "parent": PARENT}
-SCRIPTS |= {"changed": CHANGED}
+SCRIPTS |= {"changed": CHANGED, "several": SEVERAL}
 SCRIPTS |= {"forked": FORKED, "peft_script": PEFT, "view": VIEW, "crash": CRASH}

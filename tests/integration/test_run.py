@@ -87,8 +87,11 @@ def _tidy() -> Iterator[None]:
     directory.cache_clear()
 
 
-def line_of(what: dict[str, Any]) -> str:
-    rank = f"rank {what['rank']}: " if what["rank"] else ""
+def line_of(*told: dict[str, Any]) -> str:
+    """The line of one process, or the one of several."""
+    rank = f"rank {told[0]['rank']}: " if told[0]["rank"] else ""
+    rank = f"{len(told)} processes: " if len(told) > 1 else rank
+    what = {name: sum(each[name] for each in told) for name in ("batches", "padding", "columns", "rows")}
     share = f"{what['padding']:,} of {what['columns']:,} tokens were padding and were not computed"
     tokens = f"{what['columns'] - what['padding']:,}"
     calls = f"{what['batches']} calls, fill 100.0% ({tokens} real tokens in {tokens} columns)"
@@ -174,7 +177,7 @@ def free_port() -> str:
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch has no gloo")
 @pytest.mark.exhaustive
-def test_processes_of_torchrun_are_reached_and_say_their_rank():
+def test_processes_of_torchrun_are_reached_and_one_line_counts_them_all():
     options = ("--nproc-per-node", "2", "--master-port", free_port(), "trainer.py")
     stock = start("-m", "torch.distributed.run", *options)
     assert stock.status == 0, stock.err
@@ -186,7 +189,7 @@ def test_processes_of_torchrun_are_reached_and_say_their_rank():
         assert packed.status == 0, packed.err
         assert same_losses(packed, stock)
         assert [what["rank"] for what in packed.told] == ["0", "1"]
-        assert sorted(packed.lines) == [line_of(what) for what in packed.told]
+        assert packed.lines == [line_of(*packed.told)]
 
 
 @pytest.mark.exhaustive
@@ -200,10 +203,32 @@ def test_accelerate_launch():
 @pytest.mark.exhaustive
 def test_processes_that_the_script_starts():
     reached, kept_out = start(*RUN, "parent.py"), start(*RUN, "--no-subprocesses", "parent.py")
-    nothing = "autopack: no transformers model was called in training in this process"
-    assert reached.lines == [line_of(reached.told[0]), nothing]
-    assert kept_out.lines == [nothing]
+    assert reached.lines == [line_of(reached.told[0])]
+    assert kept_out.lines == ["autopack: no transformers model was called in training in this process"]
     assert same_losses(kept_out, reached)
+
+
+@pytest.mark.exhaustive
+def test_one_summary_of_all_processes_also_of_one_that_is_killed_and_each_warning_once():
+    found = start(*RUN, "several.py")
+    warning, trained, left = found.lines
+    began = "autopack: 2 processes: LlamaForCausalLM (llama) enabled; "
+    assert trained.startswith(began), "the one that is killed leaves its counts and no line"
+    # All of the first, and of the other one what had been written: not the calls of its last few milliseconds.
+    assert 4 < int(trained.removeprefix(began).partition(" ")[0]) <= 8
+    assert warning.startswith("autopack: rank 2: warning: NllbMoeForConditionalGeneration")
+    assert left == warning.replace("rank 2: warning", "2 processes")
+    assert sorted(found.untrained) == [found.untrained[0]]
+    assert not list(Path(tempfile.gettempdir()).glob("autopack-*")), "nothing stays on the disk"
+
+
+@pytest.mark.exhaustive
+def test_where_a_shell_script_starts_python_each_of_those_speaks_for_what_it_starts():
+    script = directory() / "launch.sh"
+    script.write_text(f"#!/bin/sh\n{sys.executable} parent.py\n{sys.executable} crash.py 0\n")
+    script.chmod(0o755)
+    found = start(*RUN, "./launch.sh")
+    assert found.lines == [line_of(found.told[0])]
 
 
 @pytest.mark.exhaustive
