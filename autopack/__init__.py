@@ -9,10 +9,10 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from autopack import log as _log
+from autopack.launch import lines as _lines
 from autopack.version import __version__, refuse_old
 
-_log.prepare()
+_lines.prepare()
 
 _PUBLIC = {
     "AutopackError": "autopack.errors",

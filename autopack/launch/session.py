@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autopack import log
 from autopack.errors import AutopackError
+from autopack.launch import lines
 from autopack.launch.outcome import Outcome, is_first, keep, kept, summed
 from autopack.launch.settings import Settings
 
@@ -144,7 +144,7 @@ def _say(text: str) -> None:
 
 def _write(text: str) -> None:
     with suppress(AttributeError, OSError, ValueError):  # there may be no stderr any more
-        log.write(f"autopack: {text}")
+        lines.write(f"autopack: {text}")
 
 
 def _name(model: PreTrainedModel) -> str:
