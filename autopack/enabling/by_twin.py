@@ -24,8 +24,9 @@ from autopack.enabling.reading import LENGTHS, as_float32, callable_part
 from autopack.errors import AutopackError
 from autopack.inspection import releases
 from autopack.inspection.changes import Watch
-from autopack.inspection.code_origin import hooks_of, is_foreign_hook, is_own, passes_on
+from autopack.inspection.code_origin import is_own, passes_on
 from autopack.inspection.configs import text_config
+from autopack.inspection.hooks import hooks_of, is_foreign_hook
 from autopack.inspection.modules import device_of, entries, is_pair
 from autopack.proving import kept
 from autopack.proving import twin as twins

@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 from transformers import PretrainedConfig
 
-from autopack.inspection.code_origin import hooks_of, is_foreign_hook, looks_at_rows, original
+from autopack.inspection.code_origin import original
+from autopack.inspection.hooks import hooks_of, is_foreign_hook, looks_at_rows, noise_of
 from autopack.inspection.provenance import Provenance
 from autopack.inspection.put_on import functions_on, types_in
 
@@ -52,6 +53,7 @@ class Watch:
     def __init__(self, model: nn.Module, code: Provenance, configs: list[PretrainedConfig]):
         self._modules = list(model.modules())
         self._classes, self._hooks = list(map(type, self._modules)), _hooks(self._modules)
+        self._noise = [(module, noise_of(module)) for module in self._modules if noise_of(module) is not None]
         self._children = _Values([module._modules for module in self._modules])
         # One entry for each place: the same function stands in many trees of calls.
         places = [*code.places, *(place for module in self._modules for place in functions_on(module))]
@@ -117,13 +119,13 @@ class Watch:
         """
         hooks = _hooks(self._modules)
         if hooks == self._hooks:
-            return False
+            return any(noise_of(module) != noise for module, noise in self._noise)
         known = set(self._hooks)
         for module in self._modules:
             for number, hook in hooks_of(module).items():
                 if number in known:
                     known.remove(number)
-                elif is_foreign_hook(hook) or looks_at_rows(hook):
+                elif is_foreign_hook(hook) or looks_at_rows(hook, module):
                     return True
         if known:
             return True

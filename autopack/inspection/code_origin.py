@@ -222,47 +222,6 @@ def _is_auto(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, _BaseAutoModelClass)
 
 
-def hooks_of(module: nn.Module) -> dict[int, Any]:
-    """The forward and backward hooks of a module by number, which torch gives once in a process."""
-    kinds = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    return {number: hook for kind in kinds for number, hook in kind.items()}
-
-
-def is_foreign_hook(hook: Any) -> bool:
-    """Whether a hook is somebody else's. Those of DeepSpeed's engine gather parameters and count time, and are none."""
-    function = function_of(hook)
-    return not is_own(function) and not all(map(_is_of_engine, layers(function)))
-
-
-def _is_of_engine(layer: Any) -> bool:
-    engine = getattr(sys.modules.get("deepspeed"), "__file__", None)
-    if engine is None or not isinstance(layer, FunctionType):
-        return False
-    name = layer.__code__.co_filename
-    return name.startswith(os.path.dirname(engine) + os.sep) or is_own_file(name)
-
-
-def looks_at_rows(hook: Any) -> bool:
-    """Whether a hook may read rows and columns: somebody else's, PEFT's, or NEFTune's.
-
-    NEFTune's noise shrinks with the row, and PEFT's (EVA, CorDA) collect what comes to a layer by the mask. One
-    that asks for gradients and nothing else (`output.requires_grad_(True)`, for adapters under checkpointing) does
-    not.
-    """
-    function = function_of(hook)
-    of_peft = any(map(_collects_for_peft, layers(function)))
-    if is_own(function) and not of_peft:
-        return getattr(function, "__name__", None) == "neftune_post_forward_hook"
-    code = getattr(function, "__code__", None)
-    return code is None or code.co_names != ("requires_grad_",) or bool(code.co_freevars)
-
-
-def _collects_for_peft(layer: Any) -> bool:
-    """Whether code is PEFT's, but for what hands on an argument for each row, which `integrations.peft` knows."""
-    name = getattr(layer, "__name__", "")
-    return str(getattr(layer, "__module__", "")).startswith("peft.") and "pre_" not in name
-
-
 def function_of(hook: Any) -> Any:
     """The function behind a hook."""
     return hook.__func__ if isinstance(hook, MethodType) else hook

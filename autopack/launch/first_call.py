@@ -40,7 +40,7 @@ class FirstCall(ForwardGuard):
     in_evaluation = False
     """Whether a first call in evaluation counts too, as it does where other people's tests are run (`compat/`)."""
 
-    _passed = _evaluated = _derived = False
+    _passed = _evaluated = False
 
     def __init__(self, model: PreTrainedModel):
         self.lease = SiteLease(functools.partial(_forward_sites, type(model)))
@@ -51,20 +51,26 @@ class FirstCall(ForwardGuard):
         compiling = torch.compiler.is_compiling()
         if not compiling:
             self._passed = True
-        trains = module.training and torch.is_grad_enabled()
+        trains = module.training and torch.is_grad_enabled() if compiling else _trains(module)
         if trains or (self.in_evaluation and not compiling):
             return _first_call(self, module, args, kwargs)
-        if not (compiling or self._derived or session.current is None):
-            self._derived = torch.is_grad_enabled() and any(each.requires_grad for each in module.parameters())
-            if not self._evaluated or self._derived:
-                self._evaluated = True
-                if _outermost(session.current, module) is module:
-                    session.current.evaluated(module, self._derived)
+        if not (compiling or self._evaluated or session.current is None):
+            self._evaluated = True
+            if _outermost(session.current, module) is module:
+                session.current.evaluated(module)
         return None
 
     def is_past(self, module: nn.Module) -> bool:
         passed, self._passed = self._passed, False
-        return not passed and module.training and torch.is_grad_enabled()
+        return not passed and _trains(module)
+
+
+def _trains(module: nn.Module) -> bool:
+    """Whether a call is one of training: with gradients, in training mode or of parameters that can be trained.
+
+    Lightning trains what comes from `from_pretrained` in the evaluation mode that it comes in.
+    """
+    return torch.is_grad_enabled() and (module.training or any(each.requires_grad for each in module.parameters()))
 
 
 def prepare(base: Any) -> None:
@@ -116,7 +122,7 @@ def _first_call(hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dic
         _leave(here, module, error)
         return None
     if outer is not None:
-        if outer.training:
+        if _trains(outer):
             here.bypassed(outer)
         return None
     if next(reversed(module._forward_pre_hooks.values())) is not hook and handle_of(module) is None:
@@ -211,7 +217,7 @@ def _stand_at_tuner(name: str, module: Any) -> None:
 
     @functools.wraps(original)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.model.training and torch.is_grad_enabled() and isinstance(self.model, nn.Module):
+        if isinstance(self.model, nn.Module) and _trains(self.model):
             _enable_for_tuner(self.model)
         return original(self, *args, **kwargs)
 

@@ -64,16 +64,9 @@ class Session:
         """Note a model whose `forward` is called past its hooks, unless it will have been enabled by the end."""
         self._so_far_left(model, "its forward is called directly, and not the model itself")
 
-    def evaluated(self, model: PreTrainedModel, derived: bool) -> None:
-        """Note a model that is called outside of training, as a reference is, unless it will be trained by the end.
-
-        `derived` says that it was called with gradients of its parameters.
-        """
-        why = "it was not trained, only called in evaluation or without gradients"
-        mode = (
-            "it was called with gradients, but in evaluation mode; if it is trained like that, call model.train() first"
-        )
-        self._so_far_left(model, mode if derived else why)
+    def evaluated(self, model: PreTrainedModel) -> None:
+        """Note a model that is called without training, as a reference is, unless it will be trained by the end."""
+        self._so_far_left(model, "it was not trained, only called without gradients, or with none of its own")
 
     def report(self) -> None:
         """Say once what became of every model that was called in training, in a line for each, also for other processes

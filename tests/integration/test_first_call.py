@@ -80,23 +80,23 @@ def test_the_first_call_in_training_is_packed_once_and_no_hook_is_left(session):
     assert packed(model) == 2
 
 
-def test_calls_in_evaluation_and_without_gradients_wait(session):
+def test_calls_without_gradients_wait_in_any_mode(session):
     model = waiting()
     with torch.no_grad():
         model(**batch())
-    model.eval()(**batch())
+        model.eval()(**batch())
+    with torch.inference_mode():
+        model(**batch())
     assert not autopack.is_enabled(model)
     assert len(hooks(model)) == 2
     model.train()(**batch())
     assert packed(model) == 1
 
 
-def test_a_part_in_training_of_a_model_in_evaluation_waits(session, capsys):
+def test_a_part_in_training_of_a_model_in_evaluation_is_a_part_of_it(session, capsys):
     model = waiting().eval()
     model.model.train()
     model(**batch())
-    assert not autopack.is_enabled(model.model)
-    model.train()(**batch())
     assert autopack.is_enabled(model)
     assert len(report(session, capsys)) == 1
 
@@ -298,10 +298,11 @@ def test_a_model_without_a_forward_leaves_that_of_torch_alone(session):
     assert len(hooks(model)) == 1
 
 
-def test_in_evaluation_a_forward_that_is_called_directly_passes_the_hooks_by(session):
+def test_without_gradients_a_forward_that_is_called_directly_passes_the_hooks_by(session):
     model, seen = waiting().eval(), []
     model.register_forward_hook(lambda *_: seen.append(1))
-    model.forward(**batch())
+    with torch.no_grad():
+        model.forward(**batch())
     assert not seen
 
 
@@ -323,21 +324,32 @@ def test_a_reference_model_is_named_with_the_reason(session, capsys):
         reference(**batch())
     model(**batch())
     left, enabled = report(session, capsys)
-    why = "it was not trained, only called in evaluation or without gradients"
+    why = "it was not trained, only called without gradients, or with none of its own"
     assert left == f"autopack: GPT2LMHeadModel (gpt2) left as it is: {why}"
     assert enabled.startswith("autopack: LlamaForCausalLM (llama) enabled; 1 padded batch packed inside")
 
 
-def test_a_model_that_is_trained_in_evaluation_mode_is_named_with_the_reason(session, capsys):
+def test_a_model_that_is_trained_in_evaluation_mode_is_enabled_and_a_frozen_one_is_not(session, capsys):
+    """Lightning trains what comes from `from_pretrained` in the mode that it comes in."""
     model, frozen = waiting().eval(), waiting("gpt2").eval().requires_grad_(False)
+    stock = tiny.build("llama", attn_implementation="sdpa").eval()
     with torch.no_grad():
         model(**batch())  # the check before training
-    model(**batch()).loss.backward()
+    for which in (model, stock):
+        which(**batch()).loss.backward()
     frozen(**batch())
-    model(**batch()).loss.backward()
-    left, reference = sorted(report(session, capsys), reverse=True)
-    assert left == (
-        "autopack: LlamaForCausalLM (llama) left as it is: it was called with gradients, but in evaluation mode; "
-        "if it is trained like that, call model.train() first"
-    )
-    assert "it was not trained" in reference
+    assert packed(model) == 1
+    for found, expected in zip(model.parameters(), stock.parameters(), strict=True):
+        assert torch.allclose(found.grad, expected.grad, rtol=FLOAT32, atol=1e-6)
+    enabled, reference = report(session, capsys)
+    assert enabled.startswith("autopack: LlamaForCausalLM (llama) enabled; 1 padded batch packed inside")
+    assert reference.startswith("autopack: GPT2LMHeadModel (gpt2) left as it is: it was not trained")
+
+
+def test_what_is_read_at_padding_in_evaluation_mode_is_read_as_in_stock(session):
+    """A mean over all columns, of a model in evaluation mode that nobody has wrapped in `no_grad`."""
+    model, stock = waiting().eval(), tiny.build("llama", attn_implementation="sdpa").eval()
+    inputs = {name: batch()[name] for name in ("input_ids", "attention_mask")}
+    for _ in range(4):
+        found, expected = (which.model(**inputs).last_hidden_state.mean(1) for which in (model, stock))
+        assert torch.equal(found, expected)

@@ -31,7 +31,7 @@ RUN = ("-m", "autopack", "run")
 NOT_INHERITED = ("PYTHONPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
-UNTRAINED = "left as it is: it was not trained, only called in evaluation or without gradients"
+UNTRAINED = "left as it is: it was not trained, only called without gradients, or with none of its own"
 
 
 class Result(NamedTuple):

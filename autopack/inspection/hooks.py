@@ -1,0 +1,81 @@
+"""Hooks that libraries and users have put on modules: whose they are, and whether they care about rows and columns."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from autopack.inspection.code_origin import function_of, is_own, layers
+from autopack.inspection.files import is_own_file
+
+_ENGINE = ("deepspeed", "runtime")
+_ADAPTERS = (("adapters", "methods", "bottleneck.py"), ("adapters", "methods", "invertible.py"))
+"""Adapters that the library adapters (1.3) runs behind a layer, on each token by itself. Its others read positions
+(ReFT) or put tokens before the row (prompts)."""
+_NOISE = "neftune_post_forward_hook"
+
+
+def hooks_of(module: nn.Module) -> dict[int, Any]:
+    """The forward and backward hooks of a module by number, which torch gives once in a process."""
+    kinds = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    return {number: hook for kind in kinds for number, hook in kind.items()}
+
+
+def is_foreign_hook(hook: Any) -> bool:
+    """Whether a hook is somebody else's. Those of DeepSpeed's engine gather parameters and count time, and are none."""
+    return not is_own(function_of(hook)) and not _is_from(hook, _ENGINE)
+
+
+def works_by_token(hook: Any) -> bool:
+    """Whether a hook is one of a library's that computes for each token by itself, and does not look at rows."""
+    return any(_is_from(hook, place) for place in _ADAPTERS)
+
+
+def looks_at_rows(hook: Any, module: nn.Module) -> bool:
+    """Whether a hook on a module may read rows and columns: somebody else's, PEFT's, or NEFTune's.
+
+    NEFTune's noise shrinks with the row, where there is any, and PEFT's (EVA, CorDA) collect what comes to a layer by
+    the mask. One that asks for gradients and nothing else (`output.requires_grad_(True)`, for adapters under
+    checkpointing) does not.
+    """
+    function = function_of(hook)
+    of_peft = any(map(_collects_for_peft, layers(function)))
+    if is_own(function) and not of_peft:
+        return getattr(function, "__name__", None) == _NOISE and noise_of(module) != 0
+    if _is_from(hook, _ENGINE) or works_by_token(hook):
+        return False
+    code = getattr(function, "__code__", None)
+    return code is None or code.co_names != ("requires_grad_",) or bool(code.co_freevars)
+
+
+def noise_of(module: nn.Module) -> Any:
+    """How much noise NEFTune's hook adds to what a module returns; None where nothing says so."""
+    return vars(module).get("neftune_noise_alpha")
+
+
+def _is_from(hook: Any, place: tuple[str, ...]) -> bool:
+    """Whether a hook, with all that it wraps, is code below a place in a package that has been imported."""
+    package, *parts = place
+    top = getattr(sys.modules.get(package), "__file__", None)
+    if top is None:
+        return False
+    below = os.path.join(os.path.dirname(top), *parts)
+    found = [each for each in layers(function_of(hook)) if isinstance(each, FunctionType)]
+    names = [each.__code__.co_filename for each in found]
+    return any(_is_below(name, below) for name in names) and all(
+        _is_below(name, below) or is_own_file(name) for name in names
+    )
+
+
+def _is_below(name: str, place: str) -> bool:
+    return name == place or name.startswith(place + os.sep)
+
+
+def _collects_for_peft(layer: Any) -> bool:
+    """Whether code is PEFT's, but for what hands on an argument for each row, which `integrations.peft` knows."""
+    name = getattr(layer, "__name__", "")
+    return str(getattr(layer, "__module__", "")).startswith("peft.") and "pre_" not in name

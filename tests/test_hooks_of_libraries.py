@@ -1,0 +1,151 @@
+"""Hooks of libraries that work on each token by itself or move parameters: padded batches run without their padding.
+
+DeepSpeed and adapters are not installed here: packages of their names, with hooks of the same kind in the same files,
+stand in for them. The real ones run in `compat/engines` and `compat/programs`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import partial
+
+import pytest
+import torch
+from transformers.integrations.neftune import neftune_post_forward_hook
+
+import autopack
+from autopack.errors import UnsupportedModel
+from tests.support.padded import (
+    FLOAT32,
+    GRADIENT,
+    PADDED,
+    batch,
+    build,
+    loss_error,
+    mask_of,
+    model_gradient_error,
+    tally_of,
+    twins,
+)
+
+BOTTLENECK = """
+def hook_fn(adapter, module, args, output):
+    return output + adapter(output)
+def mixing(adapter, module, args, output):
+    return output + adapter(output.cumsum(1))
+"""
+ENGINE = """
+import torch
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, states): return states.detach()
+    @staticmethod
+    def backward(ctx, grads): return grads
+def put_on(module):
+    def _pre_forward_module_hook(module, args): module.gathered = True
+    def _post_forward_module_hook(module, args, output): module.gathered = False
+    def _post_backward_module_hook(module, args): return tuple(Gather.apply(each) for each in args)
+    module.register_forward_pre_hook(_pre_forward_module_hook)
+    module.register_forward_hook(_post_forward_module_hook)
+    module.register_forward_pre_hook(_post_backward_module_hook)
+"""
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """Makes a module of a package, `library("adapters.methods.bottleneck", text)`; it is gone after the test."""
+
+    def made(name, text):
+        file = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
+        file.parent.mkdir(parents=True)
+        for folder in file.relative_to(tmp_path).parents:
+            if folder.name:
+                (tmp_path / folder / "__init__.py").write_text("")
+        file.write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        return importlib.import_module(name)
+
+    yield made
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("adapters", "deepspeed"):
+            del sys.modules[name]
+
+
+def projections(model):
+    return [layer.self_attn.o_proj for layer in model.model.layers]
+
+
+def with_adapters(model, function):
+    torch.manual_seed(7)
+    for layer in projections(model):
+        layer.adapter = torch.nn.Linear(layer.out_features, layer.out_features)
+        layer.register_forward_hook(partial(function, layer.adapter))
+    return model
+
+
+def compared(stock, model):
+    inputs = batch("causal LM", mask_of(PADDED))
+    found, expected = model(**inputs), stock(**inputs)
+    found.loss.backward(), expected.loss.backward()
+    assert loss_error(found.loss, expected.loss) < FLOAT32
+    assert model_gradient_error(model, stock) < GRADIENT
+
+
+def test_adapters_behind_a_layer(library):
+    hooks = library("adapters.methods.bottleneck", BOTTLENECK)
+    stock, model = twins(with_adapters(build("llama"), hooks.hook_fn))
+    for which in (stock, model):  # a copy's hooks hold the adapters of the first
+        for layer in projections(which):
+            layer._forward_hooks.clear()
+            layer.register_forward_hook(partial(hooks.hook_fn, layer.adapter))
+    with autopack.enable(model) as handle:
+        assert handle.enabled.proof.source != "recorded"
+        compared(stock, model)
+        assert (tally_of(model).batches, sum(tally_of(model).left.values())) == (1, 0)
+
+
+def test_adapters_that_mix_tokens_after_all_are_refused(library):
+    hooks = library("adapters.methods.bottleneck", BOTTLENECK)
+    with pytest.raises(UnsupportedModel, match="not exact"):
+        autopack.enable(with_adapters(build("llama"), hooks.mixing))
+
+
+def test_other_hooks_of_the_same_library_keep_the_padding(library):
+    hooks = library("adapters.methods.reft", BOTTLENECK)
+    model = with_adapters(build("llama"), hooks.hook_fn)
+    with autopack.enable(model):
+        model(**batch("causal LM", mask_of(PADDED)))
+        assert (tally_of(model).batches, sum(tally_of(model).left.values())) == (0, 1)
+
+
+def test_an_engine_that_gathers_parameters(library):
+    hooks = library("deepspeed.runtime.zero.parameter_offload", ENGINE)
+    stock, model = twins(build("llama"))
+    for which in (stock, model):
+        for layer in projections(which):
+            hooks.put_on(layer)
+    with autopack.enable(model) as handle:
+        assert handle.enabled.proof.source == "recorded", "they compute nothing"
+        compared(stock, model)
+        assert (tally_of(model).batches, sum(tally_of(model).left.values())) == (1, 0)
+
+
+def test_noise_of_neftune_that_is_none_and_then_some():
+    stock, model = twins(build("llama"))
+    for which in (stock.train(), model.train()):
+        embeddings = which.get_input_embeddings()
+        embeddings.neftune_noise_alpha = 0
+        embeddings.register_forward_hook(neftune_post_forward_hook)
+    with autopack.enable(model):
+        compared(stock, model)
+        assert tally_of(model).batches == 1
+        for which in (stock, model):
+            which.zero_grad()
+            which.get_input_embeddings().neftune_noise_alpha = 5.0
+        inputs, losses = batch("causal LM", mask_of(PADDED)), []
+        for which in (stock, model):
+            torch.manual_seed(0)
+            losses.append(which(**inputs).loss)
+        assert loss_error(losses[1], losses[0]) < FLOAT32
+        assert (tally_of(model).batches, sum(tally_of(model).left.values())) == (1, 1)
