@@ -36,13 +36,18 @@ def mixing(adapter, module, args, output):
     return output + adapter(output.cumsum(1))
 """
 ENGINE = """
-import torch
+import functools, torch
+def instrument(function):
+    @functools.wraps(function)
+    def wrapped(*args, **kwargs): return function(*args, **kwargs)
+    return wrapped
 class Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, states): return states.detach()
     @staticmethod
     def backward(ctx, grads): return grads
 def put_on(module):
+    @instrument
     def _pre_forward_module_hook(module, args): module.gathered = True
     def _post_forward_module_hook(module, args, output): module.gathered = False
     def _post_backward_module_hook(module, args): return tuple(Gather.apply(each) for each in args)

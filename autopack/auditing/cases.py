@@ -232,8 +232,9 @@ def _vocabulary(model: PreTrainedModel) -> int:
         embeddings = model.get_input_embeddings(), model.get_output_embeddings()
     for embedding in embeddings:
         each = list(embedding) if isinstance(embedding, nn.ModuleList) else [embedding]  # one per codebook
-        sizes += [len(e.weight) for e in each if isinstance(getattr(e, "weight", None), torch.Tensor)]  # type: ignore[arg-type]
-    if not sizes:  # latents, or hashes of characters (Perceiver, CANINE)
+        weights = [e.weight for e in each if isinstance(getattr(e, "weight", None), torch.Tensor)]
+        sizes += [len(weight) for weight in weights if len(weight)]  # type: ignore[arg-type]
+    if not sizes:  # latents, hashes of characters (Perceiver, CANINE), or weights that ZeRO-3 has shared out
         known = (getattr(model.config, name, None) for name in ("vocab_size", "num_hash_buckets"))
         sizes += [size for size in known if isinstance(size, int)]
     if not sizes:

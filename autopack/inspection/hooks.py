@@ -12,7 +12,7 @@ from torch import nn
 from autopack.inspection.code_origin import function_of, is_own, layers
 from autopack.inspection.files import is_own_file
 
-_ENGINE = ("deepspeed", "runtime")
+_ENGINE = ("deepspeed",)
 _ADAPTERS = (("adapters", "methods", "bottleneck.py"), ("adapters", "methods", "invertible.py"))
 """Adapters that the library adapters (1.3) runs behind a layer, on each token by itself. Its others read positions
 (ReFT) or put tokens before the row (prompts)."""
