@@ -16,6 +16,9 @@ from transformers.integrations.neftune import neftune_post_forward_hook
 
 import autopack
 from autopack.errors import UnsupportedModel
+from autopack.launch import first_call
+from autopack.launch import session as sessions
+from autopack.launch.settings import Settings
 from tests.support.padded import (
     FLOAT32,
     GRADIENT,
@@ -73,7 +76,7 @@ def library(tmp_path, monkeypatch):
 
     yield made
     for name in list(sys.modules):
-        if name.partition(".")[0] in ("adapters", "deepspeed"):
+        if name.partition(".")[0] in ("adapters", "deepspeed", "mine"):
             del sys.modules[name]
 
 
@@ -154,3 +157,18 @@ def test_noise_of_neftune_that_is_none_and_then_some():
             losses.append(which(**inputs).loss)
         assert loss_error(losses[1], losses[0]) < FLOAT32
         assert (tally_of(model).batches, sum(tally_of(model).left.values())) == (1, 1)
+
+
+@pytest.mark.parametrize(("of_engine", "packed"), [(True, 2), (False, 1)])
+def test_under_autopack_run_they_do_not_put_the_first_call_off(library, monkeypatch, of_engine, packed):
+    """Another hook on the model, put on after autopack's, sees the first batch as it came."""
+    hooks = library("deepspeed.runtime.engine" if of_engine else "mine.engine", ENGINE)
+    monkeypatch.setattr(sessions, "current", sessions.Session(Settings.read({}), started=True))
+    model = build("llama")
+    first_call._wait(model)
+    hooks.put_on(model)
+    inputs = batch("causal LM", mask_of(PADDED))
+    for _ in range(2):
+        model(**inputs)
+    assert tally_of(model).batches == packed
+    autopack.disable(model)

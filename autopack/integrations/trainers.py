@@ -40,6 +40,8 @@ class TrainerAdapter:
     """Attribute whose `callbacks` are transformers' own kind; None where it has none, and nothing is logged."""
     adds_up_rows: bool = False
     """Whether its loss takes every row of a batch for one sequence, whatever the row declares."""
+    reference: str | None = None
+    """Attribute that holds a model which is called for the log-probabilities of the same tokens, and never trained."""
     rows_of_pair: int | None = None
     """Rows per pair in the first tensor of tokens of a batch, where the loss is a mean over pairs."""
 
@@ -63,6 +65,10 @@ class TrainerAdapter:
     def collator_of(self, trainer: Any) -> Any:
         """What makes batches of examples."""
         return getattr(trainer, self.collator, None)
+
+    def reference_of(self, trainer: Any) -> Any:
+        """The model that it compares the trained one with; None where it has none."""
+        return None if self.reference is None else getattr(trainer, self.reference, None)
 
     def callbacks_of(self, trainer: Any) -> list[Any]:
         """Its list of callbacks; an empty one where it has none."""
@@ -90,8 +96,8 @@ TRANSFORMERS = TrainerAdapter(
 )
 _TRL = replace(TRANSFORMERS, package="trl", seen_in="trl 1.16")
 ADAPTERS = [
-    replace(_TRL, kind="DPOTrainer", adds_up_rows=True, rows_of_pair=2),
-    replace(_TRL, kind="KTOTrainer", adds_up_rows=True),
+    replace(_TRL, kind="DPOTrainer", adds_up_rows=True, reference="ref_model", rows_of_pair=2),
+    replace(_TRL, kind="KTOTrainer", adds_up_rows=True, reference="ref_model"),
     replace(_TRL, kind="ORPOTrainer", adds_up_rows=True, rows_of_pair=1),
     replace(_TRL, kind="CPOTrainer", adds_up_rows=True, rows_of_pair=1),
     replace(_TRL, kind="RewardTrainer", rows_of_pair=2),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from torch import nn
 
 from autopack.calls.guard import ForwardGuard
 from autopack.errors import UnsupportedModel
-from autopack.integrations import peft
+from autopack.inspection.hooks import looks_at_rows
+from autopack.integrations import peft, trainers, wrappers
 from autopack.launch import session
 from autopack.launch.session import Session
 from autopack.patching import Site, SiteLease
@@ -125,7 +127,7 @@ def _first_call(hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dic
         if _trains(outer):
             here.bypassed(outer)
         return None
-    if next(reversed(module._forward_pre_hooks.values())) is not hook and handle_of(module) is None:
+    if handle_of(module) is None and any(looks_at_rows(later, module) for later in _after(hook, module)):
         # Hooks that were put on later take the batch as it comes, so autopack's has to follow them: at the next call.
         module._forward_pre_hooks.move_to_end(_hook(module))
         return None
@@ -135,6 +137,12 @@ def _first_call(hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dic
     # The hooks of this call were looked up before the entry was among them.
     entry = _hook(module, EntryHook) if _enable(here, module) else None
     return None if entry is None else module._forward_pre_hooks[entry](module, args, kwargs)
+
+
+def _after(hook: FirstCall, module: nn.Module) -> list[Any]:
+    """The hooks of a call that come after this one."""
+    hooks = list(module._forward_pre_hooks.values())
+    return hooks[next(place for place, each in enumerate(hooks) if each is hook) + 1 :]
 
 
 def _enable(here: Session, module: Any) -> bool:
@@ -162,8 +170,28 @@ def _enable(here: Session, module: Any) -> bool:
         else:
             handle.enabled.lenient = not here.settings.strict
             here.enabled(model, handle)
+            reference = _reference()
+            if reference is not None and reference is not module and _hook(reference) is not None:
+                _enable(here, reference)
             return True
     return False
+
+
+def _reference() -> PreTrainedModel | None:
+    """The reference model of the trainer that is training now, where it is of a kind that is known to have one.
+
+    It is never trained, so its own calls tell nothing, but what they give is read where that of the other one is.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self") if frame.f_code.co_name in trainers.steps() else None
+        adapter = None if caller is None else trainers.adapter_of(caller)
+        reference = None if adapter is None else adapter.reference_of(caller)
+        if reference is not None:
+            with suppress(UnsupportedModel):  # it stays as it is, as any that is not trained
+                return wrappers.unwrap(reference)
+        frame = frame.f_back
+    return None
 
 
 def _outermost(here: Session, module: Any) -> Any:

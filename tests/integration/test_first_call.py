@@ -22,6 +22,8 @@ from autopack.launch.first_call import FirstCall
 from autopack.launch.session import Session
 from autopack.launch.settings import Settings
 from tests.conftest import FLOAT32, error
+from tests.integration.test_trainer_logs import trainer
+from tests.support.dpo import preferences
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -353,3 +355,27 @@ def test_what_is_read_at_padding_in_evaluation_mode_is_read_as_in_stock(session)
     for _ in range(4):
         found, expected = (which.model(**inputs).last_hidden_state.mean(1) for which in (model, stock))
         assert torch.equal(found, expected)
+
+
+def test_the_reference_of_a_dpo_trainer_is_enabled_with_the_model(session, tmp_path):
+    found = []
+    for enabled in (True, False):
+        made = [waiting() if enabled else tiny.build("llama", attn_implementation="sdpa").train() for _ in range(2)]
+        run = preferences(tmp_path, *made)
+        run.train()
+        found.append([entry["loss"] for entry in run.state.log_history if "loss" in entry])
+        if enabled:
+            assert packed(made[0]) == packed(made[1]) == 10
+        autopack.disable(made)
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_another_frozen_model_beside_it_is_not(session, tmp_path):
+    """Of a teacher that a trainer of one's own holds, nobody knows what is read."""
+    model, teacher = waiting(), waiting("gpt2").eval()
+    run = trainer(tmp_path, model=model, max_steps=2)
+    run.ref_model = teacher
+    run.train()
+    assert packed(model)
+    assert not autopack.is_enabled(teacher)
+    autopack.disable(model)
