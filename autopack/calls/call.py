@@ -78,16 +78,19 @@ class Call:
             return False
         return any(getattr(given.get(name), "ndim", 0) == n for name, n in (("input_ids", 3), ("inputs_embeds", 4)))
 
+    def choices_as_rows(self) -> dict[str, Any]:
+        """Arguments of choices with one value per token as such a head hands them on: as rows of a batch."""
+        shape = () if self.inputs is None else self.inputs.shape[:3]
+        return {n: v.flatten(0, 1) for n, v in self.arguments.items() if getattr(v, "shape", ())[:3] == shape}
+
     @cached_property
     def declared(self) -> Declared:
         """What the arguments say of documents and padding."""
         inputs, arguments = self.inputs, self.arguments
         if inputs is None:
             return Declared(None)
-        if self.brings_choices:  # such a head makes them the rows of a batch
-            choices = inputs.shape[:3]
-            arguments = {n: v.flatten(0, 1) for n, v in arguments.items() if getattr(v, "shape", ())[:3] == choices}
-            inputs = inputs.flatten(0, 1)
+        if self.brings_choices:
+            arguments, inputs = self.choices_as_rows(), inputs.flatten(0, 1)
         rows, columns = inputs.shape[:2]
         first_position = self.model.traits.first_position
         # Some models keep what they continue to themselves (RecurrentGemma).

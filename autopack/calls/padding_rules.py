@@ -38,8 +38,8 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
     """Why a batch has to stay padded, whatever entry could run it without its padding."""
     given, traits, model_type = call.arguments, call.model.traits, call.model.anatomy.model_type
     always = call.model.options.unpad == "always"
-    if call.entry.head is not None and call.entry.head.of_choices:
-        yield "its rows are choices of questions"
+    if call.entry.head is not None and call.entry.head.picks:
+        yield "its head reads a token of each choice that the call names"
     if call.model.proof.padded is not None:
         yield call.model.proof.padded
     if call.declared.jumps:
@@ -96,6 +96,8 @@ def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
     entry, given, traits = call.entry, call.arguments, call.model.traits
     if entry.level in call.model.pooling:
         yield per_row_outputs.REASON
+    if entry.head is not None and entry.head.of_choices:
+        yield "its rows are choices of questions"
     if entry.has_other_head:
         yield "the head takes the padded form"
     if pools_single_tokens(call.module) and activation_of(call.module) is None:

@@ -20,7 +20,7 @@ from autopack.auditing.asking import first_label_counts
 from autopack.auditing.auditor import EVERY_MODE, audit
 from autopack.auditing.report import LeakReport
 from autopack.enabling.attach import attach, detach, examine
-from autopack.enabling.reading import LENGTHS, as_float32, callable_part
+from autopack.enabling.reading import LENGTHS, as_float32, callable_part, why_padding_is_unknown
 from autopack.errors import AutopackError
 from autopack.inspection import releases
 from autopack.inspection.changes import Watch
@@ -201,8 +201,7 @@ def _read(answer: _Answer, because: str) -> Proof:
     said = f" (audited because: {because})"
     inexact = answer.padded or answer.packed
     padded = inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
-    if answer.part is not twin.model:
-        padded = f"nobody has seen what the forward of {type(twin.model).__name__} does with padding"
+    padded = why_padding_is_unknown(twin.model, answer.part) or padded
     source = "parts" if outside else "twin"
     return Proof(how + said, answer.packed and f"{answer.packed}{said}", answer.labels, padded, source=source)
 

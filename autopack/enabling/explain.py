@@ -102,6 +102,7 @@ def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any
         outer = Activation(plan.scope, None, call.entry.level, plan)
         kept = {*LABELS, *call.entry.names}
         arguments = call.arguments if plan.arguments is None else plan.arguments
+        arguments = call.choices_as_rows() if call.brings_choices else arguments
     return Explanation(tuple(decisions), tuple(_notes(model, packs)))
 
 

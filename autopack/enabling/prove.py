@@ -12,7 +12,7 @@ from autopack.auditing.auditor import audit
 from autopack.auditing.budget import Budget, OverBudget, budget_of
 from autopack.auditing.within import audit_within, words_of
 from autopack.enabling.by_twin import proof_by_twin
-from autopack.enabling.reading import LENGTHS, as_float32, callable_part
+from autopack.enabling.reading import LENGTHS, as_float32, callable_part, why_padding_is_unknown
 from autopack.inspection.provenance import Provenance
 from autopack.proving.twin import NoTwin
 from autopack.runtime.model import EnabledModel, Proof
@@ -69,7 +69,7 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_o
     tested = callable_part(enabled)
     unasked = None
     if tested is not model:
-        unasked = f"nobody has seen what the forward of {type(model).__name__} does with padding"
+        unasked = why_padding_is_unknown(model, tested)
         # What its own forward makes of the part is compared with nothing; it is handed the form that it knows.
         unknown = next(iter(Provenance(tested).foreign), code.hook) or why_not_recorded(tested)
         if unknown is None and verify == "auto":

@@ -11,7 +11,8 @@ from autopack.auditing.auditor import TOLERANCE
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.report import LeakReport
 from autopack.inspection.heads import row_head
-from autopack.inspection.modules import device_of, takes_tokens
+from autopack.inspection.modules import device_of, entries, takes_tokens
+from autopack.inspection.provenance import Provenance
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock
 
@@ -23,8 +24,8 @@ Their sum is a prime, so that columns are not taken for heads or channels of tha
 
 def callable_part(enabled: EnabledModel) -> PreTrainedModel:
     """The outermost model inside that can be called with tokens by their name: a forward may have others for them."""
-    entries = enabled.anatomy.entries
-    for module in entries[:-1]:
+    nested = enabled.anatomy.entries
+    for module in nested[:-1]:
         if _is_of_choices(module):
             continue
         token = torch.zeros(1, 1, dtype=torch.long)
@@ -37,7 +38,21 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
             # An encoder-decoder wants tokens for both halves: that is what the audit knows how to give.
             if not isinstance(error, TypeError) or "input_ids" not in str(error):
                 return module
-    return entries[-1]
+    return nested[-1]
+
+
+def why_padding_is_unknown(model: PreTrainedModel, tested: PreTrainedModel) -> str | None:
+    """Why nobody knows what a model's forward makes of padding, where only the model in it was tested, or None.
+
+    Transformers' heads for choices make them the rows of a batch and read the first token of each.
+    """
+    if tested is model:
+        return None
+    own = _is_of_choices(model) and Provenance(model).around(model) is None
+    if own and any(tested is inner for inner in entries(model)[1:2]):
+        summaries = {vars(module).get("summary_type", "first") for module in model.modules()}
+        return None if summaries == {"first"} else "its head reads others than the first token of a choice"
+    return f"nobody has seen what the forward of {type(model).__name__} does with padding"
 
 
 def _is_of_choices(module: PreTrainedModel) -> bool:

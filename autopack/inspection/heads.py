@@ -19,12 +19,14 @@ _CHOICES = (
 class RowHead:
     """What is known of a head with one result per row.
 
-    `spans` says that the result is a start and an end among the row's tokens. `labels` are the arguments with one
-    value per row. `refusal` says why it cannot be run on packed rows, or is None.
+    `spans` says that the result is a start and an end among the row's tokens, `picks` that it is that of a token which
+    the call names, beside those of all tokens. `labels` are the arguments with one value per row. `refusal` says why it
+    cannot be run on packed rows, or is None.
     """
 
     name: str
     spans: bool = False
+    picks: bool = False
     labels: tuple[str, ...] = ("labels", "next_sentence_label")
     refusal: str | None = None
 
@@ -36,7 +38,8 @@ class RowHead:
 
 _SPANS = partial(RowHead, spans=True, labels=("start_positions", "end_positions"))
 _HEADS: dict[tuple[str, ...], Callable[[str], RowHead]] = {
-    ("ForMultipleChoice", "DoubleHeadsModel"): partial(RowHead, refusal=_CHOICES),
+    ("ForMultipleChoice",): partial(RowHead, refusal=_CHOICES),
+    ("DoubleHeadsModel",): partial(RowHead, refusal=_CHOICES, picks=True),
     ("ForQuestionAnswering", "ForQuestionAnsweringSimple"): _SPANS,
     ("ForSequenceClassification", "ForNextSentencePrediction", "RewardModel"): RowHead,
 }

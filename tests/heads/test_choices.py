@@ -1,0 +1,133 @@
+"""Padded batches of choices run without their padding: the model in the head gets its rows, and gives them back."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES as HEADS
+
+import autopack
+from autopack import tiny
+from autopack.errors import UnsupportedModel
+from tests.support.padded import FLOAT32, GRADIENT, loss_error, model_gradient_error, tally_of
+
+STAYS = {
+    "canine": "documents are run alone",
+    "convbert": "reads others than the first token",
+    "fnet": "reads padding",
+    "mobilebert": "reads padding",
+    "nystromformer": "reads padding",
+    "roformer": "reads others than the first token",
+    "xlm": "the token that the head reads is padding",
+    "yoso": "reads padding",
+}
+"""Types whose padded batches keep their padding whatever head they have."""
+NOT_HERE = {"funnel", "mra", "longformer", "xlnet"}
+"""The first two are refused, and stock's heads of the others want tokens or take masks of another form."""
+
+
+def pair(model_type, **options):
+    torch.manual_seed(0)
+    config = tiny.config(model_type, task="multiple-choice", **options)
+    stock = transformers.AutoModelForMultipleChoice.from_config(config).train()
+    for module in stock.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return stock, copy.deepcopy(stock)
+
+
+def choices(config, lengths=((12, 6, 9), (4, 12, 7)), side="right"):
+    """Questions of three choices of these lengths."""
+    longest = max(map(max, lengths))
+    mask = torch.zeros(len(lengths), len(lengths[0]), longest, dtype=torch.long)
+    for question, row in enumerate(lengths):
+        for choice, length in enumerate(row):
+            mask[question, choice, slice(length) if side == "right" else slice(longest - length, None)] = 1
+    torch.manual_seed(3)
+    ids = torch.randint(8, 60, mask.shape).masked_fill(mask == 0, config.pad_token_id or 0)
+    return {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([1, 0][: len(lengths)])}
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("model_type", sorted(set(HEADS) - NOT_HERE))
+def test_every_type(model_type):
+    stock, model = pair(model_type)
+    inputs = choices(stock.config)
+    with autopack.enable(model):
+        found, expected = model(**inputs), stock(**inputs)
+        found.loss.backward(), expected.loss.backward()
+        assert loss_error(found.loss, expected.loss) < FLOAT32
+        assert torch.allclose(found.logits, expected.logits, rtol=FLOAT32, atol=1e-5)
+        assert model_gradient_error(model, stock) < GRADIENT
+        left = " ".join(tally_of(model).left)
+        assert tally_of(model).batches == (model_type not in STAYS), left
+        assert STAYS.get(model_type, "") in left
+
+
+def test_a_first_token_that_is_padding_keeps_it():
+    stock, model = pair("bert")
+    inputs = choices(stock.config, side="left")
+    with autopack.enable(model):
+        assert loss_error(model(**inputs).loss, stock(**inputs).loss) < FLOAT32
+        assert not tally_of(model).batches
+
+
+def test_what_another_head_reads_keeps_its_padding():
+    """The control: a mean over all columns of a choice, which zeros at padding would change."""
+    stock, model = pair("bert")
+
+    class Mean(type(stock)):
+        def forward(self, input_ids, attention_mask=None, labels=None, **kwargs):
+            rows = [each.flatten(0, 1) for each in (input_ids, attention_mask)]
+            states = self.bert(input_ids=rows[0], attention_mask=rows[1], **kwargs)[0]
+            logits = self.classifier(states.mean(1)).view(input_ids.shape[:2])
+            loss = torch.nn.functional.cross_entropy(logits, labels)
+            return transformers.modeling_outputs.MultipleChoiceModelOutput(loss=loss, logits=logits)
+
+    stock.__class__ = model.__class__ = Mean
+    inputs = choices(stock.config)
+    with autopack.enable(model):
+        assert loss_error(model(**inputs).loss, stock(**inputs).loss) < FLOAT32
+        assert not tally_of(model).batches
+    autopack.disable(model)
+    with autopack.enable(model, verify="never", unpad="always"):
+        assert loss_error(model(**inputs).loss, stock(**inputs).loss) > 1e-3
+
+
+def test_a_summary_of_other_tokens_keeps_the_padding():
+    stock, model = pair("flaubert", summary_type="mean")
+    inputs = choices(stock.config)
+    with autopack.enable(model):
+        assert loss_error(model(**inputs).loss, stock(**inputs).loss) < FLOAT32
+        assert not tally_of(model).batches
+
+
+def test_a_head_of_choices_and_of_all_tokens_keeps_the_padding():
+    torch.manual_seed(0)
+    stock = transformers.GPT2DoubleHeadsModel(tiny.config("gpt2", num_labels=1)).eval()
+    model, inputs = copy.deepcopy(stock), choices(stock.config)
+    del inputs["labels"]
+    inputs["mc_token_ids"] = inputs["attention_mask"].sum(-1) - 1
+    with autopack.enable(model), torch.no_grad():
+        found, expected = model(**inputs, use_cache=False), stock(**inputs, use_cache=False)
+        assert torch.equal(found.logits, expected.logits)
+        assert torch.equal(found.mc_logits, expected.mc_logits)
+
+
+def test_packed_rows_are_refused_as_before():
+    _, model = pair("bert")
+    where = torch.tensor([[[0, 1, 2, 0, 1, 2]]])
+    with autopack.enable(model), pytest.raises(UnsupportedModel, match="choices"):
+        model(input_ids=torch.full((1, 1, 6), 9), position_ids=where)
+
+
+def test_explain_says_which_model_it_is_left_to():
+    _, model = pair("bert")
+    inputs = choices(model.config)
+    with autopack.enable(model) as handle:
+        head, inside = map(str, handle.explain(**inputs).decisions)
+    assert "is left to the model inside, since its rows are choices" in head
+    assert "runs without its padding, as one packed row (6 documents, 50 tokens in 50 columns" in inside
