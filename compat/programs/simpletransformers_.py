@@ -133,9 +133,7 @@ RUNS: dict[str, Callable[[Path, Path], None]] = {
     "question answering": _questions,
     "ByT5": _t5,
     "BART": _bart,
-    "language model": lambda folder, output: _language_model(
-        folder, output, "bert"
-    ),
+    "language model": lambda folder, output: _language_model(folder, output, "bert"),
 }
 APART: frozenset[str] = frozenset()
 

@@ -56,14 +56,15 @@ def _train(run: str, folder: Path) -> None:
     texts = [text(draw, 60) for _ in range(48)]
     several = bool(said.get("multi_label"))
     classes = np.array([number % 2 for number in range(48)])
-    labels = csr_matrix(np.stack([classes, 1 - classes], axis=1)) if several else classes
-    data = TransformersDataset.from_arrays(texts, labels, tokenizer, target_labels=np.arange(2), max_length=64)
+    labels = csr_matrix(np.stack([classes, 1 - classes, classes], axis=1)) if several else classes
+    known = 3 if several else 2
+    data = TransformersDataset.from_arrays(texts, labels, tokenizer, target_labels=np.arange(known), max_length=64)
     decay = said.pop("layerwise_gradient_decay", None)
-    more = {} if decay is None else {"fine_tuning_arguments": FineTuningArguments(1e-3, decay, cache_dir=None)}
+    more = {} if decay is None else {"fine_tuning_arguments": FineTuningArguments(1e-3, decay)}
     factory = TransformerBasedClassificationFactory(
         TransformerModelArguments(str(folder / "bert")),
-        2,
-        classification_kwargs={**more, **said, "num_epochs": 2, "device": "cpu"},
+        known,
+        kwargs={**more, **said, "num_epochs": 2, "device": "cpu"},
     )
     learner = PoolBasedActiveLearner(factory, RandomSampling(), data)
     first = np.arange(24)

@@ -3,7 +3,8 @@
     python3 -m venv ENV && ENV/bin/pip install "torch==2.13.0" "ms-swift==4.6.0" "transformers==5.19.0"
     ENV/bin/pip install -e .
 
-LoRA has no dropout, so that steps can be compared. Its `--packing` and `--padding_free` want flash attention, and with it a GPU: neither is among the runs.
+LoRA has no dropout, so that steps can be compared. Its `--packing` and `--padding_free` want flash attention, and with
+it a GPU: neither is among the runs.
 """
 
 from __future__ import annotations
