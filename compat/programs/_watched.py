@@ -25,7 +25,8 @@ def watched(output: Path) -> Iterator[list[dict[str, float]]]:
     np.random.seed(0)
     torch.manual_seed(0)
     steps: list[dict[str, float]] = []
-    engine = torch.autograd._engine_run_backward
+    autograd: Any = torch.autograd
+    engine = autograd._engine_run_backward
 
     def noted_engine(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("accumulate_grad") and len(tensors) == 1 and tensors[0].numel() == 1:
@@ -42,13 +43,13 @@ def watched(output: Path) -> Iterator[list[dict[str, float]]]:
         whole = torch.cat(gradients) if gradients else torch.zeros(1)
         steps.append({"grad_norm": whole.norm().item(), "grad_sum": whole.abs().sum().item()})
 
-    torch.autograd._engine_run_backward = noted_engine
+    autograd._engine_run_backward = noted_engine
     hook = register_optimizer_step_pre_hook(noted_step)
     try:
         yield steps
     finally:
         hook.remove()
-        torch.autograd._engine_run_backward = engine
+        autograd._engine_run_backward = engine
     (output / "steps.json").write_text(json.dumps(steps))
 
 

@@ -44,7 +44,7 @@ def prepare(folder: Path) -> None:
     size = len(SPECIAL) + len(WORDS) + 3
     save_encoder(folder / "deberta", "deberta-v2", pooler_dropout=0.0, vocab_size=size, **relative)
     save_encoder(folder / "bert", vocab_size=size)
-    none = {"attention_dropout": 0.0, "embedding_dropout": 0.0, "mlp_dropout": 0.0}
+    none: dict[str, Any] = {"attention_dropout": 0.0, "embedding_dropout": 0.0, "mlp_dropout": 0.0}
     save_encoder(folder / "modernbert", "modernbert", vocab_size=size, cls_token_id=1, sep_token_id=2, **none)
 
 

@@ -38,9 +38,16 @@ APART: frozenset[str] = frozenset()
 def prepare(folder: Path) -> None:
     """Write tiny models, and a file of texts for each task."""
     save_encoder(folder / "bert", "bert", "AutoModelForMaskedLM", max_position_embeddings=512)
-    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    none: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     save_model(folder / "gpt2", "gpt2", n_embd=64, n_layer=2, n_head=4, **none)
-    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
+    sizes: dict[str, Any] = {
+        "d_model": 64,
+        "d_kv": 16,
+        "d_ff": 128,
+        "num_layers": 2,
+        "num_heads": 4,
+        "dropout_rate": 0.0,
+    }
     save_model(folder / "t5", "t5", "AutoModelForSeq2SeqLM", decoder_start_token_id=0, **sizes)
     draw = random.Random(0)
 

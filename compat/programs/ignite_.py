@@ -65,13 +65,13 @@ def _train(run: str, folder: Path) -> None:
     said, draw = RUNS[run], random.Random(0)
     causal = said["name"] == "llama"
     tokenizer = AutoTokenizer.from_pretrained(folder / said["name"])
-    rows = [(text(draw, 60), [float(number % 2)]) for number in range(32)]
+    rows: Any = [(text(draw, 60), [float(number % 2)]) for number in range(32)]
 
     def collated(batch: list[tuple[str, list[float]]]) -> tuple[dict[str, Any], Any]:
         found = tokenizer([one for one, _ in batch], padding=True, return_tensors="pt", return_token_type_ids=False)
         return dict(found), torch.tensor([label for _, label in batch])
 
-    loader = torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True, collate_fn=collated)
+    loader: Any = torch.utils.data.DataLoader(rows, batch_size=8, shuffle=True, collate_fn=collated)
     model: Any = AutoModelForCausalLM.from_pretrained(folder / "llama") if causal else _classifier(folder)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 

@@ -42,8 +42,8 @@ def command(run: str, folder: Path, output: Path) -> list[str]:
 
 
 def _train(run: str, folder: Path, output: Path) -> None:
+    import sentence_transformers.losses as losses
     from datasets import Dataset
-    from sentence_transformers import losses
     from setfit import DistillationTrainer, SetFitModel, Trainer, TrainingArguments
 
     said, draw = dict(RUNS[run]), random.Random(0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 from compat.programs._encoder import save_encoder
 from compat.programs._watched import driven, watched
@@ -19,7 +20,7 @@ from compat.programs._words import text
 NAME = "small-text"
 PACKAGE = "small-text"
 STAND_INS = ()
-RUNS = {
+RUNS: dict[str, dict[str, Any]] = {
     "classifier": {},
     "classifier, layers at their own rates": {"layerwise_gradient_decay": 0.975},
     "classifier, several labels": {"multi_label": True},
