@@ -1,6 +1,6 @@
 """GLiNER: `train_model` with its defaults, on each of its architectures over tiny encoders.
 
-    python3 -m venv ENV && ENV/bin/pip install "torch==2.13.0" "gliner==0.2.29" "transformers==5.16.1"
+    python3 -m venv ENV && ENV/bin/pip install "torch==2.13.0" "gliner==0.2.29" "transformers==5.16.1" accelerate
     ENV/bin/pip install -e .
 
 Its own heads and the encoders have no dropout, so that steps can be compared.

@@ -1,6 +1,6 @@
 """skorch: a transformers classifier inside scikit-learn's pipeline, as skorch's documentation fine-tunes one.
 
-    python3 -m venv ENV && ENV/bin/pip install "torch==2.13.0" "skorch==1.4.0" "transformers==5.16.1"
+    python3 -m venv ENV && ENV/bin/pip install "torch==2.13.0" "skorch==1.4.0" "transformers==5.16.1" accelerate
     ENV/bin/pip install -e .
 
 The tiny encoders have no dropout, so that steps can be compared.

@@ -18,11 +18,20 @@ KEEPS_ITS_PADDING = {
     "span_marker_": "its model is called by other arguments than those of transformers",
 }
 """Programs none of whose batches are packed, and why."""
-KEEPS_PADDING = {
+KEEPS_PADDING: dict[str, set[str]] = {
     "deepspeed_": {"Llama, ZeRO-3", "BERT, ZeRO-3"},  # whose hooks gather parameters
+    "flagembedding": set(),
     "flair_": {"text pairs"},  # one pair after the other, so that no batch has padding
-    "simpletransformers_": {"question answering", "language model"},  # compares all columns; fills its rows
-    "happytransformer_": {"question answering", "generation"},  # the same
+    "gliner_": set(),
+    "happytransformer_": {"question answering", "generation"},  # compares all columns of a row; fills its rows
+    "ignite_": set(),
+    "setfit_": set(),
+    "simpletransformers_": {"question answering", "language model"},  # the same
+    "skorch_": set(),
+    "small_text_": set(),
+    "spacy_transformers_": set(),
+    "swift": set(),
+    "textbrewer_": {"attention"},  # whose weights are wanted
 }
 """Runs of other programs that keep their padding, or have none."""
 
