@@ -38,10 +38,11 @@ _RUN_TIME = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.", "torch.n
 _NOT_OF_THE_CODE = frozenset(
     "training gradient_checkpointing name_or_path is_gradient_checkpointing peft_config hf_device_map hf_quantizer "
     "is_quantized quantization_method is_loaded_in_4bit is_loaded_in_8bit is_4bit_serializable "
-    "is_8bit_serializable model_tags".split()
+    "is_8bit_serializable model_tags vocab_size".split()
 )
-"""Attributes that say how a module is used now, which one of many it is, what its weights were loaded by, or what its
-model card says (`add_model_tags`, which TRL and others call)."""
+"""Attributes that say how a module is used now, which one of many it is, what its weights were loaded by, what its
+model card says (`add_model_tags`, which TRL and others call), or how many tokens it has been given embeddings for
+(`resize_token_embeddings` puts that on models whose class has none)."""
 
 COPY_OF = "autopack_copy_of"
 """Attribute of a function that was put on a twin: the one on the model, which it was made from."""

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from autopack.auditing.fields import Fields
-from autopack.calls.call import Call
+from autopack.calls.call import LAST_LOGITS, Call
 from autopack.calls.encoder_decoder.pairs import PairCall
 from autopack.layout.forms import Frame, Of, rows_first
+from autopack.layout.host import host_values
 from autopack.watching.document import CannotTell
 
 
@@ -27,7 +28,7 @@ class PaddedBatch:
             return cls(call.arguments, [half.places.real for half in call.pair.halves[::-1]])
         if call.declared.real is None:
             raise CannotTell("its documents are declared further in")
-        return cls(call.arguments, [call.declared.real])
+        return cls(call.arguments, [call.declared.real, *_kept(call)])
 
     def split(self, outputs: Fields, alone: Fields) -> dict[str, tuple[torch.Tensor, ...]]:
         """What the real tokens got and what stock gives them, (tokens, ...), of every field; else (rows, ...)."""
@@ -55,6 +56,18 @@ class PaddedBatch:
         row = int(np.nonzero(real)[0][int(errors.argmax())]) if len(errors) == int(real.sum()) else 0
         columns = np.flatnonzero(real[row])
         return row, row, (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, real.shape[1])
+
+
+def _kept(call: Call) -> list[np.ndarray]:
+    """Where the tokens are real of which the caller asked for logits, if it asked for those of some columns only."""
+    real, asked = call.declared.real, next(filter(_is_some, map(call.arguments.get, LAST_LOGITS)), None)
+    if real is None or asked is None:
+        return []
+    return [real[:, host_values(asked).reshape(-1)] if isinstance(asked, torch.Tensor) else real[:, -asked:]]
+
+
+def _is_some(asked: Any) -> bool:
+    return isinstance(asked, torch.Tensor) or (type(asked) is int and asked != 0)
 
 
 def _real(name: str, value: torch.Tensor, real: np.ndarray) -> torch.Tensor | None:

@@ -8,10 +8,12 @@ from types import MethodType
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModel
 
 import autopack
 from autopack import tiny
 from autopack.errors import UnsupportedModel
+from autopack.proving import twin
 from autopack.proving.rebound import rebound
 from autopack.proving.twin import NoTwin
 from tests.conftest import FLOAT32, LEAK, LENGTHS, alone, error, positions, token_ids
@@ -182,3 +184,12 @@ def test_a_model_prepared_by_a_training_program_has_a_twin(tagged):
     with autopack.enable(model) as handle:
         assert handle.enabled.proof.source == "twin", handle.verified
         assert error(model(input_ids=ids, position_ids=WHERE).logits, expected) <= FLOAT32
+
+
+@pytest.mark.parametrize("model_type", ["bert", "llama"])
+def test_a_model_of_resized_embeddings_has_a_twin(model_type):
+    """`resize_token_embeddings` writes the size on the model, on which not every class has it."""
+    model = AutoModel.from_config(tiny.config(model_type))
+    model.resize_token_embeddings(model.config.vocab_size + 3, mean_resizing=False)
+    assert model.vocab_size == model.config.vocab_size
+    assert not twin.of(model).others
