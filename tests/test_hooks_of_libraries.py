@@ -172,3 +172,72 @@ def test_under_autopack_run_they_do_not_put_the_first_call_off(library, monkeypa
         model(**inputs)
     assert tally_of(model).batches == packed
     autopack.disable(model)
+
+
+LINEAR = """
+import torch
+class OfStage3(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, states, weight, bias=None):
+        ctx.save_for_backward(states, weight)
+        ctx.biased = bias is not None
+        return states @ weight.T if bias is None else states @ weight.T + bias
+    @staticmethod
+    def backward(ctx, grads):
+        states, weight = ctx.saved_tensors
+        rows = grads.flatten(0, -2)
+        return grads @ weight, rows.T @ states.flatten(0, -2), rows.sum(0) if ctx.biased else None
+def zero3_linear_wrap(input, weight, bias=None):
+    return OfStage3.apply(input, weight, bias)
+def mixing(input, weight, bias=None):
+    out = OfStage3.apply(input, weight, bias)
+    return out + out.cumsum(-2)
+"""
+
+
+def test_the_linear_layer_of_an_engine_is_torchs(library, monkeypatch):
+    made = library("deepspeed.runtime.zero.linear", LINEAR)
+    monkeypatch.setattr(torch.nn.functional, "linear", made.zero3_linear_wrap)
+    stock, model = twins(build("llama"))
+    with autopack.enable(model) as handle:
+        assert handle.enabled.proof.source == "recorded"
+        compared(stock, model)
+        assert tally_of(model).batches == 1
+
+
+def test_another_function_in_its_place_is_not(library, monkeypatch):
+    made = library("mine.linear", LINEAR)
+    monkeypatch.setattr(torch.nn.functional, "linear", made.mixing)
+    with pytest.raises(UnsupportedModel, match="not exact"):
+        autopack.enable(build("llama"))
+
+
+class Own(torch.nn.Linear):
+    """Code that no record covers, so that a proof is needed."""
+
+    def forward(self, states):
+        return super().forward(states) * 1.0
+
+
+class Asks(type(build("llama"))):
+    """Its code names what a program leaves on models elsewhere."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        if getattr(self, "model_info", None) is not None:
+            output.logits = output.logits.cumsum(1)
+        return output
+
+
+@pytest.mark.parametrize("name", ["ds_id", "model_info"])
+def test_what_programs_leave_on_models_keeps_none_from_having_a_twin(name):
+    """But for one whose own code names it: its twin has no like of that, and the model itself is audited."""
+    model = build("llama")
+    model.model.layers[0].mlp.up_proj = Own(*model.model.layers[0].mlp.up_proj.weight.T.shape, bias=False)
+    setattr(model, name, object())
+    with autopack.enable(model) as handle:
+        assert handle.enabled.proof.source in ("twin", "parts")
+    model.__class__ = Asks
+    if name == "model_info":
+        with pytest.raises(UnsupportedModel, match="not exact"):
+            autopack.enable(model)

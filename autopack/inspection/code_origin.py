@@ -223,5 +223,23 @@ def _is_auto(value: Any) -> bool:
 
 
 def function_of(hook: Any) -> Any:
-    """The function behind a hook."""
+    """The function behind a hook, or a bound method."""
     return hook.__func__ if isinstance(hook, MethodType) else hook
+
+
+def is_from(function: Any, place: tuple[str, ...]) -> bool:
+    """Whether a function, with all that it wraps, is code below a place in a package that has been imported."""
+    package, *parts = place
+    top = getattr(sys.modules.get(package), "__file__", None)
+    if top is None:
+        return False
+    below = os.path.join(os.path.dirname(top), *parts)
+    found = [each for each in layers(function_of(function)) if isinstance(each, FunctionType)]
+    names = [each.__code__.co_filename for each in found]
+    return any(_is_below(name, below) for name in names) and all(
+        _is_below(name, below) or is_own_file(name) for name in names
+    )
+
+
+def _is_below(name: str, place: str) -> bool:
+    return name == place or name.startswith(place + os.sep)

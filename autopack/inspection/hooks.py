@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from types import FunctionType
 from typing import Any
 
 from torch import nn
 
-from autopack.inspection.code_origin import function_of, is_own, layers
-from autopack.inspection.files import is_own_file
+from autopack.inspection.code_origin import function_of, is_from, is_own, layers
 
 _ENGINE = ("deepspeed",)
 _ADAPTERS = (("adapters", "methods", "bottleneck.py"), ("adapters", "methods", "invertible.py"))
@@ -27,12 +23,12 @@ def hooks_of(module: nn.Module) -> dict[int, Any]:
 
 def is_foreign_hook(hook: Any) -> bool:
     """Whether a hook is somebody else's. Those of DeepSpeed's engine gather parameters and count time, and are none."""
-    return not is_own(function_of(hook)) and not _is_from(hook, _ENGINE)
+    return not is_own(function_of(hook)) and not is_from(hook, _ENGINE)
 
 
 def works_by_token(hook: Any) -> bool:
     """Whether a hook is one of a library's that computes for each token by itself, and does not look at rows."""
-    return any(_is_from(hook, place) for place in _ADAPTERS)
+    return any(is_from(hook, place) for place in _ADAPTERS)
 
 
 def looks_at_rows(hook: Any, module: nn.Module) -> bool:
@@ -46,7 +42,7 @@ def looks_at_rows(hook: Any, module: nn.Module) -> bool:
     of_peft = any(map(_collects_for_peft, layers(function)))
     if is_own(function) and not of_peft:
         return getattr(function, "__name__", None) == _NOISE and noise_of(module) != 0
-    if _is_from(hook, _ENGINE) or works_by_token(hook):
+    if is_from(hook, _ENGINE) or works_by_token(hook):
         return False
     code = getattr(function, "__code__", None)
     return code is None or code.co_names != ("requires_grad_",) or bool(code.co_freevars)
@@ -55,24 +51,6 @@ def looks_at_rows(hook: Any, module: nn.Module) -> bool:
 def noise_of(module: nn.Module) -> Any:
     """How much noise NEFTune's hook adds to what a module returns; None where nothing says so."""
     return vars(module).get("neftune_noise_alpha")
-
-
-def _is_from(hook: Any, place: tuple[str, ...]) -> bool:
-    """Whether a hook, with all that it wraps, is code below a place in a package that has been imported."""
-    package, *parts = place
-    top = getattr(sys.modules.get(package), "__file__", None)
-    if top is None:
-        return False
-    below = os.path.join(os.path.dirname(top), *parts)
-    found = [each for each in layers(function_of(hook)) if isinstance(each, FunctionType)]
-    names = [each.__code__.co_filename for each in found]
-    return any(_is_below(name, below) for name in names) and all(
-        _is_below(name, below) or is_own_file(name) for name in names
-    )
-
-
-def _is_below(name: str, place: str) -> bool:
-    return name == place or name.startswith(place + os.sep)
 
 
 def _collects_for_peft(layer: Any) -> bool:

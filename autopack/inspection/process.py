@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from autopack.inspection.code_origin import is_own, original, whose
+from autopack.inspection.code_origin import is_from, is_own, original, whose
 from autopack.inspection.files import TORCH, is_own_file
 
 _SPACES: dict[str, Any] = {
@@ -49,6 +49,10 @@ _NEVER = {
 }
 """What no forward calls for what it gives: functions that make, load, move, show or compile, which packages replace for
 the whole process (Lightning `torch.compile`, engines how modules are made)."""
+
+
+_SAME = {("torch.nn.functional", "linear"): ("deepspeed", "runtime", "zero", "linear.py")}
+"""Functions of engines that give what torch's own give: ZeRO-3's layer keeps no gathered weight for its backward."""
 
 
 class Process:
@@ -96,6 +100,8 @@ def _foreign(modules: frozenset[str]) -> Iterator[str]:
             # Nearly all are torch's, and are left at once.
             kind = type(value)
             if kind in _IN_C or (kind is FunctionType and value.__code__.co_filename.startswith(TORCH)):
+                continue
+            if (name, key) in _SAME and is_from(value, _SAME[name, key]):
                 continue
             if _is_foreign(value) and key not in _NEVER[name] and _is_run(key, modules):
                 yield f"{name}.{key} is {whose(value)} ({id(value)})"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from functools import cache
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -23,9 +24,12 @@ from autopack.inspection.code_origin import (
     is_of,
     is_own,
     is_token_wise,
+    layers,
     original,
     passes_on,
 )
+from autopack.inspection.files import TORCH
+from autopack.inspection.source import names_in
 from autopack.proving.alike import alike
 from autopack.tiny.weights import randomize
 from autopack.trust import configuration
@@ -43,6 +47,13 @@ _NOT_OF_THE_CODE = frozenset(
 """Attributes that say how a module is used now, which one of many it is, what its weights were loaded by, what its
 model card says (`add_model_tags`, which TRL and others call), or how many tokens it has been given embeddings for
 (`resize_token_embeddings` puts that on models whose class has none)."""
+
+_LEFT_BY_PROGRAMS = frozenset(
+    "ds_id ds_inflight_param_registry ds_recompute_parameters ds_external_parameters all_parameters pre_bwd_fn "
+    "post_bwd_fn model_dir model_info model_meta origin_generation_config".split()
+)
+"""Attributes by which programs find their own again (DeepSpeed 0.19, ms-swift 4.6), where no code of the module names
+them."""
 
 COPY_OF = "autopack_copy_of"
 """Attribute of a function that was put on a twin: the one on the model, which it was made from."""
@@ -218,6 +229,14 @@ def _written(function: Any) -> Any:
     return getattr(function, "__dict__", {}).get(COPY_OF, function)
 
 
+@cache
+def _is_named(name: str, cls: Any) -> bool:
+    """Whether a function of a class names something, or one of those that it derives from, but for torch's."""
+    functions = (layer for each in cls.__mro__ for value in vars(each).values() for layer in layers(value))
+    codes = (each.__code__ for each in functions if isinstance(each, FunctionType))
+    return any(name in names_in(code) for code in codes if not code.co_filename.startswith(TORCH))
+
+
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """What is on a module that its code may ask for: flags and names as they are, of numbers and the like the type, the
     names of its parts, and of its parameters which there are and of what class they are.
@@ -226,6 +245,8 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """
     for name, value in vars(module).items():
         if name.startswith("_") or name in _NOT_OF_THE_CODE:
+            continue
+        if name in _LEFT_BY_PROGRAMS and not _is_named(name, type(module)):
             continue
         if passes_on(module, name, value) or (name == "forward" and is_own(value)):  # accelerate's
             continue
