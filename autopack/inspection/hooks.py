@@ -9,9 +9,6 @@ from torch import nn
 from autopack.inspection.code_origin import function_of, is_from, is_own, layers
 
 _ENGINE = ("deepspeed",)
-_ADAPTERS = (("adapters", "methods", "bottleneck.py"), ("adapters", "methods", "invertible.py"))
-"""Adapters that the library adapters (1.3) runs behind a layer, on each token by itself. Its others read positions
-(ReFT) or put tokens before the row (prompts)."""
 _NOISE = "neftune_post_forward_hook"
 
 
@@ -26,11 +23,6 @@ def is_foreign_hook(hook: Any) -> bool:
     return not is_own(function_of(hook)) and not is_from(hook, _ENGINE)
 
 
-def works_by_token(hook: Any) -> bool:
-    """Whether a hook is one of a library's that computes for each token by itself, and does not look at rows."""
-    return any(is_from(hook, place) for place in _ADAPTERS)
-
-
 def looks_at_rows(hook: Any, module: nn.Module) -> bool:
     """Whether a hook on a module may read rows and columns: somebody else's, PEFT's, or NEFTune's.
 
@@ -42,7 +34,7 @@ def looks_at_rows(hook: Any, module: nn.Module) -> bool:
     of_peft = any(map(_collects_for_peft, layers(function)))
     if is_own(function) and not of_peft:
         return getattr(function, "__name__", None) == _NOISE and noise_of(module) != 0
-    if is_from(hook, _ENGINE) or works_by_token(hook):
+    if is_from(hook, _ENGINE):
         return False
     code = getattr(function, "__code__", None)
     return code is None or code.co_names != ("requires_grad_",) or bool(code.co_freevars)

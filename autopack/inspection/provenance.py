@@ -27,7 +27,7 @@ from autopack.inspection.code_origin import (
 )
 from autopack.inspection.files import MODELING
 from autopack.inspection.followed import Followed
-from autopack.inspection.hooks import hooks_of, is_foreign_hook, looks_at_rows, works_by_token
+from autopack.inspection.hooks import hooks_of, is_foreign_hook, looks_at_rows
 from autopack.inspection.process import Process
 from autopack.inspection.source import names_in
 
@@ -78,15 +78,12 @@ class Provenance:
                 self.foreign.append(f"{said}: {reason}")
             # What is on a model itself gets the form that it knows there (`autopack.calls.entry`).
             for hook in () if isinstance(module, PreTrainedModel) else hooks_of(module).values():
-                told = f"{said}: a hook on it is {whose(function_of(hook))}"
                 if looks_at_rows(hook, module):
+                    told = f"{said}: a hook on it is {whose(function_of(hook))}"
                     self.onlooker = self.onlooker or told
                     if is_foreign_hook(hook):
                         self.hook = self.hook or told
                         self._others.append(hook)
-                elif works_by_token(hook):
-                    self.foreign.append(told)
-                    self._others.append(hook)
             below = cls if cls is not None and cls.__module__.startswith("transformers.") else above
             for child in module.children():
                 parents.setdefault(id(child), below)

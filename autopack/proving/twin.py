@@ -246,7 +246,8 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, value in vars(module).items():
         if name.startswith("_") or name in _NOT_OF_THE_CODE:
             continue
-        if name in _LEFT_BY_PROGRAMS and not _is_named(name, type(module)):
+        kind: Any = type(module)
+        if name in _LEFT_BY_PROGRAMS and not _is_named(name, kind):
             continue
         if passes_on(module, name, value) or (name == "forward" and is_own(value)):  # accelerate's
             continue
