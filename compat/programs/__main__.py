@@ -60,7 +60,7 @@ def main() -> int:
     wanted = [run for run in program.RUNS if not given.only or any(word in run for word in given.only)]
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        runner = _Runner(program, given.python, Path(folder))
+        runner = Runner(program, given.python, Path(folder))
         for run in tqdm(wanted):
             found[run] = runner.compared(run)
             tqdm.write(f"{run}: {found[run]}")
@@ -69,7 +69,7 @@ def main() -> int:
     return 1 if any(each["verdict"] in ("ended", "other numbers") for each in found.values()) else 0
 
 
-class _Runner:
+class Runner:
     """Runs of one program in a folder of their own."""
 
     def __init__(self, program: Any, python: Path, folder: Path):

@@ -200,8 +200,8 @@ def _data(task: str, tokenizer: Any, model: Any) -> tuple[Any, Any]:
     if task == "choices":
         choices = [[text(draw, 15) for _ in range(4)] for _ in range(_ROWS)]
         rows = [tokenizer([one] * 4, four) for one, four in zip(asked["text"], choices, strict=True)]
-        labels = [{**row, "label": draw.randrange(4)} for row in rows]
-        return Dataset.from_list(labels), transformers.DataCollatorForMultipleChoice(tokenizer)
+        labelled = [{**row, "label": draw.randrange(4)} for row in rows]
+        return Dataset.from_list(labelled), transformers.DataCollatorForMultipleChoice(tokenizer)
     pairs = asked.map(
         lambda rows: tokenizer(rows["other"], text_target=rows["text"]), remove_columns=["text", "other"], batched=True
     )
