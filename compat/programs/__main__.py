@@ -10,8 +10,8 @@ own, as its module in `compat/programs` says: NAME, PACKAGE, STAND_INS, RUNS, AP
 `trainer_state.json` below `output`; any other writes `output/steps.json`, a list of the numbers of each step by name.
 
 A run is `exact` where all losses and gradient norms of all steps agree to 1e-5, `apart` where documents share rows that
-stock lets see each other (then autopack's numbers are those of the documents alone, and have to differ), `ended` where
-only one of both ran.
+stock lets see each other, or where stock predicts the first token of a row from the padding on its left (then those of
+autopack are the documents' alone, and have to differ), `ended` where only one of both ran.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> int:
     wanted = [run for run in program.RUNS if not given.only or any(word in run for word in given.only)]
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        runner = _Runner(program, given.python, Path(folder))
+        runner = Runner(program, given.python, Path(folder))
         for run in tqdm(wanted):
             found[run] = runner.compared(run)
             tqdm.write(f"{run}: {found[run]}")
@@ -69,7 +69,7 @@ def main() -> int:
     return 1 if any(each["verdict"] in ("ended", "other numbers") for each in found.values()) else 0
 
 
-class _Runner:
+class Runner:
     """Runs of one program in a folder of their own."""
 
     def __init__(self, program: Any, python: Path, folder: Path):
@@ -97,6 +97,8 @@ class _Runner:
         ours, said = self._run(run, enabled=True)
         if ours is None:
             return {"verdict": "ended", "reason": said}
+        if len(ours) != len(stock):
+            return {"verdict": "ended", "reason": f"{len(ours)} steps, and {len(stock)} of stock"}
         pairs = [(a[name], b.get(name)) for a, b in zip(stock, ours, strict=True) for name in a]
         worst = max((abs(a - b) / max(1.0, abs(a)) if b is not None else 1.0) for a, b in pairs)
         packed, lines = _PACKED.search(said), _LINE.findall(said)
@@ -155,7 +157,9 @@ def page(found: dict[str, Any]) -> str:
         "",
         "`exact`: losses and gradient norms of all steps agree to 1e-5. `apart`: several documents share a row, and "
         "stock lets them see each other; autopack keeps them apart, says so once: losses are those of the documents "
-        "alone. The last column is the share of the tokens that came which were padding and were not computed.",
+        "alone. So it is where a row is padded on the left, and stock also predicts its first token "
+        "[from padding](unpadding.md#what-differs-from-the-padded-run). "
+        "The last column is the share of the tokens that came which were padding and were not computed.",
     ]
     for each in found.values():
         lines += [

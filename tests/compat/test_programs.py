@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compat.programs import __main__ as programs
-from compat.programs import llamafactory
 
 RECORDED = programs.recorded()
 KEEPS_ITS_PADDING = {
@@ -53,8 +54,12 @@ def test_all_runs_of_a_program_are_recorded(name):
     module: Any = importlib.import_module(f"compat.programs.{name}")
     runs = RECORDED[name]["runs"]
     assert list(runs) == list(module.RUNS)
-    assert {run for run, found in runs.items() if found["verdict"] == "apart"} <= module.APART
+    assert {run for run, found in runs.items() if found["verdict"] == "apart"} <= set(module.APART)
     assert RECORDED[name]["name"] == module.NAME
+
+
+def test_all_programs_are_recorded():
+    assert set(RECORDED) == {file.stem for file in Path(programs.__file__).parent.glob("[!_]*.py")}
 
 
 @pytest.mark.parametrize("name", [*KEEPS_ITS_PADDING, *KEEPS_PADDING])
@@ -64,9 +69,23 @@ def test_only_what_is_known_to_keep_its_padding_does(name):
     assert kept == (set(runs) if name in KEEPS_ITS_PADDING else KEEPS_PADDING[name])
 
 
-def test_all_runs_of_llamafactory_are_recorded_and_what_is_padded_gains():
+def test_what_llamafactory_pads_gains():
     runs = RECORDED["llamafactory"]["runs"]
-    assert list(runs) == list(llamafactory.RUNS)
-    assert {run for run, found in runs.items() if found["verdict"] == "apart"} <= llamafactory.APART
     padded = [found for run, found in runs.items() if "packing" not in run and not run.startswith("pt")]
     assert all(found["padding skipped"] > 20 for found in padded)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("name", "run"),
+    [
+        ("transformers_trainer", "token classification"),
+        ("torch_loop", "own head, mean of all columns"),
+        ("trl_trainers", "DPO, LoRA"),
+    ],
+)
+def test_a_run_still_has_the_verdict_that_is_recorded(name, run, tmp_path):
+    program = importlib.import_module(f"compat.programs.{name}")
+    found, known = programs.Runner(program, Path(sys.executable), tmp_path).compared(run), RECORDED[name]["runs"][run]
+    assert found["verdict"] == known["verdict"]
+    assert found["padding skipped"] == pytest.approx(known["padding skipped"], abs=5)
