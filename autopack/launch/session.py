@@ -36,7 +36,7 @@ class Session:
         self.settings, self.started, self.reports = settings, started, reports
         self.process = os.getpid()
         self._speaker = self.process if speaks else None
-        self._kept_until = 0.0
+        self._times_kept, self._kept_until = 0, 0.0
         self.waiting: weakref.WeakSet[PreTrainedModel] = weakref.WeakSet()
         self._outcomes: list[Outcome] = []
         self._so_far: weakref.WeakKeyDictionary[PreTrainedModel, Outcome] = weakref.WeakKeyDictionary()
@@ -96,11 +96,14 @@ class Session:
         return mine
 
     def _keep(self) -> None:
-        """Leave what has been counted to the process that speaks, in case that this one is killed: at most 0.5 % of the
-        time goes there."""
+        """Leave what has been counted to the process that speaks, in case that this one is killed (Ray kills workers).
+
+        It takes some 0.2 ms: of the first calls always, and then 0.5 % of the time at most.
+        """
         now = time.perf_counter()
-        if now >= self._kept_until and self.reports is not None:
+        if self.reports is not None and (self._times_kept < 100 or now >= self._kept_until):
             keep(self._mine(), self.reports)
+            self._times_kept += 1
             self._kept_until = now + 200 * (time.perf_counter() - now)
 
     def _so_far_left(self, model: PreTrainedModel, why: str) -> None:

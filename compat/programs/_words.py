@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 WORDS = [f"w{number}" for number in range(200)]
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "Human:", "Assistant:", "System:"]
 """The last three are those of LLaMA-Factory's default template."""
+DTYPE = "AUTOPACK_PROGRAMS_DTYPE"
+"""Environment variable with the type of weights that models are written in; float32 without it."""
 _SIZES: dict[str, int] = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -43,7 +46,8 @@ def save_model(folder: Path, model_type: str, auto: str = "AutoModelForCausalLM"
     torch.manual_seed(0)
     sizes = {"vocab_size": len(SPECIAL) + len(WORDS), **_SIZES, **_TOKENS, **fields}
     config = transformers.AutoConfig.for_model(model_type, **sizes)
-    getattr(transformers, auto).from_config(config).save_pretrained(folder)
+    model = getattr(transformers, auto).from_config(config)
+    model.to(getattr(torch, os.environ.get(DTYPE, "float32"))).save_pretrained(folder)
     save_tokenizer(folder)
 
 

@@ -2,8 +2,8 @@
 
 All but bf16, which TRL turns on: what it rounds differs by more than 1e-5 between rows of another order. Rewards of
 generated texts are functions of their lengths and words. What ORPO and CPO log of the logits of all columns, padding
-too, is not compared, as there is nothing at padding; nor is the share of pairs whose chosen answer has the larger reward,
-where both rewards are zero in the first step but for rounding.
+too, is not compared, as there is nothing at padding; nor is the share of pairs whose chosen answer has the larger
+reward, where both rewards are zero in the first step but for rounding.
 """
 
 from __future__ import annotations
