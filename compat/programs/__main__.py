@@ -162,9 +162,9 @@ def page(found: dict[str, Any]) -> str:
         "Other people's programs, run by their own commands with their defaults on tiny models: stock, and under "
         "`autopack run`. Written by `python -m compat.programs PROGRAM --python ENV/bin/python --record`.",
         "",
-        "`exact`: losses and gradient norms of all steps agree to 1e-5; where float32 differs by more than 1e-6, the run "
-        "was made again in float64. `apart`: several documents share a row, and "
-        "stock lets them see each other; autopack keeps them apart, says so once: losses are those of the documents "
+        "`exact`: losses and gradient norms of all steps agree to 1e-5; where float32 differs by more than 1e-6, the "
+        "run was made again in float64. `apart`: several documents share a row, and stock lets them see each other; "
+        "autopack keeps them apart, says so once: losses are those of the documents "
         "alone. So it is where a row is padded on the left, and stock also predicts its first token "
         "[from padding](unpadding.md#what-differs-from-the-padded-run). "
         "The last column is the share of the tokens that came which were padding and were not computed.",

@@ -1,8 +1,8 @@
 """TRL: its trainers with their defaults (gradient checkpointing is one of them), and its experimental ones.
 
 All but bf16, which TRL turns on: what it rounds differs by more than 1e-5 between rows of another order. Rewards of
-generated texts are functions of their lengths and words. What ORPO and CPO log of the logits of all columns, padding
-too, is not compared, as there is nothing at padding; nor is the share of pairs whose chosen answer has the larger
+generated texts are functions of their lengths and words. What ORPO, CPO and online DPO log of all columns, padding too,
+is not compared, as there is nothing at padding; nor is the share of pairs whose chosen answer has the larger
 reward, where both rewards are zero in the first step but for rounding.
 """
 
@@ -60,6 +60,11 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 """The trainer of each run, its data, and what it says to its configuration."""
 APART: frozenset[str] = frozenset()
+_OF_ALL_COLUMNS = {
+    **dict.fromkeys(("ORPO", "CPO"), ("logits/",)),
+    "OnlineDPO": ("objective/kl", "objective/entropy", "objective/non_score_reward", "objective/rlhf_reward"),
+}
+"""What trainers log of all columns, padding too; their losses do not read it."""
 _TEMPLATE = (
     "{% for one in messages %}{% if one['role'] == 'assistant' %}Assistant: "
     "{% generation %}{{ one['content'] }} </s>{% endgeneration %}{% else %}Human: {{ one['content'] }} {% endif %}"
@@ -104,6 +109,8 @@ def train(run: str, folder: Path, output: Path) -> None:
         bf16=False,
         **told,
     )
+    if hasattr(arguments, "model_init_kwargs"):  # as it is saved: TRL makes float32 of it where nothing is said
+        arguments.model_init_kwargs = {**(arguments.model_init_kwargs or {}), "dtype": "auto"}
     more: dict[str, Any] = {"reward_funcs": _reward} if "prompt" in data.column_names and len(data[0]) == 1 else {}
     if adapted:
         import peft
@@ -123,8 +130,8 @@ def train(run: str, folder: Path, output: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(model)
     trainer = getattr(at, f"{name}Trainer")(model=model, args=arguments, train_dataset=data, **more)
     trainer.train()
-    left_out = ("logits/", "accuracies") if name in ("ORPO", "CPO") else ("accuracies",)
-    write_logs(output, trainer.state.log_history, left_out if name != "Reward" else ())
+    left_out = () if name == "Reward" else ("accuracies", *_OF_ALL_COLUMNS.get(name, ()))
+    write_logs(output, trainer.state.log_history, left_out)
 
 
 def _data(kind: str) -> Any:
