@@ -134,6 +134,11 @@ class LeakReport:
         wrong = [r for r in self._of("padded") if not self.is_exact(r)]
         return self._words(max(wrong, key=lambda r: r.worst)) if wrong else None
 
+    @property
+    def runs_without_padding(self) -> bool:
+        """Whether padded batches ran without their padding, and all of them gave what they give in stock."""
+        return self.padded is None and any(result.unpadded for result in self._of("padded"))
+
     def _of(self, kind: str) -> list[ModeResult]:
         return [result for result in self.results if result.kind == kind]
 

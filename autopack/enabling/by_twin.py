@@ -20,7 +20,7 @@ from autopack.auditing.asking import first_label_counts
 from autopack.auditing.auditor import EVERY_MODE, audit
 from autopack.auditing.report import LeakReport
 from autopack.enabling.attach import attach, detach, examine
-from autopack.enabling.reading import LENGTHS, as_float32, callable_part, why_padding_is_unknown
+from autopack.enabling.reading import LENGTHS, as_float32, callable_part, is_in_its_head, why_padding_is_unknown
 from autopack.errors import AutopackError
 from autopack.inspection import releases
 from autopack.inspection.changes import Watch
@@ -107,7 +107,7 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, because: str) -> Proof
             break
     if answer is None:
         raise NoTwin(failure)
-    return _read(answer, because)
+    return _read(answer, because, enabled.anatomy.causal)
 
 
 class _NoAnswer(Exception):
@@ -188,7 +188,7 @@ def _is_ours(failure: str) -> bool:
     return isinstance(found := getattr(errors, name, None), type) and issubclass(found, AutopackError)
 
 
-def _read(answer: _Answer, because: str) -> Proof:
+def _read(answer: _Answer, because: str, causal: bool) -> Proof:
     twin, outside, report = answer.twin, answer.outside, answer.report
     count = sum(parameter.numel() for parameter in twin.model.parameters())
     how = f"by a twin of {count:,} parameters in {report.dtype}, worst relative error {report.worst:.1e}"
@@ -199,7 +199,7 @@ def _read(answer: _Answer, because: str) -> Proof:
             else f", and {len(outside)} kinds of parts, each by itself: {', '.join(outside)}"
         )
     said = f" (audited because: {because})"
-    inexact = answer.padded or answer.packed
+    inexact = answer.padded or (None if is_in_its_head(twin.model, report, causal) else answer.packed)
     padded = inexact and f"it was not exact without its padding when its twin was audited: {inexact}"
     padded = why_padding_is_unknown(twin.model, answer.part) or padded
     source = "parts" if outside else "twin"

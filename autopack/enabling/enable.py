@@ -297,11 +297,18 @@ def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
 
 
 def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
-    if enabled.proof.packed is not None:
+    proof, name = enabled.proof, type(model).__name__
+    if proof.packed is not None and proof.padded is None:
+        logger.warning(
+            "autopack runs padded batches of %s without their padding, and refuses packed rows, in which its own "
+            "forward lets documents meet: %s",
+            name,
+            proof.packed,
+        )
+    elif proof.packed is not None:
         raise UnsupportedModel(
-            f"autopack enabled {type(model).__name__} ({enabled.anatomy.model_type!r}) and audited it, and it is "
-            f"not exact: {enabled.proof.packed}. The model is left as it was; train it on padded batches, one document "
-            f"per row."
+            f"autopack enabled {name} ({enabled.anatomy.model_type!r}) and audited it, and it is not exact: "
+            f"{proof.packed}. The model is left as it was; train it on padded batches, one document per row."
         )
 
 

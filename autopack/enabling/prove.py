@@ -12,7 +12,7 @@ from autopack.auditing.auditor import audit
 from autopack.auditing.budget import Budget, OverBudget, budget_of
 from autopack.auditing.within import audit_within, words_of
 from autopack.enabling.by_twin import proof_by_twin
-from autopack.enabling.reading import LENGTHS, as_float32, callable_part, why_padding_is_unknown
+from autopack.enabling.reading import LENGTHS, as_float32, callable_part, is_in_its_head, why_padding_is_unknown
 from autopack.inspection.provenance import Provenance
 from autopack.proving.twin import NoTwin
 from autopack.runtime.model import EnabledModel, Proof
@@ -80,13 +80,16 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_o
     said = ("audit", because, "")
     announce = verify == "auto" and said not in enabled.logged
     enabled.logged.add(said)
-    enabled.proof = _audited(tested, because, verify, unasked, logging.WARNING if announce else logging.INFO)
+    enabled.proof = _audited(
+        tested, because, verify, unasked, logging.WARNING if announce else logging.INFO, enabled.anatomy.causal
+    )
 
 
-def _audited(model: PreTrainedModel, because: str, verify: str, unasked: str | None, level: int) -> Proof:
+def _audited(model: PreTrainedModel, because: str, verify: str, unasked: str | None, level: int, causal: bool) -> Proof:
     """What an audit of this very model says: within the budget, or at full depth where `verify` asks for it.
 
-    `unasked` is why nobody knows what becomes of padding around it, if so. It is announced at a `level` of logging.
+    `unasked` is why nobody knows what becomes of padding around it, if so; `causal` is a model whose tokens see none
+    that follow. It is announced at a `level` of logging.
     """
     started = time.perf_counter()
     said = f"(audited because: {because})"
@@ -116,8 +119,8 @@ def _audited(model: PreTrainedModel, because: str, verify: str, unasked: str | N
         reason = f"its audit raised {type(error).__name__}: {error} {said}"
         return Proof(f"not: {reason}", reason, reason, reason)
     how = f"by an audit of this very model{within}, worst relative error {report.worst:.1e} {said}{left}"
-    # A padded batch without its padding is a packed row.
-    inexact = report.padded or report.packed
+    # A padded batch without its padding is a packed row, unless the head gets it back as it came.
+    inexact = report.padded or (None if is_in_its_head(model, report, causal) else report.packed)
     padded = unasked or (inexact and f"it was not exact without its padding when it was audited: {inexact}")
     packed = report.packed and f"{report.packed} {said}"
     logger.info("autopack audited %s in %.1f s", type(model).__name__, time.perf_counter() - started)

@@ -1,16 +1,24 @@
-"""A recurrent layer of somebody's own over a backbone: no document of a packed row can have what it has alone."""
+"""A recurrent layer of somebody's own over a backbone: no document of a packed row can have what it has alone.
+
+Where it leaves padding out by itself (`pack_padded_sequence`), padded batches run without theirs in the backbone.
+"""
 
 from __future__ import annotations
+
+import copy
+import logging
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import rnn
 from transformers import BertModel, BertPreTrainedModel
 from transformers.modeling_outputs import TokenClassifierOutput
 
 import autopack
 from autopack import tiny
-from tests.conftest import LEAK, LENGTHS, error, positions, spans
+from tests.conftest import FLOAT32, LEAK, LENGTHS, error, positions, spans
+from tests.support.padded import GRADIENT, model_gradient_error
 
 
 class Tagger(BertPreTrainedModel):
@@ -44,3 +52,69 @@ def test_such_a_model_is_refused_at_once_by_the_name_of_its_layer_and_left_as_it
             found = model(**batch).logits
     real = batch["attention_mask"].bool()
     assert error(found[real], model(**batch).logits[real]) > LEAK
+
+
+class Careful(Tagger):
+    """The same, with a GRU that is shown real tokens only, and a loss."""
+
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, labels=None):
+        states = self.bert(input_ids, attention_mask, position_ids=position_ids).last_hidden_state
+        rows, columns = input_ids.shape
+        lengths = torch.full((rows,), columns) if attention_mask is None else attention_mask.sum(1).cpu()
+        shown = rnn.pack_padded_sequence(states, lengths, batch_first=True, enforce_sorted=False)
+        states, _ = rnn.pad_packed_sequence(self.layer(shown)[0], batch_first=True, total_length=columns)
+        loss = None if labels is None else nn.functional.cross_entropy(states.flatten(0, 1), labels.flatten())
+        return TokenClassifierOutput(loss=loss, logits=states)
+
+
+def careful():
+    torch.manual_seed(0)
+    config = tiny.config("bert", task="masked-lm")
+    stock = Careful(config).train()
+    for module in stock.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    ids, mask = tiny.tokens(config, 3, 12, seed=1), torch.ones(3, 12, dtype=torch.long)
+    mask[0, 5:] = mask[2, 9:] = 0
+    batch = {"input_ids": ids.masked_fill(mask == 0, config.pad_token_id), "attention_mask": mask}
+    return stock, copy.deepcopy(stock), batch
+
+
+def test_one_that_is_shown_real_tokens_only_gets_them_of_batches_without_padding(caplog):
+    stock, model, batch = careful()
+    labels = batch["input_ids"].remainder(16).masked_fill(batch["attention_mask"] == 0, -100)
+    with caplog.at_level(logging.WARNING, "autopack"), autopack.enable(model) as handle:
+        for which in (model, stock):
+            which(**batch, labels=labels).loss.backward()
+        assert model_gradient_error(model, stock) < GRADIENT
+        real = batch["attention_mask"].bool()
+        with torch.no_grad():
+            assert error(model(**batch).logits[real], stock(**batch).logits[real]) < FLOAT32
+        assert handle.tally.batches == 2
+        row = {"input_ids": batch["input_ids"][:1], "position_ids": positions((5, 7))}
+        with pytest.raises(autopack.UnsupportedModel, match="are not exact"):
+            model(**row)
+    assert "refuses packed rows, in which its own forward lets documents meet" in caplog.text
+
+
+def test_padding_on_the_left_which_it_would_take_for_tokens_stays():
+    stock, model, batch = careful()
+    batch = {name: value.flip(1) for name, value in batch.items()}
+    with autopack.enable(model) as handle:
+        found, expected = model(**batch).logits, stock(**batch).logits
+        assert error(found, expected) < FLOAT32
+        assert not handle.tally.batches
+
+
+class Mixes(nn.Linear):
+    def forward(self, states):
+        return super().forward(states + 0.3 * states.cumsum(1))
+
+
+def test_over_a_backbone_that_mixes_tokens_it_is_refused():
+    """The control: what is in the backbone is in padded batches without their padding, too."""
+    _, model, _ = careful()
+    held = model.bert.encoder.layer[0].intermediate.dense
+    model.bert.encoder.layer[0].intermediate.dense = Mixes(held.in_features, held.out_features)
+    with pytest.raises(autopack.UnsupportedModel, match="not exact"):
+        autopack.enable(model)
