@@ -110,13 +110,14 @@ def test_a_checkpoint_function_that_is_not_bound_raises(model, kind, monkeypatch
 
 @pytest.mark.parametrize("how", ["a partial of a method", "a method", "what transformers hands over"])
 def test_checkpoint_functions_of_others_see_which_layer_they_get(stock, how):
-    """LLaMA-Factory reads `func.func.__self__` of the partial that transformers 5.6 hands over."""
+    """LLaMA-Factory reads `func.func.__self__` of the partial that transformers 5.6 hands over, which is of a method
+    there, and of a function and its layer later."""
     model, seen = llama().train(), []
 
     def of_somebody(function, *args, **kwargs):
         if how == "what transformers hands over":
             assert isinstance(function, partial)
-            seen.append(function.args[0])
+            seen.append(function.args[0] if function.args else function.func.__self__)
         else:
             seen.append((function.func if isinstance(function, partial) else function).__self__)
         return checkpoint(function, *args, use_reentrant=False, **kwargs)
@@ -125,7 +126,8 @@ def test_checkpoint_functions_of_others_see_which_layer_they_get(stock, how):
         def call(function, *args, **kwargs):
             if how == "what transformers hands over":
                 return layer.somebodys(function, *args, **kwargs)
-            method = MethodType(function.func, layer)
+            held = function.func
+            method = held if hasattr(held, "__self__") else MethodType(held, layer)
             if how == "a method":
                 return layer.somebodys(method, *args, **function.keywords, **kwargs)
             return layer.somebodys(partial(method, **function.keywords), *args, **kwargs)
