@@ -52,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes of pytest")
     parser.add_argument("--keyword", "-k", default="", help="only tests that match, as pytest's -k")
     parser.add_argument("--record", action="store_true", help="write docs/upstream.md")
+    parser.add_argument("--note", default="", help="a sentence of that page on where the tests come from")
     args = parser.parse_args(arguments)
     files = [find(args.directory, model_type) for model_type in args.types]
     enabled = run(args, files, args.unpad)
@@ -71,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     for test, reason in named.items():
         print(f"\n{test}\n    {reason or 'NOT DOCUMENTED: ' + enabled[test]['why']}")
     if args.record:
-        PAGE.write_text(page(counted, failures, reasons))
+        PAGE.write_text(page(counted, failures, reasons, args.note))
     return int(None in named.values())
 
 
@@ -141,13 +142,14 @@ def _has_enabled(found: dict[str, Any] | None) -> bool:
     return found is not None and any(fate.startswith("enabled") for fate in found["models"].values())
 
 
-def page(counted: str, failures: list[str], reasons: dict[str, str]) -> str:
+def page(counted: str, failures: list[str], reasons: dict[str, str], note: str = "") -> str:
     """The page that says which of transformers' tests fail with an enabled model, and why."""
     lines = [
         "# transformers' own tests, with every model enabled",
         "",
         f"Written by `python -m compat.upstream DIRECTORY --record` with transformers {transformers.__version__}. "
         'Every model of these tests was enabled at its first call (`unpad="auto"`).',
+        *([note] if note else []),
         "",
         counted,
         "",
