@@ -75,9 +75,13 @@ def scores_within(
     window: tuple[int | None, int | None],
     softcap: float = 0.0,
 ) -> torch.Tensor:
-    """Logits (heads, queries, keys) of (tokens, heads, head size) states, -inf across documents and out of reach."""
+    """Logits (heads, queries, keys) of (tokens, heads, head size) states, -inf across documents and out of reach.
+
+    The last query of a document stands at its last key, as in flash-attn since 2.1 ("aligned to the bottom right").
+    """
     number_q, place_q = _places(cu_seqlens_q, len(query))
     number_k, place_k = _places(cu_seqlens_k, len(key))
+    place_q = place_q + (cu_seqlens_k.diff() - cu_seqlens_q.diff()).long()[number_q]
     distance = place_q[:, None] - place_k[None, :]
     visible = number_q[:, None] == number_k[None, :]
     if causal:
@@ -324,7 +328,8 @@ def flex_standin(broadcast: bool = False) -> Iterator[None]:
         if block_mask is not None:
             visible = torch_flex.create_mask(block_mask.mask_mod, rows, heads, queries, keys, device="cpu")
             scores = scores.masked_fill(~visible, float("-inf"))
-        attended = scores.softmax(-1) @ value
+        blind = (scores == float("-inf")).all(-1, keepdim=True)  # the kernels give what sees nothing zeros
+        attended = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0) @ value
         return (attended, scores.logsumexp(-1)) if return_lse else attended
 
     def uncompiled(*args: Any, **kwargs: Any) -> Any:

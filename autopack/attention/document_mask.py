@@ -55,6 +55,21 @@ class DocumentMask:
             self._made[length] = self.function(**masks.with_length(self.arguments, length))
         return self._made[length]
 
+    def for_last(self, tokens: int, length: int) -> torch.Tensor | None:
+        """What the last `tokens` of a document of `length` tokens see of it: (1, 1, tokens, length).
+
+        None where the mask function makes no tensor, or the rule reads columns of the row.
+        """
+        if self.absolute:
+            return None
+        key = "whole", max(length, self.layout.max_seqlen)
+        if key not in self._made:
+            skips = {"allow_is_causal_skip", "allow_is_bidirectional_skip"} & self.arguments.keys()
+            arguments = {**masks.with_length(self.arguments, key[1]), **dict.fromkeys(skips, False)}
+            self._made[key] = self.function(**arguments)
+        whole = self._made[key]
+        return whole[:, :, length - tokens : length, :length] if isinstance(whole, torch.Tensor) else None
+
     def _by_columns(self, row: int, first: int, end: int) -> torch.Tensor | None:
         if any(part.chunk is not None for part in masks.known_parts(self.rule)):
             raise UnsupportedModel(

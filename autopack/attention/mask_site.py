@@ -12,6 +12,7 @@ from autopack.attention.document_mask import DocumentMask
 from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection import masks, releases, torches
 from autopack.layout.packed import PackedLayout
+from autopack.layout.prefixes import Prefixes
 from autopack.patching import Site
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.row_group import RowGroup
@@ -42,6 +43,8 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         pattern, layout, memory = masks.describe_mask(kwargs["mask_function"]), scope.layout, scope.memory
         if scope.shared is not None:
             kwargs = _of_whole_rows(kwargs, pattern, layout, scope.shared)
+        if scope.prefixes is not None:
+            kwargs = _of_documents(kwargs, pattern, scope.prefixes)
         if memory is not None and kwargs["kv_length"] == memory.shape[1]:
             # Of cross-attention, which hides no state of the encoder, or whose rule is asked whether it does.
             across = pattern == masks.Pattern(causal=False) or memory.shape[1] != layout.shape[1]
@@ -58,7 +61,14 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         # the skips by itself; BlockMasks cannot be combined.
         skips = kwargs.get("allow_is_causal_skip", True) or kwargs.get("allow_is_bidirectional_skip", False)
         combined = not skips and not kwargs.get("use_vmap", False) and pattern is not None
-        return mask.over_rows if combined and site.key != "flex_attention" else mask
+        if not combined or site.key == "flex_attention":
+            return mask
+        if scope.prefixes is not None:
+            raise UnsupportedModel(
+                "the model combines its masks by code of its own, which cannot be done for a row that holds once what "
+                "rows of the batch begin with. Use autopack.enable(model, share='never')."
+            )
+        return mask.over_rows
 
     return autopack_mask
 
@@ -96,6 +106,18 @@ def _of_whole_rows(arguments: dict[str, Any], pattern: Any, layout: PackedLayout
     return (
         arguments | {"kv_length": layout.columns, "kv_offset": 0} | masks.query_arguments(layout.columns, layout.device)
     )
+
+
+def _of_documents(arguments: dict[str, Any], pattern: Any, prefixes: Prefixes) -> dict[str, Any]:
+    """The arguments of a mask function for documents, where the row that runs holds once what they begin with."""
+    asked, ran, columns = (arguments["batch_size"], arguments["kv_length"]), (1, prefixes.tokens), len(prefixes.columns)
+    if asked != ran or pattern is None or not pattern.causal:
+        raise UnsupportedModel(
+            f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows by a rule that is not known to hide "
+            f"later tokens, in a row of {ran[1]} tokens that holds once what rows of the batch begin with. Use "
+            f"autopack.enable(model, share='never')."
+        )
+    return arguments | {"kv_length": columns, "kv_offset": 0} | masks.query_arguments(columns, prefixes.device)
 
 
 def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:

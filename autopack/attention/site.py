@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopack.attention import cross, sequence_parallel
+from autopack.attention import cross, prefixes, sequence_parallel
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.choose import BACKENDS, choose
 from autopack.errors import SiteDrift, UnsupportedModel
@@ -48,7 +48,9 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
             )
         layout = scope.layout.to(query.device)
         memory = scope.memory.to(query.device) if scope.memory is not None and mark.reads_encoder else None
-        if scope.shared is None:
+        if scope.prefixes is not None:
+            _check_shapes(module, scope.prefixes.queries, scope.prefixes.queries, query, key)
+        elif scope.shared is None:
             _check_shapes(module, layout, memory or layout, query, key)
         else:
             sequence_parallel.check_shapes(module, layout, scope.shared, query, key)
@@ -64,6 +66,9 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
             return cross.attend(call)
         if scope.shared is not None:
             return _attend_over_ranks(call, scope)
+        if scope.prefixes is not None:
+            backend = BACKENDS[choose(scope.model.options.backend, call)]
+            return prefixes.attend(call, scope.prefixes, backend), None
         return BACKENDS[choose(scope.model.options.backend, call)].attend(call)
 
     return autopack_attention

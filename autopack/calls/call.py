@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from autopack.calls import prefixes
 from autopack.calls.entry import Entry
 from autopack.calls.generation import is_only_scored
 from autopack.calls.plan import HeadDocuments
@@ -19,6 +20,7 @@ from autopack.layout import IGNORED_LABEL, declarations
 from autopack.layout.declarations import Declared
 from autopack.layout.host import noted_padding
 from autopack.layout.padding import Padding
+from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import CACHES
 from autopack.runtime.buffers import Found
 from autopack.runtime.scope import Activation
@@ -51,6 +53,8 @@ class Call:
         """Number of positional arguments that the forward does not name."""
         self.outer = outer
         """The activation of an entry further out that has left this call to decide, if there is one."""
+        self.prefixes: Prefixes | None = None
+        """What the rows of the batch begin with in common, where that is to run once; found out with `declared`."""
         self.found: Found | None = None
         """What the model held when the call began, where the call will be checked by itself."""
 
@@ -103,8 +107,14 @@ class Call:
             self.ignored_label,
             continues,
             any_positions=self._takes_any_positions,
+            with_tokens=prefixes.why_not(self.model) is None,
         )
-        return found if self.noted is None else replace(found, real=self.noted)
+        found = found if self.noted is None else replace(found, real=self.noted)
+        if found.layout is None and not found.jumps:
+            real = np.ones((rows, columns), dtype=bool) if found.real is None else found.real
+            self.prefixes = prefixes.found_in(self, found, real)
+            found = found if self.prefixes is None else replace(found, real=real)
+        return found
 
     @property
     def _takes_any_positions(self) -> bool:

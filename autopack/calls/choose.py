@@ -77,12 +77,13 @@ def choose(call: Call) -> Plan:
     if anywhere is None and call.entry.inner and reason != per_row_outputs.REASON:
         labelled = labels_after_padding(call)
         if labelled is None:
-            return Deferred(call.model, reason, call.documents, call.padding.real if call.outer is None else None)
+            real = None if call.padding.real.all() else call.padding.real  # nobody reads padding where there is none
+            return Deferred(call.model, reason, call.documents, real if call.outer is None else None)
         reason = labelled
     if reason == LOOKS:
         return LookedAt(call, reason, [("", call.padding.real)])
     refusals.check_documents_can_stay_padded(call, reason)
-    return Untouched(call.model, reason, call.volume, keeps_padding=True)
+    return Untouched(call.model, reason, call.volume, keeps_padding=not call.padding.real.all())
 
 
 def _why_not_asked(call: Call) -> str:

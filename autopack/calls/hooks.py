@@ -27,6 +27,7 @@ from autopack.calls.lockstep import run_in_step
 from autopack.calls.loss_site import documents_of
 from autopack.calls.packed import inner_arguments, without_mask
 from autopack.calls.plan import Plan, Untouched
+from autopack.calls.prefixes_inside import PrefixesInside
 from autopack.calls.unpadded import Unpadded
 from autopack.errors import AutopackError
 from autopack.inspection import process, torches
@@ -158,7 +159,8 @@ def _defers(activation: Activation) -> bool:
 
 def _passes(activation: Activation) -> bool:
     """Whether a model further in gets what its top gives it."""
-    return activation.plan is None or not (activation.plan.defers or activation.plan.masks)
+    plan = activation.plan
+    return plan is None or not (plan.defers or plan.masks or plan.prefixes_inside is not None)
 
 
 # Traced, it would break the graph wherever a value is read on the host. torch.compile(model) runs the hooks of the
@@ -178,11 +180,15 @@ def _enter(
         return _open(HalfAsRow(Call(entry, module, args, kwargs, None), outer.plan.pair), hook, args)
     if outer is not None and outer.level >= entry.level:
         outer = None  # a call inside the model's own forward that begins anew
+    if outer is not None and outer.plan is not None and outer.plan.prefixes_inside is not None:
+        inside = PrefixesInside.at(Call(entry, module, args, kwargs, None), outer)
+        if inside is not None:
+            return _open(inside, hook, args)
     if outer is not None and not _defers(outer):
         further = _further_in(hook, module, args, kwargs, outer) if entry.guarded else None
         if further is None:
             outer.enter(entry.level)  # called by its own top: all is done
-            if not _passes(outer):
+            if outer.plan is not None and outer.plan.masks:
                 further = without_mask(entry, args, kwargs)
         return further
     call = call_at(entry, module, args, kwargs, outer)

@@ -101,8 +101,8 @@ class _Packed:
 
     @property
     def packed(self) -> torch.Tensor:
-        """The tensor as the model gave it."""
-        return self._tensor
+        """What each token of the documents got, one document after the other."""
+        return self._padding.apart(self._tensor, self._form.columns)
 
     def read(self) -> torch.Tensor:
         """The padded tensor."""

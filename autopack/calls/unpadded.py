@@ -20,6 +20,7 @@ from autopack.errors import UnsupportedModel
 from autopack.inspection import media
 from autopack.layout.forms import Form, Frame, Of
 from autopack.layout.padding import Padding
+from autopack.layout.prefixes import SharedPadding
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Tally, Volume
@@ -36,20 +37,24 @@ class Unpadded(Plan):
     packs = True
 
     def __init__(self, call: Call):
-        self.padding = call.padding
+        self.padding, shared = call.padding, call.prefixes
         self.call = call
         if call.documents is None:
-            self.volume = Volume.of_row(self.padding.rows, self.padding)
+            self.volume = Volume.of_row(self.padding.rows, self.padding, saved=0 if shared is None else shared.saved)
         else:
             call.documents.unpadded = True
-        self.arguments = without_what_packing_drops(call, _gathered(call, self.padding))
+        if shared is not None and call.has_labels:  # which are of every row
+            self.prefixes_inside, shared = shared if call.entry.inner else None, None
         layout = self.padding.layout(call.declared.positions)
+        if shared is not None:
+            self.padding = SharedPadding(self.padding.real, self.padding.device, shared)
+        self.arguments = without_what_packing_drops(call, _gathered(call, self.padding))
         add_token_types(call, self.arguments, layout)
-        super().__init__(Scope(call.model, layout, as_batch=call.documents is None))
+        super().__init__(Scope(call.model, layout, as_batch=call.documents is None, prefixes=shared))
 
     def count(self, tally: Tally) -> None:
         if self.call.documents is None:
-            tally.count(self.padding)
+            tally.count(self.call.padding)
         self.call.ran_without_padding()
 
     @torch._dynamo.disable
@@ -64,7 +69,7 @@ class Unpadded(Plan):
             )
         model, level = self.call.model, self.call.entry.level
         per_row_outputs.remember(model, level, output, names, self.padding.tokens)
-        model.tally.take_back(self.padding)
+        model.tally.take_back(self.call.padding)
         self.call.count(self.call.volume, instead_of=self.volume)
         model.tally.left[per_row_outputs.REASON] += 1
         return per_row_outputs.as_it_came(model, module, self.call.arguments)

@@ -15,6 +15,7 @@ CHOICES = {
     "backend": ("auto", *(module.name for module in pkgutil.iter_modules(backends.__path__))),
     "unpad": ("auto", "always", "never"),
     "verify": ("auto", "always", "full", "never"),
+    "share": ("auto", "always", "never"),
 }
 """The values that each option takes, its default first."""
 

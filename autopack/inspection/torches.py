@@ -116,9 +116,19 @@ def without_windows() -> str | None:
 
 
 def attend_varlen(
-    query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, longest: int, scale: float, window: tuple[int, int]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    longest: int,
+    scale: float,
+    window: tuple[int, int],
+    keys: tuple[Tensor, int] | None = None,
 ) -> Tensor:
-    """Call `varlen_attn` on (tokens, heads, head size) states, whichever of its signatures torch has."""
+    """Call `varlen_attn` on (tokens, heads, head size) states, whichever of its signatures torch has.
+
+    `keys` are the cumulative lengths of the keys, and the longest, where they are not those of the queries.
+    """
     arguments: dict[str, Any] = {}
     if "scale" in VARLEN_TAKES:
         arguments["scale"] = scale
@@ -134,4 +144,5 @@ def attend_varlen(
     if "enable_gqa" in VARLEN_TAKES:
         arguments["enable_gqa"] = query.shape[1] != key.shape[1]
     states = query, key, value
-    return varlen_attn(*states, cu_seqlens, cu_seqlens, longest, longest, **arguments)  # type: ignore[return-value]
+    keys = (cu_seqlens, longest) if keys is None else keys
+    return varlen_attn(*states, cu_seqlens, keys[0], longest, keys[1], **arguments)  # type: ignore[return-value]

@@ -18,6 +18,7 @@ from autopack.layout.ways import changes
 
 _SECTIONS = "position_ids of three sections"
 _PREPARED = "a prepared attention_mask"
+_TOKENS = "input_ids"
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Declared:
     position ids of a padded batch, of the same shape, where the call gives any; `labelled_padding` says whether its
     labels count padding into the loss, `labelled_after_padding` whether a token after padding has a label, which a loss
     that shifts compares with a prediction made at padding. `jumps` says that positions of a row neither go on nor begin
-    anew, so that nobody can tell what they mean. `beside_ones` says that documents are declared by positions alone,
+    anew, so that nobody can tell what they mean. `tokens` are the input_ids (rows, columns), where they were copied to
+    the host along with the others. `beside_ones` says that documents are declared by positions alone,
     beside a mask of ones, which for stock is one document in each row.
     """
 
@@ -39,6 +41,7 @@ class Declared:
     labelled_after_padding: bool = False
     jumps: bool = False
     beside_ones: bool = False
+    tokens: np.ndarray | None = None
 
     @property
     def pads(self) -> bool:
@@ -55,6 +58,7 @@ def read(
     continues: bool = False,
     known: Mapping[str, torch.Tensor] | None = None,
     any_positions: bool = False,
+    with_tokens: bool = False,
 ) -> Declared:
     """Find the documents that the arguments of a forward declare for a batch of `shape` (rows, columns).
 
@@ -67,15 +71,20 @@ def read(
     most one copy from the device to the host, and none where nothing is declared, or all of it is remembered from
     before it was moved (`HostBatch`) or given as `known`, arguments on the CPU by name. With `any_positions`, positions
     that neither go on nor begin anew in some document of another declaration declare nothing: they are used as given.
-    Raises `InvalidPacking` where a declaration is malformed or two of them disagree.
+    `with_tokens` copies input_ids along, where something is copied. Raises `InvalidPacking` where a declaration is
+    malformed or two of them disagree.
     """
     host_side = recall(arguments) if known is None else known
     tensors = dict(_tensors(arguments, host_side, shape, device, continues))
     if not tensors:
         return Declared(None)
+    ids = arguments.get("input_ids")
+    if with_tokens and isinstance(ids, torch.Tensor) and ids.shape == shape and ids.device == device:
+        tensors[_TOKENS] = host_side.get(_TOKENS, ids)
     host = _to_host(tensors)
+    tokens = host.pop(_TOKENS, None)
     if _declares_nothing(host):
-        return Declared(None)
+        return Declared(None, positions=host.get("position_ids"), tokens=tokens)
     mask = host.get("attention_mask", host.get(_PREPARED, np.ones(shape)))
     real = mask != 0
     if (mask < 0).any():
@@ -106,10 +115,10 @@ def read(
         starts = others[0]
     if starts is None:
         if real.all() or _PREPARED in host:
-            return Declared(None, jumps=jumps)
+            return Declared(None, positions=host.get("position_ids"), jumps=jumps, tokens=tokens)
         counted = host["labels"] != ignored_label if "labels" in host else np.zeros(shape, dtype=bool)
         labelled, after = bool(counted[~real].any()), bool((counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any())
-        return Declared(None, real, host.get("position_ids"), labelled, after, jumps)
+        return Declared(None, real, host.get("position_ids"), labelled, after, jumps, tokens=tokens)
     slots = max(host[name].size if name in host else 0 for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
     layout = PackedLayout.from_starts(_with_padding(starts, real, later), device, host.get("position_ids"), real, slots)
     for name in ("max_length_q", "max_length_k"):

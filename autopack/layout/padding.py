@@ -77,6 +77,10 @@ class Padding:
         """The real tokens of a flattened batch (rows * columns, ...): (tokens, ...)."""
         return batch.index_select(0, self.index.to(batch.device))
 
+    def apart(self, row: torch.Tensor, columns: int) -> torch.Tensor:
+        """What of a row that ran belongs to each real token, whose columns lie at this axis: the row itself."""
+        return row
+
     def restore(self, row: torch.Tensor) -> torch.Tensor:
         """A (1, tokens, ...) tensor in the form of the batch, (rows, columns, ...), zero at padding. Differentiable."""
         return self.restore_flat(row[0]).reshape(self.rows, self.columns, *row.shape[2:])

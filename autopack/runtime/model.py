@@ -39,6 +39,7 @@ class Options:
     watch_action: str = "raise"
     sequence_parallel: RowGroup | None = None
     leave_out: tuple[str, ...] = ()
+    share: str = "auto"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from torch import nn
 
 from autopack.errors import OutsideForward, UnsupportedModel
 from autopack.layout.packed import PackedLayout
+from autopack.layout.prefixes import Prefixes
 from autopack.runtime.marks import Mark, mark_of
 from autopack.runtime.model import EnabledModel, severed
 from autopack.runtime.row_group import RowGroup
@@ -46,6 +47,8 @@ class Scope:
     """Why nothing in this forward may mix tokens, where nothing may: the end of a sentence that begins with a class."""
     shared: RowGroup | None = None
     """The processes that share the rows of `layout`, where each has a part of their columns."""
+    prefixes: Prefixes | None = None
+    """What the documents of `layout` begin with in common, where the row that runs holds that once."""
     in_step: bool = False
     """Whether the number of runs of this module is kept the same on all ranks (`autopack.runtime.lockstep`)."""
     agreed: dict[int, int] = field(default_factory=dict)
@@ -233,7 +236,10 @@ def refuse_stranger(module: nn.Module, rows: int, columns: int) -> None:
     It belongs to no enabled model, so it would take the documents of a row for one.
     """
     scope = None if ambient.activation is None or mark_of(module) is not None else running_scope()
-    if scope is not None and scope.layout is not None and (rows, columns) == (scope.layout.rows, scope.layout.columns):
+    if scope is None or scope.layout is None:
+        return
+    ran = scope.layout.columns if scope.prefixes is None else scope.prefixes.tokens
+    if (rows, columns) == (scope.layout.rows, ran):
         raise UnsupportedModel(
             f"{type(module).__name__} attends over packed rows inside the forward of an enabled model, but it is no "
             f"part of that model, so autopack does not keep their documents apart in it. Enable the model that it "

@@ -28,10 +28,12 @@ class Volume(NamedTuple):
     columns: int = 0
     """Columns that ran, over all rows: each of them costs what a token costs. Of an encoder-decoder, those of both."""
     tokens: int = 0
-    """Real tokens among them."""
+    """Real tokens of them, and those that were shared."""
     documents: int = 0
     skipped: int = 0
     """Columns of padding that came and did not run."""
+    shared: int = 0
+    """Real tokens that did not run, since another row of the batch began with the same ones."""
 
     @classmethod
     def of_layout(cls, layout: PackedLayout) -> Volume:
@@ -50,10 +52,14 @@ class Volume(NamedTuple):
         return cls(1, layout.rows, columns, columns - padding, runs - int(layout.is_padding.sum()))
 
     @classmethod
-    def of_row(cls, documents: int, *halves: Padding) -> Volume:
-        """A batch whose real tokens run as one row, or as one for each half of an encoder-decoder."""
+    def of_row(cls, documents: int, *halves: Padding, saved: int = 0) -> Volume:
+        """A batch whose real tokens run as one row, or as one for each half of an encoder-decoder.
+
+        `saved` of them do not run, since another row began with the same ones.
+        """
         tokens = sum(padding.tokens for padding in halves)
-        return cls(1, 1, tokens, tokens, documents, sum(padding.real.size for padding in halves) - tokens)
+        skipped = sum(padding.real.size for padding in halves) - tokens
+        return cls(1, 1, tokens - saved, tokens, documents, skipped, saved)
 
     @classmethod
     def of_batch(cls, *halves: np.ndarray) -> Volume:
@@ -63,7 +69,7 @@ class Volume(NamedTuple):
 
     def without_padding(self) -> Volume:
         """The same with its padding taken out before it runs."""
-        return self._replace(columns=self.tokens, skipped=self.skipped + self.columns - self.tokens)
+        return self._replace(columns=self.tokens - self.shared, skipped=self.skipped + self.columns - self.tokens)
 
     def plus(self, other: Volume) -> Volume:
         """Both together."""
@@ -76,12 +82,12 @@ class Volume(NamedTuple):
     @property
     def fill(self) -> float:
         """Share of the columns that ran that are real tokens; 1 where nothing ran."""
-        return self.tokens / self.columns if self.columns else 1.0
+        return (self.tokens - self.shared) / self.columns if self.columns else 1.0
 
     @property
     def padding_skipped(self) -> float:
         """Share of the columns that came that are padding and did not run."""
-        came = self.columns + self.skipped
+        came = self.columns + self.skipped + self.shared
         return self.skipped / came if came else 0.0
 
     @property

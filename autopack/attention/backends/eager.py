@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from autopack.attention import per_document
+from autopack.attention import per_document, prefixes
 from autopack.attention.backend import Backend
 
 BACKEND = Backend(
     name="eager",
     attend=per_document.attend,
+    over_prefixes=prefixes.by_stretches,
     availability=lambda: (True, "the model's own attention function"),
     implementations=lambda: ("eager",),
 )

@@ -10,8 +10,10 @@ import torch
 from autopack.attention.backend import Backend
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.document_mask import DocumentMask
+from autopack.attention.prefixes import with_keys_of_documents
 from autopack.inspection import releases
 from autopack.layout.packed import PackedLayout
+from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import FLASH_KWARGS
 
 
@@ -43,6 +45,15 @@ def attend(call: AttentionCall) -> Output:
     return attend_between(call, layout, layout, call.options_beside(None))
 
 
+def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
+    """Attend from each stretch to its document up to its end: flash attention aligns queries with the last keys."""
+    call.refuse_dense_mask("flash attention")
+    if isinstance(call.mask, DocumentMask) and (call.mask.pattern is None or call.mask.pattern.chunk is not None):
+        return None
+    call = with_keys_of_documents(call, prefixes)
+    return attend_between(call, prefixes.queries, prefixes.keys, call.options_beside(None))[0]
+
+
 def attend_between(
     call: AttentionCall, layout: PackedLayout, memory: PackedLayout, options: Mapping[str, Any]
 ) -> Output:
@@ -61,6 +72,7 @@ def attend_between(
 BACKEND = Backend(
     name="flash",
     attend=attend,
+    over_prefixes=over_prefixes,
     availability=availability,
     implementations=implementations,
     is_own=releases.is_flash,

@@ -12,6 +12,7 @@ from autopack.attention.call import AttentionCall, Output, unpatched
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import masks, releases, torches
 from autopack.layout.packed import PackedLayout
+from autopack.layout.prefixes import Prefixes
 
 
 def availability() -> tuple[bool, str]:
@@ -60,6 +61,33 @@ def attend(call: AttentionCall) -> Output:
     return attention(call.module, call.query, call.key, call.value, blocks, **options)
 
 
+def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
+    """Attend with a BlockMask of the tree: a token sees those before it in its own stretch and in those it follows."""
+    if torches.is_block_mask(call.mask) or call.options.get("position_bias") is not None:
+        return None
+    call.refuse_dense_mask("flex_attention")
+    rule = call.mask.rule if isinstance(call.mask, DocumentMask) else masks.plain_rule(True)
+    attention = unpatched(releases.attention_function("flex_attention"))
+    blocks = _blocks_of_tree(prefixes, rule)
+    return attention(call.module, call.query, call.key, call.value, blocks, **call.options)[0]
+
+
+def _blocks_of_tree(prefixes: Prefixes, own: Callable[..., Any]) -> Any:
+    """A BlockMask (1, 1, tokens, tokens) of the row that runs, by a rule for places in one document."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    numbers, depths, sees = prefixes.numbers, prefixes.depths, prefixes.sees
+
+    def rule(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return sees[numbers[q], numbers[k]] & own(b, h, depths[q], depths[k])
+
+    def make() -> tuple[Any, Any]:
+        size = prefixes.tokens, prefixes.tokens
+        return create_block_mask(rule, 1, None, *size, device=str(prefixes.device)), own  # kept: its id is the key
+
+    return prefixes.documents.derived(("tree", id(own)), make)[0]
+
+
 def blocks_within_documents(layout: PackedLayout, memory: PackedLayout, own: Any = None) -> Any:
     """A BlockMask (rows, 1, columns of `layout`, columns of `memory`) that lets documents see themselves alone.
 
@@ -106,6 +134,7 @@ def _plain_mask(call: AttentionCall, make_mask: Callable[..., Any]) -> DocumentM
 BACKEND = Backend(
     name="flex",
     attend=attend,
+    over_prefixes=over_prefixes,
     availability=availability,
     refusal=refusal,
     implementations=lambda: ("flex_attention",) if availability()[0] else (),

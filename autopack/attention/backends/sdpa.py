@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import torch
 
-from autopack.attention import per_document
+from autopack.attention import per_document, prefixes
 from autopack.attention.backend import Backend
 from autopack.attention.call import AttentionCall, Output, unpatched
 from autopack.attention.compiled import attend_compiled
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import masks, releases, torches
+from autopack.layout.prefixes import Prefixes
 
 
 def attend(call: AttentionCall) -> Output:
@@ -25,17 +26,27 @@ def attend(call: AttentionCall) -> Output:
 
 @torch._dynamo.disable
 def _attend_by_function(call: AttentionCall) -> Output:
-    if call.implementation != "sdpa":
-        mask = call.mask
-        if isinstance(mask, DocumentMask):
-            mask = mask.made_by(unpatched(masks.mask_function("sdpa")))
-        call = replace(call, original=unpatched(releases.attention_function("sdpa")), mask=mask)
-    return per_document.attend(call)
+    return per_document.attend(_by_sdpa(call))
+
+
+def _by_sdpa(call: AttentionCall) -> AttentionCall:
+    """The call of a model that may be loaded with another implementation, by transformers' function for SDPA."""
+    if call.implementation == "sdpa":
+        return call
+    mask = call.mask
+    if isinstance(mask, DocumentMask):
+        mask = mask.made_by(unpatched(masks.mask_function("sdpa")))
+    return replace(call, original=unpatched(releases.attention_function("sdpa")), mask=mask)
+
+
+def _over_prefixes(call: AttentionCall, shared: Prefixes) -> torch.Tensor | None:
+    return prefixes.by_stretches(_by_sdpa(call), shared)
 
 
 BACKEND = Backend(
     name="sdpa",
     attend=attend,
+    over_prefixes=_over_prefixes,
     availability=lambda: (True, "torch.nn.functional.scaled_dot_product_attention"),
     implementations=lambda: ("sdpa",),
     is_own=lambda implementation: implementation == "sdpa",

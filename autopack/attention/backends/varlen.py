@@ -15,9 +15,11 @@ from torch.nn import functional as F
 
 from autopack.attention.backend import Backend
 from autopack.attention.call import AttentionCall, Output
+from autopack.attention.prefixes import with_keys_of_documents
 from autopack.inspection import torches
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
+from autopack.layout.prefixes import Prefixes
 
 _MAX_HEAD_SIZE = 256
 _TOO_OLD = "needs compute capability 8.0 (Ampere) or later"
@@ -72,6 +74,17 @@ def attend(call: AttentionCall) -> Output:
     return attend_varlen(call.layout, query, key, value, pattern, scale, sinks), None
 
 
+def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
+    """Attend from each stretch to its document up to its end: the kernel aligns queries with the last keys."""
+    pattern = call.pattern
+    if pattern is None or pattern.chunk is not None or call.options.get("s_aux") is not None:
+        return None
+    call = with_keys_of_documents(call, prefixes)
+    query, key, value = (states.to(torches.taken_by_sdpa(states)) for states in (call.query, call.key, call.value))
+    scale = call.options.get("scaling")
+    return attend_varlen(prefixes.queries, query, key, value, pattern, scale, memory=prefixes.keys)
+
+
 def attend_varlen(
     layout: PackedLayout,
     query: Tensor,
@@ -80,10 +93,11 @@ def attend_varlen(
     pattern: Pattern,
     scale: float | None,
     sinks: Tensor | None = None,
+    memory: PackedLayout | None = None,
 ) -> Tensor:
     """Attend within each document of (rows, heads, columns, head size) states in float16 or bfloat16.
 
-    `sinks` are one logit per query head that takes part in each softmax without a value. Returns (rows, columns, heads,
+    Keys and values are those of `memory`, where that is given. `sinks` are one logit per query head that takes part in each softmax without a value. Returns (rows, columns, heads,
     value head size).
     """
     if pattern.chunk is not None:
@@ -96,7 +110,9 @@ def attend_varlen(
     before, after = (-1 if each is None else each for each in (pattern.before, 0 if pattern.causal else pattern.after))
     longest = columns if torch.compiler.is_compiling() else layout.max_seqlen
     settings = (layout.kernel_cu_seqlens, longest, size**-0.5 if scale is None else scale, (before, after))
-    if sinks is None:
+    if memory is not None:
+        output = torches.attend_varlen(q, k, v, *settings, keys=(memory.kernel_cu_seqlens, memory.max_seqlen))
+    elif sinks is None:
         output = torches.attend_varlen(q, k, v, *settings)
     else:
         output = _SinkAttention.apply(q, k, v, sinks, *settings)
@@ -144,6 +160,7 @@ class _SinkAttention(torch.autograd.Function):
 BACKEND = Backend(
     name="varlen",
     attend=attend,
+    over_prefixes=over_prefixes,
     availability=availability,
     refusal=refusal,
     stands_in={"sdpa": None, "eager": "flash_attention"},

@@ -1,0 +1,100 @@
+"""Attention in a row that holds once what several documents begin with: each stretch attends to its whole document.
+
+Shapes: H heads, S tokens of the row that runs, T tokens of the documents, N tokens of a stretch, M of its document up
+to its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from autopack.attention.backend import Backend
+from autopack.attention.call import AttentionCall
+from autopack.attention.document_mask import DocumentMask
+from autopack.errors import UnsupportedModel
+from autopack.inspection import releases
+from autopack.layout.prefixes import Prefixes
+
+
+def attend(
+    call: AttentionCall, prefixes: Prefixes, backend: Backend
+) -> torch.Tensor:
+    """Attend from every token of the row that runs to those before it in its document: (1, S, H, head size).
+
+    The layout of `call` is that of the documents. A backend that takes other lengths of keys than of queries computes
+    each stretch once; with any other one, documents attend as they do where they share nothing. Raises
+    `UnsupportedModel` where later tokens are seen, by which the same tokens would get something else in each document.
+    """
+    if call.pattern is None or not call.pattern.causal:
+        raise UnsupportedModel(
+            f"{type(call.module).__name__} attends by a mask that is not known to hide later tokens, so what rows of "
+            f"the batch begin with cannot be computed once for all of them. Use autopack.enable(model, share='never')."
+        )
+    found = None
+    if backend.over_prefixes is not None and not has_values_of_tokens(call, prefixes):
+        found = backend.over_prefixes(call, prefixes)
+    return _as_documents(call, prefixes, backend) if found is None else found
+
+
+def has_values_of_tokens(call: AttentionCall, prefixes: Prefixes) -> bool:
+    """Whether an option, other than positions, has something for each token or each pair of them."""
+    sizes = {prefixes.tokens, len(prefixes.columns), prefixes.documents.max_seqlen}
+    return any(
+        isinstance(option, torch.Tensor) and option.dim() > 1 and bool(sizes & set(option.shape[1:]))
+        for name, option in call.options.items()
+        if name != "position_ids"
+    )
+
+
+@torch._dynamo.disable  # lengths on the host would be constants of a graph, and every layout a graph of its own
+def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
+    """Attend by the model's own function, once for each stretch; None where its mask cannot be made for that."""
+    if not isinstance(call.mask, DocumentMask) or not releases.is_own(call.original):
+        return None
+    if call.mask.for_last(1, 2) is None:
+        return None
+    options = {name: option for name, option in call.options.items() if name != "position_ids"}
+    call = replace(call, options=options)
+    queries, keys, values = (states.split(prefixes.lengths, dim=2) for states in (call.query, call.key, call.value))
+    outputs = []
+    for stretch, query, chain in zip(prefixes.stretches, queries, prefixes.chains, strict=True):
+        if stretch.parent is None:
+            key, value, mask = keys[chain[0]], values[chain[0]], call.mask.for_document(0, 0, stretch.length)
+        else:
+            key, value = (torch.cat([parts[number] for number in chain], dim=2) for parts in (keys, values))
+            mask = call.mask.for_last(stretch.length, stretch.depth + stretch.length)
+        given = call.options_beside(mask)
+        outputs.append(call.original(call.module, query, key, value, mask, **given)[0])
+    return torch.cat(outputs, dim=1)
+
+
+def _as_documents(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.Tensor:
+    """Attend as documents do that share nothing, and keep what each token of the row that runs gets."""
+    places = prefixes.places.to(call.query.device)
+    query, key, value = (states.index_select(2, places) for states in (call.query, call.key, call.value))
+    options = {name: _of_documents(call, name, option, prefixes) for name, option in call.options.items()}
+    call = replace(call, query=query, key=key, value=value, options=options)
+    return backend.attend(call)[0].index_select(1, prefixes.firsts.to(query.device))
+
+
+def _of_documents(call: AttentionCall, name: str, option: Any, prefixes: Prefixes) -> Any:
+    """What an option says of the tokens of the documents; what has no axis of tokens is the same for all."""
+    if not isinstance(option, torch.Tensor) or option.dim() < 2 or prefixes.tokens not in option.shape[1:]:
+        return option
+    axes = [axis for axis, size in enumerate(option.shape) if axis and size == prefixes.tokens]
+    if len(axes) > 1 or (axes[0] == 1 and option.shape[1] == call.query.shape[1]):
+        raise UnsupportedModel(
+            f"{type(call.module).__name__} hands {name} of shape {tuple(option.shape)} to its attention function, for "
+            f"a row of {prefixes.tokens} tokens that holds once what rows of the batch begin with; autopack cannot "
+            f"tell what of it is of which document. Use autopack.enable(model, share='never')."
+        )
+    return option.index_select(axes[0], prefixes.places.to(option.device))
+
+
+def with_keys_of_documents(call: AttentionCall, prefixes: Prefixes) -> AttentionCall:
+    """The call with keys and values of what each stretch attends to, one after the other: `prefixes.keys`."""
+    columns = prefixes.key_columns.to(call.key.device)
+    return replace(call, key=call.key.index_select(2, columns), value=call.value.index_select(2, columns))

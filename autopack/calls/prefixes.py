@@ -1,0 +1,105 @@
+"""Which batches have what their rows begin with computed once, and why others do not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+from autopack.inspection import masks
+from autopack.layout import prefixes
+from autopack.layout.declarations import Declared
+from autopack.layout.host import host_values, recall
+from autopack.layout.prefixes import Prefixes
+
+if TYPE_CHECKING:
+    from autopack.calls.call import Call
+    from autopack.runtime.model import EnabledModel
+
+LEAST = 16
+"""The least number of tokens that rows have in common: each stretch costs a call of attention in every layer."""
+SHARE = 0.1
+"""The least share of the real tokens of a batch that has to be saved."""
+_OF_TOKENS = {"input_ids", "attention_mask", "position_ids", "labels", "shift_labels", "cache_position"}
+_OF_COLUMNS = {"logits_to_keep", "num_logits_to_keep"}
+_NAMES_OF_NOISE = ("drop", "noise")
+
+
+def why_not(model: EnabledModel) -> str | None:
+    """Why a model computes what rows begin with once for each of them, whatever the batch; None where it need not."""
+    anatomy, traits, share = model.anatomy, model.traits, model.options.share
+    if share == "never":
+        return "share='never'"
+    if anatomy.halves is not None or not anatomy.attention or not (anatomy.causal and anatomy.one_way):
+        return "its tokens may see later ones, by which a prefix is another one in each row"
+    if anatomy.mixers:
+        return f"{type(anatomy.mixers[0]).__name__} carries what it has read from token to token in code of its own"
+    if not traits.uses_positions or traits.numbers_itself or traits.counts_columns:
+        return "it counts columns by itself"
+    if not masks.has_mask_interface():
+        return "transformers before 4.53 makes masks in the code of each model"
+    if traits.dense or traits.reads_padding or traits.whole_model_reason is not None:
+        return "its tokens get something of the whole batch"
+    if any((vars(module).get("chunk_size_feed_forward") or 0) > 0 for module in anatomy.chunked):
+        return "its layers take a number of tokens at a time"
+    if any("token_type_ids" in module._buffers for module in anatomy.entries[0].modules()):
+        return "it makes kinds of tokens for as many columns as it is given"
+    if model.options.sequence_parallel is not None:
+        return "ranks share its rows"
+    return None
+
+
+def found_in(call: Call, declared: Declared, real: np.ndarray) -> Prefixes | None:
+    """What the rows of a batch without packed documents begin with in common, where it may be computed once for all.
+
+    `real` is true at its tokens, (rows, columns). On a device, tokens are looked at where the host has them anyway.
+    """
+    ids, given = call.arguments.get("input_ids"), call.arguments
+    always = call.model.options.share == "always"
+    if why_not(call.model) is not None or not isinstance(ids, torch.Tensor) or ids.shape != real.shape:
+        return None
+    if call.documents is not None or call.continues or given.get("inputs_embeds") is not None:
+        return None
+    if not all(name in _OF_TOKENS or name in _OF_COLUMNS or _is_of_call(value) for name, value in given.items()):
+        return None
+    told = given.get("position_ids")
+    if (told is not None and declared.positions is None) or call.wants_router_loss:
+        return None
+    if torch._C._are_functorch_transforms_active() or (len(ids) > 1 and ids.is_meta):
+        return None
+    tokens = declared.tokens
+    if tokens is None:
+        known = ids if ids.device.type == "cpu" else recall({"input_ids": ids}).get("input_ids")
+        if known is None:
+            return None
+        tokens = host_values(known)
+    least, share = (1, 0.0) if always else (LEAST, SHARE)
+    found = prefixes.find(tokens, real, declared.positions, ids.device, least, share)
+    if found is None or (not always and _draws(call.module)):
+        return None
+    return found
+
+
+def _is_of_call(value: object) -> bool:
+    """Whether an argument is no tensor, or one number, so that it is the same for all tokens."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _draws(model: nn.Module) -> bool:
+    """Whether dropout or noise is on: what is computed once draws once, where stock draws for each row."""
+    for module in model.modules():
+        if not module.training:
+            continue
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            if module.p > 0:
+                return True
+        elif any(
+            isinstance(value, float) and value > 0 and any(word in name for word in _NAMES_OF_NOISE)
+            for name, value in vars(module).items()
+        ):
+            return True
+    return False

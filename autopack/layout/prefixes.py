@@ -1,0 +1,230 @@
+"""What rows of a padded batch have in common at their beginning, and the row that holds it once.
+
+Shapes: R rows, C columns, T real tokens of the batch, S tokens of the row that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from autopack.layout.packed import PackedLayout
+from autopack.layout.padding import Padding
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Tokens that follow one another in a document, in columns `first` to `end` of the row that runs.
+
+    `depth` is the number of tokens before them in their document, which are those of `parent`, the number of another
+    stretch, and of its parents; None where they begin a document.
+    """
+
+    first: int
+    end: int
+    depth: int
+    parent: int | None
+
+    @property
+    def length(self) -> int:
+        return self.end - self.first
+
+
+@dataclass(frozen=True, eq=False)
+class Prefixes:
+    """A tree of stretches: documents that begin alike have the stretches of their common tokens together.
+
+    `columns` says for each token of the documents, laid one after the other, at which column of the row that runs it
+    stands: int64 (T,). A stretch comes after its parent.
+    """
+
+    stretches: tuple[Stretch, ...]
+    columns: np.ndarray
+    device: torch.device
+    documents: PackedLayout
+    """The documents as they would lie in a packed row that shares nothing."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the row that runs, S."""
+        return self.stretches[-1].end
+
+    @property
+    def saved(self) -> int:
+        """Number of tokens that are not computed, since another document has computed them."""
+        return len(self.columns) - self.tokens
+
+    @cached_property
+    def firsts_on_host(self) -> np.ndarray:
+        """For each column of the row that runs, a token of the documents that stands there: int64 (S,)."""
+        firsts = np.empty(self.tokens, dtype=np.int64)
+        firsts[self.columns[::-1]] = np.arange(len(self.columns))[::-1]
+        return firsts
+
+    @cached_property
+    def firsts(self) -> torch.Tensor:
+        """`firsts_on_host` as a tensor on the device."""
+        return self.documents.upload(self.firsts_on_host)
+
+    @cached_property
+    def places(self) -> torch.Tensor:
+        """`columns` as a tensor on the device."""
+        return self.documents.upload(self.columns)
+
+    @cached_property
+    def chains(self) -> tuple[tuple[int, ...], ...]:
+        """For each stretch, the numbers of those that make up its document up to its end, the first one first."""
+        found: list[tuple[int, ...]] = []
+        for number, stretch in enumerate(self.stretches):
+            found.append((*(() if stretch.parent is None else found[stretch.parent]), number))
+        return tuple(found)
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Length of each stretch in tokens."""
+        return [stretch.length for stretch in self.stretches]
+
+    @cached_property
+    def queries(self) -> PackedLayout:
+        """The stretches as documents of the row that runs, for kernels that take lengths of queries and of keys."""
+        bounds = np.cumsum([0, *self.lengths])
+        return PackedLayout(1, self.tokens, bounds, self.device)
+
+    @cached_property
+    def keys(self) -> PackedLayout:
+        """What each stretch attends to, one after the other: the tokens of its document up to its end."""
+        bounds = np.cumsum([0, *(stretch.depth + stretch.length for stretch in self.stretches)])
+        return PackedLayout(1, int(bounds[-1]), bounds, self.device)
+
+    @cached_property
+    def key_columns(self) -> torch.Tensor:
+        """The columns of the row that runs of the tokens of `keys`, int64 on the device."""
+        spans = [np.arange(self.stretches[n].first, self.stretches[n].end) for chain in self.chains for n in chain]
+        return self.documents.upload(np.concatenate(spans))
+
+    @cached_property
+    def numbers(self) -> torch.Tensor:
+        """For each column of the row that runs, the number of its stretch: int64 (S,) on the device."""
+        return self.documents.upload(np.repeat(np.arange(len(self.stretches)), self.lengths))
+
+    @cached_property
+    def depths(self) -> torch.Tensor:
+        """For each column of the row that runs, the place of its token in its document: int64 (S,) on the device."""
+        return self.documents.upload(np.concatenate([np.arange(s.depth, s.depth + s.length) for s in self.stretches]))
+
+    @cached_property
+    def sees(self) -> torch.Tensor:
+        """Whether a stretch (first axis) attends to another one or itself: bool, on the device."""
+        seen = np.zeros((len(self.stretches),) * 2, dtype=bool)
+        for number, chain in enumerate(self.chains):
+            seen[number, list(chain)] = True
+        return self.documents.upload(seen)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedPadding(Padding):
+    """A padded batch whose rows begin alike: out of the batch into a row that holds what is common once, and back."""
+
+    prefixes: Prefixes
+
+    @cached_property
+    def index(self) -> torch.Tensor:
+        """Places in the flattened batch of the tokens that run: int64 (S,) on `device`."""
+        return self.prefixes.documents.upload(np.flatnonzero(self.real)[self.prefixes.firsts_on_host])
+
+    @cached_property
+    def tokens(self) -> int:
+        """Number of tokens that run, S."""
+        return self.prefixes.tokens
+
+    @cached_property
+    def _sources(self) -> torch.Tensor:
+        """For each place of the flattened batch the column of the row that runs; 0 at padding."""
+        sources = np.zeros(self.real.size, dtype=np.int64)
+        sources[self.real.reshape(-1)] = self.prefixes.columns
+        return self.prefixes.documents.upload(sources)
+
+    def restore_flat(self, tokens: torch.Tensor) -> torch.Tensor:
+        """A (S, ...) tensor in the form of the flattened batch, (rows * columns, ...), zero at padding."""
+        batch = tokens.index_select(0, self._sources.to(tokens.device))
+        return batch if self.real.all() else batch.index_fill(0, self._others.to(tokens.device), 0)
+
+    def apart(self, row: torch.Tensor, columns: int) -> torch.Tensor:
+        """A tensor with S columns at this axis as that of documents that share nothing, with T."""
+        return row.index_select(columns, self.prefixes.places.to(row.device))
+
+
+def find(
+    tokens: np.ndarray, real: np.ndarray, positions: np.ndarray | None, device: torch.device, least: int, share: float
+) -> Prefixes | None:
+    """What the rows of a padded batch have in common, or None where that is too little.
+
+    `tokens` are (R, C) integers, `real` is true where they are no padding, `positions` are those of the call; without
+    them a token has the number of its column. Rows have tokens in common that are equal in both. Stretches that are
+    shared have `least` tokens or more, and at least the `share` of all real tokens is saved.
+    """
+    lengths = real.sum(axis=1)
+    if len(real) < 2 or not lengths.all():
+        return None
+    keys = _keys(tokens, real, positions, lengths)
+    order = sorted(range(len(keys)), key=lambda row: keys[row, : lengths[row]].tobytes())
+    ordered, ends = keys[order], lengths[order]
+    differs = np.ones((len(keys) - 1, keys.shape[1] + 1), dtype=bool)
+    differs[:, :-1] = ordered[1:] != ordered[:-1]
+    common = np.minimum(differs.argmax(axis=1), np.minimum(ends[1:], ends[:-1]))
+    if common.max() < least or int(common.sum()) < share * int(lengths.sum()):
+        return None
+    stretches, chains = _tree(common.tolist(), ends.tolist(), least)
+    spans = [np.empty(0, dtype=np.int64)] * len(order)
+    for row, chain in zip(order, chains, strict=True):
+        spans[row] = np.concatenate([np.arange(stretches[n].first, stretches[n].end) for n in chain])
+    columns = np.concatenate(spans)
+    bounds = np.cumsum([0, *lengths])
+    first = (np.broadcast_to(np.arange(real.shape[1]), real.shape) if positions is None else positions)[real]
+    documents = PackedLayout(1, len(columns), bounds, device, None if positions is None else first[bounds[:-1]])
+    found = Prefixes(tuple(stretches), columns, device, documents)
+    return found if found.saved > 0 and found.saved >= share * len(columns) else None
+
+
+def _keys(tokens: np.ndarray, real: np.ndarray, positions: np.ndarray | None, lengths: np.ndarray) -> np.ndarray:
+    """What has to be equal of two tokens, in one number: (R, longest row), each row's tokens first."""
+    rows, columns = np.nonzero(real)
+    numbers = columns if positions is None else positions[real].astype(np.int64)
+    keys = np.zeros((len(real), int(lengths.max())), dtype=np.int64)
+    at = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    keys[rows, at] = (tokens[real].astype(np.int64) << 32) | numbers
+    return keys
+
+
+def _tree(common: Sequence[int], lengths: Sequence[int], least: int) -> tuple[list[Stretch], list[tuple[int, ...]]]:
+    """The stretches of documents in an order in which those that begin alike are neighbours.
+
+    `common` is the number of tokens that each has in common with the next one. Also gives, for each document, the
+    numbers of its stretches.
+    """
+    stretches: list[Stretch] = []
+    chains: list[tuple[int, ...]] = [()] * len(lengths)
+
+    def add(depth: int, end: int, chain: tuple[int, ...]) -> tuple[int, ...]:
+        if end == depth:
+            return chain
+        first = stretches[-1].end if stretches else 0
+        stretches.append(Stretch(first, first + end - depth, depth, chain[-1] if chain else None))
+        return (*chain, len(stretches) - 1)
+
+    waiting: list[tuple[int, int, int, tuple[int, ...]]] = [(0, len(lengths), 0, ())]
+    while waiting:
+        begin, stop, depth, chain = waiting.pop()
+        if stop - begin == 1:
+            chains[begin] = add(depth, lengths[begin], chain)
+            continue
+        shortest = min(common[begin : stop - 1])
+        if shortest - depth >= least:
+            chain, depth = add(depth, shortest, chain), shortest
+        cuts = [begin, *(i + 1 for i in range(begin, stop - 1) if common[i] == shortest), stop]
+        waiting += [(one, other, depth, chain) for one, other in zip(cuts[-2::-1], cuts[:0:-1], strict=True)]
+    return stretches, chains

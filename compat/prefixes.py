@@ -1,0 +1,176 @@
+"""Print, for every causal type, whether batches whose rows begin alike give stock's results where that is computed once.
+
+    python -m compat.prefixes                 all types on all backends, recorded in compat/results/prefixes.json
+    python -m compat.prefixes llama gemma2    some types, printed only; with --record also merged into the results
+
+Each model is tiny, in evaluation mode (many types have dropout), and enabled by the plain `autopack.enable(model)`. Its
+batches are trees of depth 1, 2 and 3; compared with stock's run of the same padded batch are logits and hidden states
+of all real tokens, the loss that the model makes and one that is made of its logits, and the gradients of both. `flash`
+and `flex` run on stand-ins for the CPU, and for these with `verify="never"`. A type that is `kept` computes every row, as it would without prefixes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+import autopack
+from autopack import tiny
+from autopack.calls.prefixes import why_not
+from autopack.errors import AutopackError
+from compat.exactness import BACKENDS, Undeclared, built, stand_in
+from compat.tables import json_by_lines
+
+RESULTS = Path(__file__).parent / "results" / "prefixes.json"
+TOLERANCE = {"logits": 1e-4, "hidden": 1e-4, "loss": 1e-5, "gradients": 1e-3}
+"""Of float32, relative to the largest value: those of `autopack.audit`, and of losses a tenth of its."""
+_PREFIX = 24
+"""Tokens of each level of a tree; one stretch has to be no shorter than 16."""
+
+
+def rows_of_tree(depth: int, vocabulary: torch.Tensor, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """A right-padded batch of tokens, (rows, columns), and its mask: two rests below each of two to the `depth` - 1
+    prefixes, each of which goes on from one of the level before; a row that shares nothing; and one row twice."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(count: int) -> torch.Tensor:
+        return vocabulary[torch.randint(len(vocabulary), (count,), generator=generator)]
+
+    level = [draw(_PREFIX)]
+    for _ in range(depth - 1):
+        level = [torch.cat([above, draw(_PREFIX)]) for above in level for _ in range(2)]
+    rows = [torch.cat([above, draw(5 + 3 * n)]) for above in level for n in range(2)]
+    rows += [draw(9), rows[0].clone()]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=int(vocabulary[0]))
+    lengths = torch.tensor([len(row) for row in rows])
+    return ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+
+
+def results_of(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, list[torch.Tensor]]:
+    """What a model gives a padded batch with labels and without: see the top of this module."""
+    found: dict[str, list[torch.Tensor]] = {"logits": [], "hidden": [], "loss": [], "gradients": []}
+    labels = ids.masked_fill(mask == 0, -100)
+    real = mask.bool()
+    for given in ({"labels": labels}, {}):
+        model.zero_grad()
+        output = model(input_ids=ids, attention_mask=mask, use_cache=False, output_hidden_states=True, **given)
+        logits = output.logits
+        shifted = logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten()
+        loss = output.loss if given else torch.nn.functional.cross_entropy(*shifted, ignore_index=-100)
+        loss.backward()
+        found["logits"].append(logits.detach()[real])
+        found["hidden"] += [states.detach()[real] for states in output.hidden_states or ()]
+        found["loss"].append(loss.detach().reshape(1))
+        found["gradients"] += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return found
+
+
+def measure(model_type: str, backend: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """Compare one type on one backend: its `status` (exact, APART, kept, refused, undeclared, unbuildable) and errors."""
+    with stand_in(backend):
+        try:
+            model = built(model_type, backend, dtype).eval()
+        except Undeclared:
+            return {"status": "undeclared"}
+        except tiny.CannotBuild as error:
+            return {"status": "unbuildable", "reason": error.reason}
+        vocabulary = tiny.tokens(model.config, 1, 64).reshape(-1)
+        batches = [rows_of_tree(depth, vocabulary, seed) for seed, depth in enumerate((1, 2, 3))]
+        try:
+            stock = [results_of(model, *batch) for batch in batches]
+        except Exception as error:
+            return {"status": "upstream error", "reason": f"{type(error).__name__}: {error}".partition("\n")[0]}
+        try:
+            # What stands in for a kernel is nothing that a proof knows, and would be audited.
+            handle = autopack.enable(model, verify="never") if backend in ("flash", "flex") else autopack.enable(model)
+        except AutopackError as error:
+            return {"status": "refused", "reason": str(error).partition("\n")[0]}
+        kept = why_not(handle.enabled)
+        if kept is not None:
+            return {"status": "kept", "reason": kept}
+        errors: dict[str, float] = {}
+        shared = 0
+        for batch, wanted in zip(batches, stock, strict=True):
+            for _ in range(2):  # in the first one, whether padding is read is found out
+                before = handle.tally.training.shared
+                found = results_of(model, *batch)
+                shared += handle.tally.training.shared > before
+            for name in wanted:
+                errors[name] = max(errors.get(name, 0.0), _error(found[name], wanted[name]))
+        if not shared:
+            return {"status": "kept", "reason": "; ".join(handle.tally.left) or "nothing was shared"}
+    apart = {name for name, error in errors.items() if not error <= TOLERANCE[name]}
+    return {"status": "APART" if apart else "exact", "shared calls": shared, **errors}
+
+
+def _error(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+    """The largest difference, each relative to the largest value of its tensor, or to a thousandth of that of all."""
+    largest = max((float(value.abs().max()) for value in wanted if value.numel()), default=0.0)
+    worst = 0.0
+    for one, other in zip(found, wanted, strict=True):
+        if one.shape != other.shape:
+            return float("inf")
+        if other.numel() and largest:
+            own = max(float(other.abs().max()), 1e-3 * largest)
+            worst = max(worst, float((one - other).abs().nan_to_num(float("inf")).max()) / own)
+    return worst
+
+
+def main() -> int:
+    """Run the measurements, print the table, and return 1 where a type is apart."""
+    import transformers
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("types", nargs="*", help="model types (default: all)")
+    parser.add_argument("--record", action="store_true", help="merge the named types into the recorded results")
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    logging.getLogger("autopack").setLevel(logging.ERROR)
+    started, found = time.time(), {}
+    for model_type in tqdm(arguments.types or tiny.types_for("causal-lm"), disable=not sys.stderr.isatty()):
+        found[model_type] = {}
+        for backend in arguments.backends:
+            try:
+                found[model_type][backend] = measure(model_type, backend)
+            except Exception as error:
+                found[model_type][backend] = {"status": "ERROR", "reason": f"{type(error).__name__}: {error}"}
+        cells = found[model_type]
+        print(f"{model_type:<26}" + "".join(f"{_cell(cell):>16}" for cell in cells.values()) + f"  {_why(cells)}")
+    counted = {status: sum(_has(cells, status) for cells in found.values()) for status in ("exact", "APART", "kept")}
+    print(f"\n{len(found)} types: {counted} ({time.time() - started:.0f} s)")
+    if arguments.record or not arguments.types:
+        recorded = json.loads(RESULTS.read_text())["types"] if arguments.types and RESULTS.exists() else {}
+        versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+        whole = {**versions, "types": dict(sorted({**recorded, **found}.items()))}
+        RESULTS.write_text(json_by_lines(whole))
+    return int(any(_has(cells, bad) for cells in found.values() for bad in ("APART", "ERROR")))
+
+
+def _has(cells: dict[str, dict[str, Any]], status: str) -> bool:
+    return any(cell["status"] == status for cell in cells.values())
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    if cell["status"] not in ("exact", "APART"):
+        return cell["status"]
+    return f"{'' if cell['status'] == 'exact' else 'APART '}{cell['logits']:.0e}/{cell['gradients']:.0e}"
+
+
+def _why(cells: dict[str, dict[str, Any]]) -> str:
+    return next((cell["reason"][:150] for cell in cells.values() if cell.get("reason")), "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
