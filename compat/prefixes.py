@@ -1,4 +1,4 @@
-"""Print, for every causal type, whether batches whose rows begin alike give stock's results where that is computed once.
+"""Print, for every causal type, whether rows that begin alike give what stock gives where that is computed once.
 
     python -m compat.prefixes                 all types on all backends, recorded in compat/results/prefixes.json
     python -m compat.prefixes llama gemma2    some types, printed only; with --record also merged into the results
@@ -6,7 +6,8 @@
 Each model is tiny, in evaluation mode (many types have dropout), and enabled by the plain `autopack.enable(model)`. Its
 batches are trees of depth 1, 2 and 3; compared with stock's run of the same padded batch are logits and hidden states
 of all real tokens, the loss that the model makes and one that is made of its logits, and the gradients of both. `flash`
-and `flex` run on stand-ins for the CPU, and for these with `verify="never"`. A type that is `kept` computes every row, as it would without prefixes.
+and `flex` run on stand-ins for the CPU, and for these with `verify="never"`. A type that is `kept` computes every row,
+as it would without prefixes.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def results_of(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, l
 
 
 def measure(model_type: str, backend: str, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """Compare one type on one backend: its `status` (exact, APART, kept, refused, undeclared, unbuildable) and errors."""
+    """Compare one type on one backend: its `status` (exact, APART, kept, refused, undeclared, ...) and errors."""
     with stand_in(backend):
         try:
             model = built(model_type, backend, dtype).eval()

@@ -19,9 +19,7 @@ from autopack.inspection import releases
 from autopack.layout.prefixes import Prefixes
 
 
-def attend(
-    call: AttentionCall, prefixes: Prefixes, backend: Backend
-) -> torch.Tensor:
+def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.Tensor:
     """Attend from every token of the row that runs to those before it in its document: (1, S, H, head size).
 
     The layout of `call` is that of the documents. A backend that takes other lengths of keys than of queries computes
@@ -52,9 +50,8 @@ def has_values_of_tokens(call: AttentionCall, prefixes: Prefixes) -> bool:
 @torch._dynamo.disable  # lengths on the host would be constants of a graph, and every layout a graph of its own
 def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None:
     """Attend by the model's own function, once for each stretch; None where its mask cannot be made for that."""
-    if not isinstance(call.mask, DocumentMask) or not releases.is_own(call.original):
-        return None
-    if call.mask.for_last(1, 2) is None:
+    own = call.mask
+    if not isinstance(own, DocumentMask) or not releases.is_own(call.original) or own.for_last(1, 2) is None:
         return None
     options = {name: option for name, option in call.options.items() if name != "position_ids"}
     call = replace(call, options=options)
@@ -62,10 +59,10 @@ def by_stretches(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | None
     outputs = []
     for stretch, query, chain in zip(prefixes.stretches, queries, prefixes.chains, strict=True):
         if stretch.parent is None:
-            key, value, mask = keys[chain[0]], values[chain[0]], call.mask.for_document(0, 0, stretch.length)
+            key, value, mask = keys[chain[0]], values[chain[0]], own.for_document(0, 0, stretch.length)
         else:
             key, value = (torch.cat([parts[number] for number in chain], dim=2) for parts in (keys, values))
-            mask = call.mask.for_last(stretch.length, stretch.depth + stretch.length)
+            mask = own.for_last(stretch.length, stretch.depth + stretch.length)
         given = call.options_beside(mask)
         outputs.append(call.original(call.module, query, key, value, mask, **given)[0])
     return torch.cat(outputs, dim=1)

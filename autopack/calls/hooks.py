@@ -184,6 +184,8 @@ def _enter(
         inside = PrefixesInside.at(Call(entry, module, args, kwargs, None), outer)
         if inside is not None:
             return _open(inside, hook, args)
+        if not entry.inner:
+            outer.plan.leave_apart()
     if outer is not None and not _defers(outer):
         further = _further_in(hook, module, args, kwargs, outer) if entry.guarded else None
         if further is None:

@@ -61,6 +61,10 @@ class Plan:
     def count(self, tally: Tally) -> None:
         """Count what becomes of a padded batch."""
 
+    def leave_apart(self) -> None:
+        """Have the model inside run what documents begin with once for each of them after all."""
+        self.prefixes_inside = None
+
     def finish(self, module: nn.Module, output: Any) -> Any:
         """The output as the caller expects it; None where it stays as it is."""
         return None

@@ -48,6 +48,8 @@ def why_not(model: EnabledModel) -> str | None:
         return "it makes kinds of tokens for as many columns as it is given"
     if model.options.sequence_parallel is not None:
         return "ranks share its rows"
+    if share != "always" and not traits.covered:
+        return f"nobody has measured it for {anatomy.model_type} (share='always' does it all the same)"
     return None
 
 

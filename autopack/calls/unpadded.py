@@ -37,14 +37,15 @@ class Unpadded(Plan):
     packs = True
 
     def __init__(self, call: Call):
-        self.padding, shared = call.padding, call.prefixes
-        self.call = call
+        self.padding, self.call = call.padding, call
+        shared = call.prefixes
+        if shared is not None and call.has_labels:  # of which every row has its own
+            self.prefixes_inside, shared = shared if call.entry.inner else None, None
+        once = shared or self.prefixes_inside
         if call.documents is None:
-            self.volume = Volume.of_row(self.padding.rows, self.padding, saved=0 if shared is None else shared.saved)
+            self.volume = Volume.of_row(self.padding.rows, self.padding, saved=0 if once is None else once.saved)
         else:
             call.documents.unpadded = True
-        if shared is not None and call.has_labels:  # which are of every row
-            self.prefixes_inside, shared = shared if call.entry.inner else None, None
         layout = self.padding.layout(call.declared.positions)
         if shared is not None:
             self.padding = SharedPadding(self.padding.real, self.padding.device, shared)
@@ -56,6 +57,12 @@ class Unpadded(Plan):
         if self.call.documents is None:
             tally.count(self.call.padding)
         self.call.ran_without_padding()
+
+    def leave_apart(self) -> None:
+        super().leave_apart()
+        if self.volume is not None:
+            before, self.volume = self.volume, Volume.of_row(self.padding.rows, self.padding)
+            self.call.count(self.volume, instead_of=before)
 
     @torch._dynamo.disable
     def finish(self, module: nn.Module, output: Any) -> Any:

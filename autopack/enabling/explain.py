@@ -36,7 +36,7 @@ class Decision:
             return ""
         documents = f"{self.volume.documents:,} document{'s' if self.volume.documents != 1 else ''}"
         skipped = f", {self.volume.skipped:,} columns of padding left out" if self.volume.skipped else ""
-        return f"{documents}, {self.volume.tokens:,} tokens in {self.volume.columns:,} columns{skipped}"
+        return f"{documents}, {self.volume.amount}{skipped}"
 
     def __str__(self) -> str:
         amount = f" ({self.amount})" if self.amount else ""

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from autopack.attention.choose import taken_by_auto
 from autopack.auditing.report import escaped, html_cells
+from autopack.calls.prefixes import why_not
 from autopack.enabling.attach import detach
 from autopack.enabling.explain import Explanation, explain
 from autopack.integrations import lm_eval
@@ -131,12 +132,24 @@ class Handle(AbstractContextManager["Handle"]):
             *([("backend", self.backend)] if attention else []),
             *([("rows", f"shared by {shared!r}")] if (shared := enabled.options.sequence_parallel) else []),
             ("padding", f"unpad={unpad!r}" + ("" if unpad == "never" else f"; {self.tally}")),
+            *([("prefixes", self._prefixes)] if attention and unpad != "never" else []),
             *([("trained", self.tally.trained)] if self.tally.trained else []),
             *([("evaluated", str(self.tally.evaluation))] if self.tally.evaluation.calls else []),
             ("verified", self.verified),
             *([("checked", str(self.envelope))] if self.envelope is not None else []),
             *([("watched", str(self.watched))] if self.watched is not None else []),
         ]
+
+    @property
+    def _prefixes(self) -> str:
+        """What becomes of what rows of a batch begin with in common, in words."""
+        share, reason = self.enabled.options.share, why_not(self.enabled)
+        if share == "never":
+            return "share='never'"
+        if reason is not None:
+            return f"share={share!r}; rows that begin alike are computed one by one: {reason}"
+        shared = self.tally.training.shared + self.tally.evaluation.shared
+        return f"share={share!r}; {shared:,} tokens were computed with those of another row"
 
     def __repr__(self) -> str:
         return "autopack.Handle(\n" + self._lines("  ") + ")"

@@ -119,6 +119,8 @@ def numbers(ran: Volume, seconds: float, prefix: str = "") -> dict[str, float]:
         "padding_skipped": round(ran.padding_skipped, 4),
         "documents_per_row": round(ran.documents_per_row, 2),
     }
+    if ran.shared:
+        found["shared"] = round(ran.shared / ran.tokens, 4)
     if seconds > 0:
         found["real_tokens_per_second"] = round(ran.tokens / seconds, 1)
     return {f"{prefix}{_PREFIX}{name}": value for name, value in found.items()}

@@ -159,7 +159,7 @@ def _enable(here: Session, module: Any) -> bool:
         _wait_no_longer(here, outermost)
         here.enabled(outermost, by_script, " by the script")
         return False
-    options = {name: getattr(here.settings, name) for name in ("backend", "unpad", "verify", "watch")}
+    options = {name: getattr(here.settings, name) for name in ("backend", "unpad", "verify", "share", "watch")}
     for model in dict.fromkeys((outermost, module)):
         _wait_no_longer(here, model)
         try:

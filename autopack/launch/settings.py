@@ -72,6 +72,7 @@ class Settings(NamedTuple):
     backend: str
     unpad: str
     verify: str
+    share: str
     watch: int
     strict: bool
     quiet: bool
@@ -85,10 +86,14 @@ class Settings(NamedTuple):
 
 _ABOUT_UNPAD = "which padded batches run as packed rows inside: those where it gives the same, more of them, or none"
 _ABOUT_VERIFY = "audit a model before it is enabled: one that no released run has covered, any, any in full, or none"
+_ABOUT_SHARE = (
+    "compute once what rows of a batch begin with: where that is worth it and draws no dropout, always, never"
+)
 OPTIONS = (
     Option("backend", "auto", "what computes attention on packed rows"),
     Option("unpad", "auto", _ABOUT_UNPAD),
     Option("verify", "auto", _ABOUT_VERIFY),
+    Option("share", "auto", _ABOUT_SHARE),
     Option("watch", 0, "in every Nth training call, check that a document gets what it gets alone; 0 checks none", "N"),
     Option(
         "strict",

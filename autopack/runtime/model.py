@@ -95,6 +95,8 @@ class Traits:
     """Whether it is known how it numbers a batch whose padding is not on the right."""
     refused_arguments: Mapping[str, str]
     """Arguments that no packed call may bring, with the reason."""
+    covered: bool
+    """Whether a run of the leak test has covered its type."""
     media: frozenset[str]
     """Kinds of media that a run of the leak test has covered in its documents."""
 
@@ -119,6 +121,7 @@ class Traits:
             knows_padded_positions=anatomy.model_type in family.model_types
             and numbering.is_known(anatomy.counts_along_mask),
             refused_arguments=dict(family.refused_arguments),
+            covered=anatomy.model_type in family.model_types,
             media=media,
         )
 

@@ -91,13 +91,19 @@ class Volume(NamedTuple):
         return self.skipped / came if came else 0.0
 
     @property
+    def amount(self) -> str:
+        """How many tokens ran in how many columns, in words."""
+        shared = f", {self.shared:,} of them computed with those of another row," if self.shared else ""
+        return f"{self.tokens:,} real tokens{shared} in {self.columns:,} columns"
+
+    @property
     def documents_per_row(self) -> float:
         return self.documents / self.rows if self.rows else 0.0
 
     def __str__(self) -> str:
         return (
-            f"{self.calls:,} call{'s' if self.calls != 1 else ''}, fill {self.fill:.1%} ({self.tokens:,} real tokens "
-            f"in {self.columns:,} columns), {self.documents_per_row:.1f} documents per row"
+            f"{self.calls:,} call{'s' if self.calls != 1 else ''}, fill {self.fill:.1%} ({self.amount}), "
+            f"{self.documents_per_row:.1f} documents per row"
         )
 
 

@@ -97,8 +97,8 @@ def attend_varlen(
 ) -> Tensor:
     """Attend within each document of (rows, heads, columns, head size) states in float16 or bfloat16.
 
-    Keys and values are those of `memory`, where that is given. `sinks` are one logit per query head that takes part in each softmax without a value. Returns (rows, columns, heads,
-    value head size).
+    Keys and values are those of `memory`, where that is given. `sinks` are one logit per query head that takes part in
+    each softmax without a value. Returns (rows, columns, heads, value head size).
     """
     if pattern.chunk is not None:
         layout = layout.in_chunks(pattern.chunk)
