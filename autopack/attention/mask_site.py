@@ -44,7 +44,7 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if scope.shared is not None:
             kwargs = _of_whole_rows(kwargs, pattern, layout, scope.shared)
         if scope.prefixes is not None:
-            kwargs = _of_documents(kwargs, pattern, scope.prefixes)
+            kwargs = _of_documents(kwargs, scope.prefixes)
         if memory is not None and kwargs["kv_length"] == memory.shape[1]:
             # Of cross-attention, which hides no state of the encoder, or whose rule is asked whether it does.
             across = pattern == masks.Pattern(causal=False) or memory.shape[1] != layout.shape[1]
@@ -108,14 +108,13 @@ def _of_whole_rows(arguments: dict[str, Any], pattern: Any, layout: PackedLayout
     )
 
 
-def _of_documents(arguments: dict[str, Any], pattern: Any, prefixes: Prefixes) -> dict[str, Any]:
+def _of_documents(arguments: dict[str, Any], prefixes: Prefixes) -> dict[str, Any]:
     """The arguments of a mask function for documents, where the row that runs holds once what they begin with."""
     asked, ran, columns = (arguments["batch_size"], arguments["kv_length"]), (1, prefixes.tokens), len(prefixes.columns)
-    if asked != ran or pattern is None or not pattern.causal:
+    if asked != ran:
         raise UnsupportedModel(
-            f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows by a rule that is not known to hide "
-            f"later tokens, in a row of {ran[1]} tokens that holds once what rows of the batch begin with. Use "
-            f"autopack.enable(model, share='never')."
+            f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, where a row of {ran[1]} tokens holds "
+            f"once what rows of the batch begin with. Use autopack.enable(model, share='never')."
         )
     return arguments | {"kv_length": columns, "kv_offset": 0} | masks.query_arguments(columns, prefixes.device)
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 LEAST = 16
 """The least number of tokens that rows have in common: each stretch costs a call of attention in every layer."""
 SHARE = 0.1
-"""The least share of the real tokens of a batch that has to be saved."""
+"""The least share of the real tokens of a batch that has to be saved, weighed by what of the model computes each once."""
+MIXING = 0.8
+"""The largest share of a model's weights in mixers, which compute every document by itself, that is worth it."""
 _OF_TOKENS = {"input_ids", "attention_mask", "position_ids", "labels", "shift_labels", "cache_position"}
 _OF_COLUMNS = {"logits_to_keep", "num_logits_to_keep"}
 _NAMES_OF_NOISE = ("drop", "noise")
@@ -32,20 +34,21 @@ def why_not(model: EnabledModel) -> str | None:
     anatomy, traits, share = model.anatomy, model.traits, model.options.share
     if share == "never":
         return "share='never'"
-    if anatomy.halves is not None or not anatomy.attention or not (anatomy.causal and anatomy.one_way):
+    if anatomy.halves is not None or not (anatomy.one_way and (anatomy.causal or traits.recurs)):
         return "its tokens may see later ones, by which a prefix is another one in each row"
-    if anatomy.mixers:
-        return f"{type(anatomy.mixers[0]).__name__} carries what it has read from token to token in code of its own"
-    if not traits.uses_positions or traits.numbers_itself or traits.counts_columns:
-        return "it counts columns by itself"
+    if traits.mixing_weights > MIXING:
+        return (
+            f"{type(anatomy.mixers[0]).__name__} and its like hold nearly all of its weights, and read every document "
+            "by itself"
+        )
+    if traits.adjusted:
+        return "its queries are scaled by the columns that they stand in"
     if not masks.has_mask_interface():
         return "transformers before 4.53 makes masks in the code of each model"
     if traits.dense or traits.reads_padding or traits.whole_model_reason is not None:
         return "its tokens get something of the whole batch"
     if any((vars(module).get("chunk_size_feed_forward") or 0) > 0 for module in anatomy.chunked):
         return "its layers take a number of tokens at a time"
-    if any("token_type_ids" in module._buffers for module in anatomy.entries[0].modules()):
-        return "it makes kinds of tokens for as many columns as it is given"
     if model.options.sequence_parallel is not None:
         return "ranks share its rows"
     if share != "always" and not traits.covered:
@@ -77,7 +80,7 @@ def found_in(call: Call, declared: Declared, real: np.ndarray) -> Prefixes | Non
         if known is None:
             return None
         tokens = host_values(known)
-    least, share = (1, 0.0) if always else (LEAST, SHARE)
+    least, share = (1, 0.0) if always else (LEAST, SHARE / (1 - call.model.traits.mixing_weights))
     found = prefixes.find(tokens, real, declared.positions, ids.device, least, share)
     if found is None or (not always and _draws(call.module)):
         return None

@@ -51,6 +51,8 @@ class Unpadded(Plan):
             self.padding = SharedPadding(self.padding.real, self.padding.device, shared)
         self.arguments = without_what_packing_drops(call, _gathered(call, self.padding))
         add_token_types(call, self.arguments, layout)
+        if shared is not None and "token_type_ids" in self.arguments and "token_type_ids" not in call.arguments:
+            self.arguments["token_type_ids"] = self.arguments["token_type_ids"].index_select(1, shared.firsts)
         super().__init__(Scope(call.model, layout, as_batch=call.documents is None, prefixes=shared))
 
     def count(self, tally: Tally) -> None:

@@ -16,6 +16,8 @@ from autopack.family import MixerCall
 from autopack.inspection import torches
 from autopack.inspection.parameters import parameters_of
 from autopack.inspection.sharding import gathers_inside
+from autopack.layout.forms import Frame, Of
+from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import CACHES
 from autopack.patching import Site
 from autopack.runtime.buffers import from_the_same_buffers
@@ -85,9 +87,39 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         layout = scope.layout.to(first.device) if isinstance(first, torch.Tensor) else scope.layout
         memory = scope.memory.to(layout.device) if scope.memory is not None and mark.reads_encoder else None
         original = from_the_same_buffers(original, mixer)
-        return mark.way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory))
+        if scope.prefixes is None:
+            return mark.way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory))
+        prefixes = scope.prefixes
+        arguments = {name: _of_documents(name, value, prefixes) for name, value in arguments.items()}
+        with changed(prefixes=None):
+            output = mark.way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights))
+        return _of_row(output, prefixes)
 
     return autopack_mixer
+
+
+def _of_documents(name: str, value: Any, prefixes: Prefixes) -> Any:
+    """What an argument of a row that holds once what documents begin with says of documents that share nothing."""
+    if isinstance(value, tuple | list):
+        return type(value)(_of_documents(name, part, prefixes) for part in value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    places, pairs = prefixes.places.to(value.device), (prefixes.tokens, prefixes.tokens)
+    if value.dim() == 4 and value.shape[-2:] == pairs:  # a mask of the row, in which columns are in the order of tokens
+        return value.index_select(2, places).index_select(3, places)
+    form = Frame(1, prefixes.tokens).form_of(name, value)
+    return value.index_select(form.columns, places) if form.of is Of.TOKEN else value
+
+
+def _of_row(output: Any, prefixes: Prefixes) -> Any:
+    """What of a mixer's output for documents belongs to the row that holds once what they begin with."""
+    if isinstance(output, dict):
+        return type(output)(**{name: _of_row(part, prefixes) for name, part in output.items()})
+    if isinstance(output, tuple | list):
+        return type(output)(_of_row(part, prefixes) for part in output)
+    if not isinstance(output, torch.Tensor) or output.shape[:2] != (1, len(prefixes.columns)):
+        return output
+    return output.index_select(1, prefixes.firsts.to(output.device))
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,6 +83,8 @@ class Traits:
     """Whether what stands in padding changes what tokens get."""
     recurs: bool
     """Whether it carries a state from token to token, over padding too."""
+    adjusted: bool
+    """Whether its attention gets queries, keys or values that were made by columns."""
     counts_columns: bool
     """Whether something in it counts columns, those of padding too."""
     uses_positions: bool
@@ -97,6 +99,8 @@ class Traits:
     """Arguments that no packed call may bring, with the reason."""
     covered: bool
     """Whether a run of the leak test has covered its type."""
+    mixing_weights: float
+    """The share of its weights, embeddings of tokens left out, that mixers hold."""
     media: frozenset[str]
     """Kinds of media that a run of the leak test has covered in its documents."""
 
@@ -107,14 +111,15 @@ class Traits:
         attends = bool(anatomy.attention) or any(way.attends for way in ways)
         # A recurrent mixer may begin anew where positions do.
         told_positions = any("position_ids" in parameters_of(type(mixer)).names for mixer in anatomy.mixers)
+        adjusted = any(family.adjustment_of(module) is not None for module in anatomy.attention)
         return cls(
             family=family.name,
             dense=anatomy.model_type in family.dense_types,
             whole_model_reason=next((way.whole_model_reason for way in ways if way.whole_model_reason), None),
             reads_padding=any(way.reads_padding for way in ways),
             recurs=any(way.recurs for way in ways),
-            counts_columns=any(family.adjustment_of(module) is not None for module in anatomy.attention)
-            or any(way.counts for way in ways),
+            adjusted=adjusted,
+            counts_columns=adjusted or any(way.counts for way in ways),
             uses_positions=family.positions and (attends or told_positions),
             numbers_itself=any(way.numbers_itself for way in ways),
             first_position=numbering.first_position(anatomy.entries[0].config),
@@ -122,8 +127,18 @@ class Traits:
             and numbering.is_known(anatomy.counts_along_mask),
             refused_arguments=dict(family.refused_arguments),
             covered=anatomy.model_type in family.model_types,
+            mixing_weights=_share_of_mixers(anatomy),
             media=media,
         )
+
+
+def _share_of_mixers(anatomy: Anatomy) -> float:
+    embeddings = anatomy.entries[0].get_input_embeddings()
+    left_out = set() if embeddings is None else {id(weight) for weight in embeddings.parameters()}
+    sizes = {id(w): w.numel() for w in anatomy.entries[0].parameters() if id(w) not in left_out}
+    mixing = {id(w) for mixer in anatomy.mixers for w in mixer.parameters()}
+    whole = sum(sizes.values())
+    return sum(size for weight, size in sizes.items() if weight in mixing) / whole if whole else 0.0
 
 
 class Link:
