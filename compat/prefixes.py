@@ -108,7 +108,7 @@ def measure(model_type: str, backend: str, dtype: torch.dtype = torch.float32) -
             for name in wanted:
                 errors[name] = max(errors.get(name, 0.0), _error(found[name], wanted[name]))
         if not shared:
-            return {"status": "kept", "reason": "; ".join(handle.tally.left) or "nothing was shared"}
+            return {"status": "kept", "reason": why_not(handle.enabled) or "; ".join(handle.tally.left)}
     apart = {name for name, error in errors.items() if not error <= TOLERANCE[name]}
     return {"status": "APART" if apart else "exact", "shared calls": shared, **errors}
 

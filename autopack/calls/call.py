@@ -53,6 +53,7 @@ class Call:
         """Number of positional arguments that the forward does not name."""
         self.outer = outer
         """The activation of an entry further out that has left this call to decide, if there is one."""
+        self._declared: Declared | None = None
         self.prefixes: Prefixes | None = None
         """What the rows of the batch begin with in common, where that is to run once; found out with `declared`."""
         self.found: Found | None = None
@@ -87,9 +88,15 @@ class Call:
         shape = () if self.inputs is None else self.inputs.shape[:3]
         return {n: v.flatten(0, 1) for n, v in self.arguments.items() if getattr(v, "shape", ())[:3] == shape}
 
-    @cached_property
+    @property
     def declared(self) -> Declared:
         """What the arguments say of documents and padding."""
+        # No cached property: up to Python 3.11 one waits for that of another call, and a twin may be asked meanwhile.
+        if self._declared is None:
+            self._declared = self._read()
+        return self._declared
+
+    def _read(self) -> Declared:
         inputs, arguments = self.inputs, self.arguments
         if inputs is None:
             return Declared(None)

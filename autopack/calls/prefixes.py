@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LEAST = 16
 """The least number of tokens that rows have in common: each stretch costs a call of attention in every layer."""
 SHARE = 0.1
-"""The least share of the real tokens of a batch that has to be saved, weighed by what of the model computes each once."""
+"""The least share of a batch's real tokens to be saved, weighed by how much of the model computes each once."""
 MIXING = 0.8
 """The largest share of a model's weights in mixers, which compute every document by itself, that is worth it."""
 _OF_TOKENS = {"input_ids", "attention_mask", "position_ids", "labels", "shift_labels", "cache_position"}
@@ -51,9 +51,7 @@ def why_not(model: EnabledModel) -> str | None:
         return "its layers take a number of tokens at a time"
     if model.options.sequence_parallel is not None:
         return "ranks share its rows"
-    if share != "always" and not traits.covered:
-        return f"nobody has measured it for {anatomy.model_type} (share='always' does it all the same)"
-    return None
+    return None if model.prefixes_apart is None else model.prefixes_apart[0]
 
 
 def found_in(call: Call, declared: Declared, real: np.ndarray) -> Prefixes | None:
@@ -82,7 +80,7 @@ def found_in(call: Call, declared: Declared, real: np.ndarray) -> Prefixes | Non
         tokens = host_values(known)
     least, share = (1, 0.0) if always else (LEAST, SHARE / (1 - call.model.traits.mixing_weights))
     found = prefixes.find(tokens, real, declared.positions, ids.device, least, share)
-    if found is None or (not always and _draws(call.module)):
+    if found is None or (not always and _draws(call.module)) or call.model.why_prefixes_stay() is not None:
         return None
     return found
 

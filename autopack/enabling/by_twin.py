@@ -51,7 +51,7 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, because: str, o
     The weights, the device and the gradients of the model have no part in it; no process waits for another one. Where
     all code is the library's `own`, what it has said before is kept (`autopack.proving.kept`).
     """
-    if not own or _precisions(model, enabled)[1] != "cpu":
+    if not own or precisions_of(model, enabled)[1] != "cpu":
         return apart(lambda: _proof(model, enabled, because))
     options = enabled.options
     key = kept.key_of(
@@ -70,7 +70,7 @@ def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | Non
     """What `first_label_counts` says of the twin of an entry, by its level; None where it does not say."""
 
     def ask() -> bool | None:
-        twin = _with_what_is_on(model, twins.of(model, torch.float32))
+        twin = with_what_is_on(model, twins.of(model, torch.float32))
         module = entries(twin.model)[level]
         return first_label_counts(module) if type(module) is twins.own_class(entries(model)[level]) else None
 
@@ -80,7 +80,7 @@ def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | Non
         return None
 
 
-def _precisions(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[torch.dtype, ...], str]:
+def precisions_of(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[torch.dtype, ...], str]:
     """The precisions in which a twin is tried, the first first, and its device."""
     flash = any(map(releases.is_flash, enabled.implementations()))
     if flash and device_of(model).type == "cuda":  # its kernels run nowhere else, and in half precision
@@ -89,7 +89,7 @@ def _precisions(model: PreTrainedModel, enabled: EnabledModel) -> tuple[tuple[to
 
 
 def _proof(model: PreTrainedModel, enabled: EnabledModel, because: str) -> Proof:
-    precisions, device = _precisions(model, enabled)
+    precisions, device = precisions_of(model, enabled)
     answer: _Answer | None = None
     failure = ""
     for dtype in precisions:
@@ -145,12 +145,12 @@ class _Answer:
 def _asked(
     model: PreTrainedModel, enabled: EnabledModel, dtype: torch.dtype, device: str, modes: tuple[str, ...] | None
 ) -> _Answer:
-    twin = _with_what_is_on(model, twins.of(model, dtype, device))
+    twin = with_what_is_on(model, twins.of(model, dtype, device))
     outside, twin_enabled = _outside(twin, model), None
     if device == "cpu":
         _do_without_kernels(twin.model)
     try:
-        twin_enabled = _enabled(twin.model, enabled)
+        twin_enabled = enabled_like(twin.model, enabled)
         if _refusal(twin_enabled) is not None:
             raise NoTwin(str(_refusal(twin_enabled)))
         with twin_enabled.settling():  # transformers 4 puts forwards on layers when states are first asked for
@@ -206,10 +206,12 @@ def _read(answer: _Answer, because: str, causal: bool) -> Proof:
     return Proof(how + said, answer.packed and f"{answer.packed}{said}", answer.labels, padded, source=source)
 
 
-def _enabled(model: PreTrainedModel, like: EnabledModel) -> EnabledModel:
-    """Enable a twin as the model is; nobody else sees it, so nothing of it is kept."""
+def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> EnabledModel:
+    """Enable a twin as the model is, but for `changed` options; nobody else sees it, so nothing of it is kept."""
     family = registry.family_for(model)
-    options = replace(like.options, verify="never", watch=0, sequence_parallel=None)
+    options = replace(
+        like.options, **{"verify": "never", "watch": 0, "sequence_parallel": None, "share": "never", **changed}
+    )
     enabled = examine(model, family, options, _not_renewed)
     try:
         if set(like.implementations()) - set(enabled.implementations()):
@@ -231,7 +233,7 @@ def _not_renewed(enabled: EnabledModel, packs: bool) -> None:
     raise NoTwin("its twin has changed while it was audited")
 
 
-def _with_what_is_on(model: PreTrainedModel, twin: Twin) -> Twin:
+def with_what_is_on(model: PreTrainedModel, twin: Twin) -> Twin:
     """Put on a twin what somebody has put on modules of the model: losses, methods and hooks.
 
     Raises `NoTwin` where a hook has no place there.

@@ -97,8 +97,6 @@ class Traits:
     """Whether it is known how it numbers a batch whose padding is not on the right."""
     refused_arguments: Mapping[str, str]
     """Arguments that no packed call may bring, with the reason."""
-    covered: bool
-    """Whether a run of the leak test has covered its type."""
     mixing_weights: float
     """The share of its weights, embeddings of tokens left out, that mixers hold."""
     media: frozenset[str]
@@ -126,7 +124,6 @@ class Traits:
             knows_padded_positions=anatomy.model_type in family.model_types
             and numbering.is_known(anatomy.counts_along_mask),
             refused_arguments=dict(family.refused_arguments),
-            covered=anatomy.model_type in family.model_types,
             mixing_weights=_share_of_mixers(anatomy),
             media=media,
         )
@@ -234,6 +231,10 @@ class EnabledModel:
         """Whether code other than that of the libraries known here takes part, other than in hooks."""
         self.groups: tuple[Group, ...] = ()
         """The process groups over which its parameters are gathered when it runs, as its last call has found them."""
+        self.prefixes_proven_by: Callable[[Any, EnabledModel], str | None] | None = None
+        """Says why rows that begin alike would get something else, were that computed once; it runs a twin."""
+        self.prefixes_apart: tuple[str | None] | None = None
+        """What it has said of the model as it is; None where it was not asked."""
         self._renew = renew
         self._settler: object | None = None
         """The thread that looks at it, marks it and proves it now."""
@@ -291,6 +292,15 @@ class EnabledModel:
 
     def _is_stale(self) -> bool:
         return self.watch is None or self.watch.changed() is not None
+
+    def why_prefixes_stay(self) -> str | None:
+        """Why what rows begin with must be computed for each of them, as the twin says; None where it need not."""
+        if self.options.verify == "never" or self.is_settling or self.prefixes_proven_by is None:
+            return None
+        if self.prefixes_apart is None:
+            with self.settling():
+                self.prefixes_apart = (self.prefixes_proven_by(self.anatomy.entries[0], self),)
+        return self.prefixes_apart[0]
 
     def implementations(self) -> tuple[str, ...]:
         """The attention implementations that this model's attention modules ask for now."""
