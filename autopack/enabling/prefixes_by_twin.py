@@ -21,8 +21,8 @@ from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock
 from autopack.tiny import tokens
 
-_PREFIX, _MIDDLE, _RESTS = 12, 7, (9, 4, 6, 3)
-"""Tokens of a tree: what all rows begin with, what two of them go on with, and what each ends with."""
+_ROWS, _COLUMNS, _PREFIX, _MIDDLE = 4, 26, 12, 7
+"""Rows of a tree and their tokens; what all begin with, and what half of them go on with."""
 _GRADIENTS = 10
 """Gradients may differ by so many times as much as outputs: sums over all tokens cancel in them."""
 
@@ -87,16 +87,19 @@ def _differs(model: PreTrainedModel, enabled: EnabledModel, dtype: torch.dtype, 
 
 
 def _tree(model: Any, device: str) -> dict[str, torch.Tensor]:
-    """A padded batch whose rows begin alike, two of them for longer, one of them twice, and one that shares nothing."""
-    drawn = tokens(model.config, 1, _PREFIX + _MIDDLE + sum(_RESTS) + 8)[0]
+    """A batch whose rows begin alike, two of them for longer, one of them twice, and one that shares nothing.
+
+    It has no padding, which heads look for in ways of their own.
+    """
+    drawn = tokens(model.config, 1, 4 * _COLUMNS)[0]
     prefix, middle, rest = drawn.split([_PREFIX, _MIDDLE, len(drawn) - _PREFIX - _MIDDLE])
-    *ends, other = rest.split([*_RESTS, 8])
-    rows = [torch.cat([prefix, *([middle] if number < 2 else []), end]) for number, end in enumerate(ends)]
-    rows = [*rows, other, rows[0]]
-    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=int(drawn[0]))
-    lengths = torch.tensor([len(row) for row in rows])
-    mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
-    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+    rows = []
+    for number in range(_ROWS):
+        begun = torch.cat([prefix, middle]) if number < _ROWS // 2 else prefix
+        end, rest = rest.split([_COLUMNS - len(begun), len(rest) - _COLUMNS + len(begun)])
+        rows.append(torch.cat([begun, end]))
+    ids = torch.stack([*rows, rest[:_COLUMNS], rows[0]])
+    return {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}
 
 
 def _results(model: Any, call: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -111,14 +114,15 @@ def _results(model: Any, call: dict[str, torch.Tensor]) -> dict[str, torch.Tenso
         for name, value in _tensors(output):
             values = value[mask] if value.shape[:2] == mask.shape else value
             found[f"{name} {number}"] = values.detach()
-            whole = (
-                whole
-                + (values.float() * torch.linspace(0.5, 1.5, values.numel()).reshape(values.shape).to(values)).sum()
-            )
+            whole = whole + (values.float() * _weights(values)).sum()
         whole.backward()
         gradients = [p.grad.detach().flatten() for p in model.parameters() if p.grad is not None]
         found[f"gradient {number}"] = torch.cat(gradients)
     return found
+
+
+def _weights(values: torch.Tensor) -> torch.Tensor:
+    return torch.linspace(0.5, 1.5, values.numel(), device=values.device).reshape(values.shape)
 
 
 def _predicts_tokens(model: Any) -> bool:

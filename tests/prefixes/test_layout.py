@@ -1,0 +1,100 @@
+"""What rows begin with in common is found, and laid out so that every token stands there once."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopack.layout.prefixes import SharedPadding, find
+
+CPU = torch.device("cpu")
+
+
+@st.composite
+def batches(draw):
+    """Tokens of few kinds, so that rows begin alike, real ones among them, and positions or None."""
+    rows, columns = draw(st.integers(2, 7)), draw(st.integers(1, 12))
+    tokens = np.array(draw(st.lists(st.integers(0, 1), min_size=rows * columns, max_size=rows * columns)))
+    lengths = np.array(draw(st.lists(st.integers(1, columns), min_size=rows, max_size=rows)))
+    real = np.arange(columns) < lengths[:, None]
+    if draw(st.booleans()):
+        real = real[:, ::-1].copy()
+    positions = np.maximum(real.cumsum(1) - 1, 0) if draw(st.booleans()) else None
+    return tokens.reshape(rows, columns), real, positions
+
+
+def _documents(tokens, real, positions):
+    numbers = np.broadcast_to(np.arange(real.shape[1]), real.shape) if positions is None else positions
+    return [list(zip(tokens[row, own], numbers[row, own], strict=True)) for row, own in enumerate(real)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(batches(), st.integers(1, 4))
+def test_every_document_is_its_stretches_and_nothing_stands_twice(batch, least):
+    tokens, real, positions = batch
+    found = find(tokens, real, positions, CPU, least, 0.0)
+    documents = _documents(tokens, real, positions)
+    if found is None:
+        if least == 1:  # no two of them begin with the same token at the same position
+            assert len({document[0] for document in documents}) == len(documents)
+        return
+    flat = [pair for document in documents for pair in document]
+    row = [flat[first] for first in found.firsts_on_host]
+    assert [row[column] for column in found.columns] == flat
+    for stretch, chain in zip(found.stretches, found.chains, strict=True):
+        assert sum(found.stretches[number].length for number in chain) == stretch.depth + stretch.length
+    if least == 1:  # the tree of all beginnings: each of them stands there once
+        beginnings = {tuple(document[: end + 1]) for document in documents for end in range(len(document))}
+        assert found.tokens == len(beginnings)
+    shared = [s for n, s in enumerate(found.stretches) if any(o.parent == n for o in found.stretches)]
+    assert all(stretch.length >= least for stretch in shared)
+
+
+@settings(max_examples=150, deadline=None)
+@given(batches())
+def test_a_batch_goes_into_the_row_and_comes_back(batch):
+    tokens, real, positions = batch
+    found = find(tokens, real, positions, CPU, 1, 0.0)
+    if found is None:
+        return
+    padding = SharedPadding(real, CPU, found)
+    values = torch.from_numpy(tokens).double()[..., None]
+    assert torch.equal(padding.restore(padding.gather(values)), values * torch.from_numpy(real)[..., None])
+    of_documents = torch.from_numpy(tokens[real]).double()[None, :, None]
+    assert torch.equal(padding.apart(padding.gather(values), 1), of_documents)
+
+
+def test_gradients_of_all_rows_come_to_what_they_share():
+    tokens, real = np.array([[7, 8, 1], [7, 8, 2], [7, 9, 0]]), np.array([[1, 1, 1], [1, 1, 1], [1, 1, 0]]) > 0
+    padding = SharedPadding(real, CPU, find(tokens, real, None, CPU, 1, 0.0))
+    row = torch.zeros(1, padding.tokens, 1, requires_grad=True)
+    padding.restore(row).sum().backward()
+    counts = dict(zip(padding.gather(torch.from_numpy(tokens))[0].tolist(), row.grad.flatten().tolist(), strict=True))
+    assert counts == {7: 3.0, 8: 2.0, 1: 1.0, 2: 1.0, 9: 1.0}
+
+
+def test_equal_tokens_at_other_positions_are_others():
+    tokens, real = np.array([[5, 6, 7], [5, 6, 7]]), np.ones((2, 3), dtype=bool)
+    apart = np.array([[0, 1, 2], [4, 5, 6]])
+    assert find(tokens, real, apart, CPU, 1, 0.0) is None
+    left = np.array([[1, 1, 1], [0, 1, 1]]) > 0  # without positions, a token has the number of its column
+    assert find(np.array([[5, 6, 7], [0, 5, 6]]), left, None, CPU, 1, 0.0) is None
+
+
+def test_too_little_in_common_is_nothing():
+    tokens, real = np.tile(np.arange(40), (2, 1)), np.ones((2, 40), dtype=bool)
+    tokens[1, 8:] += 100
+    assert find(tokens, real, None, CPU, 16, 0.1) is None
+    assert find(tokens, real, None, CPU, 8, 0.11) is None
+    assert find(tokens, real, None, CPU, 8, 0.1).saved == 8
+
+
+def test_many_rows_one_below_the_other():
+    """A tree as deep as there are rows is built without recursion."""
+    rows = 1500
+    real = np.arange(rows) < np.arange(1, rows + 1)[:, None]
+    found = find(np.ones((rows, rows), dtype=np.int64), real, None, CPU, 1, 0.0)
+    assert found.tokens == rows
+    assert len(found.stretches) == rows
