@@ -295,7 +295,8 @@ class EnabledModel:
 
     def why_prefixes_stay(self) -> str | None:
         """Why what rows begin with must be computed for each of them, as the twin says; None where it need not."""
-        if self.options.verify == "never" or self.is_settling or self.prefixes_proven_by is None:
+        trusts = self.options.verify == "never" and self.options.share == "always"
+        if trusts or self.is_settling or self.prefixes_proven_by is None:
             return None
         if self.prefixes_apart is None:
             with self.settling():

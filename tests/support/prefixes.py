@@ -38,7 +38,8 @@ def tree(seed: int = 0) -> list[torch.Tensor]:
     for number in range(2):
         drawn = tiny.tokens(None, 1, 90, seed=seed + number)[0]
         prompt, turn, *rests = drawn.split([20, 17, 5, 9, 12, 27])
-        rows += [torch.cat([prompt, turn, rests[0]]), torch.cat([prompt, turn, rests[1]]), torch.cat([prompt, rests[2]])]
+        rows += [torch.cat([prompt, turn, rests[0]]), torch.cat([prompt, turn, rests[1]])]
+        rows.append(torch.cat([prompt, rests[2]]))
     return [*rows, rows[0].clone(), tiny.tokens(None, 1, 7, seed=seed + 9)[0]]
 
 

@@ -1,0 +1,284 @@
+"""Batches whose rows begin alike: stock, without padding alone, with what is common computed once, and that by hand.
+
+    python -m benchmarks.prefixes                                       about six minutes on two cores
+    python -m benchmarks.prefixes --layers 1 --rounds 2                 a first look
+    python -m benchmarks.prefixes --json benchmarks/results/prefixes.json
+
+The workloads, each as its trainer or harness computes it:
+
+* `group`: 8 completions of one prompt 5 times as long, a training step on their log-likelihoods (GRPO, RLOO); the
+  logits of the completions alone are asked for, as TRL does.
+* `pairs`: 4 pairs of answers below prompts as long as an answer, a training step of DPO's loss (without a reference).
+* `choices`: 4 choices below each of 4 passages 20 times as long, scored without gradients.
+* `nothing`: 16 documents that share nothing, a training step: what it costs to look.
+
+The arms: `stock` (sdpa, a right-padded batch), `unpadded` (`enable(model, share="never")`), `enabled` (the plain
+`enable(model)`), and for `group` `by hand`: a row that a user could write for this one workload, with an attention
+function of its own. All arms have to give the same loss and gradients before anything is timed. In the 1st, 2nd, 4th,
+8th ... padded batch of a training whose loss is made outside of the model, autopack runs the batch as it came, to see
+whether padding is read; those up to the 8th come before the times, and the 16th after them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import interleave, workload
+from benchmarks.unpadding import resident
+
+GOALS = {
+    "group": {"stock": 3.0, "unpadded": 2.5},
+    "pairs": {"stock": 1.25},
+    "choices": {"stock": 2.5},
+}
+"""How many times as fast as these arms the enabled one is to be."""
+_LOOKS = 8
+WORKLOADS = ("group", "pairs", "choices", "nothing")
+Step = Callable[[Any], Any]
+
+
+def rows_of(name: str, options: argparse.Namespace) -> tuple[list[Any], list[int]]:
+    """The rows of a workload, and for each the number of its last tokens that are scored."""
+    import torch
+
+    generator = torch.Generator().manual_seed(options.seed)
+
+    def draw(count: int) -> Any:
+        return torch.randint(1, options.vocabulary, (count,), generator=generator)
+
+    def near(count: int) -> int:
+        return count * 3 // 4 + int(torch.randint(count // 2 + 1, (1,), generator=generator))
+
+    groups, prompt, count, rest = {
+        "group": (1, 640, 8, 128),
+        "pairs": (4, 256, 2, 256),
+        "choices": (4, 400, 4, 20),
+        "nothing": (16, 200, 1, 128),
+    }[name]
+    rows, scored = [], []
+    for _ in range(groups):
+        begun = draw(prompt)
+        for _ in range(count):
+            scored.append(near(rest))
+            rows.append(torch.cat([begun, draw(scored[-1])]))
+    return rows, scored
+
+
+def padded(rows: list[Any]) -> dict[str, Any]:
+    """Rows as a right-padded batch with its mask."""
+    from torch.nn.utils.rnn import pad_sequence
+
+    ids = pad_sequence(rows, batch_first=True)
+    mask = pad_sequence([row.new_ones(len(row)) for row in rows], batch_first=True)
+    return {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+
+
+def likelihoods(logits: Any, rows: list[Any], scored: list[int], last: int) -> Any:
+    """The log-likelihood of the scored tokens of each row, (rows,), by logits of the last columns of the batch."""
+    import torch
+
+    longest, found = max(map(len, rows)), []
+    for row, count, each in zip(rows, scored, logits, strict=True):
+        first = len(row) - count - 1 - (longest - last)
+        found.append(torch.log_softmax(each[first : first + count], -1).gather(1, row[-count:, None]).sum())
+    return torch.stack(found)
+
+
+def work_of(name: str, rows: list[Any], scored: list[int]) -> Step:
+    """What a trainer or harness does with a model: its loss, with gradients where it trains, or the scores."""
+    import torch
+
+    batch, longest = padded(rows), max(map(len, rows))
+    kept = longest - min(len(row) - count for row, count in zip(rows, scored, strict=True)) + 1
+    advantages = torch.linspace(-1, 1, len(rows))
+
+    def scores(model: Any) -> Any:
+        more = {"logits_to_keep": kept} if name == "group" else {}
+        logits = model(**batch, **more).logits
+        return likelihoods(logits, rows, scored, kept if more else longest)
+
+    def run(model: Any) -> Any:
+        if name == "choices":
+            with torch.no_grad():
+                return scores(model).sum()
+        found = scores(model)
+        if name == "pairs":
+            loss = -torch.nn.functional.logsigmoid(0.1 * (found[::2] - found[1::2])).mean()
+        else:
+            loss = -(found * advantages).mean() / 100
+        loss.backward()
+        return loss
+
+    return run
+
+
+def by_hand(rows: list[Any], scored: list[int]) -> Step:
+    """The step of `group` as a user could write it: one row of the prompt and all completions."""
+    import torch
+    from torch.nn import functional as F
+
+    prompt = len(rows[0]) - scored[0]
+    row = torch.cat([rows[0][:prompt], *(each[prompt:] for each in rows)])[None]
+    positions = torch.cat([torch.arange(prompt), *(torch.arange(prompt, len(each)) for each in rows)])[None]
+    lengths, masks = [prompt, *scored], [None]
+    masks += [torch.ones(n, prompt + n, dtype=torch.bool).tril(prompt) for n in scored]
+    advantages = torch.linspace(-1, 1, len(rows))
+
+    def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **_: Any) -> Any:
+        parts = zip(masks, *(states.split(lengths, 2) for states in (query, key, value)), strict=True)
+        found, first = [], None
+        for own, q, k, v in parts:
+            if first is None:
+                first = k, v
+                found.append(F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling))
+            else:
+                k, v = torch.cat([first[0], k], 2), torch.cat([first[1], v], 2)
+                found.append(F.scaled_dot_product_attention(q, k, v, attn_mask=own, scale=scaling))
+        return torch.cat(found, 2).transpose(1, 2), None
+
+    def run(model: Any) -> Any:
+        from transformers import AttentionInterface
+
+        AttentionInterface.register("prefix_by_hand", attend)
+        model.config._attn_implementation = "prefix_by_hand"
+        states = model.model(input_ids=row, position_ids=positions, use_cache=False).last_hidden_state[0]
+        last, *rests = states.split(lengths)
+        ends = [torch.cat([last[-1:], rest[:-1]]) for rest in rests]
+        logits = torch.log_softmax(model.lm_head(torch.cat(ends)), -1).split(scored)
+        found = [each.gather(1, own[prompt:, None]).sum() for each, own in zip(logits, rows, strict=True)]
+        loss = -(torch.stack(found) * advantages).mean() / 100
+        loss.backward()
+        return loss
+
+    return run
+
+
+def arms(name: str, options: argparse.Namespace) -> dict[str, tuple[Any, Step]]:
+    """For each arm of a workload its model and what it does with it."""
+    import autopack
+
+    rows, scored = rows_of(name, options)
+    stock = workload.build(options, 2048)
+    work = work_of(name, rows, scored)
+    found = {each: (copy.deepcopy(stock), work) for each in ("stock", "unpadded", "enabled")}
+    if name == "group":
+        found["by hand"] = copy.deepcopy(stock), by_hand(rows, scored)
+    autopack.enable(found["unpadded"][0], share="never")
+    autopack.enable(found["enabled"][0])
+    return found
+
+
+def check(prepared: dict[str, tuple[Any, Step]]) -> dict[str, float]:
+    """The loss of each arm; raises where a loss or gradient differs from those of stock."""
+    import torch
+
+    losses: dict[str, float] = {}
+    wanted: list[Any] = []
+    for name, (model, work) in prepared.items():
+        for _ in range(_LOOKS if name in ("unpadded", "enabled") else 1):
+            model.zero_grad()
+            losses[name] = float(work(model).detach())
+        gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        wanted = wanted or gradients
+        assert abs(losses[name] / losses["stock"] - 1) <= workload.LOSS_TOLERANCE, losses
+        for one, other in zip(gradients, wanted, strict=True):
+            error = float((one - other).norm() / other.norm())
+            assert error <= workload.GRADIENT_TOLERANCE, f"gradients of {name} differ by {error:.1e}"
+        model.zero_grad()
+    assert torch.isfinite(torch.tensor(list(losses.values()))).all()
+    return losses
+
+
+def step_of(model: Any, work: Step) -> Callable[[], None]:
+    def run() -> None:
+        work(model)
+        model.zero_grad()
+
+    return run
+
+
+def peak_of(name: str, arm: str, options: argparse.Namespace) -> float:
+    """What one step of an arm adds to the resident memory of a process that has run nothing else, in MiB."""
+    model, work = arms(name, options)[arm]
+    before = resident("VmRSS")
+    work(model)
+    return resident("VmHWM") - before
+
+
+def peaks_of(name: str, names: list[str]) -> dict[str, float]:
+    """The peaks of the arms, each in a process of its own."""
+    environment = {key: value for key, value in os.environ.items() if key not in interleave.MALLOC}
+    environment["MALLOC_MMAP_THRESHOLD_"] = str(2**16)
+    found = {}
+    for arm in names:
+        command = [sys.executable, *sys.orig_argv[1:], "--peak-of", name, arm]
+        output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+        found[arm] = json.loads(output.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peak-of", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    workload.add_arguments(parser, rounds=7)
+    options = parser.parse_args()
+    if options.peak_of is None:
+        interleave.keep_freed_memory()
+
+    import torch
+
+    torch.set_num_threads(options.threads)
+    if options.peak_of is not None:
+        print(json.dumps(peak_of(*options.peak_of, options)))
+        return
+    del options.peak_of
+    where, found = interleave.origin(), {}
+    for name in options.workloads:
+        prepared = arms(name, options)
+        losses = check(prepared)
+        print(f"{name}: losses {losses}")
+        times = interleave.interleave({arm: step_of(*each) for arm, each in prepared.items()}, options.rounds)
+        volume = prepared["enabled"][0].__dict__["_autopack_handle"].tally
+        ran = volume.evaluation if name == "choices" else volume.training
+        rows, _ = rows_of(name, options)
+        found[name] = {
+            "padded tokens": len(rows) * max(map(len, rows)),
+            "real tokens": sum(map(len, rows)),
+            "shared": ran.shared > 0,
+            "losses": losses,
+            "seconds": times,
+            "peak memory, MiB": {} if name == "nothing" else peaks_of(name, list(prepared)),
+            "times as fast": {
+                arm: times[arm]["median"] / times["enabled"]["median"] for arm in times if arm != "enabled"
+            },
+        }
+    result = {"benchmark": "prefixes", "origin": where, "settings": workload.settings(options), "workloads": found}
+    interleave.write(options.json, result, describe(result))
+
+
+def describe(result: dict[str, Any]) -> str:
+    """The result in a few lines."""
+    lines = [interleave.heading(result["origin"]), ""]
+    for name, found in result["workloads"].items():
+        lines.append(f"{name}: {found['padded tokens']:,} padded, {found['real tokens']:,} real tokens")
+        for arm, times in found["seconds"].items():
+            ratio = found["times as fast"].get(arm)
+            goal = GOALS.get(name, {}).get(arm)
+            said = "" if ratio is None else f", enabled is {ratio:.2f} times as fast"
+            said += "" if goal is None else f" (goal {goal})"
+            peak = found["peak memory, MiB"].get(arm)
+            memory = "" if peak is None else f", {peak:,.0f} MiB"
+            lines.append(f"  {arm:<9} {times['median']:.3f} s (least {times['min']:.3f} s){memory}{said}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
