@@ -132,7 +132,7 @@ class Handle(AbstractContextManager["Handle"]):
             *([("backend", self.backend)] if attention else []),
             *([("rows", f"shared by {shared!r}")] if (shared := enabled.options.sequence_parallel) else []),
             ("padding", f"unpad={unpad!r}" + ("" if unpad == "never" else f"; {self.tally}")),
-            *([("prefixes", self._prefixes)] if attention and unpad != "never" else []),
+            *([("prefixes", self._prefixes)] if unpad != "never" else []),
             *([("trained", self.tally.trained)] if self.tally.trained else []),
             *([("evaluated", str(self.tally.evaluation))] if self.tally.evaluation.calls else []),
             ("verified", self.verified),

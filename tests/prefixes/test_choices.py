@@ -1,0 +1,276 @@
+"""Which batches have what their rows begin with computed once, and that it holds however the model is run."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+import autopack
+from autopack import tiny
+from tests.support.padded import FLOAT32, GRADIENT, build, logit_error, loss_error, model_gradient_error, twins
+from tests.support.prefixes import group, loss_of_logits, padded, tree
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+
+@pytest.fixture
+def pair():
+    """A stock Llama and a copy of it, which tests enable."""
+    return twins(build("llama").eval())
+
+
+def _scored(model, batch, **options):
+    with torch.no_grad():
+        return model(**batch, use_cache=False, **options)
+
+
+def _shared(handle):
+    return handle.tally.training.shared + handle.tally.evaluation.shared
+
+
+def _agree(stock, model, batch, tolerance=FLOAT32):
+    losses = []
+    for each in (stock, model):
+        each.zero_grad()
+        loss = loss_of_logits(each(**batch, use_cache=False).logits, batch)
+        loss.backward()
+        losses.append(loss)
+    assert loss_error(losses[1], losses[0]) < tolerance
+    assert model_gradient_error(model, stock) < 10 * tolerance
+
+
+class TestWhen:
+    def test_never(self, pair):
+        with autopack.enable(pair[1], share="never") as handle:
+            _scored(pair[1], padded(tree()))
+            assert _shared(handle) == 0
+            assert "share='never'" in repr(handle)
+
+    def test_no_such_choice(self, pair):
+        with pytest.raises(ValueError, match="share must be one of auto, always, never; found 'sometimes'"):
+            autopack.enable(pair[1], share="sometimes")
+
+    def test_too_little_unless_always(self, pair):
+        for share, wanted in (("auto", 0), ("always", 3 * 8)):
+            with autopack.enable(pair[1], share=share) as handle:
+                _scored(pair[1], padded(group(8, (30, 22, 41, 25))))
+                assert _shared(handle) == wanted
+
+    def test_rows_without_padding(self, pair):
+        batch = padded(group(32, (6, 6, 6)))
+        batches = [batch, {"input_ids": batch["input_ids"]}]
+        for each in batches:
+            with autopack.enable(pair[1]) as handle:
+                expected, found = (_scored(model, each).logits for model in pair)
+                assert torch.allclose(found, expected, atol=1e-5)
+                assert _shared(handle) == 64
+                assert not handle.tally.left
+
+    def test_a_cache_is_wanted(self, pair):
+        """Evaluation without use_cache=False may want it: the batch runs as it came, padded or not."""
+        with autopack.enable(pair[1]) as handle, torch.no_grad():
+            for rows in (group(32, (6, 6, 6)), group()):
+                output = pair[1](**padded(rows))
+                assert output.past_key_values.get_seq_length() == max(map(len, rows))
+            assert _shared(handle) == 0
+
+    @pytest.mark.parametrize("share", ["auto", "always"])
+    def test_dropout(self, share):
+        model = build("llama", attention_dropout=0.5).train()
+        with autopack.enable(model, share=share) as handle:
+            model(**padded(tree(), labels=True), use_cache=False).loss.backward()
+            assert (_shared(handle) > 0) == (share == "always")
+            model.eval()
+            before = _shared(handle)
+            _scored(model, padded(tree()))
+            assert _shared(handle) > before
+
+    def test_noise_on_embeddings(self, pair):
+        pair[1].train().get_input_embeddings().neftune_noise_alpha = 5.0
+        with autopack.enable(pair[1]) as handle:
+            pair[1](**padded(tree(), labels=True), use_cache=False)
+            assert _shared(handle) == 0
+
+    def test_something_else_comes_with_the_tokens(self, pair):
+        batch = padded(group())
+        embeds = pair[1].get_input_embeddings()(batch["input_ids"]).detach()
+        with autopack.enable(pair[1]) as handle:
+            _scored(pair[1], {"inputs_embeds": embeds, "attention_mask": batch["attention_mask"]})
+            assert _shared(handle) == 0
+            positions = batch["attention_mask"].cumsum(1) - 1
+            _scored(pair[1], {**batch, "position_ids": positions})
+            assert _shared(handle) == 96
+            positions[1] += 1
+            _scored(pair[1], {**batch, "position_ids": positions})
+            assert _shared(handle) == 96 + 64
+
+    def test_losses_of_routers_count_tokens(self):
+        stock, model = twins(build("mixtral", output_router_logits=True).eval())
+        batch = padded(tree(), labels=True)
+        with autopack.enable(model) as handle:
+            expected, found = (_scored(each, batch) for each in (stock, model))
+            assert loss_error(found.loss, expected.loss) < FLOAT32
+            assert loss_error(found.aux_loss, expected.aux_loss) < FLOAT32
+            assert _shared(handle) == 0
+
+    @pytest.mark.parametrize(
+        ("model_type", "why"),
+        [
+            ("mamba", "hold nearly all of its weights"),
+            ("llama4_text", "scaled by the columns"),
+            ("bert", "may see later ones"),
+        ],
+    )
+    def test_models_that_compute_every_row(self, model_type, why):
+        model = build(model_type, "masked LM" if model_type == "bert" else "causal LM", "eager").eval()
+        with autopack.enable(model) as handle:
+            assert why in repr(handle)
+            _scored(model, padded(tree()))
+            assert _shared(handle) == 0
+
+
+class TestSaid:
+    def test_in_words(self, pair):
+        batch = padded(group())
+        with autopack.enable(pair[1]) as handle:
+            with torch.no_grad():
+                said = str(handle.explain(**batch, use_cache=False))
+            assert "153 real tokens, 96 of them computed with those of another row, in 57 columns" in said
+            assert _shared(handle) == 0
+            _scored(pair[1], batch)
+            assert "96 tokens were computed with those of another row" in repr(handle)
+            assert handle.tally.evaluation.fill == 1.0
+
+    def test_in_the_logs_of_a_trainer(self):
+        from autopack.enabling.trainer_logs import numbers
+        from autopack.runtime.tally import Volume
+
+        found = numbers(Volume(1, 1, 57, 153, 4, 0, 96), 1.0)
+        assert found["autopack/shared"] == round(96 / 153, 4)
+        assert found["autopack/real_tokens_per_second"] == 153.0
+        assert "autopack/shared" not in numbers(Volume(1, 1, 57, 57, 4), 1.0)
+
+
+class TestHowever:
+    """Wrapped, compiled, copied, checkpointed, lowered, subclassed, hooked, in threads."""
+
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_gradient_checkpointing(self, pair, reentrant):
+        stock, model = pair
+        model.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
+        stock.train().gradient_checkpointing_enable({"use_reentrant": reentrant})
+        with autopack.enable(model, unpad="always") as handle:
+            _agree(stock, model, padded(tree()))
+            assert _shared(handle) > 40
+
+    def test_autocast(self, pair):
+        with autopack.enable(pair[1], unpad="always") as handle, torch.autocast("cpu", torch.bfloat16):
+            expected, found = (_scored(model, batch := padded(tree())).logits.float() for model in pair)
+            assert logit_error(found, expected, batch["attention_mask"]) < 0.1  # bfloat16 keeps 8 bits
+            assert _shared(handle) > 40
+
+    def test_lora(self, pair):
+        peft = pytest.importorskip("peft")
+        config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
+        torch.manual_seed(0)
+        stock = peft.get_peft_model(pair[0], config)
+        model = copy.deepcopy(stock)
+        with autopack.enable(model, unpad="always") as handle:
+            _agree(stock, model, padded(tree()))
+            assert _shared(handle) > 40
+
+    def test_compiled(self, pair):
+        stock, model = pair
+        handle = autopack.enable(model, unpad="always")
+        compiled = torch.compile(model, backend="eager")
+        for seed in range(2):
+            batch = padded(tree(seed))
+            expected, found = _scored(stock, batch).logits, _scored(compiled, batch).logits
+            assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
+        assert _shared(handle) > 80
+        handle.remove()
+
+    def test_copies_and_threads(self, pair):
+        stock, model = pair
+        with autopack.enable(model, unpad="always"):
+            copied = copy.deepcopy(model)
+            batches, errors = [padded(tree(seed)) for seed in range(4)], []
+
+            def run(each, batch):
+                error = logit_error(_scored(each, batch).logits, _scored(stock, batch).logits, batch["attention_mask"])
+                errors.append(error)
+
+            threads = [threading.Thread(target=run, args=(m, b)) for b in batches for m in (model, copied)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(errors) == 8
+            assert max(errors) < FLOAT32
+            assert copied.__dict__["_autopack_handle"].tally.evaluation.shared > 40
+            autopack.disable(copied)
+
+    def test_a_subclass_and_a_hook_on_a_layer(self):
+        class Mine(LlamaForCausalLM):
+            def forward(self, *args, **kwargs):
+                output = super().forward(*args, **kwargs)
+                output.logits = output.logits * 0.5
+                return output
+
+        model = Mine(tiny.config("llama")).eval()
+        stock = copy.deepcopy(model)
+        batch, seen = padded(tree()), []
+        expected = _scored(stock, batch).logits
+        with autopack.enable(model, unpad="always") as handle:
+            found = _scored(model, batch).logits
+            assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
+            assert _shared(handle) > 40
+            model.model.layers[0].register_forward_hook(lambda *given: seen.append(given[2][0].shape))
+            found = _scored(model, batch).logits
+            assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
+            assert seen
+
+    def test_a_model_that_is_changed_is_asked_again(self, pair):
+        """A layer that mixes tokens by their columns, put in after the first shared call: its twin has none."""
+        stock, model = pair
+        with autopack.enable(model) as handle:
+            _scored(model, padded(tree()))
+            before = _shared(handle)
+            assert before > 40
+
+            class Columns(torch.nn.Module):
+                def __init__(self, inner):
+                    super().__init__()
+                    self.inner = inner
+
+                def forward(self, states):
+                    scale = torch.linspace(1, 2, states.shape[1])[None, :, None]
+                    return self.inner(states) * scale
+
+            for each in pair:
+                each.model.layers[0].mlp = Columns(each.model.layers[0].mlp)
+            batch = padded(tree())
+            expected = _scored(stock, batch).logits
+            with contextlib.suppress(autopack.AutopackError):  # or it is refused
+                found = _scored(model, batch).logits
+                assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
+            assert _shared(handle) == before
+
+    def test_a_loss_of_ones_own_on_the_model(self, pair):
+        stock, model = pair
+        for each in pair:
+            each.loss_function = lambda logits, labels, vocab_size, **_: torch.nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, label_smoothing=0.1
+            )
+        batch = padded(tree(), labels=True)
+        with autopack.enable(model, unpad="always"):
+            expected, found = (each(**batch, use_cache=False) for each in pair)
+            for output in (expected, found):
+                output.loss.backward()
+            assert loss_error(found.loss, expected.loss) < FLOAT32
+            assert model_gradient_error(model, stock) < GRADIENT
