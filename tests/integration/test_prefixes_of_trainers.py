@@ -109,7 +109,7 @@ def test_rloo(pairs, tokenizer, tmp_path):  # noqa: F811
         trainer = trl.RLOOTrainer(
             model=_model(tokenizer),
             reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
-            args=trl.RLOOConfig(**_settings(tmp_path), num_generations=4, max_completion_length=12),
+            args=trl.RLOOConfig(**_settings(tmp_path), num_generations=4, max_completion_length=12, beta=0.0),
             train_dataset=pairs.remove_columns(["chosen", "rejected"]),
             processing_class=tokenizer,
         )
