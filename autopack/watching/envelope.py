@@ -49,6 +49,8 @@ class Envelope(Checked):
         kinds: set[Any] = {name for name, value in call.arguments.items() if value is not None}
         kinds |= {("training", call.module.training), ("gradients", torch.is_grad_enabled())}
         inputs = call.inputs
+        if call.prefixes is not None:
+            kinds.add("rows that begin alike")
         if inputs is not None:
             lowered = torches.autocast_dtype(inputs.device.type)
             kinds |= {("dtype", next(call.module.parameters()).dtype), ("autocast", lowered)}

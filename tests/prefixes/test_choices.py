@@ -90,6 +90,16 @@ class TestWhen:
             _scored(model, padded(tree()))
             assert _shared(handle) > before
 
+    def test_modules_of_dropout(self):
+        """GPT-2 has modules of dropout, where Llama has a number."""
+        model = build("gpt2", resid_pdrop=0.5).train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.5
+        with autopack.enable(model) as handle:
+            model(**padded(tree(), labels=True), use_cache=False).loss.backward()
+            assert _shared(handle) == 0
+
     def test_noise_on_embeddings(self, pair):
         pair[1].train().get_input_embeddings().neftune_noise_alpha = 5.0
         with autopack.enable(pair[1]) as handle:
