@@ -65,12 +65,17 @@ def found_in(call: Call, declared: Declared, real: np.ndarray) -> Prefixes | Non
         return None
     if call.documents is not None or call.continues or given.get("inputs_embeds") is not None:
         return None
+    mask = given.get("attention_mask")
+    if mask is not None and getattr(mask, "shape", None) != ids.shape:
+        return None  # one that the caller has prepared, for which a row of stretches has no place
+    if type(ids) is not torch.Tensor or ids.is_meta or torch.jit.is_tracing() or torch.compiler.is_compiling():
+        return None  # without values, or whose values would be kept
     if not all(name in _OF_TOKENS or name in _OF_COLUMNS or _is_of_call(value) for name, value in given.items()):
         return None
     told = given.get("position_ids")
     if (told is not None and declared.positions is None) or call.wants_router_loss:
         return None
-    if torch._C._are_functorch_transforms_active() or (len(ids) > 1 and ids.is_meta):
+    if torch._C._are_functorch_transforms_active():
         return None
     tokens = declared.tokens
     if tokens is None:

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 from transformers import LlamaForCausalLM
 
 import autopack
@@ -118,6 +119,38 @@ class TestWhen:
             positions[1] += 1
             _scored(pair[1], {**batch, "position_ids": positions})
             assert _shared(handle) == 96 + 64
+
+    def test_masks_that_the_caller_has_prepared(self, pair):
+        """Such a mask says more than where padding lies: here all tokens see each other."""
+        batch = padded(group(32, (6, 6, 6)))
+        everything = torch.zeros(3, 1, 38, 38)
+        with autopack.enable(pair[1]) as handle:
+            given = {"input_ids": batch["input_ids"], "attention_mask": everything}
+            expected, found = (_scored(model, given).logits for model in pair)
+            assert torch.equal(found, expected)
+            assert _shared(handle) == 0
+
+    def test_recorded_calls(self, pair):
+        """What has no values, or would be recorded with them, is left as it came."""
+        ids = padded(group(32, (6, 6, 6)))["input_ids"]
+        with autopack.enable(pair[1], unpad="always") as handle, torch.no_grad():
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                assert pair[1](mode.from_tensor(ids), use_cache=False).logits.shape[:2] == ids.shape
+            mapped = torch.func.vmap(lambda row: pair[1](row[None], use_cache=False).logits)(ids)
+            assert mapped.shape[:3] == (3, 1, 38)
+            assert _shared(handle) == 0
+
+    @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+    def test_frequencies_of_the_longest_row(self, kind):
+        """What depends on the longest row of a batch in stock goes on to do so."""
+        factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8} if kind == "longrope" else {}
+        rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 20, **factors}
+        stock, model = twins(build("llama", max_position_embeddings=40, rope_parameters=rope, head_dim=16).eval())
+        batch = padded(tree())
+        with autopack.enable(model) as handle:
+            expected, found = (_scored(each, batch).logits for each in (stock, model))
+            assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
+            assert _shared(handle) > 40
 
     def test_losses_of_routers_count_tokens(self):
         stock, model = twins(build("mixtral", output_router_logits=True).eval())

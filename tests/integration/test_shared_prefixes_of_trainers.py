@@ -1,0 +1,286 @@
+"""Trainers of TRL and lm-eval as they are: what rows of their batches begin with is computed once, and nothing changes.
+
+TRL's trainers have their defaults (gradient checkpointing is one of them), but for bf16, which rounds away what is
+compared here, and a learning rate by which parameters move in a few steps. Prompts have 32 to 48 tokens, completions
+about ten.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import transformers
+
+import autopack
+from autopack.layout import prefixes
+from compat.programs._words import WORDS, save_model
+from tests.conftest import LEAK
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+NEAR = 1e-6
+PROMPTS, STEPS = 32, 4
+_NOT_COMPARED = ("runtime", "per_second", "step_time", "autopack/", "accuracies")
+"""Times, our own, and the share of pairs whose chosen answer has the larger reward: at first both are 0 but for rounding."""
+
+
+def words(draw: random.Random, least: int, most: int) -> str:
+    return " ".join(draw.choices(WORDS, k=draw.randint(least, most)))
+
+
+def pairs() -> list[dict[str, Any]]:
+    draw = random.Random(0)
+    return [
+        {"prompt": f"{words(draw, 32, 48)} ", "chosen": words(draw, 4, 12), "rejected": words(draw, 4, 12)}
+        for _ in range(PROMPTS)
+    ]
+
+
+def prompts() -> list[dict[str, Any]]:
+    return [{"prompt": pair["prompt"]} for pair in pairs()]
+
+
+def answers() -> list[dict[str, Any]]:
+    """One row for each answer, those to one prompt next to each other."""
+    return [
+        {"prompt": pair["prompt"], "completion": pair[name], "label": name == "chosen"}
+        for pair in pairs()
+        for name in ("chosen", "rejected")
+    ]
+
+
+def single_answers() -> list[dict[str, Any]]:
+    """One answer to each prompt."""
+    return [row for number, row in enumerate(answers()) if number % 4 in (0, 3)]
+
+
+def even_words(completions: list[str], **_: Any) -> list[float]:
+    """The reward of a text: how many of its words have an even number."""
+    known = [[word for word in text.split() if word.startswith("w")] for text in completions]
+    return [float(sum(int(word[1:]) % 2 == 0 for word in each)) for each in known]
+
+
+class Case(NamedTuple):
+    """A trainer, its rows, what is not a default of it, and the least and largest share of tokens that are shared, by
+    model: of all its calls, so that one kind of call that shares nothing would show."""
+
+    kind: str
+    rows: Any
+    shared: dict[str, tuple[float, float]]
+    options: dict[str, Any] = {}  # noqa: RUF012
+    lora: bool = False
+    model_type: str = "llama"
+
+
+_HALF = (0.35, 0.5)
+"""Two rows of each prompt."""
+_MOST = (0.55, 0.8)
+"""Eight rows of each prompt."""
+_SHORT = {"max_completion_length": 16}
+CASES = {
+    "GRPO": Case("GRPO", prompts, {"model": _MOST}, _SHORT),
+    "GRPO, reference, two iterations": Case(
+        "GRPO", prompts, {"model": _MOST, "ref_model": _MOST}, {**_SHORT, "beta": 0.1, "num_iterations": 2}
+    ),
+    # Completions of two prompts are shuffled, and trained on in two batches.
+    "GRPO, two batches a step": Case(
+        "GRPO", prompts, {"model": (0.35, 0.7)}, {**_SHORT, "gradient_accumulation_steps": 2}
+    ),
+    "RLOO": Case("RLOO", prompts, {"model": (0.3, 0.5), "ref_model": (0.3, 0.5)}, _SHORT),
+    "DPO": Case("DPO", pairs, {"model": _HALF, "ref_model": _HALF}),
+    # Its reference is the model without adapters: half of the calls of one model.
+    "DPO, LoRA": Case("DPO", pairs, {"model": _HALF}, lora=True),
+    # TRL turns its dropout off.
+    "DPO, GPT-2": Case("DPO", pairs, {"model": _HALF, "ref_model": _HALF}, model_type="gpt2"),
+    "DPO, reference computed before": Case("DPO", pairs, {"model": _HALF}, {"precompute_ref_log_probs": True}),
+    # Rows come in their order, and those of the KL term are the same prompts with other answers.
+    "KTO": Case("KTO", answers, {"model": _HALF, "ref_model": _HALF}),
+    "KTO, one answer to a prompt": Case("KTO", single_answers, {"model": (0, 0), "ref_model": (0, 0)}),
+    "reward": Case("Reward", pairs, {"model": _HALF}),
+}
+
+
+class Run(NamedTuple):
+    """What a trainer logged, its number of each step by name, and what its models' calls held."""
+
+    logs: list[dict[str, Any]]
+    handles: dict[str, Any]
+
+    def series(self, name: str) -> list[float]:
+        return [entry[name] for entry in self.logs if name in entry]
+
+    @property
+    def shared(self) -> dict[str, float]:
+        """The share of each model's real tokens that were computed with those of another row."""
+        volumes = {name: each.tally.training.plus(each.tally.evaluation) for name, each in self.handles.items()}
+        return {name: volume.shared / volume.tokens for name, volume in volumes.items()}
+
+
+def made(folder: Path, case: Case) -> Any:
+    """The trainer of a script that knows nothing of autopack."""
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    model, head = folder / "model", {}
+    if case.kind == "Reward":
+        head = {"auto": "AutoModelForSequenceClassification", "num_labels": 1}
+    if not model.exists():
+        save_model(model, case.model_type, **head)
+    more: dict[str, Any] = {"reward_funcs": even_words} if case.rows is prompts else {}
+    if case.lora:
+        more["peft_config"] = pytest.importorskip("peft").LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)
+    rows = datasets.Dataset.from_list(case.rows())
+    if case.rows is not prompts:
+        more["eval_dataset"] = rows.select(range(8))
+    arguments = getattr(trl, f"{case.kind}Config")(
+        output_dir=str(folder / "output"),
+        max_steps=STEPS,
+        logging_steps=1,
+        learning_rate=1e-3,
+        report_to="none",
+        save_strategy="no",
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+        **case.options,
+    )
+    return getattr(trl, f"{case.kind}Trainer")(model=str(model), args=arguments, train_dataset=rows, **more)
+
+
+def trained(folder: Path, case: Case, **options: Any) -> Run:
+    """Train, and evaluate where that generates nothing: stock, or enabled where options are given."""
+    trainer = made(folder, case)
+    handle = autopack.enable(trainer, **options) if options else None
+    try:
+        trainer.train()
+        if trainer.eval_dataset is not None:
+            trainer.evaluate()
+    finally:
+        autopack.disable(trainer) if handle is not None else None
+    return Run(trainer.state.log_history, {} if handle is None else dict(handle.handles))
+
+
+def numbers(run: Run) -> Iterator[tuple[int, str, float]]:
+    """Whatever is logged that is a number and no time, with the number of its entry."""
+    for number, entry in enumerate(run.logs):
+        for name, value in entry.items():
+            if isinstance(value, int | float) and not any(part in name for part in _NOT_COMPARED):
+                yield number, name, value
+
+
+def largest_difference(found: Run, expected: Run) -> float:
+    """Of all logged numbers; relative, where they are larger than 1."""
+    wanted = {(number, name): value for number, name, value in numbers(expected)}
+    got = {(number, name): value for number, name, value in numbers(found)}
+    assert got.keys() == wanted.keys()
+    return max(abs(got[key] - value) / max(1.0, abs(value)) for key, value in wanted.items())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_script_of_trl(tmp_path, name):
+    case = CASES[name]
+    expected, found = trained(tmp_path, case), trained(tmp_path, case, share="auto")
+    losses = expected.series("loss")
+    assert found.series("loss") == pytest.approx(losses, rel=NEAR, abs=NEAR)
+    assert len(losses) == STEPS
+    assert len(set(losses)) > 1, "parameters have to move"
+    rewards = "rewards/margins" if case.kind in ("DPO", "KTO") else "margin" if case.kind == "Reward" else "reward"
+    assert found.series(rewards) == pytest.approx(expected.series(rewards), rel=NEAR, abs=NEAR)
+    assert any(expected.series(rewards))
+    if case.kind == "KTO" or "beta" in case.options:
+        assert found.series("kl") == pytest.approx(expected.series("kl"), rel=NEAR, abs=NEAR)
+        assert len(expected.series("kl")) >= STEPS
+    assert largest_difference(found, expected) < NEAR
+    assert found.shared.keys() == case.shared.keys()
+    for model, (least, most) in case.shared.items():
+        assert least <= found.shared[model] <= most, model
+        assert not found.handles[model].tally.left
+    logged = [entry for entry in found.logs if "loss" in entry]
+    assert all(("autopack/shared" in entry) == (case.shared["model"][1] > 0) for entry in logged)
+
+
+@pytest.mark.parametrize("name", ["GRPO", "DPO"])
+def test_what_shares_nothing_gives_the_same(tmp_path, name):
+    case = CASES[name]
+    expected, found = trained(tmp_path, case), trained(tmp_path, case, share="never")
+    assert largest_difference(found, expected) < NEAR
+    assert set(found.shared.values()) == {0.0}
+    training = found.handles["model"].tally.training
+    assert training.columns == training.tokens
+    assert not any("shared" in name for entry in found.logs for name in entry)
+
+
+def test_what_is_not_common_and_taken_together_is_seen(tmp_path, monkeypatch):
+    """The control: the first tokens of all rows are taken for the same, without a twin that would tell."""
+
+    def blind(*given: Any) -> Any:
+        keys = original(*given)
+        keys[:, :30] = torch.arange(min(30, keys.shape[1])).numpy()
+        return keys
+
+    original, case = prefixes._keys, CASES["DPO"]
+    monkeypatch.setattr(prefixes, "_keys", blind)
+    expected, found = trained(tmp_path, case), trained(tmp_path, case, share="always", verify="never")
+    assert found.shared["model"] > CASES["DPO"].shared["model"][1]
+    assert largest_difference(found, expected) > LEAK
+
+
+class TestHarness:
+    """lm-eval's `HFLM`, and multiple choice: each choice is a row that begins with its question."""
+
+    @pytest.fixture
+    def harness(self, tmp_path):
+        huggingface = pytest.importorskip("lm_eval.models.huggingface")
+
+        def make(model_type: str = "llama") -> Any:
+            save_model(tmp_path, model_type)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+            model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+            return huggingface.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=8, device="cpu", max_length=128)
+
+        return make
+
+    def requests(self, before: str, choices: int, least: int, most: int) -> list[Any]:
+        """Eight questions after the same text, with choices of so many words."""
+        from lm_eval.api.instance import Instance
+
+        draw, found = random.Random(0), []
+        for number in range(8):
+            question = before + words(draw, 32, 48)
+            answered = [f" {words(draw, least, most)}" for _ in range(choices)]
+            found += [Instance("loglikelihood", {}, (question, answer), number) for answer in answered]
+        return found
+
+    def compared(self, model: Any, requests: list[Any], **options: Any) -> Any:
+        """Scores of stock and of an enabled one are the same; what its calls held."""
+        expected = model.loglikelihood(requests, disable_tqdm=True)
+        with autopack.enable(model, **options) as handle:
+            found = model.loglikelihood(requests, disable_tqdm=True)
+            assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+            assert [one for one, _ in found] == pytest.approx([one for one, _ in expected], rel=NEAR)
+            assert not handle.tally.left
+            return handle.tally.evaluation
+
+    @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+    def test_choices_of_like_lengths(self, harness, model_type):
+        """They stand next to each other in what lm-eval sorts by length: two questions a batch, four choices each."""
+        ran = self.compared(harness(model_type), self.requests("", 4, 3, 3))
+        assert ran.shared > 0.6 * ran.tokens
+
+    def test_choices_of_unlike_lengths(self, harness):
+        """Those of one question may lie in several batches."""
+        ran = self.compared(harness(), self.requests("", 4, 2, 9))
+        assert ran.shared > 0.1 * ran.tokens
+
+    def test_examples_before_every_question(self, harness):
+        """lm-eval runs a question once for all choices of one token; what stands before all of them is shared."""
+        examples = words(random.Random(1), 60, 60) + " "
+        ran = self.compared(harness(), self.requests(examples, 4, 1, 1))
+        assert ran.documents == 8
+        assert ran.shared == 7 * 60
+
+    def test_what_shares_nothing_gives_the_same(self, harness):
+        ran = self.compared(harness(), self.requests("", 4, 3, 3), share="never")
+        assert (ran.shared, ran.columns) == (0, ran.tokens)
