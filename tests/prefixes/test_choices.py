@@ -153,9 +153,10 @@ class TestWhen:
             assert _shared(handle) > 40
 
     def test_losses_of_routers_count_tokens(self):
+        """Also where no twin is asked, which would give another loss."""
         stock, model = twins(build("mixtral", output_router_logits=True).eval())
         batch = padded(tree(), labels=True)
-        with autopack.enable(model) as handle:
+        with autopack.enable(model, share="always", verify="never") as handle:
             expected, found = (_scored(each, batch) for each in (stock, model))
             assert loss_error(found.loss, expected.loss) < FLOAT32
             assert loss_error(found.aux_loss, expected.aux_loss) < FLOAT32
