@@ -92,8 +92,8 @@ def measure(model_type: str, backend: str, dtype: torch.dtype = torch.float32) -
             return {"status": "upstream error", "reason": f"{type(error).__name__}: {error}".partition("\n")[0]}
         try:
             # What stands in for a kernel is nothing that a proof knows, and would be audited.
-            trusted = {"verify": "never", "share": "always"} if backend in ("flash", "flex") else {}
-            handle = autopack.enable(model, **trusted)
+            stands_in = backend in ("flash", "flex")
+            handle = autopack.enable(model, verify="never", share="always") if stands_in else autopack.enable(model)
         except AutopackError as error:
             return {"status": "refused", "reason": str(error).partition("\n")[0]}
         kept = why_not(handle.enabled)
@@ -143,7 +143,8 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     logging.getLogger("autopack").setLevel(logging.ERROR)
-    started, found = time.time(), {}
+    started = time.time()
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     for model_type in tqdm(arguments.types or tiny.types_for("causal-lm"), disable=not sys.stderr.isatty()):
         found[model_type] = {}
         for backend in arguments.backends:

@@ -137,9 +137,9 @@ def test_what_would_be_refused():
 def test_how_much_of_it_runs():
     _, handle = enabled(("llama", "causal-lm"))
     said = str(handle.explain(**PADDED, use_cache=False))
-    assert "(2 documents, 14 tokens in 14 columns, 4 columns of padding left out)" in said
+    assert "(2 documents, 14 real tokens in 14 columns, 4 columns of padding left out)" in said
     said = str(handle.explain(PACKED["input_ids"], None, PACKED["position_ids"]))  # by position, as for the model
-    assert "(2 documents, 9 tokens in 9 columns)" in said
+    assert "(2 documents, 9 real tokens in 9 columns)" in said
 
 
 def test_a_model_that_has_changed_is_looked_at_first():

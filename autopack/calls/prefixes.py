@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +13,7 @@ from autopack.layout import prefixes
 from autopack.layout.declarations import Declared
 from autopack.layout.host import host_values, recall
 from autopack.layout.prefixes import Prefixes
-
-if TYPE_CHECKING:
-    from autopack.calls.call import Call
-    from autopack.runtime.model import EnabledModel
+from autopack.runtime.model import EnabledModel
 
 LEAST = 16
 """The least number of tokens that rows have in common: each stretch costs a call of attention in every layer."""
@@ -54,10 +51,11 @@ def why_not(model: EnabledModel) -> str | None:
     return None if model.prefixes_apart is None else model.prefixes_apart[0]
 
 
-def found_in(call: Call, declared: Declared, real: np.ndarray) -> Prefixes | None:
+def found_in(call: Any, declared: Declared, real: np.ndarray) -> Prefixes | None:
     """What the rows of a batch without packed documents begin with in common, where it may be computed once for all.
 
-    `real` is true at its tokens, (rows, columns). On a device, tokens are looked at where the host has them anyway.
+    `call` is an `autopack.calls.call.Call`; `real` is true at its tokens, (rows, columns). On a device, tokens are
+    looked at where the host has them anyway.
     """
     ids, given = call.arguments.get("input_ids"), call.arguments
     always = call.model.options.share == "always"

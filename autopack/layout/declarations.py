@@ -71,15 +71,15 @@ def read(
     most one copy from the device to the host, and none where nothing is declared, or all of it is remembered from
     before it was moved (`HostBatch`) or given as `known`, arguments on the CPU by name. With `any_positions`, positions
     that neither go on nor begin anew in some document of another declaration declare nothing: they are used as given.
-    `with_tokens` copies input_ids along, where something is copied. Raises `InvalidPacking` where a declaration is
-    malformed or two of them disagree.
+    `with_tokens` copies input_ids along, where something is copied from a device. Raises `InvalidPacking` where a
+    declaration is malformed or two of them disagree.
     """
     host_side = recall(arguments) if known is None else known
     tensors = dict(_tensors(arguments, host_side, shape, device, continues))
     if not tensors:
         return Declared(None)
     ids = arguments.get("input_ids")
-    if with_tokens and isinstance(ids, torch.Tensor) and ids.shape == shape and ids.device == device:
+    if with_tokens and isinstance(ids, torch.Tensor) and ids.shape == shape and device.type != "cpu":
         tensors[_TOKENS] = host_side.get(_TOKENS, ids)
     host = _to_host(tensors)
     tokens = host.pop(_TOKENS, None)

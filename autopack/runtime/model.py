@@ -130,7 +130,10 @@ class Traits:
 
 
 def _share_of_mixers(anatomy: Anatomy) -> float:
-    embeddings = anatomy.entries[0].get_input_embeddings()
+    try:
+        embeddings = anatomy.entries[0].get_input_embeddings()
+    except NotImplementedError:  # of CANINE, which hashes characters
+        embeddings = None
     left_out = set() if embeddings is None else {id(weight) for weight in embeddings.parameters()}
     sizes = {id(w): w.numel() for w in anatomy.entries[0].parameters() if id(w) not in left_out}
     mixing = {id(w) for mixer in anatomy.mixers for w in mixer.parameters()}

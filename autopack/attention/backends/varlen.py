@@ -80,9 +80,10 @@ def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> Tensor | None:
     if pattern is None or pattern.chunk is not None or call.options.get("s_aux") is not None:
         return None
     call = with_keys_of_documents(call, prefixes)
-    query, key, value = (states.to(torches.taken_by_sdpa(states)) for states in (call.query, call.key, call.value))
-    scale = call.options.get("scaling")
-    return attend_varlen(prefixes.queries, query, key, value, pattern, scale, memory=prefixes.keys)
+    query, key, value = (each.to(torches.taken_by_sdpa(each)) for each in (call.query, call.key, call.value))
+    return attend_varlen(
+        prefixes.queries, query, key, value, pattern, call.options.get("scaling"), memory=prefixes.keys
+    )
 
 
 def attend_varlen(
