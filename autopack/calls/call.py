@@ -118,9 +118,9 @@ class Call:
         )
         found = found if self.noted is None else replace(found, real=self.noted)
         if found.layout is None and not found.jumps:
-            real = np.ones((rows, columns), dtype=bool) if found.real is None else found.real
-            self.prefixes = prefixes.found_in(self, found, real)
-            found = found if self.prefixes is None else replace(found, real=real)
+            self.prefixes = prefixes.found_in(self, found)
+            if self.prefixes is not None and found.real is None:
+                found = replace(found, real=np.ones((rows, columns), dtype=bool))
         return found
 
     @property

@@ -51,23 +51,23 @@ def why_not(model: EnabledModel) -> str | None:
     return None if model.prefixes_apart is None else model.prefixes_apart[0]
 
 
-def found_in(call: Any, declared: Declared, real: np.ndarray) -> Prefixes | None:
+def found_in(call: Any, declared: Declared) -> Prefixes | None:
     """What the rows of a batch without packed documents begin with in common, where it may be computed once for all.
 
-    `call` is an `autopack.calls.call.Call`; `real` is true at its tokens, (rows, columns). On a device, tokens are
-    looked at where the host has them anyway.
+    `call` is an `autopack.calls.call.Call`, and `declared` what it declares. On a device, tokens are looked at where
+    the host has them anyway.
     """
     ids, given = call.arguments.get("input_ids"), call.arguments
     always = call.model.options.share == "always"
-    if why_not(call.model) is not None or not isinstance(ids, torch.Tensor) or ids.shape != real.shape:
+    if type(ids) is not torch.Tensor or ids.is_meta or torch.jit.is_tracing() or torch.compiler.is_compiling():
+        return None  # without values, or whose values would be kept
+    if ids.dim() != 2 or why_not(call.model) is not None:
         return None
     if call.documents is not None or call.continues or given.get("inputs_embeds") is not None:
         return None
     mask = given.get("attention_mask")
     if mask is not None and getattr(mask, "shape", None) != ids.shape:
         return None  # one that the caller has prepared, for which a row of stretches has no place
-    if type(ids) is not torch.Tensor or ids.is_meta or torch.jit.is_tracing() or torch.compiler.is_compiling():
-        return None  # without values, or whose values would be kept
     if not all(name in _OF_TOKENS or name in _OF_COLUMNS or _is_of_call(value) for name, value in given.items()):
         return None
     told = given.get("position_ids")
@@ -81,6 +81,7 @@ def found_in(call: Any, declared: Declared, real: np.ndarray) -> Prefixes | None
         if known is None:
             return None
         tokens = host_values(known)
+    real = np.ones(tokens.shape, dtype=bool) if declared.real is None else declared.real
     least, share = (1, 0.0) if always else (LEAST, SHARE / (1 - call.model.traits.mixing_weights))
     found = prefixes.find(tokens, real, declared.positions, ids.device, least, share)
     if found is None or (not always and _draws(call.module)) or call.model.why_prefixes_stay() is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol
 
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from autopack.errors import OutsideForward
@@ -131,10 +132,10 @@ class Traits:
 
 def _share_of_mixers(anatomy: Anatomy) -> float:
     try:
-        embeddings = anatomy.entries[0].get_input_embeddings()
+        embeddings: Any = anatomy.entries[0].get_input_embeddings()
     except NotImplementedError:  # of CANINE, which hashes characters
         embeddings = None
-    left_out = set() if embeddings is None else {id(weight) for weight in embeddings.parameters()}
+    left_out = {id(weight) for weight in embeddings.parameters()} if isinstance(embeddings, nn.Module) else set()
     sizes = {id(w): w.numel() for w in anatomy.entries[0].parameters() if id(w) not in left_out}
     mixing = {id(w) for mixer in anatomy.mixers for w in mixer.parameters()}
     whole = sum(sizes.values())

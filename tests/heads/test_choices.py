@@ -130,4 +130,4 @@ def test_explain_says_which_model_it_is_left_to():
     with autopack.enable(model) as handle:
         head, inside = map(str, handle.explain(**inputs).decisions)
     assert "is left to the model inside, since its rows are choices" in head
-    assert "runs without its padding, as one packed row (6 documents, 50 tokens in 50 columns" in inside
+    assert "runs without its padding, as one packed row (6 documents, 50 real tokens in 50 columns" in inside
