@@ -71,7 +71,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     if not all(name in _OF_TOKENS or name in _OF_COLUMNS or _is_of_call(value) for name, value in given.items()):
         return None
     told = given.get("position_ids")
-    if (told is not None and declared.positions is None) or call.wants_router_loss:
+    if told is not None and declared.positions is None:
         return None
     if torch._C._are_functorch_transforms_active():
         return None
@@ -84,9 +84,15 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     real = np.ones(tokens.shape, dtype=bool) if declared.real is None else declared.real
     least, share = (1, 0.0) if always else (LEAST, SHARE / (1 - call.model.traits.mixing_weights))
     found = prefixes.find(tokens, real, declared.positions, ids.device, least, share)
-    if found is None or (not always and _draws(call.module)) or call.model.why_prefixes_stay() is not None:
+    if found is None:
         return None
-    return found
+    reason = "the losses of its routers count tokens" if call.wants_router_loss else None
+    if reason is None and not always and _draws(call.module):
+        reason = "dropout or noise is on, which share='always' draws once"
+    reason = reason or call.model.why_prefixes_stay()
+    if reason is not None and call.outer is None:
+        call.model.tally.apart[reason] += 1
+    return found if reason is None else None
 
 
 def _is_of_call(value: object) -> bool:

@@ -146,7 +146,7 @@ def _asked(
     model: PreTrainedModel, enabled: EnabledModel, dtype: torch.dtype, device: str, modes: tuple[str, ...] | None
 ) -> _Answer:
     twin = with_what_is_on(model, twins.of(model, dtype, device))
-    outside, twin_enabled = _outside(twin, model), None
+    outside, twin_enabled = parts_outside(twin, model), None
     if device == "cpu":
         _do_without_kernels(twin.model)
     try:
@@ -278,7 +278,7 @@ def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
     return isinstance(value, FunctionType) and value.__closure__ is None and name == "loss_function"
 
 
-def _outside(twin: Twin, model: PreTrainedModel) -> list[str]:
+def parts_outside(twin: Twin, model: PreTrainedModel) -> list[str]:
     """The classes of modules that the twin has no like of, each proven by itself; `NoTwin` for one that is not."""
     if not twin.others:
         return []

@@ -149,7 +149,10 @@ class Handle(AbstractContextManager["Handle"]):
         if reason is not None:
             return f"share={share!r}; rows that begin alike are computed one by one: {reason}"
         shared = self.tally.training.shared + self.tally.evaluation.shared
-        return f"share={share!r}; {shared:,} tokens were computed with those of another row"
+        said = f"share={share!r}; {shared:,} tokens were computed with those of another row"
+        for why, count in self.tally.apart.most_common():
+            said += f"; {count:,} batch{'es' if count != 1 else ''} whose rows begin alike computed one by one: {why}"
+        return said
 
     def __repr__(self) -> str:
         return "autopack.Handle(\n" + self._lines("  ") + ")"

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.auditor import TOLERANCE
 from autopack.enabling.attach import detach
-from autopack.enabling.by_twin import enabled_like, precisions_of, with_what_is_on
+from autopack.enabling.by_twin import enabled_like, parts_outside, precisions_of, with_what_is_on
 from autopack.enabling.reading import callable_part
 from autopack.errors import AutopackError
 from autopack.proving import kept
@@ -59,7 +59,9 @@ def _asked(model: PreTrainedModel, enabled: EnabledModel) -> str | None:
 
 
 def _differs(model: PreTrainedModel, enabled: EnabledModel, dtype: torch.dtype, device: str) -> str | None:
-    twin = with_what_is_on(model, twins.of(model, dtype, device)).model.eval()
+    whole = with_what_is_on(model, twins.of(model, dtype, device))
+    parts_outside(whole, model)  # what the twin has none of has to look at one token at a time
+    twin = whole.model.eval()
     twin_enabled = enabled_like(twin, enabled, share="always", unpad="always")
     try:
         with twin_enabled.settling():

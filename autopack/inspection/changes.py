@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import Any
 
+import torch
+import torch.utils.checkpoint
 from torch import nn
 from transformers import PretrainedConfig
 
-from autopack.inspection.code_origin import original
+from autopack.inspection.code_origin import is_of_autopack, is_own, original
 from autopack.inspection.hooks import hooks_of, is_foreign_hook, looks_at_rows, noise_of
 from autopack.inspection.provenance import Provenance
 from autopack.inspection.put_on import functions_on, types_in
@@ -75,7 +78,9 @@ class Watch:
             return _HOOKS
         for mapping, name, value in self._places:
             found = mapping.get(name)
-            if found is not value and original(found) is not value:
+            if found is value or original(found) is value:
+                continue
+            if not (_only_checkpoints(found) and _only_checkpoints(value)):
                 return f"the function {name}"
         if self._functions_added():
             return "a function on one of its modules, its forward or its loss"
@@ -161,6 +166,24 @@ def _hooks(modules: list[nn.Module]) -> list[int]:
     """The numbers of the forward and backward hooks of modules."""
     held = map(_KINDS_OF_HOOKS, map(vars, modules))
     return list(chain.from_iterable(filter(None, chain.from_iterable(held))))
+
+
+_OF_CHECKPOINTS = frozenset(("use_reentrant", "preserve_rng_state", "determinism_check", "debug"))
+"""Options of torch's checkpoint function that change nothing of what a layer computes."""
+
+
+def _only_checkpoints(function: Any) -> bool:
+    """Whether a function is torch's own checkpoint function, which trainers put anew on layers between calls.
+
+    autopack may have bound the documents of a forward around it.
+    """
+    while True:
+        if is_of_autopack(function) and hasattr(function, "function"):
+            function = function.function
+        elif type(function) is partial and not function.args and function.keywords.keys() <= _OF_CHECKPOINTS:
+            function = function.func
+        else:
+            return function is torch.utils.checkpoint.checkpoint and is_own(function)
 
 
 class _Config:

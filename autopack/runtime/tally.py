@@ -121,6 +121,8 @@ class Tally:
     """Padded batches that were left as they came, by reason."""
     refused: Counter[str] = field(default_factory=Counter)
     """Calls that autopack would have refused, and that ran as they would have without it, by reason."""
+    apart: Counter[str] = field(default_factory=Counter)
+    """Batches whose rows began alike and were computed one by one, by reason."""
     unmasked: bool = False
     """Whether a batch that looks padded has come without a mask, so that none of its padding could be left out."""
     training: Volume = field(default_factory=Volume)
@@ -159,6 +161,7 @@ class Tally:
         self.batches, self.tokens = self.batches + other.batches, self.tokens + other.tokens
         self.padding, self.unmasked = self.padding + other.padding, self.unmasked or other.unmasked
         self.left, self.refused = self.left + other.left, self.refused + other.refused
+        self.apart = self.apart + other.apart
         self.training, self.evaluation = self.training.plus(other.training), self.evaluation.plus(other.evaluation)
         began = [each for each in (self._began, other._began) if each is not None]
         self._began, self._latest = min(began, default=None), max(self._latest, other._latest)
@@ -168,7 +171,7 @@ class Tally:
     def of_plain(cls, counted: dict[str, Any]) -> Tally:
         """A tally with the counts that `vars` of another one has, once JSON has had them."""
         volumes = {name: Volume(*counted[name]) for name in ("training", "evaluation")}
-        reasons = {name: Counter(counted[name]) for name in ("left", "refused")}
+        reasons = {name: Counter(counted[name]) for name in ("left", "refused", "apart")}
         return cls(**{**counted, **volumes, **reasons})
 
     @property

@@ -122,11 +122,15 @@ class Runner:
         ended = subprocess.run(
             command, check=False, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=600
         )
-        said = ended.stdout + ended.stderr
+        said = _PACKAGES.sub("", ended.stdout + ended.stderr)
         steps = _steps(output)
         if ended.returncode or not steps:
             return None, next((line for line in reversed(said.splitlines()) if line.strip()), "")[:300]
         return steps, said
+
+
+_PACKAGES = re.compile(r"/\S*/site-packages/")
+"""Where packages lie on the machine that made a record."""
 
 
 def _steps(output: Path) -> list[dict[str, float]]:

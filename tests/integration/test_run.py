@@ -29,8 +29,6 @@ from tests.integration.scripts import SCRIPTS
 
 RUN = ("-m", "autopack", "run")
 NOT_INHERITED = ("PYTHONPATH", "RANK", "LOCAL_RANK", "WORLD_SIZE")
-
-
 UNTRAINED = "left as it is: it was not trained, only called without gradients, or with none of its own"
 
 
