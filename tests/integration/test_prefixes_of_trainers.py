@@ -1,156 +1,312 @@
-"""Unmodified trainers and harnesses whose rows begin alike: the same losses and rewards, with shared tokens counted.
+"""Trainers of TRL and lm-eval as they are: what rows of their batches begin with is computed once, and nothing changes.
 
-Models are in float64, so that losses agree to more digits than are asked for.
+TRL's trainers have their defaults (gradient checkpointing is one of them), but for bf16, which rounds away what is
+compared here, and a learning rate by which parameters move in a few steps. Prompts have 32 to 48 tokens, completions
+3 to 16.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+import transformers
 
 import autopack
-from tests.integration.test_real_text import arguments, build, texts, tokenizer  # noqa: F401  fixtures
+from autopack.layout import prefixes
+from compat.programs._words import WORDS, save_model
+from tests.conftest import LEAK
 
-trl = pytest.importorskip("trl")
-datasets = pytest.importorskip("datasets")
-transformers = pytest.importorskip("transformers")
-DIGITS = 1e-6
-STEPS = 4
-
-
-@pytest.fixture(scope="module")
-def pairs(texts):  # noqa: F811
-    """Prompts of some fifty tokens and two answers of uneven length to each."""
-    rows = zip(texts[:32], texts[40:72], texts[80:112], strict=True)
-    found = [{"prompt": one + other, "chosen": other[:50], "rejected": third[:30]} for one, other, third in rows]
-    return datasets.Dataset.from_list(found)
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+NEAR = 1e-6
+DRIFT = 1e-3
+"""Of parameters after a few steps of AdamW, which makes much of gradients that are small."""
+PROMPTS, STEPS = 32, 4
+_NOT_COMPARED = ("runtime", "per_second", "step_time", "autopack/", "accuracies")
+"""Times, our own, and the share of pairs whose chosen answer has the larger reward: both are 0 at first, but for
+rounding."""
 
 
-def _model(tokenizer: Any, head: str = "AutoModelForCausalLM", **config: Any) -> Any:  # noqa: F811
-    return build(tokenizer, head, **config).double()
+def words(draw: random.Random, least: int, most: int) -> str:
+    return " ".join(draw.choices(WORDS, k=draw.randint(least, most)))
 
 
-def _logged(trainer: Any) -> list[dict[str, float]]:
-    """What a trainer logs of each step that is not a time or autopack's."""
-    trainer.train()
-    wanted = ("loss", "reward", "kl", "logps", "logits", "grad_norm", "objective")
+def pairs() -> list[dict[str, Any]]:
+    draw = random.Random(0)
     return [
-        {name: value for name, value in entry.items() if any(word in name for word in wanted)}
-        for entry in trainer.state.log_history
-        if "loss" in entry
+        {"prompt": f"{words(draw, 32, 48)} ", "chosen": words(draw, 3, 8), "rejected": words(draw, 3, 8)}
+        for _ in range(PROMPTS)
     ]
 
 
-def _compare(make: Any, share: str = "auto") -> Any:
-    """Train stock and enabled; all that is logged agrees. Returns the handle."""
-    stock, enabled = make(), make()
-    wanted = _logged(stock)
-    enabled = make()
-    handle = autopack.enable(enabled, share=share)
-    found = _logged(enabled)
-    assert len(found) == len(wanted) == STEPS
-    for one, other in zip(found, wanted, strict=True):
-        assert one == pytest.approx(other, rel=DIGITS, abs=1e-7)
-    return handle
+def prompts() -> list[dict[str, Any]]:
+    return [{"prompt": pair["prompt"]} for pair in pairs()]
 
 
-def _shared(handle: Any, name: str = "model") -> int:
-    tally = handle.handles[name].tally
-    return tally.training.shared + tally.evaluation.shared
-
-
-def _settings(directory: Any, **more: Any) -> dict[str, Any]:
-    return arguments(directory, max_steps=STEPS, bf16=False, **more)
-
-
-@pytest.mark.parametrize("share", ["auto", pytest.param("never", marks=pytest.mark.exhaustive)])
-def test_grpo(pairs, tokenizer, tmp_path, share):  # noqa: F811
-    """The passes over completions of one prompt."""
-
-    def make():
-        transformers.set_seed(0)
-        config = trl.GRPOConfig(**_settings(tmp_path), num_generations=4, max_completion_length=12, temperature=1.0)
-        trainer = trl.GRPOTrainer(
-            model=_model(tokenizer),
-            reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
-            args=config,
-            train_dataset=pairs.remove_columns(["chosen", "rejected"]),
-            processing_class=tokenizer,
-        )
-        transformers.set_seed(0)  # completions are drawn alike
-        return trainer
-
-    handle = _compare(make, share)
-    assert (_shared(handle) > 100) == (share == "auto")
-
-
-@pytest.mark.parametrize("share", ["auto", pytest.param("never", marks=pytest.mark.exhaustive)])
-def test_dpo(pairs, tokenizer, tmp_path, share):  # noqa: F811
-    def make():
-        return trl.DPOTrainer(
-            model=_model(tokenizer),
-            ref_model=_model(tokenizer),
-            args=trl.DPOConfig(**_settings(tmp_path)),
-            train_dataset=pairs,
-            processing_class=tokenizer,
-        )
-
-    handle = _compare(make, share)
-    for name in ("model", "ref_model"):
-        assert (_shared(handle, name) > 100) == (share == "auto")
-
-
-@pytest.mark.exhaustive
-def test_rloo(pairs, tokenizer, tmp_path):  # noqa: F811
-    def make():
-        transformers.set_seed(0)
-        trainer = trl.RLOOTrainer(
-            model=_model(tokenizer),
-            reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
-            args=trl.RLOOConfig(**_settings(tmp_path), num_generations=4, max_completion_length=12, beta=0.0),
-            train_dataset=pairs.remove_columns(["chosen", "rejected"]),
-            processing_class=tokenizer,
-        )
-        transformers.set_seed(0)
-        return trainer
-
-    assert _shared(_compare(make)) > 100
-
-
-@pytest.mark.exhaustive
-def test_reward(pairs, tokenizer, tmp_path):  # noqa: F811
-    data = pairs.map(lambda e: {"chosen": e["prompt"] + e["chosen"], "rejected": e["prompt"] + e["rejected"]})
-
-    def make():
-        return trl.RewardTrainer(
-            model=_model(tokenizer, "AutoModelForSequenceClassification", num_labels=1),
-            args=trl.RewardConfig(**_settings(tmp_path)),
-            train_dataset=data.remove_columns("prompt"),
-            processing_class=tokenizer,
-        )
-
-    assert _shared(_compare(make)) > 100
-
-
-def test_choices_of_lm_eval(tokenizer, texts):  # noqa: F811
-    """Likelihoods of the choices below a passage are those of stock."""
-    harness = pytest.importorskip("lm_eval.models.huggingface")
-    from lm_eval.api.instance import Instance
-
-    requests = [
-        Instance("loglikelihood", {}, (text, f" {choice}"), number, ("task", 0, 1))
-        for text in texts[:6]
-        for number, choice in enumerate(["a dog", "a cat and a mouse", "no", "all of these"])
+def answers() -> list[dict[str, Any]]:
+    """One row for each answer, those to one prompt next to each other."""
+    return [
+        {"prompt": pair["prompt"], "completion": pair[name], "label": name == "chosen"}
+        for pair in pairs()
+        for name in ("chosen", "rejected")
     ]
-    model = _model(tokenizer).eval()
-    scored = harness.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=8, backend="causal", max_length=512)
-    wanted = scored.loglikelihood(requests, disable_tqdm=True)
-    handle = autopack.enable(scored)
-    found = scored.loglikelihood(requests, disable_tqdm=True)
-    autopack.disable(scored)
-    assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
-    assert [score for score, _ in found] == pytest.approx([score for score, _ in wanted], rel=DIGITS)
-    assert handle.tally.evaluation.shared > 100
-    assert torch.is_grad_enabled()
+
+
+def single_answers() -> list[dict[str, Any]]:
+    """One answer to each prompt."""
+    return [row for number, row in enumerate(answers()) if number % 4 in (0, 3)]
+
+
+def even_words(completions: list[str], **_: Any) -> list[float]:
+    """The reward of a text: how many of its words have an even number."""
+    known = [[word for word in text.split() if word.startswith("w")] for text in completions]
+    return [float(sum(int(word[1:]) % 2 == 0 for word in each)) for each in known]
+
+
+class Case(NamedTuple):
+    """A trainer, its rows, what is not a default of it, and the least and largest share of tokens that are shared, by
+    model: of all its calls, so that one kind of call that shares nothing would show."""
+
+    kind: str
+    rows: Any
+    shared: dict[str, tuple[float, float]]
+    options: dict[str, Any] = {}  # noqa: RUF012
+    lora: bool = False
+    model_type: str = "llama"
+
+
+_HALF = (0.35, 0.5)
+"""Two rows of each prompt."""
+_MOST = (0.55, 0.8)
+"""Eight rows of each prompt."""
+_SHORT = {"max_completion_length": 16}
+CASES = {
+    "GRPO": Case("GRPO", prompts, {"model": _MOST}, _SHORT),
+    "GRPO, reference, two iterations": Case(
+        "GRPO", prompts, {"model": _MOST, "ref_model": _MOST}, {**_SHORT, "beta": 0.1, "num_iterations": 2}
+    ),
+    # Completions of two prompts are shuffled, and trained on in two batches.
+    "GRPO, two batches a step": Case(
+        "GRPO", prompts, {"model": (0.35, 0.7)}, {**_SHORT, "gradient_accumulation_steps": 2}
+    ),
+    "RLOO": Case("RLOO", prompts, {"model": (0.3, 0.5), "ref_model": (0.3, 0.5)}, _SHORT),
+    "DPO": Case("DPO", pairs, {"model": _HALF, "ref_model": _HALF}),
+    # Its reference is the model without adapters: half of the calls of one model.
+    "DPO, LoRA": Case("DPO", pairs, {"model": _HALF}, lora=True),
+    # TRL turns its dropout off.
+    "DPO, GPT-2": Case("DPO", pairs, {"model": _HALF, "ref_model": _HALF}, model_type="gpt2"),
+    "DPO, reference computed before": Case("DPO", pairs, {"model": _HALF}, {"precompute_ref_log_probs": True}),
+    # Rows come in their order, and those of the KL term are the same prompts with other answers.
+    "KTO": Case("KTO", answers, {"model": _HALF, "ref_model": _HALF}),
+    "KTO, one answer to a prompt": Case("KTO", single_answers, {"model": (0, 0), "ref_model": (0, 0)}),
+    "reward": Case("Reward", pairs, {"model": _HALF}),
+}
+USUAL = {"GRPO", "DPO", "KTO"}
+"""Those that run by default."""
+WITH_KL = {"GRPO, reference, two iterations", "RLOO", "KTO"}
+"""Those that log a KL other than 0; where KTO's would be below 0, it is 0."""
+
+
+class Run(NamedTuple):
+    """What a trainer logged, what it made of its model's parameters, and the handles of its models."""
+
+    logs: list[dict[str, Any]]
+    before: torch.Tensor
+    after: torch.Tensor
+    handles: dict[str, Any]
+
+    def series(self, name: str) -> list[float]:
+        """A number by steps."""
+        return [entry[name] for entry in self.logs if name in entry]
+
+    @property
+    def shared(self) -> dict[str, float]:
+        """The share of each model's real tokens that were computed with those of another row."""
+        volumes = {name: each.tally.training.plus(each.tally.evaluation) for name, each in self.handles.items()}
+        return {name: volume.shared / volume.tokens for name, volume in volumes.items()}
+
+
+def made(folder: Path, case: Case) -> Any:
+    """The trainer of a script that knows nothing of autopack."""
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    model, head = folder / "model", {}
+    if case.kind == "Reward":
+        head = {"auto": "AutoModelForSequenceClassification", "num_labels": 1}
+    if not model.exists():
+        save_model(model, case.model_type, **head)
+    more: dict[str, Any] = {"reward_funcs": even_words} if case.rows is prompts else {}
+    if case.lora:
+        more["peft_config"] = pytest.importorskip("peft").LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False)
+    rows = datasets.Dataset.from_list(case.rows())
+    if case.rows is not prompts:
+        more["eval_dataset"] = rows.select(range(8))
+    arguments = getattr(trl, f"{case.kind}Config")(
+        output_dir=str(folder / "output"),
+        max_steps=STEPS,
+        logging_steps=1,
+        learning_rate=1e-3,
+        report_to="none",
+        save_strategy="no",
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+        **case.options,
+    )
+    return getattr(trl, f"{case.kind}Trainer")(model=str(model), args=arguments, train_dataset=rows, **more)
+
+
+def trained(folder: Path, case: Case, **options: Any) -> Run:
+    """Train, and evaluate where that generates nothing: stock, or enabled where options are given."""
+    trainer = made(folder, case)
+    before = torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
+    handle = autopack.enable(trainer, **options) if options else None
+    try:
+        trainer.train()
+        if trainer.eval_dataset is not None:
+            trainer.evaluate()
+    finally:
+        autopack.disable(trainer) if handle is not None else None
+    after = torch.nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
+    return Run(trainer.state.log_history, before, after, {} if handle is None else dict(handle.handles))
+
+
+def numbers(run: Run) -> Iterator[tuple[int, str, float]]:
+    """Whatever is logged that is a number and no time, with the number of its entry."""
+    for number, entry in enumerate(run.logs):
+        for name, value in entry.items():
+            if isinstance(value, int | float) and not any(part in name for part in _NOT_COMPARED):
+                yield number, name, value
+
+
+def largest_difference(found: Run, expected: Run) -> float:
+    """Of all logged numbers; relative, where they are larger than 1."""
+    wanted = {(number, name): value for number, name, value in numbers(expected)}
+    got = {(number, name): value for number, name, value in numbers(found)}
+    assert got.keys() == wanted.keys()
+    return max(abs(got[key] - value) / scale(expected, *key, value) for key, value in wanted.items())
+
+
+def scale(run: Run, number: int, name: str, value: float) -> float:
+    """What a number is compared relative to. KTO's KL is a difference of sums of log-probabilities, and rounds as they
+    do."""
+    parts = [abs(run.logs[number].get(f"logps/{answer}", 0.0)) for answer in ("chosen", "rejected")]
+    return max(1.0, abs(value), *(parts if name == "kl" else ()))
+
+
+def drift(found: Run, expected: Run) -> float:
+    """How far apart parameters end up, relative to how far stock's have moved."""
+    assert torch.equal(found.before, expected.before)
+    return float((found.after - expected.after).norm() / (expected.after - expected.before).norm())
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES]
+)
+def test_a_script_of_trl(tmp_path, name):
+    case = CASES[name]
+    expected, found = trained(tmp_path, case), trained(tmp_path, case, share="auto")
+    losses = expected.series("loss")
+    assert found.series("loss") == pytest.approx(losses, rel=NEAR, abs=NEAR)
+    assert len(losses) == STEPS
+    assert drift(found, expected) < DRIFT
+    rewards = "rewards/margins" if case.kind in ("DPO", "KTO") else "margin" if case.kind == "Reward" else "reward"
+    assert found.series(rewards) == pytest.approx(expected.series(rewards), rel=NEAR, abs=NEAR)
+    assert any(expected.series(rewards))
+    assert any(expected.series("kl")) == (name in WITH_KL)
+    assert largest_difference(found, expected) < NEAR
+    assert found.shared.keys() == case.shared.keys()
+    for model, (least, most) in case.shared.items():
+        assert least <= found.shared[model] <= most, model
+        assert not found.handles[model].tally.left
+    logged = [entry for entry in found.logs if "loss" in entry]
+    assert all(("autopack/shared" in entry) == (case.shared["model"][1] > 0) for entry in logged)
+
+
+@pytest.mark.parametrize("name", ["GRPO", "DPO"])
+def test_what_shares_nothing_gives_the_same(tmp_path, name):
+    case = CASES[name]
+    expected, found = trained(tmp_path, case), trained(tmp_path, case, share="never")
+    assert largest_difference(found, expected) < NEAR
+    assert drift(found, expected) < DRIFT
+    assert set(found.shared.values()) == {0.0}
+    training = found.handles["model"].tally.training
+    assert training.columns == training.tokens
+    assert not any("shared" in name for entry in found.logs for name in entry)
+
+
+def test_what_is_not_common_and_taken_together_is_seen(tmp_path, monkeypatch):
+    """The control: the first tokens of all rows are taken for the same, without a twin that would tell."""
+
+    def blind(*given: Any) -> Any:
+        keys = original(*given)
+        keys[:, :30] = torch.arange(min(30, keys.shape[1])).numpy()
+        return keys
+
+    original, case = prefixes._keys, CASES["DPO"]
+    monkeypatch.setattr(prefixes, "_keys", blind)
+    expected, found = trained(tmp_path, case), trained(tmp_path, case, share="always", verify="never")
+    assert found.shared["model"] > CASES["DPO"].shared["model"][1]
+    assert largest_difference(found, expected) > LEAK
+
+
+class TestHarness:
+    """lm-eval's `HFLM`, and multiple choice: each choice is a row that begins with its question."""
+
+    @pytest.fixture
+    def harness(self, tmp_path):
+        huggingface = pytest.importorskip("lm_eval.models.huggingface")
+
+        def make(model_type: str = "llama") -> Any:
+            save_model(tmp_path, model_type)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+            model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+            return huggingface.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=8, device="cpu", max_length=128)
+
+        return make
+
+    def requests(self, before: str, choices: int, least: int, most: int) -> list[Any]:
+        """Eight questions after the same text, with choices of so many words."""
+        from lm_eval.api.instance import Instance
+
+        draw, found = random.Random(0), []
+        for number in range(8):
+            question = before + words(draw, 32, 48)
+            answered = [f" {words(draw, least, most)}" for _ in range(choices)]
+            found += [Instance("loglikelihood", {}, (question, answer), number) for answer in answered]
+        return found
+
+    def compared(self, model: Any, requests: list[Any], **options: Any) -> Any:
+        """Scores of stock and of an enabled one are the same; what its calls held."""
+        expected = model.loglikelihood(requests, disable_tqdm=True)
+        with autopack.enable(model, **options) as handle:
+            found = model.loglikelihood(requests, disable_tqdm=True)
+            assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
+            assert [one for one, _ in found] == pytest.approx([one for one, _ in expected], rel=NEAR)
+            assert not handle.tally.left
+            return handle.tally.evaluation
+
+    @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+    def test_choices_of_like_lengths(self, harness, model_type):
+        """They stand next to each other in what lm-eval sorts by length: two questions a batch, four choices each."""
+        ran = self.compared(harness(model_type), self.requests("", 4, 3, 3))
+        assert ran.shared > 0.6 * ran.tokens
+
+    def test_choices_of_unlike_lengths(self, harness):
+        """Those of one question may lie in several batches."""
+        ran = self.compared(harness(), self.requests("", 4, 2, 9))
+        assert ran.shared > 0.1 * ran.tokens
+
+    def test_examples_before_every_question(self, harness):
+        """lm-eval runs a question once for all choices of one token; what stands before all of them is shared."""
+        examples = words(random.Random(1), 60, 60) + " "
+        ran = self.compared(harness(), self.requests(examples, 4, 1, 1))
+        assert ran.documents == 8
+        assert ran.shared == 7 * 60
+
+    def test_what_shares_nothing_gives_the_same(self, harness):
+        ran = self.compared(harness(), self.requests("", 4, 3, 3), share="never")
+        assert (ran.shared, ran.columns) == (0, ran.tokens)
