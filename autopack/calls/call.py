@@ -117,9 +117,9 @@ class Call:
             with_tokens=prefixes.why_not(self.model) is None,
         )
         found = found if self.noted is None else replace(found, real=self.noted)
-        if found.layout is None and not found.jumps:
+        if not found.jumps:
             self.prefixes = prefixes.found_in(self, found)
-            if self.prefixes is not None and found.real is None:
+            if self.prefixes is not None and found.layout is None and found.real is None:
                 found = replace(found, real=np.ones((rows, columns), dtype=bool))
         return found
 
@@ -208,6 +208,11 @@ class Call:
         """Whether this is a padded batch that the user wants to run without its padding."""
         wanted = self.model.options.unpad != "never" or self.documents is not None
         return self.declared.pads and wanted and not self.unnamed
+
+    @property
+    def wants_last_logits(self) -> bool:
+        """Whether logits of some tokens only are asked for."""
+        return any(isinstance(value := self.arguments.get(name), torch.Tensor) or value for name in LAST_LOGITS)
 
     @cached_property
     def wants_weights(self) -> bool:

@@ -24,11 +24,14 @@ from autopack.runtime.padding_read import PaddingRead
 
 
 @torch._dynamo.disable
-def restore(output: Any, padding: Padding | Pair, pooled: bool = True, read: PaddingRead | None = None) -> Any:
+def restore(
+    output: Any, padding: Padding | Pair, pooled: bool = True, read: PaddingRead | None = None, waits: bool = True
+) -> Any:
     """The output of a model that ran on the packed row of a padded batch, as the batch would have given it.
 
     `pooled` says that a pooler was handed the rows of the batch, so that the output may hold vectors (rows, channels).
-    `read` is told of gradients that come back to padding of what stands beside a loss, and raises.
+    `read` is told of gradients that come back to padding of what stands beside a loss, and raises. Without `waits`
+    all parts of the output are brought into that form now.
 
     Raises `UnsupportedModel` for a tensor whose place in the batch is not known.
     """
@@ -37,7 +40,7 @@ def restore(output: Any, padding: Padding | Pair, pooled: bool = True, read: Pad
         if _is_differentiable(found.get("loss")):
             found["loss"] = _tied(found["loss"], found, read)
         if isinstance(output, ModelOutput):
-            return _read_later(output, found)
+            return _read_later(output, found if waits else {name: _read(value) for name, value in found.items()})
         return type(output)({name: _read(value) for name, value in found.items()})  # type: ignore[call-arg]
     if isinstance(output, tuple | list):
         parts = [_restored(None, part, padding.of(None), pooled) for part in output]

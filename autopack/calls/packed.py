@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from autopack.calls.call import DROPPED, LAST_LOGITS, Call
+from autopack.calls.call import DROPPED, Call
 from autopack.calls.entry import Entry
 from autopack.calls.heads import per_row_outputs
 from autopack.calls.model_positions import positions_of_documents
+from autopack.calls.outputs import restore
 from autopack.calls.plan import Plan
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
 from autopack.layout.batches import DocumentBatch
+from autopack.layout.forms import Frame, Of
 from autopack.layout.labels import without_boundaries
 from autopack.layout.packed import PackedLayout
+from autopack.layout.padding import Padding
+from autopack.layout.prefixes import Prefixes, SharedPadding
 from autopack.layout.ways import LAYOUT_KWARGS
+from autopack.runtime import scope as scopes
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Volume
 
@@ -30,7 +36,6 @@ class Packed(Plan):
     packs = True
 
     def __init__(self, call: Call, layout: PackedLayout):
-        super().__init__(Scope(call.model, layout, want_weights=call.wants_weights))
         self.labelled = call.has_labels
         self.volume = Volume.of_layout(layout)
         arguments = without_what_packing_drops(call, call.arguments)
@@ -40,7 +45,8 @@ class Packed(Plan):
                 arguments["position_ids"] = computed
             else:
                 add_positions(call, arguments, layout)
-        add_token_types(call, arguments, layout)
+        once = call.prefixes
+        add_token_types(call, arguments, layout, 0 if once is None else once.tokens)
         if call.entry.shifts_labels:
             for name in ("labels", "shift_labels"):
                 if isinstance(labels := arguments.get(name), torch.Tensor):
@@ -50,16 +56,71 @@ class Packed(Plan):
             arguments["attention_mask"] = (call.arguments["attention_mask"] != 0).long()
         self.arguments: dict[str, Any] = arguments
         self.layout = layout
-        last_logits = any(isinstance(value := arguments.get(name), torch.Tensor) or value for name in LAST_LOGITS)
-        self.most = 2 if last_logits or media.given(arguments) else 9
+        self.most = 2 if call.wants_last_logits or media.given(arguments) else 9
         """Dimensions of an output that has something for each row: some logits, and images, may be as many as rows."""
+        self._rows = Rerun(Scope(call.model, layout, want_weights=call.wants_weights), call.entry.level, arguments)
+        self._once: SharedPadding | None = None
+        """The way into the row that runs, where that holds once what documents begin with."""
+        super().__init__(self._rows.scope if once is None else self._taken_together(call, once))
+
+    def _taken_together(self, call: Call, once: Prefixes) -> Scope:
+        """Run once what the documents begin with: here, or in the model inside where a head needs every token."""
+        padding = SharedPadding(self.layout.real, once.device, once)
+        self.volume = self._volume(once.saved)
+        entry = call.entry
+        if entry.inner and (self.labelled or call.wants_last_logits or entry.foreign or entry.has_other_head):
+            self.prefixes_inside = padding
+            return self._rows.scope
+        self._once, frame, self.arguments = padding, Frame(*padding.shape), dict(self._rows.arguments)
+        for name, value in self._rows.arguments.items():
+            form = frame.form_of(name, value)
+            if form.of is Of.TOKEN:
+                self.arguments[name] = frame.each(value, form, padding.gather)
+        return replace(self._rows.scope, layout=once.documents, prefixes=once)
+
+    def _volume(self, saved: int) -> Volume:
+        rows = Padding(self.layout.real, self.layout.device)
+        return Volume.of_row(len(self.layout.lengths_of_documents), rows, saved=saved)
+
+    def leave_apart(self) -> None:
+        super().leave_apart()
+        before, self.volume = self.volume, Volume.of_layout(self.layout)
+        self.call.count(self.volume, instead_of=before)
+
+    @torch._dynamo.disable
+    def _restored(self, module: nn.Module, output: Any) -> Any:
+        """What the row that ran gives, as packed rows."""
+        assert self._once is not None
+        model, level = self.scope.model, self.call.entry.level
+        names = per_row_outputs.of_each_row(output, 1, self._once.tokens, model.widths, self.most)
+        if not names:
+            return restore(output, self._once, pooled=False, waits=False)
+        per_row_outputs.remember(model, level, output, names, self._once.tokens)
+        self.leave_apart()
+        return self._rows.run(module)
 
     def finish(self, module: nn.Module, output: Any) -> Any:
-        model, layout = self.scope.model, self.layout
+        model, layout, restored = self.scope.model, self.layout, None
+        if self._once is not None:
+            output = restored = self._restored(module, output)
         names = per_row_outputs.of_each_row(output, layout.rows, layout.columns, model.widths, self.most)
         if not names or (self.pooled and len(DocumentBatch.without_padding(layout).documents) == layout.rows):
-            return None
-        return per_row_outputs.of_documents(model, module, self.arguments, layout, output, names)
+            return restored
+        return per_row_outputs.of_documents(model, module, self._rows.arguments, layout, output, names)
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """Packed rows as they are: what their sites read, at which entry they come in, and their arguments."""
+
+    scope: Scope
+    level: int
+    arguments: dict[str, Any]
+
+    def run(self, module: nn.Module) -> Any:
+        """The output of the model for them."""
+        with scopes.in_force(self.scope, self.level):
+            return module.forward(**self.arguments)
 
 
 def without_mask(
@@ -103,16 +164,17 @@ def add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -
     arguments["position_ids"] = layout.position_ids(first) if counted is None else counted
 
 
-def add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
+def add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout, columns: int = 0) -> None:
     """Add the kinds of tokens that the model has in a buffer as long as a document may be, where rows are longer.
 
-    Its forward would take as many of them as the row has columns.
+    Its forward would take as many of them as the row has columns; `columns` are those of one that holds once what
+    documents begin with.
     """
     if "token_type_ids" not in call.entry.names or arguments.get("token_type_ids") is not None:
         return
     buffers = (module._buffers.get("token_type_ids") for module in call.module.modules())
     kinds = next((buffer for buffer in buffers if buffer is not None), None)
-    if kinds is not None and layout.max_seqlen <= kinds.shape[-1] < layout.columns:
+    if kinds is not None and layout.max_seqlen <= kinds.shape[-1] < max(layout.columns, columns):
         places = layout.derived("places", layout.position_ids).to(kinds.device)
         arguments["token_type_ids"] = kinds.reshape(-1, kinds.shape[-1])[0][places]
 

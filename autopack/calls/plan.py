@@ -11,7 +11,7 @@ from torch import nn
 
 from autopack.layout import prepared
 from autopack.layout.batches import DocumentBatch
-from autopack.layout.prefixes import Prefixes
+from autopack.layout.prefixes import SharedPadding
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Tally, Volume
@@ -48,8 +48,8 @@ class Plan:
     """Whether the packed rows of the call have labels that are known to be such."""
     packs = False
     """Whether documents share a row because of it, or batches of them are made of packed rows."""
-    prefixes_inside: Prefixes | None = None
-    """What its documents begin with in common, where the model inside is to run that once for all of them."""
+    prefixes_inside: SharedPadding | None = None
+    """The way into a row that holds once what its documents begin with, and back, where the model inside runs it."""
     volume: Volume | None = None
     """How much of the call runs, where that is counted here and not further in."""
     call: Any = None

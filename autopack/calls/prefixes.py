@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,10 @@ from autopack.inspection import masks
 from autopack.layout import prefixes
 from autopack.layout.declarations import Declared
 from autopack.layout.host import host_values, recall
+from autopack.layout.packed import PackedLayout
+from autopack.layout.padding import Padding
 from autopack.layout.prefixes import Prefixes
+from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime.model import EnabledModel
 
 LEAST = 16
@@ -52,23 +57,24 @@ def why_not(model: EnabledModel) -> str | None:
 
 
 def found_in(call: Any, declared: Declared) -> Prefixes | None:
-    """What the rows of a batch without packed documents begin with in common, where it may be computed once for all.
+    """What the documents of a call begin with in common, where it may be computed once for all of them.
 
-    `call` is an `autopack.calls.call.Call`, and `declared` what it declares. On a device, tokens are looked at where
-    the host has them anyway.
+    `call` is an `autopack.calls.call.Call`, and `declared` what it declares: packed rows, or rows of a batch with a
+    document each. On a device, tokens are looked at where the host has them anyway.
     """
-    ids, given = call.arguments.get("input_ids"), call.arguments
+    ids, given, layout = call.arguments.get("input_ids"), call.arguments, declared.layout
     always = call.model.options.share == "always"
     if type(ids) is not torch.Tensor or ids.is_meta or torch.jit.is_tracing() or torch.compiler.is_compiling():
         return None  # without values, or whose values would be kept
-    if ids.dim() != 2 or why_not(call.model) is not None:
+    if ids.dim() != 2 or why_not(call.model) is not None or (layout is not None and not _shares_in_rows(call, layout)):
         return None
     if call.documents is not None or call.continues or given.get("inputs_embeds") is not None:
         return None
     mask = given.get("attention_mask")
     if mask is not None and getattr(mask, "shape", None) != ids.shape:
         return None  # one that the caller has prepared, for which a row of stretches has no place
-    if not all(name in _OF_TOKENS or name in _OF_COLUMNS or _is_of_call(value) for name, value in given.items()):
+    known = _OF_TOKENS if layout is None else _OF_TOKENS.union(LAYOUT_KWARGS)
+    if not all(name in known or name in _OF_COLUMNS or _is_of_call(value) for name, value in given.items()):
         return None
     told = given.get("position_ids")
     if told is not None and declared.positions is None:
@@ -77,13 +83,22 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         return None
     tokens = declared.tokens
     if tokens is None:
-        known = ids if ids.device.type == "cpu" else recall({"input_ids": ids}).get("input_ids")
-        if known is None:
+        known_ids = ids if ids.device.type == "cpu" else recall({"input_ids": ids}).get("input_ids")
+        if known_ids is None:
             return None
-        tokens = host_values(known)
-    real = np.ones(tokens.shape, dtype=bool) if declared.real is None else declared.real
+        tokens = host_values(known_ids)
     least, share = (1, 0.0) if always else (LEAST, SHARE / (1 - call.model.traits.mixing_weights))
-    found = prefixes.find(tokens, real, declared.positions, ids.device, least, share)
+    if layout is None:
+        real = np.ones(tokens.shape, dtype=bool) if declared.real is None else declared.real
+        lengths, counted = real.sum(axis=1), np.broadcast_to(np.arange(real.shape[1]), real.shape)
+        row: Callable[[], PackedLayout] = partial(Padding(real, ids.device).layout, declared.positions)
+    else:
+        row, real = layout.in_one_row, layout.real
+        lengths, counted = layout.lengths_of_documents, np.arange(layout.columns) - layout.starts
+    if len(lengths) < 2 or not lengths.all():
+        return None
+    positions = counted if declared.positions is None else declared.positions
+    found = prefixes.find(tokens[real], positions[real], lengths, row, least, share)
     if found is None:
         return None
     reason = "the losses of its routers count tokens" if call.wants_router_loss else None
@@ -93,6 +108,15 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     if reason is not None and call.outer is None:
         call.model.tally.apart[reason] += 1
     return found if reason is None else None
+
+
+def _shares_in_rows(call: Any, layout: PackedLayout) -> bool:
+    """Whether packed rows may become others, which hold what their documents begin with once."""
+    if call.entry.head is not None or call.wants_weights or call.entry.level in call.model.pooling:
+        return False
+    if layout.slots is not None and len(layout.slots) > len(layout.bounds):
+        return False  # a fixed number of bounds is declared for graphs of rows of a fixed length
+    return bool(call.entry.inner) or not (call.has_labels or call.wants_last_logits)
 
 
 def _is_of_call(value: object) -> bool:

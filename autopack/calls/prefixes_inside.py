@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -16,37 +15,36 @@ from autopack.calls.call import Call
 from autopack.calls.outputs import restore
 from autopack.calls.plan import Plan
 from autopack.layout.forms import Frame, Of
-from autopack.layout.prefixes import Prefixes, SharedPadding
+from autopack.layout.prefixes import SharedPadding
 from autopack.runtime.scope import Activation, Scope
 
 
 class PrefixesInside(Plan):
-    """A packed row of documents, with what they begin with taken together."""
+    """Packed rows of documents, with what they begin with taken together."""
 
     what = "runs what its documents begin with once"
     reason = "the loss of the model around it is of every token of every document"
 
-    def __init__(self, call: Call, scope: Scope, prefixes: Prefixes):
-        columns = len(prefixes.columns)
-        self._padding = SharedPadding(np.ones((1, columns), dtype=bool), prefixes.device, prefixes)
-        self.arguments, frame = dict(call.arguments), Frame(1, columns)
+    def __init__(self, call: Call, scope: Scope, padding: SharedPadding):
+        self._padding, prefixes = padding, padding.prefixes
+        self.arguments, frame = dict(call.arguments), Frame(*padding.shape)
         for name, value in call.arguments.items():
             form = frame.form_of(name, value)
             if form.of is Of.TOKEN:
                 self.arguments[name] = frame.each(value, form, self._padding.gather)
-        super().__init__(replace(scope, prefixes=prefixes))
+        super().__init__(replace(scope, layout=prefixes.documents, prefixes=prefixes))
 
     @classmethod
     def at(cls, call: Call, outer: Activation) -> PrefixesInside | None:
         """The plan for a call inside one that was decided about, if this is where it is to be."""
-        prefixes = None if outer.plan is None else outer.plan.prefixes_inside
-        if prefixes is None or call.entry.inner or outer.scope.layout is None:
+        padding = None if outer.plan is None else outer.plan.prefixes_inside
+        if padding is None or call.entry.inner or outer.scope.layout is None:
             return None
-        frame = Frame(1, len(prefixes.columns))
+        frame = Frame(*padding.shape)
         forms = [frame.form_of(name, value).of for name, value in call.arguments.items()]
-        if call.inputs is None or tuple(call.inputs.shape[:2]) != (1, frame.columns) or Of.UNKNOWN in forms:
+        if call.inputs is None or tuple(call.inputs.shape[:2]) != padding.shape or Of.UNKNOWN in forms:
             return None
-        return cls(call, outer.scope, prefixes)
+        return cls(call, outer.scope, padding)
 
     @torch._dynamo.disable
     def finish(self, module: nn.Module, output: Any) -> Any:

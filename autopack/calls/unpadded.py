@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -38,10 +39,11 @@ class Unpadded(Plan):
 
     def __init__(self, call: Call):
         self.padding, self.call = call.padding, call
-        shared = call.prefixes
-        if shared is not None and call.has_labels:  # of which every row has its own
-            self.prefixes_inside, shared = shared if call.entry.inner else None, None
-        once = shared or self.prefixes_inside
+        shared = once = call.prefixes
+        if once is not None and call.has_labels:  # of which every row has its own
+            shared, once = None, once if call.entry.inner else None
+            if once is not None:
+                self.prefixes_inside = SharedPadding(np.ones((1, len(once.columns)), dtype=bool), once.device, once)
         if call.documents is None:
             self.volume = Volume.of_row(self.padding.rows, self.padding, saved=0 if once is None else once.saved)
         else:

@@ -26,7 +26,7 @@ class Declared:
     """What one call declares: `layout` is None for a call that packs nothing.
 
     `real` is true at tokens that are no padding, (rows, columns) on the host; None where all are. `positions` are the
-    position ids of a padded batch, of the same shape, where the call gives any; `labelled_padding` says whether its
+    position ids of the call, of the same shape, where it gives any of one section; `labelled_padding` says whether its
     labels count padding into the loss, `labelled_after_padding` whether a token after padding has a label, which a loss
     that shifts compares with a prediction made at padding. `jumps` says that positions of a row neither go on nor begin
     anew, so that nobody can tell what they mean. `tokens` are the input_ids (rows, columns), where they were copied to
@@ -120,7 +120,8 @@ def read(
         labelled, after = bool(counted[~real].any()), bool((counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any())
         return Declared(None, real, host.get("position_ids"), labelled, after, jumps, tokens=tokens)
     slots = max(host[name].size if name in host else 0 for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
-    layout = PackedLayout.from_starts(_with_padding(starts, real, later), device, host.get("position_ids"), real, slots)
+    positions = host.get("position_ids")
+    layout = PackedLayout.from_starts(_with_padding(starts, real, later), device, positions, real, slots)
     for name in ("max_length_q", "max_length_k"):
         value = arguments.get(name)
         # A tensor is not read: it would cost a device sync, and the layout does not need it.
@@ -129,7 +130,7 @@ def read(
                 f"{name} must be at least the longest document, {layout.max_seqlen} tokens; found {value}"
             )
     ones = "attention_mask" in host and declarations.keys() == {"position_ids"} and bool((mask == 1).all())
-    return Declared(layout, None if real.all() else real, beside_ones=ones)
+    return Declared(layout, None if real.all() else real, positions, beside_ones=ones, tokens=tokens)
 
 
 def _declares_nothing(host: Mapping[str, np.ndarray]) -> bool:

@@ -5,9 +5,10 @@ Shapes: R rows, C columns, T real tokens of the batch, S tokens of the row that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -160,45 +161,41 @@ class SharedPadding(Padding):
 
 
 def find(
-    tokens: np.ndarray, real: np.ndarray, positions: np.ndarray | None, device: torch.device, least: int, share: float
+    tokens: np.ndarray,
+    positions: np.ndarray,
+    lengths: np.ndarray,
+    layout: Callable[[], PackedLayout],
+    least: int,
+    share: float,
 ) -> Prefixes | None:
-    """What the rows of a padded batch have in common, or None where that is too little.
+    """What documents have in common at their beginning, or None where that is too little.
 
-    `tokens` are (R, C) integers, `real` is true where they are no padding, `positions` are those of the call; without
-    them a token has the number of its column. Rows have tokens in common that are equal in both. Stretches that are
-    shared have `least` tokens or more, and at least the `share` of all real tokens is saved.
+    `tokens` and `positions` are those of documents of these `lengths`, one after the other, (T,) ints, and `layout`
+    makes the row of them. Documents have tokens in common that are equal in both. Stretches that are shared have
+    `least` tokens or more, and at least the `share` of all tokens is saved.
     """
-    lengths = real.sum(axis=1)
-    if len(real) < 2 or not lengths.all():
+    keys = (tokens.astype(np.int64) << 32) | positions.astype(np.int64)
+    keyed = np.split(keys, np.cumsum(lengths)[:-1])
+    order = sorted(range(len(keyed)), key=lambda number: keyed[number].tobytes())
+    common = [_common(keyed[one], keyed[other]) for one, other in pairwise(order)]
+    if max(common, default=0) < least or sum(common) < share * len(tokens):
         return None
-    keys = _keys(tokens, real, positions, lengths)
-    order = sorted(range(len(keys)), key=lambda row: keys[row, : lengths[row]].tobytes())
-    ordered, ends = keys[order], lengths[order]
-    differs = np.ones((len(keys) - 1, keys.shape[1] + 1), dtype=bool)
-    differs[:, :-1] = ordered[1:] != ordered[:-1]
-    common = np.minimum(differs.argmax(axis=1), np.minimum(ends[1:], ends[:-1]))
-    if common.max() < least or int(common.sum()) < share * int(lengths.sum()):
-        return None
-    stretches, chains = _tree(common.tolist(), ends.tolist(), least)
+    stretches, chains = _tree(common, lengths[order].tolist(), least)
     spans = [np.empty(0, dtype=np.int64)] * len(order)
-    for row, chain in zip(order, chains, strict=True):
-        spans[row] = np.concatenate([np.arange(stretches[n].first, stretches[n].end) for n in chain])
-    columns = np.concatenate(spans)
-    bounds = np.cumsum([0, *lengths])
-    first = (np.broadcast_to(np.arange(real.shape[1]), real.shape) if positions is None else positions)[real]
-    documents = PackedLayout(1, len(columns), bounds, device, None if positions is None else first[bounds[:-1]])
-    found = Prefixes(tuple(stretches), columns, device, documents)
-    return found if found.saved > 0 and found.saved >= share * len(columns) else None
+    for number, chain in zip(order, chains, strict=True):
+        spans[number] = np.concatenate([np.arange(stretches[n].first, stretches[n].end) for n in chain])
+    saved = len(tokens) - stretches[-1].end
+    if saved <= 0 or saved < share * len(tokens):
+        return None
+    documents = layout()
+    return Prefixes(tuple(stretches), np.concatenate(spans), documents.device, documents)
 
 
-def _keys(tokens: np.ndarray, real: np.ndarray, positions: np.ndarray | None, lengths: np.ndarray) -> np.ndarray:
-    """What has to be equal of two tokens, in one number: (R, longest row), each row's tokens first."""
-    rows, columns = np.nonzero(real)
-    numbers = columns if positions is None else positions[real].astype(np.int64)
-    keys = np.zeros((len(real), int(lengths.max())), dtype=np.int64)
-    at = np.arange(len(rows)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    keys[rows, at] = (tokens[real].astype(np.int64) << 32) | numbers
-    return keys
+def _common(one: np.ndarray, other: np.ndarray) -> int:
+    """How many elements two arrays begin with in common."""
+    shorter = min(len(one), len(other))
+    differs = one[:shorter] != other[:shorter]
+    return int(differs.argmax()) if differs.any() else shorter
 
 
 def _tree(common: Sequence[int], lengths: Sequence[int], least: int) -> tuple[list[Stretch], list[tuple[int, ...]]]:

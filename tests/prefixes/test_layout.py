@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopack.layout.prefixes import SharedPadding, find
+from autopack.layout import prefixes
+from autopack.layout.padding import Padding
+from autopack.layout.prefixes import SharedPadding
 
 CPU = torch.device("cpu")
+
+
+def find(tokens, real, positions, least, share):
+    """What the rows of a padded batch have in common; without positions, a token has the number of its column."""
+    numbers = np.broadcast_to(np.arange(real.shape[1]), real.shape) if positions is None else positions
+    layout = partial(Padding(real, CPU).layout, positions)
+    return prefixes.find(tokens[real], numbers[real], real.sum(1), layout, least, share)
 
 
 @st.composite
@@ -34,7 +45,7 @@ def _documents(tokens, real, positions):
 @given(batches(), st.integers(1, 4))
 def test_every_document_is_its_stretches_and_nothing_stands_twice(batch, least):
     tokens, real, positions = batch
-    found = find(tokens, real, positions, CPU, least, 0.0)
+    found = find(tokens, real, positions, least, 0.0)
     documents = _documents(tokens, real, positions)
     if found is None:
         if least == 1:  # no two of them begin with the same token at the same position
@@ -56,7 +67,7 @@ def test_every_document_is_its_stretches_and_nothing_stands_twice(batch, least):
 @given(batches())
 def test_a_batch_goes_into_the_row_and_comes_back(batch):
     tokens, real, positions = batch
-    found = find(tokens, real, positions, CPU, 1, 0.0)
+    found = find(tokens, real, positions, 1, 0.0)
     if found is None:
         return
     padding = SharedPadding(real, CPU, found)
@@ -68,7 +79,7 @@ def test_a_batch_goes_into_the_row_and_comes_back(batch):
 
 def test_gradients_of_all_rows_come_to_what_they_share():
     tokens, real = np.array([[7, 8, 1], [7, 8, 2], [7, 9, 0]]), np.array([[1, 1, 1], [1, 1, 1], [1, 1, 0]]) > 0
-    padding = SharedPadding(real, CPU, find(tokens, real, None, CPU, 1, 0.0))
+    padding = SharedPadding(real, CPU, find(tokens, real, None, 1, 0.0))
     row = torch.zeros(1, padding.tokens, 1, requires_grad=True)
     padding.restore(row).sum().backward()
     counts = dict(zip(padding.gather(torch.from_numpy(tokens))[0].tolist(), row.grad.flatten().tolist(), strict=True))
@@ -78,23 +89,23 @@ def test_gradients_of_all_rows_come_to_what_they_share():
 def test_equal_tokens_at_other_positions_are_others():
     tokens, real = np.array([[5, 6, 7], [5, 6, 7]]), np.ones((2, 3), dtype=bool)
     apart = np.array([[0, 1, 2], [4, 5, 6]])
-    assert find(tokens, real, apart, CPU, 1, 0.0) is None
+    assert find(tokens, real, apart, 1, 0.0) is None
     left = np.array([[1, 1, 1], [0, 1, 1]]) > 0  # without positions, a token has the number of its column
-    assert find(np.array([[5, 6, 7], [0, 5, 6]]), left, None, CPU, 1, 0.0) is None
+    assert find(np.array([[5, 6, 7], [0, 5, 6]]), left, None, 1, 0.0) is None
 
 
 def test_too_little_in_common_is_nothing():
     tokens, real = np.tile(np.arange(40), (2, 1)), np.ones((2, 40), dtype=bool)
     tokens[1, 8:] += 100
-    assert find(tokens, real, None, CPU, 16, 0.1) is None
-    assert find(tokens, real, None, CPU, 8, 0.11) is None
-    assert find(tokens, real, None, CPU, 8, 0.1).saved == 8
+    assert find(tokens, real, None, 16, 0.1) is None
+    assert find(tokens, real, None, 8, 0.11) is None
+    assert find(tokens, real, None, 8, 0.1).saved == 8
 
 
 def test_many_rows_one_below_the_other():
     """A tree as deep as there are rows is built without recursion."""
     rows = 1500
     real = np.arange(rows) < np.arange(1, rows + 1)[:, None]
-    found = find(np.ones((rows, rows), dtype=np.int64), real, None, CPU, 1, 0.0)
+    found = find(np.ones((rows, rows), dtype=np.int64), real, None, 1, 0.0)
     assert found.tokens == rows
     assert len(found.stretches) == rows
