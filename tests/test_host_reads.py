@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import autopack
 from autopack import tiny
-from autopack.layout import host
+from autopack.layout import declarations, host
 from autopack.layout.host import note_padding, recall, remember
 from autopack.packing import HostBatch
 from tests.conftest import token_ids
@@ -102,12 +102,40 @@ class Reads(TorchFunctionMode):
 def test_only_the_positions_of_packed_rows_are_read(model_type):
     model = tiny.build(model_type)
     batch = autopack.PackingCollator.for_model(model, labels="given")(examples())
-    with autopack.enable(model, verify="never"), Reads() as reads:
+    with autopack.enable(model, verify="never", share="never"), Reads() as reads:
         model(**batch).loss.backward()
     own = {"all-ones mask": 0}
     if model_type == "bart":  # stock makes an all-ones mask, which is looked at on a CPU, where that waits for nothing
         own = {name: count for name, count in reads.found.items() if "mask_site" in name}
     assert sum(reads.found.values()) - sum(own.values()) == 1, reads.found
+
+
+class Elsewhere(torch.Tensor):
+    """The CPU stands for a device of another kind."""
+
+    device = torch.device("meta")  # type: ignore[assignment]
+
+    @classmethod
+    def of(cls, tensor):
+        return tensor.clone().as_subclass(cls)
+
+
+def test_tokens_come_along_in_the_copy_of_the_positions(monkeypatch):
+    """What documents begin with is looked for in tokens, which on a GPU must not be a copy of their own."""
+    copies = []
+
+    def counted(tensors):
+        copies.append(sorted(tensors))
+        return on_host(tensors)
+
+    on_host = host.on_host
+    monkeypatch.setattr(declarations, "on_host", counted)
+    ids, positions = torch.arange(6)[None], torch.tensor([[0, 1, 2, 0, 1, 2]])
+    arguments = {"input_ids": Elsewhere.of(ids), "position_ids": Elsewhere.of(positions)}
+    found = declarations.read(arguments, (1, 6), Elsewhere.device, known={}, with_tokens=True)
+    assert copies == [["input_ids", "position_ids"]]
+    assert found.tokens.tolist() == ids.tolist()
+    assert found.layout.lengths == (3, 3)
 
 
 def test_a_read_more_would_be_counted():

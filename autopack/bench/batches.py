@@ -20,10 +20,23 @@ class Batch:
     ids: torch.Tensor
 
     @classmethod
-    def of(cls, lengths: Sequence[int], tokens: torch.Tensor, seed: int, device: str | torch.device) -> Batch:
-        """Documents of these lengths, of tokens drawn from those given."""
+    def of(
+        cls,
+        lengths: Sequence[int],
+        tokens: torch.Tensor,
+        seed: int,
+        device: str | torch.device,
+        completions: int = 1,
+        prompt: int = 0,
+    ) -> Batch:
+        """Documents of these lengths, of tokens drawn from those given; so many `completions` have a prompt in common,
+        the first `prompt` tokens of each."""
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randint(len(tokens), (1, sum(lengths)), generator=generator)
+        rows = drawn[0].split(list(lengths))
+        for number, row in enumerate(rows if prompt else ()):
+            first = rows[number - number % completions][: min(prompt, len(row))]
+            row[: len(first)] = first
         return cls(list(lengths), tokens[drawn].to(device))
 
     @property

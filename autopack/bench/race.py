@@ -197,7 +197,8 @@ class _Race:
         return self.outcomes[ARMS.index(arm)]
 
     def _batch(self, lengths: list[int], seed: int) -> Batch:
-        return Batch.of(lengths, self.vocabulary, seed, self.device)
+        alike = {"completions": self.settings.completions, "prompt": self.settings.prompt}
+        return Batch.of(lengths, self.vocabulary, seed, self.device, **alike)
 
     def _batches(self, drawn: list[list[int]], form: list[list[int]]) -> list[Batch]:
         """The documents of `drawn` in the batches of `form`: the same tokens, whatever the order of lengths."""

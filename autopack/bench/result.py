@@ -16,7 +16,10 @@ random model's loss moves by a few thousandths where documents see each other.""
 
 @dataclass(frozen=True)
 class Settings:
-    """What is timed; `batches` and `rounds` of None are as many as fit into the seconds."""
+    """What is timed; `batches` and `rounds` of None are as many as fit into the seconds.
+
+    Every so many `completions` of a batch begin with the same `prompt` of so many tokens.
+    """
 
     batch_size: int = 8
     batches: int | None = None
@@ -25,6 +28,8 @@ class Settings:
     forward: bool = False
     backend: str = "auto"
     seed: int = 0
+    completions: int = 1
+    prompt: int = 0
 
 
 @dataclass

@@ -21,7 +21,7 @@ from autopack.layout.forms import Frame, Of
 from autopack.layout.labels import without_boundaries
 from autopack.layout.packed import PackedLayout
 from autopack.layout.padding import Padding
-from autopack.layout.prefixes import Prefixes, SharedPadding
+from autopack.layout.prefixes import Prefixes, SharedPadding, real_tokens
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime import scope as scopes
 from autopack.runtime.scope import Scope
@@ -65,8 +65,9 @@ class Packed(Plan):
 
     def _taken_together(self, call: Call, once: Prefixes) -> Scope:
         """Run once what the documents begin with: here, or in the model inside where a head needs every token."""
-        padding = SharedPadding(self.layout.real, once.device, once)
-        self.volume = self._volume(once.saved)
+        real = real_tokens(self.layout)
+        padding = SharedPadding(real, once.device, once)
+        self.volume = Volume.of_row(len(once.documents.lengths), Padding(real, once.device), saved=once.saved)
         entry = call.entry
         if entry.inner and (self.labelled or call.wants_last_logits or entry.foreign or entry.has_other_head):
             self.prefixes_inside = padding
@@ -77,10 +78,6 @@ class Packed(Plan):
             if form.of is Of.TOKEN:
                 self.arguments[name] = frame.each(value, form, padding.gather)
         return replace(self._rows.scope, layout=once.documents, prefixes=once)
-
-    def _volume(self, saved: int) -> Volume:
-        rows = Padding(self.layout.real, self.layout.device)
-        return Volume.of_row(len(self.layout.lengths_of_documents), rows, saved=saved)
 
     def leave_apart(self) -> None:
         super().leave_apart()

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autopack.inspection import masks
-from autopack.layout import prefixes
+from autopack.layout import LEAST_SHARED, prefixes
 from autopack.layout.declarations import Declared
 from autopack.layout.host import host_values, recall
 from autopack.layout.packed import PackedLayout
@@ -20,13 +20,13 @@ from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime.model import EnabledModel
 
-LEAST = 16
-"""The least number of tokens that rows have in common: each stretch costs a call of attention in every layer."""
 SHARE = 0.1
 """The least share of a batch's real tokens to be saved, weighed by how much of the model computes each once."""
 MIXING = 0.8
 """The largest share of a model's weights in mixers, which compute every document by itself, that is worth it."""
 _OF_TOKENS = {"input_ids", "attention_mask", "position_ids", "labels", "shift_labels", "cache_position"}
+_OF_LOSSES = {"completion_mask", "assistant_masks", "special_tokens_mask", "loss_weights"}
+"""Values per token that collators make for losses: forwards of transformers take them, and do not read them."""
 _OF_COLUMNS = {"logits_to_keep", "num_logits_to_keep"}
 _NAMES_OF_NOISE = ("drop", "noise")
 
@@ -73,7 +73,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     mask = given.get("attention_mask")
     if mask is not None and getattr(mask, "shape", None) != ids.shape:
         return None  # one that the caller has prepared, for which a row of stretches has no place
-    known = _OF_TOKENS if layout is None else _OF_TOKENS.union(LAYOUT_KWARGS)
+    known = _OF_TOKENS if layout is None else _OF_TOKENS.union(LAYOUT_KWARGS, _OF_LOSSES.difference(call.entry.names))
     if not all(name in known or name in _OF_COLUMNS or _is_of_call(value) for name, value in given.items()):
         return None
     told = given.get("position_ids")
@@ -87,14 +87,15 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         if known_ids is None:
             return None
         tokens = host_values(known_ids)
-    least, share = (1, 0.0) if always else (LEAST, SHARE / (1 - call.model.traits.mixing_weights))
+    least, share = (1, 0.0) if always else (LEAST_SHARED, SHARE / (1 - call.model.traits.mixing_weights))
     if layout is None:
         real = np.ones(tokens.shape, dtype=bool) if declared.real is None else declared.real
         lengths, counted = real.sum(axis=1), np.broadcast_to(np.arange(real.shape[1]), real.shape)
         row: Callable[[], PackedLayout] = partial(Padding(real, ids.device).layout, declared.positions)
     else:
-        row, real = layout.in_one_row, layout.real
-        lengths, counted = layout.lengths_of_documents, np.arange(layout.columns) - layout.starts
+        row, real = partial(prefixes.in_one_row, layout), prefixes.real_tokens(layout)
+        lengths, counted = np.diff(layout.bounds), np.arange(layout.columns) - layout.starts
+        lengths = lengths if layout.is_padding is None else lengths[~layout.is_padding]
     if len(lengths) < 2 or not lengths.all():
         return None
     positions = counted if declared.positions is None else declared.positions

@@ -77,6 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = f"cut longer documents (none; drawn ones have {LONGEST} tokens at most, or what the model takes)"
     data.add_argument("--max-length", type=tokens, metavar="TOKENS", help=about)
     data.add_argument("--batch-size", type=positive, default=8, help="documents of a batch (%(default)s)")
+    about = "put a prompt of so many tokens before each document, the same one for --completions of them (none)"
+    data.add_argument("--prompt", type=tokens, metavar="TOKENS", help=about)
+    about = "documents of a batch that go on from one prompt (all of a batch)"
+    data.add_argument("--completions", type=positive, metavar="COUNT", help=about)
 
     work = parser.add_argument_group("what is timed, and what comes of it")
     work.add_argument("--forward", action="store_true", help="forward passes without gradients, not training steps")
@@ -103,9 +107,15 @@ def run(args: argparse.Namespace) -> int:
     from autopack.bench.table import write_table
 
     model, about = _model(args)
+    completions = args.completions or args.batch_size
     lengths, about["lengths"] = _lengths(args, model)
+    if args.prompt is not None:
+        lengths = lengths + args.prompt
+        about["lengths"] += f"; {completions} in a row begin with the same {args.prompt:,} tokens, put before them"
     names = "batch_size batches rounds seconds forward backend seed".split()
-    settings = Settings(**{name: getattr(args, name) for name in names})
+    settings = Settings(
+        **{name: getattr(args, name) for name in names}, completions=completions, prompt=args.prompt or 0
+    )
     form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
     with tqdm(total=100, desc="timing", bar_format=form, file=sys.stderr, leave=False, disable=None) as bar:
 
@@ -132,6 +142,8 @@ def _check(args: argparse.Namespace) -> None:
         raise CannotTime(
             f"--mean and --sigma are for lengths that are drawn, and --lengths {args.lengths} is read; leave either out"
         )
+    if args.completions is not None and args.prompt is None:
+        raise CannotTime("--completions go on from a prompt, of which nothing was said; pass --prompt, too")
 
 
 def _model(args: argparse.Namespace) -> tuple[PreTrainedModel, dict[str, Any]]:
@@ -185,9 +197,10 @@ def _build(model_type: str, size: str, task: str, dtype: str, device: str, args:
 
 def _longest_given(args: argparse.Namespace) -> int:
     """The tokens that a model that is built must take in a document."""
+    prompt = args.prompt or 0
     if args.lengths in DISTRIBUTIONS or args.max_length is not None:
-        return args.max_length or LONGEST
-    return int(_read(args).max())
+        return (args.max_length or LONGEST) + prompt
+    return int(_read(args).max()) + prompt
 
 
 def _lengths(args: argparse.Namespace, model: PreTrainedModel) -> tuple[np.ndarray, str]:

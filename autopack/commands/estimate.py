@@ -28,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overflow", choices=get_args(Overflow), default="truncate", help=about)
     about = "only these ways of filling rows; may be given several times (all)"
     parser.add_argument("--strategy", action="append", choices=get_args(Strategy), help=about)
+    about = "also plan documents that begin alike together: those of one value in COLUMN, or of the same first tokens"
+    parser.add_argument("--groups", nargs="?", const=True, default=False, metavar="COLUMN", help=about)
     about = "of the model, which says what attention costs beside the rest (%(default)s)"
     parser.add_argument("--hidden-size", type=positive, default=4096, help=about)
     parser.add_argument("--ranks", type=positive, default=1, help="processes to plan for (%(default)s)")
@@ -42,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from autopack.packing.estimate import estimate
 
     check_drawable(args.plot)
-    same = {name: getattr(args, name) for name in "batch_size overflow ranks column tokenizer seed".split()}
+    same = {name: getattr(args, name) for name in "batch_size overflow ranks column tokenizer groups seed".split()}
     cost = CostModel(1.0, 1 / (12 * args.hidden_size))
     found = estimate(args.data, args.max_length, strategies=args.strategy or get_args(Strategy), cost=cost, **same)
     print(json.dumps(found.as_dict(), indent=1) if args.json else found)

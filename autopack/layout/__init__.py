@@ -2,3 +2,5 @@
 
 IGNORED_LABEL = -100
 """The label that every loss of transformers leaves out."""
+LEAST_SHARED = 16
+"""The least number of tokens that documents begin with in common for these to be computed once."""

@@ -104,25 +104,6 @@ class PackedLayout:
         starts[:, 1:] |= real[:, 1:] != real[:, :-1]
         return cls.from_starts(starts, device, positions, real)
 
-    def in_one_row(self) -> PackedLayout:
-        """The documents without runs of padding, one after the other in a single row."""
-        kept = slice(None) if self.is_padding is None else ~self.is_padding
-        bounds = np.cumsum([0, *self.lengths_of_documents])
-        first, largest = ((None if of is None else of[kept]) for of in (self.first_positions, self.largest_positions))
-        return PackedLayout(1, int(bounds[-1]), bounds, self.device, first, largest_positions=largest)
-
-    @property
-    def lengths_of_documents(self) -> np.ndarray:
-        """Length in tokens of each document that is no run of padding."""
-        lengths = np.diff(self.bounds)
-        return lengths if self.is_padding is None else lengths[~self.is_padding]
-
-    @cached_property
-    def real(self) -> np.ndarray:
-        """True at tokens that are no padding, on the host: (rows, columns)."""
-        padding = np.zeros(len(self.bounds) - 1, dtype=bool) if self.is_padding is None else self.is_padding
-        return np.repeat(~padding, np.diff(self.bounds)).reshape(self.rows, self.columns)
-
     def upload(self, array: np.ndarray) -> torch.Tensor:
         """A host array as a tensor on the layout's device."""
         host = torch.from_numpy(np.ascontiguousarray(array))

@@ -16,6 +16,7 @@ _PUBLIC = {
     "pack": "autopack.packing.dataset",
     "pack_shards": "autopack.packing.shards",
     "pair_lengths": "autopack.packing.pairs",
+    "pair_prefixes": "autopack.packing.pairs",
     "plan": "autopack.packing.plans",
     "shard_files": "autopack.packing.shards",
     "shard_rows": "autopack.packing.sequence_parallel",
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from autopack.packing.loss import weigh_documents as weigh_documents
     from autopack.packing.loss import weighted_loss as weighted_loss
     from autopack.packing.pairs import pair_lengths as pair_lengths
+    from autopack.packing.pairs import pair_prefixes as pair_prefixes
     from autopack.packing.pairs import weigh_pairs as weigh_pairs
     from autopack.packing.plans import Plan as Plan
     from autopack.packing.plans import plan as plan

@@ -20,7 +20,8 @@ class Arm:
     """One way of making batches of the documents, for one epoch.
 
     Attributes:
-        name: `"padded"`, `"mini-batch"` or a strategy of `autopack.packing.plan`.
+        name: `"padded"`, `"mini-batch"` or a strategy of `autopack.packing.plan`, followed by `", groups"` where
+            documents that begin alike share rows.
         batch_size: documents of a padded batch, or of a mini-batch that becomes one packed row; None for plans.
         order: of the documents of padded batches: `"random"`, or `"grouped"` by length as transformers'
             `group_by_length` does; None for others.
@@ -68,7 +69,8 @@ def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
 
 
 def packed_arm(made: Plan, cost: CostModel) -> Arm:
-    """Rows of a plan, each padded to `max_length`."""
-    price = float(cost(made.lengths).sum()) + cost.linear * made.padding
-    tokens, pairs = len(made) * made.max_length, int((made.lengths * made.lengths).sum())
-    return Arm(made.strategy, None, None, len(made), tokens, made.padding / tokens, pairs, price)
+    """Rows of a plan, each padded to `max_length`; what documents of a group begin with counts once."""
+    price = float(made.costs(cost).sum()) + cost.linear * made.padding
+    tokens, name = len(made) * made.max_length, made.strategy if made.shared is None else f"{made.strategy}, groups"
+    pairs = int((made.lengths * made.lengths if made.squares is None else made.squares).sum())
+    return Arm(name, None, None, len(made), tokens, made.padding / tokens, pairs, price)

@@ -29,6 +29,7 @@ from autopack.packing.checks import (
     invalid,
     is_int,
 )
+from autopack.packing.completions import as_documents
 from autopack.packing.examples import Example, check_alike, merge, read_example
 from autopack.packing.lengths import aligned, numbered
 from autopack.packing.media import join, read_pictures
@@ -103,6 +104,10 @@ class PackingCollator:
             labels per token.
         image_processor: what makes pixels of pictures: a processor or image processor of transformers.
         images_by_row: the model takes images as (B, images, ...), the empty ones of a row last, as Idefics does.
+        completions: an example may be a prompt and what follows it, tokens of TRL's names: `prompt_ids` with
+            `completion_ids`, a list of completions or one, or with `chosen_ids` and `rejected_ids`. Each of them is a
+            document that begins with the prompt; only its own tokens are labels. The model computes the prompt once
+            for all (`enable(model, share=...)`).
         drop_keys: keys of the examples to ignore.
         return_tensors: `"pt"` or `"np"`.
 
@@ -126,6 +131,7 @@ class PackingCollator:
     loss_weights: Weighing | None = None
     image_processor: Any = None
     images_by_row: bool = False
+    completions: bool = False
     drop_keys: Collection[str] = ()
     return_tensors: Tensors = "pt"
 
@@ -225,8 +231,16 @@ class PackingCollator:
 
     def _read_all(self, examples: list[Any]) -> list[Example]:
         """The examples as arrays; as a single one where they go into one row and are nothing but documents."""
+        if self.completions:
+            examples = [as_documents(index, self._kept(example)) for index, example in enumerate(examples)]
         merged = None if self.max_length else merge(examples, self._ignored)
         return [self._read(*of) for of in enumerate(examples)] if merged is None else [merged]
+
+    def _kept(self, example: Any) -> Any:
+        """An example without the keys to ignore."""
+        if not isinstance(example, Mapping):
+            return example
+        return {key: value for key, value in example.items() if key not in self.drop_keys}
 
     @property
     def _ignored(self) -> set[str]:

@@ -39,6 +39,7 @@ def pack(
     position_ids: bool = True,
     first_position: int = 0,
     loss_weights: Weighing | None = None,
+    groups: str | bool = False,
     buffer_size: int = 4096,
     num_proc: int | None = None,
     load_from_cache_file: bool | None = None,
@@ -77,6 +78,10 @@ def pack(
         first_position: where the positions of a document start: 0, or `padding_idx + 1` for RoBERTa-like models.
         loss_weights: `"document"` adds weights by which all documents count alike, `"token"` weights by which all
             targets do; either is multiplied by a column `document_weight`. See `autopack.packing.weigh_documents`.
+        groups: `True` puts documents of the same first tokens into one row, or as few as hold them; the name of a
+            column those of the same value in it, such as completions of one prompt. What they begin with counts once
+            in `max_length`, since the model computes it once (`enable(model, share=...)`), so that rows may have more
+            tokens than that: collate them without a `max_length`.
         buffer_size: examples of a stream that are packed at a time, and so held in memory.
         num_proc: processes that write the rows of a `Dataset`.
         load_from_cache_file: `False` writes anew what may be in the cache; by default datasets' setting.
@@ -93,7 +98,10 @@ def pack(
     planned |= {"cost": cost, "ranks": ranks, "align": align}
     added: dict[str, Any] = {"mask_first_label": mask_first_label, "position_ids": position_ids}
     added |= {"first_position": first_position, "loss_weights": loss_weights}
+    if not isinstance(groups, (str, bool)):
+        raise ValueError(f"groups={groups!r}: wanted the name of a column, True or False")
     packing = prepare("autopack.pack", max_length, planned, columns, drop_columns, added)
+    packing.groups = groups
     write = partial(_write, num_proc=num_proc, load_from_cache_file=load_from_cache_file)
     if not _kind(dataset).endswith("Dict"):
         return _pack(dataset, packing, buffer_size, write)
@@ -181,7 +189,7 @@ def _write(dataset: Any, packing: Any, rows: Any, num_proc: int | None, load_fro
     from datasets.fingerprint import Hasher, get_temporary_cache_files_directory
 
     carried = packing.carried["columns"], sorted(packing.carried["drop_columns"])
-    options = packing.max_length, packing.planned, carried, packing.added
+    options = packing.max_length, packing.planned, carried, packing.added, packing.groups
     fingerprint = Hasher.hash((__version__, dataset._fingerprint, options))
     files = dataset.cache_files
     caches = datasets.is_caching_enabled()

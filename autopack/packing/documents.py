@@ -88,8 +88,10 @@ class Documents:
         """The column of labels, by whichever name."""
         return next((k for k in (*self.per_token, *self.per_document) if k in LABEL_KEYS), None)
 
-    def values(self, documents: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> dict[str, Values]:
-        """What all columns per token hold of parts of documents, one part after the other.
+    def values(
+        self, documents: np.ndarray, starts: np.ndarray, lengths: np.ndarray, names: Collection[str] | None = None
+    ) -> dict[str, Values]:
+        """What columns per token, by default all, hold of parts of documents, one part after the other.
 
         Ints and floats come as arrays of numpy, which cannot be written to where the parts lie so in the source.
         """
@@ -98,7 +100,7 @@ class Documents:
         spans: dict[int, Spans] = {}  # by where values start, which is the same in most columns
         made: dict[str, Values] = {}
         total = int(lengths.sum())
-        for name in self.per_token:
+        for name in self.per_token if names is None else names:
             where = self._starts[name]
             if id(where) not in spans:
                 spans[id(where)] = _joined(number, where[rows] + self._begins[rows] + starts, lengths)
@@ -123,6 +125,17 @@ class Documents:
     def of_documents(self, name: str, documents: np.ndarray) -> pa.Array:
         """The values of a column per document."""
         return self.table.column(name).take(pa.array(self.chosen[documents])).combine_chunks()
+
+    def numbered(self, name: str) -> np.ndarray:
+        """A number for each document, the same for those of one value in this column; -1 where it has none."""
+        if name not in self.table.column_names:
+            raise InvalidPacking(f"groups: found no column {name!r} in {list(self.table.column_names)}; name another")
+        try:
+            values = self.of_documents(name, np.arange(len(self.chosen))).dictionary_encode()
+        except pa.ArrowNotImplementedError as error:
+            found = f"column {name!r} holds {self.table.schema.field(name).type}"
+            raise InvalidPacking(f"groups: {found}; wanted ints or text, one per document") from error
+        return values.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
 
     def _refuse(self, wrong: np.ndarray, name: str, reason: str) -> None:
         """Raises for the first document whose row of the table is `wrong`."""

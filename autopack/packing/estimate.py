@@ -16,10 +16,11 @@ from autopack.errors import AutopackError, InvalidPacking
 from autopack.packing.arms import Arm, packed_arm, padded_arms
 from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_int
-from autopack.packing.lengths import LONGEST, Counts, Overflow, fit
+from autopack.packing.groups import groups_of
+from autopack.packing.lengths import LONGEST, Counts, Overflow, fit, read
 from autopack.packing.old_names import with_old_names
 from autopack.packing.plans import Strategy, plan
-from autopack.packing.sources import lengths_of
+from autopack.packing.sources import documents_of, lengths_of
 
 PADDED, GROUPED, PACKED = "#b8bec7", "#8fc1cf", "#1f6f8b"
 
@@ -102,6 +103,8 @@ class Estimate:
             for name, arm in [("padded, grouped", grouped), *named]
         ]
         column, pair = f"{cost.linear:g}", f"1 / {1 / cost.quadratic:,.0f}" if cost.quadratic else "nothing"
+        groups = any("groups" in arm.name for arm in self.packed)
+        once = "\nIn rows of groups, what documents of one group begin with is computed once." if groups else ""
         newline = "\n"  # an expression in an f-string may hold no backslash before Python 3.12
         return f"""\
 {counts.documents:,} documents, {counts.tokens:,} tokens: {spread}{longer}
@@ -116,7 +119,7 @@ packed rows, against padded batches of {baseline.batch_size} in random order
 
 Rows of plans hold at most {self.max_length:,} tokens and count as padded to that; attention stays inside documents,
 which fixed_length cuts. Speed-up: cost of the padded batches over cost of the rows, where a column costs {column} and
-a pair of columns {pair}. Nothing was timed."""
+a pair of columns {pair}. Nothing was timed.{once}"""
 
     def plot(self, path: str | PathLike[str] | None = None) -> Any:
         """Draws lengths, padding and speed-ups; returns the figure of matplotlib, and writes it where a path is given.
@@ -175,6 +178,7 @@ def estimate(
     ranks: int = 1,
     column: str | None = None,
     tokenizer: Any = None,
+    groups: str | bool = False,
     seed: int = 0,
 ) -> Estimate:
     """Says what packing a data set would gain, before any training.
@@ -196,6 +200,8 @@ def estimate(
         column: of the data: ints are lengths, lists are counted, text goes through the tokenizer. By default
             `input_ids`, `length` or `lengths`, and with a tokenizer `text`.
         tokenizer: a tokenizer, or the name or path of one of transformers, for data that is text.
+        groups: `True`, or the name of a column, also says what is gained where documents that begin alike share rows
+            and their beginning is computed once, as `autopack.pack(groups=...)` does; for data that holds tokens.
         seed: of the random orders.
 
     Raises `InvalidPacking` for data that holds no lengths, or lengths that are not ints of at least 1, and `ValueError`
@@ -205,8 +211,9 @@ def estimate(
         check_int("batch_size", size, 1)
     check_int("max_length", max_length, 1, most=LONGEST)
     cost = cost or CostModel()
-    given = lengths_of(data, column, tokenizer)
     plan([1], max_length, overflow=overflow, seed=seed, ranks=ranks)  # checks the options
+    documents = documents_of(data) if groups else None
+    given = lengths_of(data, column, tokenizer) if documents is None else read(documents.lengths)
     pieces, counts = fit(given, max_length, overflow)
     if not len(lengths := pieces.lengths):
         raise InvalidPacking(f"all documents are longer than max_length={max_length}, and overflow='drop' leaves none")
@@ -215,5 +222,9 @@ def estimate(
     own = int(lengths.sum()), 0.0, int((lengths * lengths).sum()), float(cost(lengths).sum())
     packed = [Arm("mini-batch", batch_size, None, -(-len(lengths) // batch_size), *own)]
     packed += [packed_arm(plan(lengths, max_length, name, seed=seed, ranks=ranks), cost) for name in strategies]
+    if documents is not None:
+        found = {name: of[pieces.documents] for name, of in groups_of(documents, groups).items()}
+        found["prefixes"] = np.minimum(found["prefixes"], max_length)
+        packed.append(packed_arm(plan(lengths, max_length, seed=seed, ranks=ranks, **found), cost))
     compared = (tuple(replace(a, speedup=baseline.cost / a.cost) for a in arms) for arms in (padded, packed))
     return Estimate(lengths, counts, max_length, cost, baseline, *compared)

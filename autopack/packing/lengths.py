@@ -42,13 +42,16 @@ class Counts:
 class Pieces(NamedTuple):
     """Documents, or parts of them: whose they are, where they begin in it, and how long they are, (pieces,) int64.
 
-    `squares`, (pieces,) int64, is the sum of the squared lengths of a piece's sequences, None where it is one sequence.
+    `squares`, (pieces,) int64, is the sum of the squared lengths of a piece's sequences, None where it is one sequence;
+    `shared` the tokens that another piece or sequence begins with and computes, whose squares are left out; None where
+    none does.
     """
 
     documents: np.ndarray
     offsets: np.ndarray
     lengths: np.ndarray
     squares: np.ndarray | None = None
+    shared: np.ndarray | None = None
 
     def take(self, order: np.ndarray) -> Pieces:
         """These pieces in this order. Offsets that `zeros` made stay one number in memory."""

@@ -70,6 +70,55 @@ def pair_lengths(dataset: Any, collator: Callable[[list[Any]], Any], *, max_leng
     return made
 
 
+def pair_prefixes(dataset: Any, collator: Callable[[list[Any]], Any], *, max_length: int | None = None) -> np.ndarray:
+    """Tokens that both sequences of each pair begin with, (pairs,) int64: those of the prompt, or what they share.
+
+    For `PackedBatchSampler(pair_lengths(...), prefixes=pair_prefixes(...))`, whose rows have room for as many pairs as
+    a model has to compute that computes a prompt once for both (`autopack.enable(model, share=...)`). Arguments and
+    errors are those of `pair_lengths`; a collator that leaves the prompt out, or cuts off its beginning, is one too.
+    """
+    lengths = pair_lengths(dataset, collator, max_length=max_length)
+    form = _form(dataset)
+    if len(form) == 3:
+        prompts = _sizes(dataset, form)[:, 0]
+    else:
+        pairs = ([dataset[index][name] for name in form] for index in range(len(dataset)))
+        prompts = np.array([_in_common(*pair) for pair in pairs], np.int64)
+    found = np.minimum(prompts, lengths.min(axis=1))
+    for index in {0, int(found.argmax()), int(lengths.sum(axis=1).argmax())}:
+        sequences = _sequences(dataset, index, collator)
+        common = _in_common(*sequences) if len(sequences) == 2 else 0
+        if common < found[index]:
+            raise InvalidPacking(
+                f"pair {index}: {_name(collator)} makes sequences of it that begin with {common} tokens in common, and "
+                f"{form} say {found[index]}. Pass the collator and the data set of the trainer, and leave prefixes out "
+                f"where it cuts off the beginning of a prompt"
+            )
+    return found
+
+
+def _in_common(one: Any, other: Any) -> int:
+    """How many tokens two sequences begin with in common."""
+    shorter = min(len(one), len(other))
+    differs = np.asarray(one)[:shorter] != np.asarray(other)[:shorter]
+    return int(differs.argmax()) if differs.any() else shorter
+
+
+def _sequences(dataset: Any, index: int, collator: Callable[[list[Any]], Any]) -> list[Any]:
+    """The tokens of both sequences that a collator makes of this pair alone."""
+    batch = collator([dict(dataset[index])])
+    found = []
+    for ids, mask in (
+        ("input_ids", "attention_mask"),
+        ("chosen_input_ids", "chosen_attention_mask"),
+        ("rejected_input_ids", "rejected_attention_mask"),
+    ):
+        if ids in batch and mask in batch:
+            rows = zip(batch[ids], batch[mask], strict=True)
+            found += [np.asarray(row)[np.asarray(real).astype(bool)] for row, real in rows]
+    return found
+
+
 def weigh_pairs(trainer: Any) -> WeighedPairs:
     """Makes every pair of a step count alike in a trainer of pairs, however many pairs its batches have.
 

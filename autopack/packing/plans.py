@@ -20,6 +20,7 @@ import numpy as np
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, arrange, complete, members
 from autopack.packing.checks import check_in, check_int
+from autopack.packing.groups import Together, check_groups, read_groups
 from autopack.packing.lengths import (
     LONGEST,
     Counts,
@@ -41,7 +42,8 @@ FORMAT = 1
 _LENGTH = "capacity"
 """What `max_length` is called in files."""
 ARRAYS = ("documents", "offsets", "lengths", "bounds")
-SQUARES = "squares"
+OPTIONAL = ("squares", "shared")
+"""Arrays of a plan that may be None."""
 _BROKEN = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError)
 """What reading raises for a file that is not what it seems."""
 
@@ -64,7 +66,9 @@ class Plan:
         counts: what was given, and what `overflow` did to documents longer than a row.
         align: every piece takes a multiple of so many columns of its row; the last of them are padding.
         squares: (pieces,) int64, the sum of the squared lengths of each document's sequences, where documents are
-            several sequences; else None.
+            several sequences or begin alike; else None. Without those of what is shared.
+        shared: (pieces,) int64, the tokens of each piece that are computed with those of another one of its row, or of
+            another sequence of the document, since they begin alike; None where no such were told.
     """
 
     documents: np.ndarray
@@ -77,6 +81,7 @@ class Plan:
     counts: Counts
     align: int = 1
     squares: np.ndarray | None = None
+    shared: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for name in self._arrays:
@@ -85,7 +90,7 @@ class Plan:
 
     @property
     def _arrays(self) -> tuple[str, ...]:
-        return ARRAYS if self.squares is None else (*ARRAYS, SQUARES)
+        return (*ARRAYS, *(name for name in OPTIONAL if getattr(self, name) is not None))
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
@@ -114,6 +119,8 @@ class Plan:
         rows = f"{len(self):,} rows of {self.max_length:,} tokens"
         if self.align > 1:
             rows += f", documents padded to multiples of {self.align}"
+        if self.shared is not None:
+            rows += f" to compute, beside {int(self.shared.sum()):,} that others begin with as well"
         return f"Plan({self.strategy}: {what} in {rows}, fill {self.fill:.4f}, padding {self.padding:,}{did})"
 
     def pieces(self, row: int) -> slice:
@@ -126,32 +133,41 @@ class Plan:
     def select(self, rows: Any) -> Plan:
         """The plan of these rows alone, in this order: (rows,) ints, each at most once. `counts` stays as it is."""
         rows = np.asarray(rows, np.int64)
-        pieces = Pieces(self.documents, self.offsets, self.lengths, self.squares).take(members(self.bounds, rows))
+        pieces = Pieces(self.documents, self.offsets, self.lengths, self.squares, self.shared)
+        pieces = pieces.take(members(self.bounds, rows))
         return replace(self, **pieces._asdict(), bounds=bounds_of(np.diff(self.bounds)[rows]))
 
     @property
     def tokens_per_row(self) -> np.ndarray:
-        """Tokens of each row, (rows,) int64."""
-        return np.add.reduceat(self.lengths, self.bounds[:-1]) if len(self) else np.zeros(0, np.int64)
+        """Tokens of each row, (rows,) int64: where documents begin alike, maybe more than `max_length`."""
+        return self._sums(self.lengths)
 
     @property
     def columns_per_row(self) -> np.ndarray:
-        """Columns that the documents of each row take, (rows,) int64, with what `align` pads them with."""
-        return np.add.reduceat(aligned(self.lengths, self.align), self.bounds[:-1]) if len(self) else zeros(0)
+        """Columns that a row's documents take, (rows,) int64: with what `align` pads them with, shared ones once."""
+        return self._sums(aligned(self._computed, self.align))
+
+    @property
+    def _computed(self) -> np.ndarray:
+        """Tokens of each piece without those that are computed with another one's, (pieces,) int64."""
+        return self.lengths if self.shared is None else self.lengths - self.shared
+
+    def _sums(self, of_pieces: np.ndarray) -> np.ndarray:
+        return np.add.reduceat(of_pieces, self.bounds[:-1]) if len(self) else zeros(0)
 
     @property
     def fill(self) -> float:
-        """The share of all columns that hold tokens, if every row is padded to `max_length`."""
-        return float(self.lengths.sum()) / (len(self) * self.max_length) if len(self) else 1.0
+        """The share of all columns that hold tokens, if every row is padded to `max_length`; shared ones count once."""
+        return float(self._computed.sum()) / (len(self) * self.max_length) if len(self) else 1.0
 
     @property
     def padding(self) -> int:
         """Columns without a token, if every row is padded to `max_length`."""
-        return len(self) * self.max_length - int(self.lengths.sum())
+        return len(self) * self.max_length - int(self._computed.sum())
 
     def costs(self, cost: CostModel) -> np.ndarray:
         """The cost of each row, (rows,) float64, in the units of the model."""
-        return cost.of_rows(self.lengths, self.bounds, self.squares) if len(self) else np.zeros(0)
+        return cost.of_rows(self._computed, self.bounds, self.squares) if len(self) else np.zeros(0)
 
     def position_ids(self, row: int, *, restart: bool = True) -> np.ndarray:
         """Positions of a row's columns, (columns,) int64: those of its tokens, and of what `align` pads them with.
@@ -163,8 +179,8 @@ class Plan:
         return numbered(lengths) if restart else np.arange(lengths.sum())
 
     def histogram(self, bins: int = 20) -> tuple[np.ndarray, np.ndarray]:
-        """How many rows hold how many tokens: rows (bins,) int64, and edges (bins + 1,) float64 up to max_length."""
-        return np.histogram(self.tokens_per_row, bins=bins, range=(0, self.max_length))
+        """How many rows compute how many tokens: rows (bins,) int64, and edges (bins + 1,) float64 up to max_length."""
+        return np.histogram(self._sums(self._computed), bins=bins, range=(0, self.max_length))
 
     def plot(self) -> Any:
         """Draws tokens per row, and documents per row; returns the figure of matplotlib, which it needs."""
@@ -196,7 +212,7 @@ class Plan:
         try:
             with np.load(path, allow_pickle=False) as file:
                 meta = json.loads(str(file["meta"]))
-                arrays = {name: file[name] for name in (*ARRAYS, SQUARES) if name in file}
+                arrays = {name: file[name] for name in (*ARRAYS, *OPTIONAL) if name in file}
         except (*_BROKEN, EOFError, RecursionError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
             raise InvalidPacking(f"{Path(path)}: wanted a plan that Plan.save wrote, found {error}") from error
         if not isinstance(meta, dict) or meta.pop("format", None) != FORMAT:
@@ -211,6 +227,7 @@ class Plan:
             whole = all(array.ndim == 1 and array.dtype.kind == "i" for array in arrays.values())
             whole = whole and bounds[0] == 0 and sizes == {bounds[-1]} and bool((np.diff(bounds) > 0).all())
             whole = whole and all(bool((arrays[name] >= (name == "lengths")).all()) for name in arrays)
+            whole = whole and (found.shared is None or bool((found.shared <= found.lengths).all()))
             whole = whole and bool((found.columns_per_row <= found.max_length).all())
         except _BROKEN as error:
             raise InvalidPacking(f"{Path(path)}: wanted a plan that Plan.save wrote, found {error!r}") from error
@@ -232,6 +249,8 @@ def plan(
     ranks: int = 1,
     rows: int | None = None,
     align: int = 1,
+    groups: Any = None,
+    prefixes: Any = None,
 ) -> Plan:
     """Chooses which documents share a row of at most `max_length` tokens.
 
@@ -263,6 +282,12 @@ def plan(
         align: pad every document to a multiple of so many columns, as sequence and context parallelism want that cut
             documents into equal parts: 2 * ranks for zigzag rings. `max_length` must be a multiple, too. What pads them
             is for the collator (`PackingCollator(align=...)`); lengths stay those of tokens.
+        groups: an int for each document: those of one number begin alike (completions of one prompt) and share a row,
+            or as few as hold them; -1 is for documents by themselves. `max_length`, fill and costs are of what is
+            computed (`enable(model, share=...)`): what a group begins with counts once in each row, so that rows may
+            have more tokens than that.
+        prefixes: an int for each document: how many tokens its group begins with in common, the same in all of it. Or,
+            of documents that are several sequences, how many these do.
 
     Every document (or every one of its tokens, where documents are cut) is in the plan once. Raises
     `InvalidPacking` for lengths that cannot be packed, with the first of them, and `ValueError` for options that are
@@ -289,19 +314,28 @@ def plan(
     if max_documents is not None and strategy == "fixed_length":
         raise ValueError("max_documents= cannot be kept by strategy='fixed_length', which fills all rows: leave it out")
     found, max_length, ranks, seed = read(lengths, sequences=True, copy=False), int(max_length), int(ranks), int(seed)
-    squares: np.ndarray | None = None
+    grouped = read_groups(groups, prefixes, found)
+    together = units = None
     if found.ndim == 2:
-        squares, found = _together(found, max_length, strategy, overflow, align)
+        together = Together.of(found, grouped, max_length, strategy, overflow, align)
+        found = together.rooms
+    elif grouped is not None:
+        check_groups(strategy, overflow, align, max_documents)
     limit = max_length if max_documents is None else min(max_length, int(max_documents))
     if strategy == "fixed_length":
         pieces, bounds, counts = cut(found, max_length)
     else:
         pieces, counts = fit(found, max_length, overflow)
         pieces = pieces._replace(lengths=aligned(pieces.lengths, align))
+        if together is not None:
+            pieces, counts = together.added(pieces), together.counted(pieces, counts)
+        elif grouped is not None and len(pieces.lengths):
+            units = grouped.units(pieces, max_length)
+            pieces = units.pieces
         order, bounds = np.zeros(0, np.int64), np.zeros(1, np.int64)
         if len(pieces.lengths):
             order, bounds = STRATEGIES[strategy](pieces.lengths, max_length, limit, ranks, seed)
-        pieces = (pieces if squares is None else pieces._replace(squares=squares[pieces.documents])).take(order)
+        pieces = pieces.take(order)
     if rows is not None and not len(bounds) - 1 <= rows <= len(pieces.lengths):
         found_rows = f"{len(pieces.lengths):,} documents need {len(bounds) - 1:,} rows of {max_length:,} tokens"
         raise InvalidPacking(f"rows={rows:,}: {found_rows}; ask for more rows, and no more than documents")
@@ -309,23 +343,9 @@ def plan(
         pieces, bounds = complete(pieces, bounds, max_length, limit, ranks, cost, rows)
     if align > 1:
         pieces = pieces._replace(lengths=np.minimum(found[pieces.documents] - pieces.offsets, max_length))
-    made = Plan(*pieces[:3], bounds, max_length, strategy, seed, counts, int(align), pieces.squares)
+    if units is not None:
+        pieces, bounds = units.taken(pieces.documents, bounds)
+    elif pieces.shared is not None:
+        pieces = pieces._replace(lengths=pieces.lengths + pieces.shared)
+    made = Plan(*pieces[:3], bounds, max_length, strategy, seed, counts, int(align), *pieces[3:])
     return made if cost is None else made.select(arrange(made.costs(cost), ranks, seed))
-
-
-def _together(
-    lengths: np.ndarray, max_length: int, strategy: str, overflow: str, align: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Of documents that are several sequences, (documents, sequences), the sums of squares and of lengths; raises where
-    they cannot be kept whole."""
-    if strategy == "fixed_length" or overflow in ("truncate", "split"):
-        option = f"strategy={strategy!r}" if strategy == "fixed_length" else f"overflow={overflow!r}"
-        raise ValueError(f"{option} cuts documents, and lengths {lengths.shape} are of several sequences each")
-    if align > 1:
-        raise ValueError(f"align={align}: wanted lengths of one sequence per document, found {lengths.shape}")
-    squares, found = (lengths * lengths).sum(axis=1), lengths.sum(axis=1)
-    if overflow == "error" and (over := found > max_length).any():
-        index, ways = int(over.argmax()), f"raise max_length to {found.max()}, or pass overflow='drop'"
-        more = f" (and {over.sum() - 1:,} more are over)" if over.sum() > 1 else ""
-        raise InvalidPacking(f"lengths[{index}] sum to {found[index]}, over the {max_length} of a row{more}; {ways}")
-    return squares, found

@@ -16,6 +16,7 @@ from autopack.inspection.media import PICTURES
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import COMPLETION_KEYS, IDS, LENGTHS, POSITIONS, invalid
 from autopack.packing.documents import Documents, Values, empty, from_columns
+from autopack.packing.groups import groups_of
 from autopack.packing.lengths import ANY_WAY, fit
 from autopack.packing.media import put_back, set_aside
 from autopack.packing.plans import Plan, plan
@@ -170,6 +171,7 @@ class Packing:
     planned: dict[str, Any]
     carried: dict[str, Any]
     added: dict[str, Any]
+    groups: str | bool = False
     warned: bool = False
     kinds: dict[str, str] | None = None
     """Of each column of the first buffer of a stream, whether it is per token or per document."""
@@ -187,7 +189,7 @@ class Packing:
 
     def rows(self, documents: Documents) -> Rows:
         """The rows of all documents of a dataset."""
-        made = self.plan(documents.lengths, _ways(documents))
+        made = self.plan(documents.lengths, _ways(documents), **groups_of(documents, self.groups))
         lost = made.counts.truncated or made.counts.dropped
         logger.log(logging.WARNING if lost else logging.INFO, "Packed: %r", made)
         return Rows(documents, made, **self.added)
@@ -208,7 +210,7 @@ class Packing:
             documents = Documents(from_columns(given, **self.carried), None, **self.carried)
             self._check_kinds(documents)
             seed = zlib.crc32(documents.lengths.tobytes(), int(self.planned["seed"]) & 0xFFFFFFFF)
-            made = self.plan(documents.lengths, _ways(documents), seed=seed)
+            made = self.plan(documents.lengths, _ways(documents), seed=seed, **groups_of(documents, self.groups))
             if (made.counts.truncated or made.counts.dropped) and not self.warned:
                 logger.warning("Packed: %r; buffers that follow are packed alike, and nothing more is said", made)
                 self.warned = True

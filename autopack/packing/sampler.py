@@ -15,6 +15,7 @@ import numpy as np
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, share
 from autopack.packing.checks import check_int
+from autopack.packing.groups import read_groups
 from autopack.packing.lengths import LONGEST, fit, read
 from autopack.packing.old_names import with_old_names
 from autopack.packing.plans import Plan, Strategy, plan
@@ -64,6 +65,9 @@ class PackedBatchSampler:
         num_replicas, rank: data-parallel processes, and the number of this one; given together.
         drop_last: leave out what does not fill a step of `rows_per_batch` rows on every rank, instead.
         align: as in `autopack.packing.plan`; the collator must have the same.
+        groups, prefixes: as in `autopack.packing.plan`, for strategies that need as many rows in each epoch
+            (`"best_fit"`, `"first_fit"`, `"sequential"`, `"sorted"`). Rows may have more tokens than `max_length`, of
+            which the model computes as many: collate a batch into one row, by a collator without a `max_length`.
 
     Attributes:
         epoch, plan: the number of the epoch, and its `Plan`; rows `s * num_replicas` on are of one step where
@@ -89,6 +93,8 @@ class PackedBatchSampler:
         rank: int | None = None,
         drop_last: bool = False,
         align: int = 1,
+        groups: Any = None,
+        prefixes: Any = None,
     ) -> None:
         for name, value, way in (("strategy", strategy, "fixed_length"), ("overflow", overflow, "split")):
             if value == way:
@@ -108,6 +114,13 @@ class PackedBatchSampler:
         most = None if max_documents is None else int(max_documents)
         self._options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "max_documents": most}
         self._options |= {"cost": cost, "align": int(align)}
+        grouped = read_groups(groups, prefixes, self._lengths)
+        self._grouped: dict[str, Any] = {}
+        if grouped is not None:
+            if strategy in DRAWN:
+                others = "'best_fit', 'first_fit', 'sequential' or 'sorted'"
+                raise ValueError(f"strategy={strategy!r} needs now more rows and now fewer: with groups, use {others}")
+            self._grouped = {"prefixes": grouped.prefixes} | ({} if groups is None else {"groups": grouped.groups})
         # Of strategies that need now more rows and now fewer: the seed of the first plan, which is as long as all
         # epochs are to be, their steps, and their rows where the last step is complete.
         self._first: tuple[int, int, int | None] | None = None
@@ -151,14 +164,14 @@ class PackedBatchSampler:
 
     def _planned(self, seed: int) -> Plan:
         """The plan of an epoch, which makes as many steps as those of all others."""
-        ranks, options = self.num_replicas, self._options
+        ranks, options = self.num_replicas, self._options | self._grouped
         if self._first is None:
             made = plan(self._lengths, self.max_length, seed=seed, ranks=ranks, **options)
             documents = len(made.documents)
             if not documents:
                 found = f"all {len(self._lengths):,} documents are longer than max_length={self.max_length:,}"
                 raise InvalidPacking(f"{found}, and overflow='drop' leaves none; raise it")
-            if documents < ranks:  # rows of several documents would be repeated as a whole
+            if documents < ranks and "groups" not in options:  # rows of several documents would be repeated as a whole
                 return plan(self._lengths, self.max_length, seed=seed, **options | {"max_documents": 1})
             if options["strategy"] not in DRAWN:
                 return made
@@ -251,6 +264,8 @@ class PackedBatchSampler:
     def _digest(self) -> str:
         made = hashlib.blake2b(self._lengths.tobytes(), digest_size=8)
         made.update(str(self._lengths.shape[1:]).encode() if self._lengths.ndim > 1 else b"")
+        for name, of_documents in sorted(self._grouped.items()):
+            made.update(name.encode() + of_documents.tobytes())
         return made.hexdigest()
 
     def _made_of(self) -> dict[str, Any]:

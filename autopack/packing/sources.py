@@ -45,6 +45,35 @@ def lengths_of(data: Any, column: str | None = None, tokenizer: Any = None) -> n
     return read(data)
 
 
+def documents_of(data: Any) -> Any:
+    """The documents of data that holds tokens (`autopack.packing.documents.Documents`); see `autopack.estimate`."""
+    try:
+        from autopack.packing.documents import Documents, columns_of, from_columns
+    except ImportError as error:
+        raise ImportError('groups need pyarrow: pip install "autopack[data]"') from error
+    if isinstance(data, (str, PathLike)):
+        path = Path(data)
+        if path.is_dir():
+            from datasets import load_from_disk
+
+            data = load_from_disk(str(path))
+        elif path.suffix == ".parquet":
+            import pyarrow.parquet as pq
+
+            return Documents(pq.read_table(path), None, (), ())
+        elif path.suffix in (".json", ".jsonl"):
+            with path.open(encoding="utf-8") as file:
+                lines = path.suffix == ".jsonl"
+                data = [json.loads(line) for line in file if line.strip()] if lines else json.load(file)
+    if hasattr(data, "column_names"):
+        return Documents.of_dataset(data, (), ())
+    if isinstance(data, (list, tuple)) and data and isinstance(data[0], Mapping):
+        data = columns_of(data)
+    if not isinstance(data, Mapping) or IDS not in data:
+        raise InvalidPacking(f"groups: wanted examples with a column {IDS!r}, whose tokens say what begins alike")
+    return Documents(from_columns(data, None, ()), None, (), ())
+
+
 @dataclass
 class _Reader:
     """Reads lengths by the column that was named, and with the tokenizer that was given; either may be None."""

@@ -1,0 +1,306 @@
+"""Documents that begin alike share rows, in which their beginning counts once; and such rows train as documents do."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Trainer, TrainingArguments
+
+import autopack
+from autopack import InvalidPacking, PackedBatchSampler, PackingCollator
+from autopack.packing import CostModel, Plan, pack, pair_lengths, pair_prefixes, plan
+from tests.packing.preference import dpo
+from tests.prefixes.test_packed_rows import agree
+from tests.support.padded import build, twins
+
+datasets = pytest.importorskip("datasets")
+datasets.disable_progress_bars()
+WHOLE = ("best_fit", "first_fit", "sequential", "multipack", "sorted", "random")
+
+
+def grouped(count: int = 120, seed: int = 0) -> dict[str, np.ndarray]:
+    """Lengths of documents in groups of many sizes, some in none, and how much each group begins with in common."""
+    draw = np.random.default_rng(seed)
+    groups = draw.integers(-1, 12, count)
+    common = draw.integers(16, 90, 13)
+    prefixes = np.where(groups < 0, 0, common[groups])
+    return {"lengths": prefixes + draw.integers(1, 60, count), "groups": groups, "prefixes": prefixes}
+
+
+def computed(made: Plan, row: int, groups: np.ndarray, prefixes: np.ndarray) -> int:
+    """Tokens of a row, with what a group begins with counted once."""
+    pieces = made.pieces(row)
+    documents, lengths = made.documents[pieces], made.lengths[pieces]
+    total = int(lengths.sum())
+    for group in set(groups[documents]) - {-1}:
+        members = documents[groups[documents] == group]
+        total -= (len(members) - 1) * int(min(prefixes[members[0]], lengths[groups[documents] == group].min()))
+    return total
+
+
+class TestPlans:
+    @pytest.mark.parametrize("strategy", WHOLE)
+    @given(st.integers(0, 99), st.integers(1, 60), st.sampled_from([150, 400, 2000]), st.sampled_from([1, 3]))
+    @settings(max_examples=25, deadline=None)
+    def test_every_document_once_and_beginnings_once(self, strategy, seed, count, max_length, ranks):
+        given = grouped(count, seed)
+        made = plan(**given, max_length=max_length, strategy=strategy, ranks=ranks, seed=seed)
+        assert sorted(made.documents.tolist()) == list(range(count))
+        assert (made.lengths == given["lengths"][made.documents]).all()
+        assert (made.columns_per_row <= max_length).all()
+        for row in range(len(made)):
+            # A group that needs several rows may have two parts in one: those could share more than was planned for.
+            assert computed(made, row, given["groups"], given["prefixes"]) <= made.columns_per_row[row]
+        if max_length == 2000 and ranks == 1:  # room for any group
+            rows_of = [set(given["groups"][row]) - {-1} for row in made]
+            assert sum(map(len, rows_of)) == len(set(given["groups"].tolist()) - {-1})
+
+    def test_fewer_rows_and_costs_count_once(self):
+        given = grouped()
+        apart, together = plan(given["lengths"], 400), plan(**given, max_length=400)
+        assert len(together) < 0.8 * len(apart)
+        cost = CostModel(1, 0)
+        assert together.costs(cost).sum() == together.columns_per_row.sum()
+        assert together.costs(cost).sum() + together.shared.sum() == apart.costs(cost).sum()
+        squares = given["lengths"][together.documents] ** 2 - together.shared**2
+        assert together.costs(CostModel(0, 1)).sum() == squares.sum()
+        assert together.fill > 0.9
+        assert together.padding == len(together) * 400 - together.columns_per_row.sum()
+        assert "that others begin with as well" in repr(together)
+
+    def test_of_several_sequences(self):
+        lengths = np.array([[30, 40], [25, 50], [60, 20]])
+        made = plan(lengths, 100, prefixes=[10, 20, 5])
+        assert len(made) == 3
+        assert len(plan(lengths, 115, prefixes=[10, 20, 5])) == 2 < len(plan(lengths, 115))
+        assert made.lengths.sum() == lengths.sum() == made.counts.tokens
+        assert made.costs(CostModel(0, 1)).sum() == (lengths**2).sum() - 100 - 400 - 25
+
+    def test_saved_pickled_and_selected(self, tmp_path):
+        made = plan(**grouped(), max_length=400, cost=CostModel())
+        made.save(tmp_path / "plan.npz")
+        assert Plan.load(tmp_path / "plan.npz") == made == pickle.loads(pickle.dumps(made))
+        assert (made.select([3, 0]).columns_per_row == made.columns_per_row[[3, 0]]).all()
+
+    def test_too_long(self):
+        lengths, groups, prefixes = [50, 120, 60], [0, 0, 0], [40, 40, 40]
+        with pytest.raises(InvalidPacking, match="is 120, over the 100 tokens of a row"):
+            plan(lengths, 100, groups=groups, prefixes=prefixes)
+        assert plan(lengths, 100, groups=groups, prefixes=prefixes, overflow="drop").lengths.tolist() == [50, 60]
+        cut = plan(lengths, 100, groups=groups, prefixes=prefixes, overflow="truncate")
+        assert sorted(cut.lengths.tolist()) == [50, 60, 100]
+        equal = plan([100, 100, 100], 100, groups=groups, prefixes=[100] * 3)  # the prefix is all there is
+        assert len(equal) == 1 or (equal.columns_per_row <= 100).all()
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"prefixes": [1, 1, 1]}, "pass groups=, too"),
+            ({"groups": [0, 0]}, "wanted 3 ints, one per document"),
+            ({"groups": [0, 0, -2]}, r"groups\[2\] is -2: wanted an int of at least -1"),
+            ({"groups": ["a", "b", "a"]}, "groups: wanted an int per document"),
+            (
+                {"groups": [0, 0, 1], "prefixes": [3, 4, 1]},
+                r"prefixes\[1\] is 4, and 3 for document 0",
+            ),
+            ({"groups": [0, 0, 1], "prefixes": [3, 3, 99]}, r"prefixes\[2\] is 99, over the 9 tokens"),
+            ({"groups": [0, 0, 1], "strategy": "fixed_length"}, "cuts documents"),
+            ({"groups": [0, 0, 1], "overflow": "split"}, "cuts documents"),
+            ({"groups": [0, 0, 1], "align": 2}, "align=2"),
+            ({"groups": [0, 0, 1], "max_documents": 2}, "max_documents= is not kept"),
+        ],
+    )
+    def test_what_is_refused(self, options, message):
+        with pytest.raises((InvalidPacking, ValueError), match=message):
+            plan([7, 8, 9], 20, **options)
+        with pytest.raises(ValueError, match="groups= is for documents of one sequence each"):
+            plan([[7, 8]], 20, groups=[0])
+
+
+class TestSamplers:
+    @pytest.mark.parametrize("ranks", [1, 3])
+    def test_epochs_of_all_ranks(self, ranks):
+        given = grouped()
+        for epoch in (0, 1):
+            seen: list[int] = []
+            for rank in range(ranks):
+                sampler = PackedBatchSampler(**given, max_length=400, num_replicas=ranks, rank=rank)
+                sampler.set_epoch(epoch)
+                seen += [number for batch in sampler for number in batch]
+            assert sorted(seen) == list(range(120))
+
+    def test_a_state_is_of_its_groups(self):
+        given = grouped()
+        state = PackedBatchSampler(**given, max_length=400).state_dict(2)
+        again = PackedBatchSampler(**given, max_length=400)
+        again.load_state_dict(state)
+        whole = list(PackedBatchSampler(**given, max_length=400))
+        assert list(again) == whole[2:]
+        given["prefixes"] = np.maximum(given["prefixes"] - 1, 0)
+        with pytest.raises(InvalidPacking, match="the state is of another sampler"):
+            PackedBatchSampler(**given, max_length=400).load_state_dict(state)
+
+    def test_strategies_that_draw_rows(self):
+        with pytest.raises(ValueError, match="with groups, use 'best_fit'"):
+            PackedBatchSampler(**grouped(), max_length=400, strategy="random")
+
+    def test_fewer_documents_than_ranks(self):
+        sampler = PackedBatchSampler([30, 31], 100, groups=[0, 0], prefixes=[20, 20], num_replicas=3, rank=2)
+        assert len(list(sampler)) == 1
+
+
+def completions(prompts: int = 6, seed: int = 0) -> list[dict[str, Any]]:
+    """Completions of prompts, in random order, and documents by themselves."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for number in range(prompts):
+        prompt = draw.integers(2, 100, int(draw.integers(20, 60)))
+        for _ in range(int(draw.integers(1, 7))):
+            rest = draw.integers(2, 100, int(draw.integers(1, 30)))
+            ids = np.concatenate([prompt, rest])
+            labels = np.where(np.arange(len(ids)) < len(prompt), -100, ids)
+            found.append({"input_ids": ids.tolist(), "labels": labels.tolist(), "prompt": f"p{number}"})
+    found += [{"input_ids": draw.integers(2, 100, n).tolist(), "prompt": None} for n in (9, 40)]
+    for each in found[-2:]:
+        each["labels"] = each["input_ids"]
+    return [found[index] for index in draw.permutation(len(found))]
+
+
+def documents_of(rows: Any) -> list[tuple[int, ...]]:
+    found = []
+    for row in rows:
+        bounds = np.cumsum([0, *row["seq_lengths"]])
+        found += [tuple(row["input_ids"][a:b]) for a, b in pairwise(bounds)]
+    return found
+
+
+class TestPackedData:
+    @pytest.mark.parametrize("groups", [True, "prompt"])
+    @pytest.mark.parametrize("kind", ["list", "Dataset", "IterableDataset"])
+    def test_rows_hold_more_than_they_compute(self, groups, kind):
+        given = completions(12)
+        data = {"list": given, "Dataset": datasets.Dataset.from_list(given)}.get(kind)
+        data = datasets.Dataset.from_list(given).to_iterable_dataset() if data is None else data
+        drop = () if groups == "prompt" else ("prompt",)
+        rows, apart = (list(pack(data, 200, groups=g, drop_columns=drop)) for g in (groups, False))
+        wanted = sorted(tuple(each["input_ids"]) for each in given)
+        assert sorted(documents_of(rows)) == sorted(documents_of(apart)) == wanted
+        assert len(rows) < len(apart)
+        assert max(len(row["input_ids"]) for row in rows) > 200
+
+    def test_a_cache_is_of_its_groups(self, tmp_path):
+        datasets.Dataset.from_list(completions()).save_to_disk(tmp_path)
+        data = datasets.load_from_disk(str(tmp_path))
+        apart, together = pack(data, 200), pack(data, 200, groups="prompt")
+        assert together._fingerprint != apart._fingerprint
+        assert together._fingerprint == pack(data, 200, groups="prompt")._fingerprint
+
+    def test_what_is_refused(self):
+        with pytest.raises(InvalidPacking, match="groups: found no column 'other'"):
+            pack(completions(), 200, groups="other")
+        with pytest.raises(InvalidPacking, match="groups: column 'labels' holds list"):
+            pack(completions(), 200, groups="labels")
+        with pytest.raises(ValueError, match="groups=3: wanted the name of a column, True or False"):
+            pack(completions(), 200, groups=3)
+
+    def test_a_model_computes_as_many_as_planned(self):
+        stock, model = twins(build("llama").eval())
+        rows = pack(completions(12), 200, groups="prompt", drop_columns=())
+        collator = PackingCollator(drop_keys=("prompt",))
+        with autopack.enable(model, share="always") as handle:
+            for row in rows:
+                before = handle.tally.training.columns
+                agree(stock, model, collator([row]))
+                assert handle.tally.training.columns - before <= 200
+            assert handle.tally.training.shared > 300
+
+    def test_a_trainer(self, tmp_path):
+        """The recipe: rows of groups, one per batch, and the plain collator; losses are those of stock on documents."""
+        model = build("llama").train()
+        rows = pack(datasets.Dataset.from_list(completions(12)), 200, groups="prompt", drop_columns=("prompt",))
+        handle = autopack.enable(model)
+        options = {"per_device_train_batch_size": 1, "max_steps": 4, "report_to": [], "use_cpu": True}
+        options |= {"disable_tqdm": True, "save_strategy": "no", "remove_unused_columns": False}
+        arguments = TrainingArguments(str(tmp_path), **options)
+        Trainer(model, arguments, train_dataset=rows, data_collator=PackingCollator(drop_keys=("prompt",))).train()
+        assert handle.tally.training.shared > 0
+
+
+class TestCollator:
+    def test_a_prompt_and_what_follows_it(self):
+        group = {"prompt_ids": [5, 6, 7], "completion_ids": [[8], [9, 10]], "text": "no tokens"}
+        pair = {"prompt_ids": [3, 4], "chosen_ids": np.array([11]), "rejected_ids": torch.tensor([12, 13])}
+        single = {"prompt_ids": [1], "completion_ids": [2, 3]}
+        plain = {"input_ids": [20, 21]}
+        batch = PackingCollator(completions=True)([group, pair, single, {**plain, "completion_mask": [1, 1]}])
+        assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 5, 6, 7, 9, 10, 3, 4, 11, 3, 4, 12, 13, 1, 2, 3, 20, 21]]
+        assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3, 0, 1, 2, 0, 1]]
+        targets = [8, 9, 10, 11, 12, 13, 2, 3, 21]
+        assert [t for t in batch["labels"][0].tolist() if t != -100] == targets
+
+    def test_a_model_computes_the_prompt_once(self):
+        stock, model = twins(build("llama").eval())
+        draw = np.random.default_rng(0)
+        rests = [draw.integers(2, 100, n).tolist() for n in (7, 3, 12)]
+        example = {"prompt_ids": draw.integers(2, 100, 40).tolist(), "completion_ids": rests}
+        with autopack.enable(model) as handle:
+            agree(stock, model, PackingCollator(completions=True)([example]))
+            assert handle.tally.training.shared == 80
+
+    @pytest.mark.parametrize(
+        ("example", "message"),
+        [
+            (
+                {"prompt_ids": [1]},
+                "'chosen_ids' and 'rejected_ids' beside it; found neither",
+            ),
+            ({"prompt_ids": [1], "chosen_ids": [2]}, r"found \['chosen_ids'\]"),
+            ({"prompt_ids": [1], "completion_ids": []}, "found float64 of shape|wanted tokens"),
+            ({"prompt_ids": [1], "completion_ids": [[]]}, "wanted tokens"),
+            ({"prompt_ids": "text", "completion_ids": [[1]]}, "'prompt_ids'"),
+            ({"prompt_ids": [1], "completion_ids": [[1]], "input_ids": [1]}, "name one of them in drop_keys"),
+        ],
+    )
+    def test_what_is_refused(self, example, message):
+        with pytest.raises(InvalidPacking, match=message):
+            PackingCollator(completions=True)([example])
+
+    def test_pairs_are_refused_without_the_option(self):
+        with pytest.raises(InvalidPacking, match=r"PackingCollator\(completions=True\)"):
+            PackingCollator()([{"input_ids": [1], "chosen_ids": [1], "rejected_ids": [2]}])
+
+
+class TestPairs:
+    def test_prompts_of_a_trainer(self, tmp_path):
+        trainer = dpo(tmp_path)
+        lengths = pair_lengths(trainer.train_dataset, trainer.data_collator)
+        prefixes = pair_prefixes(trainer.train_dataset, trainer.data_collator)
+        assert prefixes.tolist() == [len(ids) for ids in trainer.train_dataset["prompt_ids"]]
+        assert (prefixes > 0).all()
+        assert (prefixes <= lengths.min(axis=1)).all()
+        apart = PackedBatchSampler(lengths, 80)
+        together = PackedBatchSampler(lengths, 80, prefixes=prefixes)
+        assert together.plan.columns_per_row.sum() + prefixes.sum() == apart.plan.columns_per_row.sum()
+
+    def test_whole_sequences_and_a_collator_that_cuts(self):
+        data = [{"chosen_ids": [1, 2, 3, 4], "rejected_ids": [1, 2, 9]}, {"chosen_ids": [5], "rejected_ids": [6, 5]}]
+
+        def collate(examples, keep=slice(None)):
+            rows = [torch.tensor(e[name][keep]) for name in ("chosen_ids", "rejected_ids") for e in examples]
+            ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+            return {"input_ids": ids, "attention_mask": (ids > 0).long()}
+
+        assert pair_prefixes(data, collate).tolist() == [2, 0]
+
+        def keep_ends(examples):
+            return collate(examples, slice(-2, None))
+
+        with pytest.raises(InvalidPacking, match="begin with 0 tokens in common"):
+            pair_prefixes(data, keep_ends, max_length=2)
