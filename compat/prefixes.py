@@ -4,8 +4,9 @@
     python -m compat.prefixes llama gemma2    some types, printed only; with --record also merged into the results
 
 Each model is tiny, in evaluation mode (many types have dropout), and enabled by the plain `autopack.enable(model)`. Its
-batches are trees of depth 1, 2 and 3; compared with stock's run of the same padded batch are logits and hidden states
-of all real tokens, the loss that the model makes and one that is made of its logits, and the gradients of both. `flash`
+batches are trees of depth 1, 2 and 3, padded and as packed rows; compared with stock's run of the padded batch are logits
+and hidden states of all real tokens, the loss that the model makes and one that is made of its logits, and the
+gradients of both. `flash`
 and `flex` run on stand-ins for the CPU, which no twin has, and so with `verify="never"` and `share="always"`. A type
 that is `kept` computes every row, as it would without prefixes.
 """
@@ -58,12 +59,25 @@ def rows_of_tree(depth: int, vocabulary: torch.Tensor, seed: int = 0) -> tuple[t
 
 def results_of(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, list[torch.Tensor]]:
     """What a model gives a padded batch with labels and without: see the top of this module."""
-    found: dict[str, list[torch.Tensor]] = {"logits": [], "hidden": [], "loss": [], "gradients": []}
     labels = ids.masked_fill(mask == 0, -100)
-    real = mask.bool()
+    return _results(model, {"input_ids": ids, "attention_mask": mask}, labels, mask.bool())
+
+
+def results_of_row(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, list[torch.Tensor]]:
+    """The same of the documents of a padded batch in one packed row, as the collator makes it."""
+    documents = [{"input_ids": row[real.bool()]} for row, real in zip(ids, mask, strict=True)]
+    batch = dict(autopack.PackingCollator.for_model(model)(documents))
+    labels = batch.pop("labels")
+    return _results(model, batch, labels, torch.ones_like(labels, dtype=torch.bool))
+
+
+def _results(
+    model: Any, call: dict[str, torch.Tensor], labels: torch.Tensor, real: torch.Tensor
+) -> dict[str, list[torch.Tensor]]:
+    found: dict[str, list[torch.Tensor]] = {"logits": [], "hidden": [], "loss": [], "gradients": []}
     for given in ({"labels": labels}, {}):
         model.zero_grad()
-        output = model(input_ids=ids, attention_mask=mask, use_cache=False, output_hidden_states=True, **given)
+        output = model(**call, use_cache=False, output_hidden_states=True, **given)
         logits = output.logits
         shifted = logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten()
         loss = output.loss if given else torch.nn.functional.cross_entropy(*shifted, ignore_index=-100)
@@ -113,8 +127,25 @@ def measure(model_type: str, backend: str, dtype: torch.dtype = torch.float32) -
                 errors[name] = max(errors.get(name, 0.0), _error(found[name], wanted[name]))
         if not shared:
             return {"status": "kept", "reason": why_not(handle.enabled) or "; ".join(handle.tally.left)}
+        packed = _packed(model, handle, batches, stock)
     apart = {name for name, error in errors.items() if not error <= TOLERANCE[name]}
-    return {"status": "APART" if apart else "exact", "shared calls": shared, **errors}
+    return {"status": "APART" if apart else "exact", "shared calls": shared, "packed": packed, **errors}
+
+
+def _packed(model: Any, handle: Any, batches: list[Any], stock: list[Any]) -> str:
+    """What becomes of the same documents in packed rows: exact, APART by how much, kept, or why it is refused."""
+    worst = dict.fromkeys(TOLERANCE, 0.0)
+    shared = handle.tally.training.shared
+    for batch, wanted in zip(batches, stock, strict=True):
+        try:
+            found = results_of_row(model, *batch)
+        except AutopackError as error:
+            return "refused: " + str(error).partition("\n")[0]
+        for name in wanted:
+            worst[name] = max(worst[name], _error(found[name], wanted[name]))
+    if any(not error <= TOLERANCE[name] for name, error in worst.items()):
+        return "APART by " + ", ".join(f"{name} {error:.0e}" for name, error in worst.items())
+    return "exact" if handle.tally.training.shared > shared else "kept"
 
 
 def _error(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
@@ -155,13 +186,21 @@ def main() -> int:
         cells = found[model_type]
         print(f"{model_type:<26}" + "".join(f"{_cell(cell):>16}" for cell in cells.values()) + f"  {_why(cells)}")
     counted = {status: sum(_has(cells, status) for cells in found.values()) for status in ("exact", "APART", "kept")}
-    print(f"\n{len(found)} types: {counted} ({time.time() - started:.0f} s)")
+    packed = {
+        word: sum(_packs(cells, word) for cells in found.values()) for word in ("exact", "APART", "kept", "refused")
+    }
+    print(f"\n{len(found)} types: {counted}; packed rows of those: {packed} ({time.time() - started:.0f} s)")
     if arguments.record or not arguments.types:
         recorded = json.loads(RESULTS.read_text())["types"] if arguments.types and RESULTS.exists() else {}
         versions = {"transformers": transformers.__version__, "torch": torch.__version__}
         whole = {**versions, "types": dict(sorted({**recorded, **found}.items()))}
         RESULTS.write_text(json_by_lines(whole))
-    return int(any(_has(cells, bad) for cells in found.values() for bad in ("APART", "ERROR")))
+    wrong = any(_packs(cells, "APART") for cells in found.values())
+    return int(wrong or any(_has(cells, bad) for cells in found.values() for bad in ("APART", "ERROR")))
+
+
+def _packs(cells: dict[str, dict[str, Any]], word: str) -> bool:
+    return any(cell.get("packed", "").startswith(word) for cell in cells.values())
 
 
 def _has(cells: dict[str, dict[str, Any]], status: str) -> bool:

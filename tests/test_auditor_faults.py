@@ -246,7 +246,7 @@ def test_a_leak_past_a_threshold_is_found(column):
     model = tiny.build("llama", max_position_embeddings=4096)
     model.model.layers[0].mlp.register_forward_pre_hook(leaks_past(column))
     enabled(model)
-    usual = tuple(name for name in MODES if name != "thresholds")
+    usual = tuple(name for name in MODES if name not in ("thresholds", "one beginning"))  # whose rows are longer
     assert autopack.audit(model, modes=usual, gradients=False).exact
     assert "thresholds" not in {result.mode for result in autopack.audit(model, gradients=False).results}
     model.config.attention_chunk = column

@@ -32,10 +32,12 @@ from autopack.auditing.report import LeakReport, ModeResult
 from autopack.auditing.routers import ROUTER, measure_router
 from autopack.auditing.running import Runner
 from autopack.auditing.thresholds import threshold_lengths
+from autopack.calls.prefixes import why_not
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair, row_head
 from autopack.inspection.randomness import state_of
 from autopack.integrations.wrappers import unwrap
+from autopack.layout import LEAST_SHARED
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest error, relative to the standard deviation of a field alone, that counts as rounding.
@@ -98,6 +100,8 @@ def audit(
         return Audit(base, lengths, modes, seed).run(training, gradients)
 
 
+_ALIKE, _BEGINNING = "one beginning", 2 * LEAST_SHARED
+"""The mode in which documents begin alike, and with how many tokens: rows are then worth taking together."""
 _ZEROS = ("token_type_ids", "mm_token_type_ids")
 """Arguments of a number per token that are 0 at text."""
 
@@ -137,14 +141,19 @@ class Audit:
         of_pair = "decoder_input_ids" in argument_names(model) and row_head(model) is None
         kind = PairCase if of_pair else Case
         self.case = kind(model, lengths, seed)
+        self.others: dict[str, Case] = {}
+        """The documents of modes that have some of their own."""
         longer = threshold_lengths(model, lengths)
-        self.long = None if longer is None else kind(model, longer, seed)
+        if longer is not None:
+            self.others["thresholds"] = kind(model, longer, seed)
         self._packed: dict[bool, PackedRuns] = {}
         enabled = self.runner.enabled
+        if meter is None and enabled is not None and not of_pair and why_not(enabled) is None:
+            self.others[_ALIKE] = Case(model, tuple(_BEGINNING + n for n in lengths), seed, _BEGINNING)
         self.pads = enabled is not None and enabled.options.unpad != "never"
         there = {
             **dict.fromkeys(MODES, True),
-            "thresholds": self.long is not None,
+            **{name: name in self.others for name in ("thresholds", _ALIKE)},
             ROUTER: self.case.has_router,
             **dict.fromkeys(PADDED_MODES, self.pads),
         }
@@ -216,7 +225,7 @@ class Audit:
         try:
             for drawn, value in DRAWN.items():
                 with Pinned(value):
-                    result = PackedRuns(self.runner, self.case, None).measure("default", None, False, False, False)
+                    result = PackedRuns(self.runner, self.case, {}).measure("default", None, False, False, False)
                 if math.isfinite(result.worst) and not self.report.is_exact(result):
                     wrong.append(replace(result, mode=f"default, {drawn}"))
         except (Exception, OverBudget) as error:
@@ -229,7 +238,7 @@ class Audit:
         if worst is None or worst.failure is not None or worst.mode not in MODES:
             return None
         self.model.train(worst.training)
-        case = self.long if worst.mode == "thresholds" and self.long is not None else self.case
+        case = self.others.get(worst.mode, self.case)
         try:
             return first_difference(self.runner, case, MODES[worst.mode](case), self.report.tolerance)
         except (Exception, OverBudget):  # whatever kept it from being told is no reason to say less than what was found
@@ -240,7 +249,7 @@ class Audit:
         """How far stock with `use_cache=False` is from stock's default call, for the documents alone; 0 if unknown."""
         self.model.train(train)
         found = [0.0]
-        for case in filter(None, (self.case, self.long)):
+        for case in (self.case, *self.others.values()):
             alone = [case.by_itself(number) for number in range(len(case.documents))]
             try:
                 cached = [fields_of(self.runner.stock(call)) for call in alone]
@@ -264,7 +273,7 @@ class Audit:
             wanted = tuple(name for name in known if re.search(rf"\b{name}\b", str(error)))
         else:
             wanted = tuple(known) if self._is_refused(()) and not self._is_refused(tuple(known)) else ()
-        for case in filter(None, (self.case, self.long)):
+        for case in (self.case, *self.others.values()):
             case.zeros = wanted
 
     def _is_refused(self, zeros: tuple[str, ...]) -> bool:
@@ -280,7 +289,7 @@ class Audit:
 
         Returns whether it runs where gradients are wanted: some attention has no backward on some devices.
         """
-        cases = [case for case in (self.case, self.long) if case is not None]
+        cases = [self.case, *self.others.values()]
         first = self.raised_alone()
         for case in cases if first is not None else ():
             case.options = {"use_cache": False}
@@ -308,7 +317,7 @@ class Audit:
         """The runs of packed rows in a training mode, which the model is put in."""
         self.model.train(train)
         if train not in self._packed:
-            self._packed[train] = PackedRuns(self.runner, self.case, self.long)
+            self._packed[train] = PackedRuns(self.runner, self.case, self.others)
         return self._packed[train]
 
     def labels(self, training: tuple[bool, ...]) -> Labels | None:
@@ -366,6 +375,8 @@ class Audit:
     def _differentiates(self, name: str, train: bool, training: tuple[bool, ...]) -> bool:
         if name in ("every output", "thresholds"):
             return False
+        if name == _ALIKE:  # run in evaluation alone
+            return True
         chosen = GRADIENTS & set(self.modes)
         return (train or True not in training) and name in chosen if chosen else True
 

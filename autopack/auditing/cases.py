@@ -44,8 +44,10 @@ MODES: dict[str, Callable[[Case], Call]] = {
     "mid-document start": lambda case: case.one_row(offset=5),
     "every output": lambda case: case.one_row(**case.outputs),
     "thresholds": lambda case: case.one_row(),
+    "one beginning": lambda case: case.one_row(),
 }
-"""The ways in which people call a model with packed rows; "thresholds" with longer documents than the others."""
+"""The ways in which people call a model with packed rows; "thresholds" with longer documents than the others, "one
+beginning" with documents that begin alike, which an enabled model computes once for all of them."""
 PADDED_MODES: dict[str, dict[str, Any]] = {
     "right-padded": {},
     "left-padded": {"side": "left"},
@@ -61,7 +63,8 @@ class Case:
 
     is_pair = False
 
-    def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int):
+    def __init__(self, model: PreTrainedModel, lengths: tuple[int, ...], seed: int, beginning: int = 0):
+        """Documents of these lengths; `beginning` is the number of tokens that all of them begin with."""
         self.device = modules.device_of(model)
         self.base = first_position(model.config)
         self.lengths = list(lengths)
@@ -86,6 +89,8 @@ class Case:
             return list(tokens.to(self.device).split(self.lengths))
 
         self.documents, self.others = draw(), draw()
+        for document in (*self.documents, *self.others):
+            document[:beginning] = self.documents[0][:beginning]
         end = heads.end_token(model)
         if end is not None:
             for document in (*self.documents, *self.others):

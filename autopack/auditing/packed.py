@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from autopack.auditing.running import Runner, weighted_sum
 from autopack.errors import AutopackError, UnsupportedModel
 from autopack.inspection.parameters import parameters_of
 
-INFLUENCE = {"default", "two rows"}
+INFLUENCE = {"default", "two rows", "one beginning"}
 """Modes in which documents are replaced one at a time; in the others, every document is compared with itself alone.
 
 Of several rows, one document of each is replaced."""
@@ -33,8 +34,9 @@ _ITEMS = "num_items_in_batch"
 class PackedRuns:
     """One model in one training mode. What stock gives is run once for all call modes that need it."""
 
-    def __init__(self, runner: Runner, case: Case, long: Case | None):
-        self.runner, self.case, self.long = runner, case, long
+    def __init__(self, runner: Runner, case: Case, others: Mapping[str, Case]):
+        """`others` are the documents of modes that have some of their own, by the names of these."""
+        self.runner, self.case, self.others = runner, case, others
         self.training = runner.model.training
         self.unknown: set[str] = set()
         """Fields of which nobody can tell which part belongs to which document."""
@@ -70,7 +72,7 @@ class PackedRuns:
 
         With `replace` documents are replaced one at a time, with `apart` labels are given in every way.
         """
-        case = self.long if name == "thresholds" and self.long is not None else self.case
+        case = self.others.get(name, self.case)
         call = MODES[name](case)
         options = call.options if name == "every output" else {}
         unknown = [option for option in call.options if not case.takes(option)]
@@ -248,7 +250,7 @@ class PackedRuns:
         one, other = weighted_sum(found, scales), weighted_sum(expected, scales)
         if not self.runner.parameters() or one is None or other is None:
             return None
-        key = tuple(call.first), tuple(expected[0])
+        key = tuple(call.first), tuple(call.spans), tuple(expected[0])
         if key not in self._gradients:
             try:
                 self._gradients[key] = self.runner.gradients(other)

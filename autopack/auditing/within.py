@@ -113,8 +113,9 @@ class _Short(Audit):
         for name in FURTHER:
             if name not in self.modes:
                 continue
-            if name == "thresholds" and self.long is not None and not self.meter.fits(sum(self.long.lengths)):
-                self._not_run[name] = f"{sum(self.long.lengths)} tokens need more than the memory"
+            tokens = sum(self.others[name].lengths) if name in self.others else 0
+            if not self.meter.fits(tokens):
+                self._not_run[name] = f"{tokens} tokens need more than the memory"
                 continue
             if spent is None:
                 try:

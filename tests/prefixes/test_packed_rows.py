@@ -15,6 +15,7 @@ from transformers.utils import ModelOutput
 
 import autopack
 from autopack import PackingCollator, tiny
+from autopack.attention import prefixes
 from autopack.layout.prefixes import Prefixes
 from compat.exactness import built, stand_in
 from tests.support.padded import FLOAT32, GRADIENT, build, loss_error, model_gradient_error, twins
@@ -289,3 +290,21 @@ class TestLeaks:
             found = model(**packed(documents), use_cache=False).logits[0, 38:76]
             alone = stock(input_ids=documents[1][None]).logits[0]
             assert float((found - alone).abs().max() / alone.abs().max()) > 100 * FLOAT32
+
+    def test_the_auditor_tries_it(self, monkeypatch):
+        """Documents that begin alike are a mode of its own: against each alone, and with one of them replaced."""
+        model = build("llama").eval()
+        with autopack.enable(model) as handle:
+            report = autopack.audit(model, modes=("default", "one beginning"), training=(False,))
+            tried = {result.mode: result for result in report.results}
+            assert report.exact
+            assert tried["one beginning"].influence is not None
+            assert tried["one beginning"].gradient < GRADIENT
+            handle.remove()
+        by_stretches = prefixes.by_stretches
+        monkeypatch.setattr(prefixes, "by_stretches", lambda call, shared: by_stretches(call, shared) * 1.01)
+        with autopack.enable(model, share="always", verify="never"):
+            report = autopack.audit(model, modes=("default", "one beginning"), training=(False,))
+            assert {result.mode for result in report.results if not report.is_exact(result)} == {"one beginning"}
+        with autopack.enable(model, share="never"):
+            assert "one beginning" in autopack.audit(model, modes=("default", "one beginning")).left_out
