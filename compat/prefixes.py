@@ -4,10 +4,10 @@
     python -m compat.prefixes llama gemma2    some types, printed only; with --record also merged into the results
 
 Each model is tiny, in evaluation mode (many types have dropout), and enabled by the plain `autopack.enable(model)`. Its
-batches are trees of depth 1, 2 and 3, padded and as packed rows; compared with stock's run of the padded batch are logits
-and hidden states of all real tokens, the loss that the model makes and one that is made of its logits, and the
-gradients of both. `flash`
-and `flex` run on stand-ins for the CPU, which no twin has, and so with `verify="never"` and `share="always"`. A type
+batches are trees of depth 1, 2 and 3, padded and as packed rows. Compared with stock's run of the padded batch are the
+logits and hidden states of all real tokens, the loss that the model makes and one that is made of its logits, and the
+gradients of both. `flash` and `flex` run on stand-ins for the CPU, which no twin has, and so with `verify="never"` and
+`share="always"`. A type
 that is `kept` computes every row, as it would without prefixes.
 """
 
