@@ -60,26 +60,27 @@ def rows_of_tree(depth: int, vocabulary: torch.Tensor, seed: int = 0) -> tuple[t
 def results_of(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, list[torch.Tensor]]:
     """What a model gives a padded batch with labels and without: see the top of this module."""
     labels = ids.masked_fill(mask == 0, -100)
-    return _results(model, {"input_ids": ids, "attention_mask": mask}, labels, mask.bool())
+    return _results(model, {"input_ids": ids, "attention_mask": mask}, labels, labels, mask.bool())
 
 
 def results_of_row(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> dict[str, list[torch.Tensor]]:
     """The same of the documents of a padded batch in one packed row, as the collator makes it."""
     documents = [{"input_ids": row[real.bool()]} for row, real in zip(ids, mask, strict=True)]
     batch = dict(autopack.PackingCollator.for_model(model)(documents))
-    labels = batch.pop("labels")
-    return _results(model, batch, labels, torch.ones_like(labels, dtype=torch.bool))
+    predicted, labels = batch.pop("labels"), batch["input_ids"].clone()  # the loss of some types does not shift
+    return _results(model, batch, labels, predicted, torch.ones_like(labels, dtype=torch.bool))
 
 
 def _results(
-    model: Any, call: dict[str, torch.Tensor], labels: torch.Tensor, real: torch.Tensor
+    model: Any, call: dict[str, torch.Tensor], labels: torch.Tensor, predicted: torch.Tensor, real: torch.Tensor
 ) -> dict[str, list[torch.Tensor]]:
+    """Of a call: `labels` are for the model's own loss, `predicted` for one made of its logits, of the next tokens."""
     found: dict[str, list[torch.Tensor]] = {"logits": [], "hidden": [], "loss": [], "gradients": []}
     for given in ({"labels": labels}, {}):
         model.zero_grad()
         output = model(**call, use_cache=False, output_hidden_states=True, **given)
         logits = output.logits
-        shifted = logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten()
+        shifted = logits[:, :-1].float().flatten(0, 1), predicted[:, 1:].flatten()
         loss = output.loss if given else torch.nn.functional.cross_entropy(*shifted, ignore_index=-100)
         loss.backward()
         found["logits"].append(logits.detach()[real])
@@ -168,6 +169,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types (default: all)")
     parser.add_argument("--record", action="store_true", help="merge the named types into the recorded results")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="where it is recorded (%(default)s)")
     parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=list(BACKENDS))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -191,10 +193,11 @@ def main() -> int:
     }
     print(f"\n{len(found)} types: {counted}; packed rows of those: {packed} ({time.time() - started:.0f} s)")
     if arguments.record or not arguments.types:
-        recorded = json.loads(RESULTS.read_text())["types"] if arguments.types and RESULTS.exists() else {}
+        into = arguments.results
+        recorded = json.loads(into.read_text())["types"] if arguments.types and into.exists() else {}
         versions = {"transformers": transformers.__version__, "torch": torch.__version__}
         whole = {**versions, "types": dict(sorted({**recorded, **found}.items()))}
-        RESULTS.write_text(json_by_lines(whole))
+        into.write_text(json_by_lines(whole))
     wrong = any(_packs(cells, "APART") for cells in found.values())
     return int(wrong or any(_has(cells, bad) for cells in found.values() for bad in ("APART", "ERROR")))
 

@@ -3,7 +3,8 @@
 `packing` shows the same four documents padded and packed, and, measured on a tiny random Llama, how much the logits of
 every token change when another token is replaced: in stock transformers, and enabled. `plan` shows what
 `autopack.packing.plan` makes of documents whose lengths are like those of instructions, beside padded batches of
-the same. Needs matplotlib.
+the same. `prefixes` shows rows that begin alike, the row that runs, and, measured, which of its tokens change which
+others. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from autopack import tiny
 
 IMAGES = Path(__file__).parent / "images"
 LENGTHS = (7, 12, 5, 9)
+PROMPT, RESTS = 14, (5, 9, 3)
 DOCUMENTS = ("#1f6f8b", "#d9822b", "#7fb3c8", "#8a6d9e")
 """Told apart by lightness too, so that nobody needs to see the hues."""
 NOTHING, MOST = 1e-5, 10.0
@@ -174,9 +176,74 @@ def _titled(axes: Axes, title: str, theme: Theme) -> None:
     axes.spines["bottom"].set_color(theme["faint"])
 
 
+def prefixes(theme: Theme) -> Figure:
+    """Rows that begin alike, the row that runs, and who changes whom in it."""
+    figure = Figure(figsize=(13, 4.6), layout="constrained", facecolor=theme["paper"])
+    rows, seen = figure.subplots(1, 2, width_ratios=(8, 4))
+    colors = [DOCUMENTS[0], *DOCUMENTS[1:]]
+    longest = PROMPT + max(RESTS)
+    for row, rest in enumerate(RESTS):
+        _cells(rows, 0, row, longest, theme["padding"], theme)
+        _cells(rows, 0, row, PROMPT, colors[0], theme)
+        _cells(rows, PROMPT * 1.9, row, rest, colors[row + 1], theme)
+    computed, below, start = PROMPT + sum(RESTS), len(RESTS) + 3.0, 0
+    scale = longest * 1.9 / computed
+    for length, color in zip((PROMPT, *RESTS), colors, strict=True):
+        _cells(rows, start * scale, below, length, color, theme, scale)
+        start += length
+    said = f"{len(RESTS) * longest} columns: padding, and the same prompt {len(RESTS)} times"
+    rows.text(0, len(RESTS) + 0.15, said, color=theme["faint"], va="top", fontsize=12)
+    rows.text(0, below - 0.55, "What an enabled model runs", color=theme["ink"], fontsize=14)
+    said = f"{computed} columns; each completion sees the prompt and itself, with positions that go on"
+    rows.text(0, below + 1.15, said, color=theme["faint"], va="top", fontsize=12)
+    rows.set(xlim=(-0.3, longest * 1.9 + 0.3), ylim=(below + 2.2, -0.8))
+    rows.set_title(
+        "Padded: completions of one prompt, one per row", color=theme["ink"], loc="left", fontsize=14, pad=22
+    )
+    rows.set_facecolor(theme["paper"])
+    rows.axis("off")
+    found = influence_of_tree()
+    size, number = len(found), np.repeat(np.arange(len(colors)), (PROMPT, *RESTS))
+    for i, j in zip(*np.nonzero(found > 0), strict=True):
+        seen.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=colors[number[j]]))
+    for k in range(size):
+        seen.add_patch(Rectangle((k - 0.5, -2.6), 1, 1.4, facecolor=colors[number[k]], clip_on=False))
+        seen.add_patch(Rectangle((-2.7, k - 0.5), 1.4, 1, facecolor=colors[number[k]], clip_on=False))
+    seen.set_title("Tokens (rows) that another one changes", color=theme["ink"], loc="left", fontsize=14, pad=22)
+    seen.set(xticks=[], yticks=[], xlim=(-2.8, size - 0.4), ylim=(size - 0.4, -2.8), aspect="equal")
+    seen.set_facecolor(theme["empty"])
+    seen.spines[:].set_visible(False)
+    return figure
+
+
+@torch.no_grad()
+def influence_of_tree() -> np.ndarray:
+    """How far logits move when a token is replaced, prompt and completions one after the other: (tokens, tokens)."""
+    model = tiny.build("llama", attn_implementation="sdpa").eval()
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(5, 90, (PROMPT + sum(RESTS),), generator=generator)
+
+    def logits(tokens: torch.Tensor) -> torch.Tensor:
+        prompt, *rests = tokens.split([PROMPT, *RESTS])
+        rows = [torch.cat([prompt, rest]) for rest in rests]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        mask = torch.arange(ids.shape[1]) < torch.tensor([[len(row)] for row in rows])
+        found = model(input_ids=ids, attention_mask=mask.long(), use_cache=False).logits
+        return torch.cat([found[0, :PROMPT], *(of[PROMPT : PROMPT + n] for of, n in zip(found, RESTS, strict=True))])
+
+    with autopack.enable(model, share="always") as handle:
+        plain, columns = logits(tokens), []
+        for column in range(len(tokens)):
+            changed = tokens.clone()
+            changed[column] = (changed[column] + 40) % 90 + 5
+            columns.append((logits(changed) - plain).abs().amax(-1) / plain.std())
+        assert handle.tally.evaluation.shared > 0
+    return torch.stack(columns, dim=1).numpy()
+
+
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
-    for name, draw in (("packing", packing), ("plan", plan)):
+    for name, draw in (("packing", packing), ("plan", plan), ("prefixes", prefixes)):
         for theme, colors in THEMES.items():
             with matplotlib.rc_context({"font.family": "DejaVu Sans"}):
                 path = IMAGES / f"{name}-{theme}.png"

@@ -23,7 +23,7 @@ pytest.importorskip("nbclient")
 nbformat: Any = pytest.importorskip("nbformat")
 
 TREE = Path(__file__).parents[1]
-PICTURES = {"embeddings": 1, "estimate_pack_train": 1, "own_family": 2, "trainer": 3, "trl": 1}
+PICTURES = {"embeddings": 1, "estimate_pack_train": 1, "own_family": 2, "prefixes": 1, "trainer": 3, "trl": 1}
 """Every notebook, and how many pictures it draws."""
 STEPS = 4
 ROUNDING = 1e-4
@@ -136,6 +136,20 @@ def test_own_family(executed):
     assert "LEAK" in text(executed, "own-stock")
     assert "it is not exact" in text(executed, "own-half")
     assert "enabled by autopack, eager, float32: exact" in text(executed, "own-enabled")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("executed", ["prefixes"], indirect=True)
+def test_prefixes(executed):
+    logits, gradients = numbers(executed, "difference", r" (\d\S+?)(?:, relative)?$")
+    assert max(logits, gradients) < 1e-4
+    assert "1,792 of them computed with those of another row" in text(executed, "explain")
+    assert numbers(executed, "dpo", r"differ by (\S+) at most")[0] < ROUNDING
+    shared = numbers(executed, "dpo", r"real tokens, (\d+),\d+ of them")
+    assert len(shared) == 2 and min(shared) > 1
+    apart, together = map(int, re.search(r"in (\d+) rows, or in (\d+) where", text(executed, "groups")).groups())
+    assert together < apart / 2
+    assert "1,792 of them computed with those of another row" in text(executed, "packed")
 
 
 @pytest.mark.exhaustive

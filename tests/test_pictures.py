@@ -35,9 +35,18 @@ def test_tokens_of_other_documents_change_nothing_once_enabled(draw):
     assert (np.diagonal(after) > 1e-2).all()
 
 
-@pytest.mark.parametrize("name", ["packing", "plan"])
+def test_completions_change_nothing_but_themselves(draw):
+    found = draw.influence_of_tree()
+    number = np.repeat(np.arange(len(draw.RESTS) + 1), (draw.PROMPT, *draw.RESTS))
+    sees = np.tril((number[:, None] == number[None, :]) | (number[None, :] == 0))
+    assert (found[sees] > 1e-4).all()
+    assert (found[~sees] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["packing", "plan", "prefixes"])
 def test_every_picture_is_there_in_light_and_dark(draw, name):
     for theme in draw.THEMES:
         assert (DOCS / "images" / f"{name}-{theme}.png").stat().st_size > 10_000
-        assert f"docs/images/{name}-{theme}.png" in (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    assert len(getattr(draw, name)(draw.THEMES["light"]).axes) == 3
+        if name != "prefixes":
+            assert f"docs/images/{name}-{theme}.png" in (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert len(getattr(draw, name)(draw.THEMES["light"]).axes) == (2 if name == "prefixes" else 3)

@@ -94,6 +94,7 @@ def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any =
     try:
         for config in alike(model.config):
             twin = _built(cls, config, model, dtype).to(device)
+            _pad_as(twin, model)
             missing = _missing(words, configuration.describe(twin.config), code)
             if missing is not None:
                 why = why or f"its class makes another configuration of a tiny one: {missing}"
@@ -150,6 +151,19 @@ def _built(cls: Any, config: Any, like: PreTrainedModel, dtype: torch.dtype) -> 
     randomize(model, 0)
     model._apply(lambda tensor: _cast(tensor, dtype))
     return model.eval()
+
+
+def _pad_as(twin: nn.Module, model: nn.Module) -> None:
+    """Have a twin know a token of padding in those of its modules that know one in the model.
+
+    Trainers tell the configuration of one (that of the tokenizer) when the model has been made without.
+    """
+    parts = dict(model.named_modules())
+    for name, module in twin.named_modules():
+        own, known = vars(module), vars(parts.get(name, module))
+        if "padding_idx" in own and "padding_idx" in known:
+            absent = known["padding_idx"] is None
+            own["padding_idx"] = None if absent else own["padding_idx"] or 0
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
