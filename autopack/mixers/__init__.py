@@ -157,9 +157,10 @@ class Restarting(Way):
 
         def change(name: str, value: Any) -> Any:
             if name == "position_ids" and isinstance(value, torch.Tensor):  # columns, in one row or one for each
+                columns = torch.arange(layout.max_seqlen, dtype=value.dtype, device=value.device)
                 if value.shape == (layout.columns, 1):  # Pegasus-X
-                    return value[: layout.max_seqlen]
-                return (value if value.dim() == 1 else value[:1])[..., : layout.max_seqlen]
+                    return columns[:, None]
+                return columns if value.dim() == 1 else columns[None]
             if name != call.first or value is None:
                 return value
             if isinstance(value, torch.Tensor):

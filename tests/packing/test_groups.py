@@ -222,15 +222,21 @@ class TestPackedData:
             assert handle.tally.training.shared > 300
 
     def test_a_trainer(self, tmp_path):
-        """The recipe: rows of groups, one per batch, and the plain collator; losses are those of stock on documents."""
-        model = build("llama").train()
-        rows = pack(datasets.Dataset.from_list(completions(12)), 200, groups="prompt", drop_columns=("prompt",))
-        handle = autopack.enable(model)
-        options = {"per_device_train_batch_size": 1, "max_steps": 4, "report_to": [], "use_cpu": True}
-        options |= {"disable_tqdm": True, "save_strategy": "no", "remove_unused_columns": False}
-        arguments = TrainingArguments(str(tmp_path), **options)
-        Trainer(model, arguments, train_dataset=rows, data_collator=PackingCollator(drop_keys=("prompt",))).train()
-        assert handle.tally.training.shared > 0
+        """The recipe: rows of groups, one per batch, and the plain collator; losses do not depend on what is shared."""
+        data = datasets.Dataset.from_list(completions(12))
+        losses = {}
+        for share in ("auto", "never"):
+            model = build("llama").train()
+            rows = pack(data, 200, groups="prompt")
+            options = {"per_device_train_batch_size": 1, "max_steps": 4, "report_to": [], "use_cpu": True}
+            options |= {"disable_tqdm": True, "save_strategy": "no", "logging_steps": 1, "learning_rate": 1e-3}
+            arguments = TrainingArguments(str(tmp_path), **options)
+            trainer = Trainer(model, arguments, train_dataset=rows, data_collator=PackingCollator())
+            handle = autopack.enable(trainer, share=share).handles["model"]
+            trainer.train()
+            losses[share] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+            assert (handle.tally.training.shared > 0) == (share == "auto")
+        assert losses["auto"] == pytest.approx(losses["never"], rel=1e-5)
 
 
 class TestCollator:
