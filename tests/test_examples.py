@@ -148,7 +148,7 @@ def test_prefixes(executed):
     shared = numbers(executed, "dpo", r"real tokens, (\d+),\d+ of them")
     assert len(shared) == 2
     assert min(shared) > 1
-    apart, together = map(int, re.search(r"in (\d+) rows, or in (\d+) where", text(executed, "groups")).groups())
+    apart, together = map(int, re.search(r"in (\d+) rows, or in (\d+) of groups", text(executed, "groups")).groups())
     assert together < apart / 2
     assert "1,792 of them computed with those of another row" in text(executed, "packed")
 
