@@ -39,6 +39,22 @@ def test_one_document_with_images_packs_nothing():
     assert _read((2, 8), position_ids=IMAGES[..., :8].expand(3, 2, 8)) is None
 
 
+def test_times_of_videos_may_be_fractions():
+    """Qwen3-Omni numbers all tokens by floats, and frames by seconds."""
+    assert _bounds((1, 15), position_ids=IMAGES.float()) == [0, 8, 10, 15]
+    video = IMAGES.float()
+    video[0, 0, 12:14] += 0.5
+    assert _bounds((1, 15), position_ids=video) == [0, 8, 10, 15]
+    first = IMAGES[..., 10:].float()
+    first[:, 0, :4] += 0.5  # no document begins between two whole numbers
+    assert _read((1, 5), position_ids=first) is None
+    for wrong in (float("nan"), float("inf"), -0.5):
+        with pytest.raises(InvalidPacking, match="negative"):
+            _read((1, 8), position_ids=torch.full((3, 1, 8), wrong))
+    with pytest.raises(InvalidPacking, match="must be an integer tensor"):
+        _read((1, 8), position_ids=torch.zeros(4, 1, 8))
+
+
 def test_padding_is_no_document_of_three_sections():
     padded = torch.tensor([[1, 1, 0, 1, 2], [0, 1, 2, 1, 1], [0, 1, 1, 2, 3]]).expand(3, 3, 5)
     mask = _tensor([0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 1, 1])

@@ -246,3 +246,18 @@ def test_a_few_ties_are_no_leak():
     model(input_ids=ids, position_ids=torch.cat([torch.arange(320)] * 3)[None])
     assert handle.envelope.checks > 0
     assert handle.envelope.leaks == 0
+
+
+def test_several_states_of_each_token():
+    """Gemma 3n keeps four states of each token in every layer, (4, rows, columns, channels)."""
+    model = tiny.build("gemma3n_text").eval()
+    ids, mask = tiny.tokens(model.config, 3, 12), (torch.arange(12) < torch.tensor([[12], [7], [5]])).long()
+    batch = {"input_ids": ids, "attention_mask": mask, "use_cache": False, "output_hidden_states": True}
+    with torch.no_grad():
+        expected = model(**batch).hidden_states
+        with autopack.enable(model, unpad="always") as handle:
+            found = model(**batch).hidden_states
+            assert handle.tally.batches == 1
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape == (4, *ids.shape, one.shape[-1])
+        assert torch.allclose(one * mask[..., None], other * mask[..., None], atol=1e-5)

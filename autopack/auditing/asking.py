@@ -66,8 +66,8 @@ def first_label_counts(model: PreTrainedModel, run: Run | None = None) -> bool |
         for train in (False, True):
             model.train(train)
             for arguments, labels in _questions(model, run):
-                narrow = {name: v[:, :-1] if isinstance(v, torch.Tensor) else v for name, v in arguments.items()}
-                answer = _ask(run, narrow, labels[:, :-1])
+                narrow = {n: v[:, :-1].contiguous() if isinstance(v, torch.Tensor) else v for n, v in arguments.items()}
+                answer = _ask(run, narrow, labels[:, :-1].contiguous())
                 if answer is not None and _hear(run, arguments, labels) is not None:
                     return answer
     return None

@@ -162,7 +162,11 @@ class PackedRuns:
 
     @staticmethod
     def _tells_as_much(outputs: Fields, alone: list[Fields]) -> bool:
-        return bool(outputs) and alone[0].keys() <= outputs.keys()
+        """Whether an output with labels has the fields of one without, in their form: some models predict labelled
+        tokens alone, (labelled, classes), where there are labels (ModernBERT's `sparse_prediction`)."""
+        if not outputs or not alone[0].keys() <= outputs.keys():
+            return False
+        return all(value.dim() == outputs[name].dim() for name, value in alone[0].items())
 
     def _alone(self, case: Case, call: Call, options: dict[str, Any] | None = None, apart: bool = False) -> list[Any]:
         """The outputs of stock for each document of a call, in its default call, with their graph.

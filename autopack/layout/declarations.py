@@ -154,7 +154,8 @@ def _tensors(
     given = {**arguments, **known}
     position_ids = given.get("position_ids")
     if position_ids is not None:
-        _check_tensor("position_ids", arguments["position_ids"], device)
+        sections = position_ids.dim() == 3 == len(position_ids)  # whose times may be fractions (Qwen3-Omni)
+        _check_tensor("position_ids", arguments["position_ids"], device, fractions=sections)
         if position_ids.dim() == 3 and position_ids.shape[0] in (3, 4) and position_ids.shape[1:] == shape:
             # M-RoPE. With four sections the first holds text positions.
             if len(position_ids) == 4:
@@ -201,10 +202,10 @@ def _tensors(
             yield name, value
 
 
-def _check_tensor(name: str, value: Any, device: torch.device | None) -> None:
+def _check_tensor(name: str, value: Any, device: torch.device | None, fractions: bool = False) -> None:
     if not isinstance(value, torch.Tensor):
         raise InvalidPacking(f"{name} must be an integer tensor; found {type(value).__name__}")
-    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+    if (value.is_floating_point() and not fractions) or value.is_complex() or value.dtype == torch.bool:
         raise InvalidPacking(f"{name} must be an integer tensor; found dtype {value.dtype}")
     if device is not None:
         _check_device(name, value, device)
@@ -261,10 +262,12 @@ def _begins(positions: np.ndarray, first: np.ndarray, first_position: int, conti
 def _in_one(positions: torch.Tensor) -> torch.Tensor:
     """Positions (3, rows, columns) as (rows, columns), so that one copy brings them to the host.
 
-    Twice that of time, and one more where the sections differ, as they do in images; -1 where one is negative.
+    Twice that of time, and one more where the sections differ, as they do in images, or are no whole numbers, as in
+    videos; -1 where one is negative.
     """
     time = positions[0].long()
-    return (2 * time + (positions != positions[:1]).any(0)).where((positions >= 0).all(0), -1)
+    is_text = ((positions == positions[:1]) & (positions == positions.floor())).all(0)
+    return (2 * time + ~is_text).where((positions.isfinite() & (positions >= 0)).all(0), -1)
 
 
 def _section_starts(

@@ -15,16 +15,20 @@ import torch
 
 @dataclass(frozen=True)
 class Field:
-    """Where tokens lie in an output: the axes that are as wide as a row, or as a document alone, and that of rows."""
+    """Where tokens lie in an output: the axes that are as wide as a row, or as a document alone, and that of rows.
+
+    `kinds` says that there may be several of it, (K, R, C, ...), as of the streams of a model.
+    """
 
     tokens: tuple[int, ...]
     rows: int = 0
+    kinds: bool = False
 
 
 FIELDS: dict[str, Field] = {
     "start_logits": Field((1,)),
     "end_logits": Field((1,)),
-    "hidden_states": Field((1,)),
+    "hidden_states": Field((1,), kinds=True),  # Gemma 3n has four
     "attentions": Field((2, 3)),
 }
 """Outputs of which their name says where tokens lie. Of others their shape has to: (R, C, ...), or nothing of tokens in
@@ -100,6 +104,8 @@ class Frame:
         for axis in field.tokens:
             if axis == field.rows + 1 and value.shape[axis - 1 : axis + 1] == (self.rows, self.columns):
                 return Form(Of.TOKEN, axis)
+        if field.kinds and value.dim() == 4 and value.shape[1:3] == (self.rows, self.columns):
+            return Form(Of.TOKEN, 2)
         if value.dim() == 2 and len(value) == self.rows * self.columns:  # what routers say
             return Form(Of.TOKEN, 0)
         return Form(Of.CALL if value.dim() == 0 else Of.UNKNOWN)

@@ -65,6 +65,24 @@ def test_three_sections_that_begin_anew_keep_documents_apart(model_type):
         assert error(model(**call).logits[0], expected) <= FLOAT32
 
 
+def test_positions_that_are_floats():
+    """Qwen3-Omni numbers tokens by floats, as its own function gives them."""
+    stock, model = twins_with_images("qwen3_omni_moe_thinker")
+    found = documents(stock)
+    call = packed(stock, [found])
+    parts = []
+    for document in found:
+        arguments = images.row(stock, [document])
+        given = {name: arguments[name] for name in ("input_ids", "image_grid_thw") if name in arguments}
+        parts.append(stock.get_rope_index(**given, attention_mask=torch.ones_like(given["input_ids"]))[0])
+    call["position_ids"] = torch.cat(parts, dim=2)
+    assert call["position_ids"].is_floating_point()
+    expected = torch.cat([alone(stock, document).logits[0] for document in found])
+    assert error(stock(**call).logits[0], expected) > LEAK
+    with autopack.enable(model):
+        assert error(model(**call).logits[0], expected) <= FLOAT32
+
+
 def _grids(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name != "pixel_values"}
 
