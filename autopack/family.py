@@ -149,13 +149,15 @@ class Way:
     `attends` says that it is attention, which has positions, `recurs` that what it gives a token depends on padding
     before it, which no mask takes out, `counts` that it counts columns, those of padding too, `reads_padding` that what
     stands in padding changes what it gives to tokens, `numbers_itself` that a document is to be run without positions
-    that count it from 0. `whole_model_reason`: why nothing less than the whole model can be run on documents, where
+    that count it from 0, `in_parts` that ranks that have a part of each row can put together what it takes.
+    `whole_model_reason`: why nothing less than the whole model can be run on documents, where
     that is so. `words` and `work` tell readers its name and what computes it.
     """
 
     attends: bool = False
     recurs: bool = True
     counts: bool = False
+    in_parts: bool = True
     reads_padding: bool = False
     numbers_itself: bool = False
     whole_model_reason: str | None = None

@@ -21,6 +21,7 @@ from autopack.mixers import MixerCall, Way
 class _InWindows(Way):
     attends = True
     recurs = False
+    in_parts = False  # its model pads the rows before
     words = "documents alone, in windows"
     work = "the model's own attention, documents of one length as a batch, padded to the window"
 

@@ -11,11 +11,9 @@ import torch
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection import masks, releases, torches
-from autopack.layout.packed import PackedLayout
 from autopack.layout.prefixes import Prefixes
 from autopack.patching import Site
 from autopack.runtime.model import EnabledModel
-from autopack.runtime.row_group import RowGroup
 from autopack.runtime.scope import Scope, running_scope
 
 
@@ -28,7 +26,11 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     def autopack_mask(*args: Any, **kwargs: Any) -> Any:
         scope = _packed_scope(kwargs.get("config"))
         # A model without such attention attends in code of its own and wants tensors; the site stands for another's.
-        if scope is None or scope.layout is None or not scope.model.anatomy.attention:
+        if scope is None or scope.layout is None:
+            return original(*args, **kwargs)
+        if not scope.model.anatomy.attention:
+            if scope.shared is not None and not args:
+                kwargs = _of_whole_rows(kwargs, masks.describe_mask(kwargs["mask_function"]), scope)
             return original(*args, **kwargs)
         if args:
             raise SiteDrift(
@@ -42,7 +44,7 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         kwargs["attention_mask"] = None
         pattern, layout, memory = masks.describe_mask(kwargs["mask_function"]), scope.layout, scope.memory
         if scope.shared is not None:
-            kwargs = _of_whole_rows(kwargs, pattern, layout, scope.shared)
+            kwargs = _of_whole_rows(kwargs, pattern, scope)
         if scope.prefixes is not None:
             kwargs = _of_documents(kwargs, scope.prefixes)
         if memory is not None and kwargs["kv_length"] == memory.shape[1]:
@@ -63,6 +65,11 @@ def adapt_mask(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         combined = not skips and not kwargs.get("use_vmap", False) and pattern is not None
         if not combined or site.key == "flex_attention":
             return mask
+        if scope.shared is not None:
+            raise UnsupportedModel(
+                "the model combines its masks by code of its own, of which a rank that has a part of each row would "
+                "get whole rows. Train it without sequence_parallel."
+            )
         if scope.prefixes is not None:
             raise UnsupportedModel(
                 "the model combines its masks by code of its own, which cannot be done for a row that holds once what "
@@ -94,8 +101,14 @@ def adapt_preprocessing(original: Callable[..., Any], site: Site) -> Callable[..
     return autopack_preprocess_mask_arguments
 
 
-def _of_whole_rows(arguments: dict[str, Any], pattern: Any, layout: PackedLayout, rows: RowGroup) -> dict[str, Any]:
+def _of_whole_rows(arguments: dict[str, Any], pattern: Any, scope: Scope) -> dict[str, Any]:
     """The arguments of a mask function for whole rows, where this rank has a part of their columns."""
+    layout, rows, padding = scope.layout, scope.shared, arguments.get("attention_mask")
+    assert layout is not None
+    assert rows is not None
+    if padding is not None:
+        _refuse_padding(padding, scope.model)
+        arguments = {**arguments, "attention_mask": padding.new_ones(layout.shape)}
     asked, part = (arguments["batch_size"], arguments["kv_length"]), (layout.rows, layout.columns // rows.ranks)
     if asked != part or (pattern is None and masks.captured_tensors(arguments["mask_function"])):
         raise UnsupportedModel(

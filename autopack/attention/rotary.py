@@ -18,7 +18,7 @@ from autopack.errors import UnsupportedModel
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.model import Link
-from autopack.runtime.scope import of_model
+from autopack.runtime.scope import Scope, of_model
 
 _ANY_LENGTH = 1 << 31
 """Longest sequence that a module is told to have seen, so that it resets what another call was about to set."""
@@ -33,14 +33,18 @@ class PerDocumentRotary:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         running = of_model(self.link.follow(module))
         # The rows of a padded batch share what its longest row decides.
-        layout = None if running is None or running.scope.as_batch else running.scope.layout
+        scope = None if running is None or running.scope.as_batch else running.scope
         call = {**dict(zip(("x", "position_ids", "layer_type"), args, strict=False)), **kwargs}
-        return None if layout is None else _per_document(module, layout, call, output)
+        return None if scope is None or scope.layout is None else _per_document(module, scope, call, output)
 
 
 @torch._dynamo.disable
-def _per_document(module: nn.Module, layout: PackedLayout, call: dict[str, Any], output: Any) -> Any:
+def _per_document(module: nn.Module, scope: Scope, call: dict[str, Any], output: Any) -> Any:
+    layout, rows = scope.layout, scope.shared
+    assert layout is not None
     position_ids = call["position_ids"]  # (rows or 1, columns), or those of each axis before (M-RoPE)
+    if rows is not None:
+        position_ids = rows.whole(position_ids, position_ids.dim() - 1)
     position_ids = position_ids.expand(*position_ids.shape[:-2], layout.rows, layout.columns).flatten(-2)
     parts = output if isinstance(output, tuple) else (output,)
     if any(part.dim() != 3 for part in parts):
@@ -48,7 +52,7 @@ def _per_document(module: nn.Module, layout: PackedLayout, call: dict[str, Any],
             f"{type(module).__name__} gives frequencies of the longest position for several axes, which autopack "
             f"cannot give each document. Train the model on padded batches, one document per row."
         )
-    wholes = [part.new_empty(layout.rows, *part.shape[1:]) for part in parts]
+    wholes = [part.new_empty(layout.rows, layout.columns, *part.shape[2:]) for part in parts]
     own: Any = _of_this_call(module)
     for tokens in _groups(layout, position_ids):
         index = torch.from_numpy(tokens).to(position_ids.device)
@@ -57,6 +61,7 @@ def _per_document(module: nn.Module, layout: PackedLayout, call: dict[str, Any],
         for whole, part in zip(wholes, found if isinstance(found, tuple) else (found,), strict=True):
             whole.view(-1, *whole.shape[2:])[index] = part[0]
     reset_frequencies(module, call)
+    wholes = wholes if rows is None else [rows.part(whole, 1) for whole in wholes]
     return tuple(wholes) if isinstance(output, tuple) else wholes[0]
 
 

@@ -2,7 +2,8 @@
 
 Attention needs every token of a document, and nothing of other heads. So ranks exchange: each gets whole rows of its
 share of the heads, attends within documents as one process would, and hands the tokens of the others back. The method
-is that of DeepSpeed-Ulysses (arXiv 2309.14509).
+is that of DeepSpeed-Ulysses (arXiv 2309.14509). Where heads cannot be told apart, or ranks cannot share them equally,
+each gets whole rows of all heads, attends as one process would, and keeps its part.
 """
 
 from __future__ import annotations
@@ -24,31 +25,28 @@ _OF_PARTS = ("position_ids", "cache_position", "shift_labels")
 
 
 def with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
-    """The same call for whole rows and this rank's share of the heads.
+    """The same call for whole rows and this rank's share of the heads, or all heads where they cannot be shared out.
 
-    Raises `UnsupportedModel` where heads cannot be shared out, or an option may be of single heads or columns.
+    Raises `UnsupportedModel` where an option may be of single columns.
     """
-    module = call.module
-    if call.query.shape[1] % rows.ranks or call.key.shape[1] % rows.ranks:
-        raise UnsupportedModel(
-            f"{type(module).__name__} has {call.query.shape[1]} heads of queries and {call.key.shape[1]} of keys, "
-            f"which {rows.ranks} ranks cannot share equally. Share rows over a number of ranks that divides both."
-        )
+    module, heads = call.module, call.query.shape[1]
     options = {name: option for name, option in call.options.items() if name not in _OF_PARTS}
-    tensors = [name for name, option in options.items() if isinstance(option, torch.Tensor) and option.dim()]
+    given = {name: option for name, option in options.items() if isinstance(option, torch.Tensor) and option.dim()}
+    tensors = [name for name, option in given.items() if option.shape != (heads,)]  # sinks have one for each head
+    all_heads = bool(given) or bool(heads % rows.ranks or call.key.shape[1] % rows.ranks)
     tensors += ["a mask of its own"] if call.mask is not None and not isinstance(call.mask, DocumentMask) else []
     if tensors:
         raise UnsupportedModel(
-            f"{type(module).__name__} hands its attention function {tensors[0]}, which may be of single heads or "
-            f"of the tokens of a part, so it cannot attend over rows that ranks share. Train it without "
-            f"sequence_parallel."
+            f"{type(module).__name__} hands its attention function {tensors[0]}, which may be of the tokens of a part, "
+            f"so it cannot attend over rows that ranks share. Train it without sequence_parallel."
         )
-    query, key, value = (_whole_rows(states, rows) for states in (call.query, call.key, call.value))
+    states = call.query, call.key, call.value
+    query, key, value = (rows.whole(each, 2) if all_heads else _whole_rows(each, rows) for each in states)
     return replace(call, query=query, key=key, value=value, options=options)
 
 
-def parts_of_rows(output: torch.Tensor, call: AttentionCall, rows: RowGroup) -> torch.Tensor:
-    """The part of the output that this rank has, of all heads: (rows, columns, heads, size).
+def parts_of_rows(output: torch.Tensor, call: AttentionCall, rows: RowGroup, heads: int) -> torch.Tensor:
+    """The part of the output that this rank has, of all `heads`: (rows, columns, heads, size).
 
     `output` is (rows, columns of whole rows, heads of this rank, size), what `call` gave.
     """
@@ -57,6 +55,8 @@ def parts_of_rows(output: torch.Tensor, call: AttentionCall, rows: RowGroup) -> 
             f"the attention function of {type(call.module).__name__} gave {tuple(output.shape)} for whole rows of "
             f"{call.query.shape[1]} heads, so it does not treat heads alike. Train it without sequence_parallel."
         )
+    if output.shape[2] == heads:
+        return rows.part(output, 1)
     parts = output.unflatten(1, (rows.ranks, -1)).movedim(1, 0)
     return rows.exchange(parts).movedim(0, 2).flatten(2, 3)
 

@@ -77,9 +77,9 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
 @torch._dynamo.disable  # graphs of exchanges are not measured
 def _attend_over_ranks(call: AttentionCall, scope: Scope) -> Output:
     assert scope.shared is not None
-    call = sequence_parallel.with_whole_rows(call, scope.shared)
-    output, _ = BACKENDS[choose(scope.model.options.backend, call)].attend(call)
-    return sequence_parallel.parts_of_rows(output, call, scope.shared), None
+    whole = sequence_parallel.with_whole_rows(call, scope.shared)
+    output, _ = BACKENDS[choose(scope.model.options.backend, whole)].attend(whole)
+    return sequence_parallel.parts_of_rows(output, whole, scope.shared, call.query.shape[1]), None
 
 
 def _check_shapes(module: nn.Module, layout: PackedLayout, memory: PackedLayout, query: Tensor, key: Tensor) -> None:

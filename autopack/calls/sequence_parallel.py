@@ -21,11 +21,13 @@ from autopack.calls.packed import add_token_types, without_what_packing_drops
 from autopack.calls.plan import Plan
 from autopack.errors import AutopackError, InvalidPacking, UnsupportedModel
 from autopack.inspection import masks, media, releases, ulysses
+from autopack.inspection.poolers import pools_single_tokens
 from autopack.inspection.sharding import in_a_group
 from autopack.layout import declarations
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import FLASH_KWARGS, OF_PARTS
+from autopack.runtime.marks import mark_of
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.row_group import RowGroup
 from autopack.runtime.scope import Scope
@@ -81,7 +83,7 @@ class SharedRows(Plan):
         arguments = without_what_packing_drops(call, call.arguments)
         part = layout.columns // rows.ranks
         mine = slice(rows.rank * part, (rows.rank + 1) * part)
-        if arguments.get("position_ids") is None:
+        if arguments.get("position_ids") is None and call.entry.uses_positions:
             arguments["position_ids"] = layout.position_ids(call.entry.first_position)[:, mine].contiguous()
         add_token_types(call, arguments, layout)
         kinds = arguments.get("token_type_ids")
@@ -190,10 +192,17 @@ def _why_not(call: Call) -> str | None:
         return f"only what a released run has measured is served there, and this model is verified {model.proof.how}"
     if entry.kind is not Kind.MODEL or entry.head is not None or entry.inner_head is not None:
         return "it is no model, or none with a head of its own, that has a result for each token"
-    if anatomy.mixers or anatomy.towers or not anatomy.attention or traits.counts_columns or traits.dense:
-        return "not attention alone, as transformers has it, looks at more than one token at a time"
-    if not entry.uses_positions or anatomy.has_row_dependent_rotary:
-        return "what it knows of positions depends on the columns or on the longest document of a row"
+    if anatomy.towers or traits.dense or not (anatomy.attention or anatomy.mixers):
+        return "more than attention and layers that mix tokens looks at several tokens at a time"
+    if traits.whole_model_reason is not None:
+        return "its documents are run alone, and no rank would have less to do"
+    marks = [mark_of(mixer) for mixer in anatomy.mixers]
+    if any(mark is not None and mark.way is not None and not mark.way.in_parts for mark in marks):
+        return "its own forward pads rows before its layers"
+    if traits.adjusted:
+        return "its queries are scaled by the columns that they stand in"
+    if any(pools_single_tokens(each) for each in anatomy.entries):
+        return "a pooler reads the first token of each document"
     if not masks.has_mask_interface():
         return "this release of transformers makes masks that know nothing of other ranks (before 4.53)"
     if given.get("encoder_hidden_states") is not None or media.given(given):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -12,7 +13,7 @@ import torch
 import wrapt
 
 from autopack.errors import UnsupportedModel
-from autopack.family import MixerCall
+from autopack.family import MixerCall, Way
 from autopack.inspection import torches
 from autopack.inspection.parameters import parameters_of
 from autopack.inspection.sharding import gathers_inside
@@ -24,6 +25,10 @@ from autopack.runtime.buffers import from_the_same_buffers
 from autopack.runtime.lockstep import Steps, leaving_nothing, with_idle
 from autopack.runtime.marks import mark_of
 from autopack.runtime.scope import Scope, changed, running_scope, site_scope
+
+_MASKS = ("attention_mask", "mask", "attn_mask")
+_OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention|block")
+"""Names of fields that say how far attention looks."""
 
 
 def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
@@ -87,6 +92,11 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         layout = scope.layout.to(first.device) if isinstance(first, torch.Tensor) else scope.layout
         memory = scope.memory.to(layout.device) if scope.memory is not None and mark.reads_encoder else None
         original = from_the_same_buffers(original, mixer)
+        if scope.shared is not None:
+            arguments = {name: _of_whole_rows(mixer, mark.way, name, each, scope) for name, each in arguments.items()}
+            with changed(shared=None):
+                output = mark.way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights))
+            return _of_part(output, scope)
         if scope.prefixes is None:
             return mark.way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory))
         prefixes = scope.prefixes
@@ -96,6 +106,52 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         return _of_row(output, prefixes)
 
     return autopack_mixer
+
+
+def _of_whole_rows(mixer: torch.nn.Module, way: Way, name: str, value: Any, scope: Scope) -> Any:
+    """An argument for whole rows, of which this rank has a part of the columns; every rank then runs the module."""
+    if isinstance(value, tuple | list):
+        return type(value)(_of_whole_rows(mixer, way, name, each, scope) for each in value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    assert scope.layout is not None
+    assert scope.shared is not None
+    columns = scope.layout.columns // scope.shared.ranks
+    form = Frame(scope.layout.rows, columns).form_of(name, value)
+    if form.of is Of.TOKEN:
+        return scope.shared.whole(value, form.columns)
+    if way.counts and name == "position_ids":  # which numbers columns
+        return torch.arange(scope.layout.columns, dtype=value.dtype, device=value.device)
+    if name in _MASKS and value.dim() == 4 and value.shape[-2] in (1, columns) and _hides_nothing(value, scope):
+        wide = scope.layout.columns
+        return value[..., :1, :1].expand(*value.shape[:2], wide if value.shape[-2] > 1 else 1, wide)
+    if columns in value.shape:
+        raise UnsupportedModel(
+            f"{type(mixer).__name__} was given {name} of shape {tuple(value.shape)} for the {columns} columns that a "
+            f"rank has of each row, and autopack cannot tell what whole rows have there. Train it without "
+            f"sequence_parallel."
+        )
+    return value
+
+
+def _hides_nothing(mask: torch.Tensor, scope: Scope) -> bool:
+    """Whether a mask is the same for all pairs of tokens of this part, and no field says how far attention looks."""
+    fields = (item for config in scope.model.anatomy.configs for item in vars(config).items())
+    near = any(value and _OF_REACH.search(name) for name, value in fields)
+    return not near and bool((mask == mask[..., :1, :1]).all())
+
+
+def _of_part(output: Any, scope: Scope) -> Any:
+    """What of a mixer's output for whole rows belongs to this rank's part of their columns."""
+    if isinstance(output, dict):
+        return type(output)(**{name: _of_part(each, scope) for name, each in output.items()})
+    if isinstance(output, tuple | list):
+        return type(output)(_of_part(each, scope) for each in output)
+    assert scope.layout is not None
+    assert scope.shared is not None
+    if not isinstance(output, torch.Tensor) or output.shape[:2] != (scope.layout.rows, scope.layout.columns):
+        return output
+    return scope.shared.part(output, 1)
 
 
 def _of_documents(name: str, value: Any, prefixes: Prefixes) -> Any:

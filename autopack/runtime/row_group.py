@@ -83,6 +83,22 @@ class RowGroup:
         found: torch.Tensor = _AllToAll.apply(parts, self.group)
         return found
 
+    def whole(self, part: torch.Tensor, columns: int) -> torch.Tensor:
+        """The parts of all ranks put together at this axis: whole rows, the same on each. Gradients add up.
+
+        What a rank makes of whole rows is made on every rank; of that, each keeps its `part`.
+        """
+        if part.is_floating_point():
+            found = self.exchange(part[None].expand(self.ranks, *part.shape))
+        else:
+            found = self.gather(part.long()).to(part.dtype)
+        return torch.cat(found.unbind(0), dim=columns)
+
+    def part(self, whole: torch.Tensor, columns: int) -> torch.Tensor:
+        """This rank's part of whole rows, whose columns lie at this axis."""
+        size = whole.shape[columns] // self.ranks
+        return whole.narrow(columns, self.rank * size, size)
+
 
 class _AllToAll(Function):
     """The exchange is its own transpose, so gradients go back the same way."""

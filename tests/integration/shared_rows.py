@@ -26,6 +26,16 @@ OURS = "autopack_original"
 KINDS = ("llama", "mistral", "qwen3", "gemma3_text", "mixtral", "deepseek_v3", "gpt2", "olmo2", "bert:masked-lm")
 
 
+TOGETHER = ("mamba", "jamba", "qwen3_next", "rwkv", "falcon", "gptj", "gpt_oss")
+"""Types of which some layer runs whole rows on every rank: recurrences, attention in code of their own, sinks."""
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+
+
+def _of_any_length(config: Any) -> Any:
+    """Rows with a document that is longer than the part of a rank."""
+    return rows_of(config, ((7, 12, 5), (3, 19, 2)))
+
+
 def _checkpointed(reentrant: bool) -> Callable[[Any], Any]:
     def change(model: Any) -> Any:
         model.gradient_checkpointing_enable({"use_reentrant": reentrant})
@@ -282,6 +292,9 @@ def all_findings(rank: int, _: Path) -> dict[str, Any]:
     """Everything that one group of processes can find after another."""
     dist.barrier()
     found: dict[str, Any] = {f"exact {kind}": error(kind) for kind in KINDS}
+    found |= {f"exact {kind}": error(kind, _of_any_length, attention="eager") for kind in TOGETHER}
+    found["exact dynamic rope"] = error("llama", _of_any_length, rope_parameters=DYNAMIC, max_position_embeddings=16)
+    found["exact heads that ranks cannot share"] = error("llama", _of_any_length, num_key_value_heads=1)
     found["exact eager"] = error("llama", attention="eager")
     found["exact declared by seq_idx, padded"] = error("llama", declared_otherwise)
     found["exact segments"] = error("mistral", _segments)
@@ -307,11 +320,11 @@ def all_findings(rank: int, _: Path) -> dict[str, Any]:
 
 def _refusals() -> Any:
     yield "alibi", _refused("bloom", attention="eager")
-    yield "mixers", _refused("mamba", attention="eager")
-    yield "sinks", _refused("gpt_oss", attention="eager")
+    yield "padded inside", _refused("longformer:masked-lm", lambda part: part, attention="eager")
+    yield "masks combined", _refused("qwen4_exp_text", attention="eager")
+    yield "whole model", _refused("reformer", attention="eager")
+    yield "scaled queries", _refused("llama4_text")
     yield "own mask", _refused("layoutlm:masked-lm", lambda part: {"input_ids": part["input_ids"]})
-    yield "dynamic rope", _refused("llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4})
-    yield "heads", _refused("llama", num_key_value_heads=1)
     yield "labels", _refused("llama", lambda part: {k: v for k, v in part.items() if k != "shift_labels"})
     yield "boundaries", _refused("llama", _counting_boundaries)
     yield "floats", _refused("llama", lambda part: {**part, "position_ids": part["position_ids"].float()})

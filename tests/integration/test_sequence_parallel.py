@@ -50,12 +50,12 @@ def test_no_document_moves_with_another(findings):
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [
-        ("alibi", "UnsupportedModel", "more than one token"),
-        ("mixers", "UnsupportedModel", "more than one token"),
-        ("sinks", "UnsupportedModel", "s_aux"),
+        ("alibi", "UnsupportedModel", "was given alibi of shape"),
+        ("padded inside", "UnsupportedModel", "pads rows before its layers"),
+        ("masks combined", "UnsupportedModel", "combines its masks"),
+        ("whole model", "UnsupportedModel", "documents are run alone"),
+        ("scaled queries", "UnsupportedModel", "queries are scaled by the columns"),
         ("own mask", "UnsupportedModel", "a mask of its own"),
-        ("dynamic rope", "UnsupportedModel", "longest document"),
-        ("heads", "UnsupportedModel", "1 of keys"),
         ("labels", "UnsupportedModel", "shift_labels"),
         ("boundaries", "InvalidPacking", "where a document ends"),
         ("floats", "InvalidPacking", "of integers; found torch.float32"),
