@@ -17,21 +17,20 @@ from autopack.family import AFTER_PAD_TOKEN, DERIVED, Family, Numbering, Tiny
 _TYPES = """
 aria aya_vision chameleon cohere2_vision cohere_compass cosmos3_edge cosmos3_omni deepseek_ocr2 deepseek_vl
 deepseek_vl_hybrid dots3_note emu3 ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe glm_ocr glmga granite4_vision
-granite_docling hyperclovax_vision_v2
-idefics2 idefics3 internvl janus kimi_k25 kosmos-2.5 lighton_ocr llava llava_next llava_next_video llava_onevision
-mistral3 mistral_large4 muse_glimmer ovis2 paddleocr_vl paligemma pp_chart2table qianfan_ocr qwen2_5_omni_thinker
-qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe shieldgemma2 smolvlm step3p7 unlimited_ocr
+granite_docling hyperclovax_vision_v2 idefics2 idefics3 internvl janus kimi_k25 kosmos-2.5 lighton_ocr llava llava_next llava_next_video llava_onevision
+mistral3 mistral_large4 muse_glimmer muse_spark ovis2 paddleocr_vl paligemma pp_chart2table qianfan_ocr
+qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe shieldgemma2 smolvlm step3p7 unlimited_ocr
 video_llama_3 video_llava vipllava
 """
 _VIDEO_TYPES = """
-cohere_compass cosmos3_edge cosmos3_omni dots3_note exaone4_5 hyperclovax_vision_v2 kimi_k25 muse_glimmer qwen2_5_vl
-qwen2_vl qwen3_vl qwen3_vl_moe video_llama_3
+cohere_compass cosmos3_edge cosmos3_omni dots3_note exaone4_5 hyperclovax_vision_v2 kimi_k25 muse_glimmer muse_spark
+qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe video_llama_3
 """
 _IMAGES = {
     "grid": """
 cohere_compass cosmos3_edge cosmos3_omni dots3_note ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe glm5_next glm_ocr
-glmga hyperclovax_vision_v2 muse_glimmer qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl
-qwen3_vl_moe video_llama_3
+glmga hyperclovax_vision_v2 muse_glimmer muse_spark qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker
+qwen3_vl qwen3_vl_moe video_llama_3
 """,
     "grid of squares": "kimi_k25 paddleocr_vl",
     "square": """
@@ -83,9 +82,8 @@ _TINY: dict[str, dict[str, Any]] = {
     "exaone4_5_vision": _WINDOWED_TOWER,
     "glm4v_moe_text": _m_rope(2, 1, 1, partial_rotary_factor=0.5),
     "glm5_next_text": {"index_kpool": 2},
-    "granite4_vision": {"image_grid_pinpoints": _GRIDS}
-    | {"downsample_rate": "1/2", "deepstack_layer_map": [[-2, 0]]}
-    | {"spatial_target_layers": [1]},
+    "granite4_vision": {"image_grid_pinpoints": _GRIDS, "downsample_rate": "1/2"}
+    | {"deepstack_layer_map": [[-2, 0]], "spatial_target_layers": [1]},
     "hyperclovax_vision_v2": {"vision_config": _WINDOWED_TOWER},
     "janus_vision_model": {"projection_dim": 64, "num_image_tokens": 16},
     "janus_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "num_embeddings": 16, "num_patches": 4},
@@ -94,6 +92,9 @@ _TINY: dict[str, dict[str, Any]] = {
     "kosmos_2_5_text_model": {"embed_dim": 64, "layers": 2},
     "kosmos_2_text_model": {"embed_dim": 64, "layers": 2},
     "muse_glimmer": {"out_hidden_size": 256, "projector_hidden_size": 64},
+    "muse_spark": {"out_hidden_size": 256, "projector_hidden_size": 64},
+    "muse_spark_audio": {"patch_sizes": [4, 4], "hidden_sizes": [16, 32], "depths": [1, 1]},
+    "muse_spark_text": {"moe_hidden_size": 32},
     "nemotron3_diarization": {"head_config": {"audio_hidden_size": 64}},
     "paligemma": {"projection_dim": 64},
     "qwen2_5_omni_thinker": _VISION_TOKENS,
