@@ -17,10 +17,10 @@ from autopack.family import AFTER_PAD_TOKEN, DERIVED, Family, Numbering, Tiny
 _TYPES = """
 aria aya_vision chameleon cohere2_vision cohere_compass cosmos3_edge cosmos3_omni deepseek_ocr2 deepseek_vl
 deepseek_vl_hybrid dots3_note emu3 ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe glm_ocr glmga granite4_vision
-granite_docling hyperclovax_vision_v2 idefics2 idefics3 internvl janus kimi_k25 kosmos-2.5 lighton_ocr llava llava_next llava_next_video llava_onevision
-mistral3 mistral_large4 muse_glimmer muse_spark ovis2 paddleocr_vl paligemma pp_chart2table qianfan_ocr
-qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe shieldgemma2 smolvlm step3p7 unlimited_ocr
-video_llama_3 video_llava vipllava
+granite_docling hyperclovax_vision_v2 idefics2 idefics3 internvl janus kimi_k25 kosmos-2.5 lighton_ocr llava llava_next
+llava_next_video llava_onevision mistral3 mistral_large4 muse_glimmer muse_spark ovis2 paddleocr_vl paligemma
+pp_chart2table qianfan_ocr qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe
+shieldgemma2 smolvlm step3p7 unlimited_ocr video_llama_3 video_llava vipllava
 """
 _VIDEO_TYPES = """
 cohere_compass cosmos3_edge cosmos3_omni dots3_note exaone4_5 hyperclovax_vision_v2 kimi_k25 muse_glimmer muse_spark

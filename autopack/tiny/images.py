@@ -26,6 +26,7 @@ IMAGE = "image"
 
 FORMS = {
     "grid": "(patches, channels * pixels), and the grid of each image",
+    "grid of one frame": "the same, where a grid has no time",
     "grid of squares": "the same, (patches, channels, height, width)",
     "square": "(images, channels, height, width)",
     "square after a prefix": "the same; token types tell the last run of text, which is learned, from all before it",
@@ -162,6 +163,10 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         if "image_merge_sizes" in inspect.signature(type(model).forward).parameters:
             sizes["image_merge_sizes"] = torch.tensor([merge])
         return {"pixel_values": flat, **sizes}
+    if form == "grid of one frame":
+        high, wide = 2 * (1 + number % 2), 4
+        grid = torch.tensor([[high, wide]])
+        return {"pixel_values": pixels(high * wide, channels * patch**2), "image_grid_hw": grid}
     if form in ("square", "square after a prefix"):
         return {"pixel_values": pixels(1, channels, size, size)}
     if form == "sized":
