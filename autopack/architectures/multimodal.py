@@ -28,7 +28,7 @@ qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe video_llama_3
 """
 _IMAGES = {
     "grid": """
-cohere_compass cosmos3_edge cosmos3_omni dots3_note ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe glm5_next glm_ocr
+cohere_compass cosmos3_edge cosmos3_omni dots3_note ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe glm_ocr
 glmga hyperclovax_vision_v2 muse_glimmer muse_spark qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker
 qwen3_vl qwen3_vl_moe video_llama_3
 """,
@@ -43,7 +43,7 @@ shieldgemma2 video_llava vipllava
     "views": "deepseek_ocr2",
     "nested": "granite_docling idefics2 idefics3 smolvlm",
 }
-_NOT_COVERED = "blip-2 chameleon emu3 glm5_next granite_docling"
+_NOT_COVERED = "blip-2 chameleon emu3 granite_docling"
 """Types with images that the leak test has not covered with them."""
 
 
@@ -80,8 +80,10 @@ _TINY: dict[str, dict[str, Any]] = {
     "emu3_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "codebook_size": 4},
     "ernie4_5_vl_moe_text": _m_rope(3, 3, 2) | {"moe_intermediate_size": [32, 32]},
     "exaone4_5_vision": _WINDOWED_TOWER,
+    "florence_vision": {"depths": [1, 1], "patch_size": [7, 3], "patch_stride": [4, 2], "patch_padding": [3, 1]}
+    | {"patch_prenorm": [False, True], "embed_dim": [32, 64], "num_heads": [2, 4], "num_groups": [2, 4]}
+    | {"projection_dim": 64, "window_size": 3},
     "glm4v_moe_text": _m_rope(2, 1, 1, partial_rotary_factor=0.5),
-    "glm5_next_text": {"index_kpool": 2},
     "granite4_vision": {"image_grid_pinpoints": _GRIDS, "downsample_rate": "1/2"}
     | {"deepstack_layer_map": [[-2, 0]], "spatial_target_layers": [1]},
     "hyperclovax_vision_v2": {"vision_config": _WINDOWED_TOWER},
