@@ -80,9 +80,6 @@ _TINY: dict[str, dict[str, Any]] = {
     "emu3_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "codebook_size": 4},
     "ernie4_5_vl_moe_text": _m_rope(3, 3, 2) | {"moe_intermediate_size": [32, 32]},
     "exaone4_5_vision": _WINDOWED_TOWER,
-    "florence_vision": {"depths": [1, 1], "patch_size": [7, 3], "patch_stride": [4, 2], "patch_padding": [3, 1]}
-    | {"patch_prenorm": [False, True], "embed_dim": [32, 64], "num_heads": [2, 4], "num_groups": [2, 4]}
-    | {"projection_dim": 64, "window_size": 3},
     "glm4v_moe_text": _m_rope(2, 1, 1, partial_rotary_factor=0.5),
     "granite4_vision": {"image_grid_pinpoints": _GRIDS, "downsample_rate": "1/2"}
     | {"deepstack_layer_map": [[-2, 0]], "spatial_target_layers": [1]},

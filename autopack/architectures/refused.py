@@ -10,6 +10,7 @@ _REASONS = {
     "its MraSelfAttention averages keys over blocks of 32 columns and attends closely to the best blocks of the row, "
     "so a document whose length is no multiple of 32 has no result of its own (and without its CUDA kernel it attends "
     "to nothing)": "mra",
+    "its encoder puts the patches of an image behind all text of the row, and its biases need boxes": "udop",
     "it is a drafter that takes the states of a target model": "gemma4_assistant gemma4_unified_assistant",
     "its decoder attends to its encoder's cache of the whole row, and refines one canvas per row": "diffusion_gemma",
     "FSMT's Attention has tokens before the batch, and its forward makes the decoder's tokens of the encoder's": "fsmt",
