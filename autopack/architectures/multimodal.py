@@ -16,15 +16,15 @@ from autopack.family import AFTER_PAD_TOKEN, DERIVED, Family, Numbering, Tiny
 
 _TYPES = """
 aria aya_vision chameleon cohere2_vision cohere_compass cosmos3_edge cosmos3_omni deepseek_ocr2 deepseek_vl
-deepseek_vl_hybrid dots3_note emu3 ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe glm_ocr glmga granite4_vision
-granite_docling hyperclovax_vision_v2 idefics2 idefics3 internvl janus kimi_k25 kosmos-2.5 lighton_ocr llava llava_next
-llava_next_video llava_onevision mistral3 mistral_large4 muse_glimmer muse_spark ovis2 paddleocr_vl paligemma
-pp_chart2table qianfan_ocr qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe
-shieldgemma2 smolvlm step3p7 unlimited_ocr video_llama_3 video_llava vipllava
+deepseek_vl_hybrid dots3_note emu3 ernie4_5_vl_moe exaone4_5 fast_vlm glm46v glm4v glm4v_moe glm_ocr glmga
+granite4_vision granite_docling hyperclovax_vision_v2 idefics2 idefics3 internvl janus kimi_k25 kosmos-2.5 lighton_ocr
+llava llava_next llava_next_video llava_onevision mistral3 mistral_large4 muse_glimmer muse_spark ovis2 paddleocr_vl
+paligemma perception_lm pp_chart2table qianfan_ocr qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker
+qwen3_vl qwen3_vl_moe shieldgemma2 smolvlm step3p7 unlimited_ocr video_llama_3 video_llava vipllava
 """
 _VIDEO_TYPES = """
 cohere_compass cosmos3_edge cosmos3_omni dots3_note exaone4_5 hyperclovax_vision_v2 kimi_k25 muse_glimmer muse_spark
-qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe video_llama_3
+perception_lm qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe video_llama_3
 """
 _IMAGES = {
     "grid": """
@@ -40,6 +40,7 @@ shieldgemma2 video_llava vipllava
     "square after a prefix": "paligemma",
     "sized": "emu3 lighton_ocr mistral3 mistral_large4",
     "tiles": "granite4_vision llava_next llava_next_video llava_onevision",
+    "tiles alone": "perception_lm",
     "views": "deepseek_ocr2",
     "nested": "granite_docling idefics2 idefics3 smolvlm",
 }
@@ -107,6 +108,15 @@ _TINY: dict[str, dict[str, Any]] = {
     "vipllava": {"vision_feature_layer": [-2, 1]},
 }
 
+# in place of towers of timm
+_SIGLIP = ("siglip_vision_model", {"model_args": {"embed_dim": 64}, "vision_use_head": False})
+_STAND_INS = {
+    "fast_vlm": {
+        "vision_config": ("convnext", {"hidden_size": 64, "hidden_sizes": [32, 64], "depths": [1, 1], "num_stages": 2})
+    },
+    "perception_lm": {"vision_config": _SIGLIP},
+}
+
 FAMILY = Family(
     name="multimodal",
     model_types=frozenset(_TYPES.split()),
@@ -118,5 +128,7 @@ FAMILY = Family(
         "image": frozenset(" ".join(_IMAGES.values()).split()) - set(_NOT_COVERED.split()),
         "video": frozenset(_VIDEO_TYPES.split()),
     },
-    tiny=Tiny(configs=_TINY, images={form: frozenset(types.split()) for form, types in _IMAGES.items()}),
+    tiny=Tiny(
+        configs=_TINY, stand_ins=_STAND_INS, images={form: frozenset(types.split()) for form, types in _IMAGES.items()}
+    ),
 )

@@ -32,6 +32,7 @@ FORMS = {
     "square after a prefix": "the same; token types tell the last run of text, which is learned, from all before it",
     "sized": "(images, channels, height, width), padded, and the size of each image",
     "tiles": "(images, tiles, channels, height, width), and the size of each image",
+    "tiles alone": "the same without the size, equally many of every image",
     "views": "(images, channels, height, width), and smaller views of each, one after the other",
     "nested": "(rows, images, channels, height, width)",
     "patches": "(images, patches, channels * pixels), and where each patch lies",
@@ -179,6 +180,8 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             "pixel_values": pixels(1, 5, channels, size, size),
             "image_sizes": torch.tensor([[size, 2 * size] if number % 2 else [2 * size, 2 * size]]),
         }
+    if form == "tiles alone":
+        return {"pixel_values": pixels(1, 2, channels, size, size)}
     if form == "views":
         views = 1 + number % 2
         small = pixels(views, channels, size // 2, size // 2)
