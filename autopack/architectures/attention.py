@@ -62,6 +62,9 @@ _TINY: dict[str, dict[str, Any]] = {
     "cohere_compass_text": _SLIDING_AND_FULL | {"rope_parameters": _ROPE},
     # 5.0 takes the experts' width for the router's input
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}, "ffn_config": {"ffn_hidden_size": 64}},
+    "diffusion_gemma": {"canvas_length": 8},
+    "diffusion_gemma_text": _SLIDING_AND_FULL
+    | {"global_head_dim": 32, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     "distilbert": {"dim": 64, "hidden_dim": 96},
     "dots1": _FULL_AND_SLIDING
     | {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "max_window_layers": 1},

@@ -10,14 +10,19 @@ from autopack.family import Family, Tiny
 from autopack.mixers import ALONE, RESTARTING, ROWS
 
 _TYPES = """
-bart bigbird_pegasus blenderbot blenderbot-small m2m_100 marian mbart musicgen_decoder musicgen_melody_decoder mvp
-pegasus plbart seamless_m4t seamless_m4t_v2 speech_to_text trocr
+bart bigbird_pegasus blenderbot blenderbot-small florence2 m2m_100 marian mbart musicgen_decoder
+musicgen_melody_decoder mvp pegasus plbart seamless_m4t seamless_m4t_v2 speech_to_text trocr
 """
 _LEARNED = "Bart BigBirdPegasus Blenderbot BlenderbotSmall MBart Mvp PLBart TrOCR"
 _SINUSOIDAL = "Marian Musicgen MusicgenMelody Pegasus"
 _NUMBERING_NO_PADDING = "M2M100 SeamlessM4T SeamlessM4Tv2 Speech2Text TrOCR"
 """Those whose sinusoidal embeddings number the tokens that are no padding."""
 _MUSICGEN = ("musicgen", "musicgen_melody")
+_FLORENCE_VISION = (
+    {"depths": [1, 1], "patch_size": [7, 3], "patch_stride": [4, 2], "patch_padding": [3, 1], "projection_dim": 64}
+    | {"patch_prenorm": [False, True], "embed_dim": [32, 64], "num_heads": [2, 4], "num_groups": [2, 4]}
+    | {"window_size": 3}
+)
 _MUSICGEN_PARTS = {"text_encoder": "t5", "audio_encoder": "encodec"}
 
 
@@ -44,7 +49,7 @@ FAMILY = Family(
         **dict.fromkeys("BigBirdPegasusSelfAttention MvpAttention TrOCRAttention".split(), ALONE),
     },
     tiny=Tiny(
-        configs={name: {"decoder": {"num_codebooks": 1}} for name in _MUSICGEN},
+        configs={name: {"decoder": {"num_codebooks": 1}} for name in _MUSICGEN} | {"florence_vision": _FLORENCE_VISION},
         parts={name: {**_MUSICGEN_PARTS, "decoder": f"{name}_decoder"} for name in _MUSICGEN},
     ),
 )

@@ -9,5 +9,5 @@ FAMILY = Family(
     model_types=frozenset("evolla mllama".split()),
     how="attention site, document by document; text alone",
     refused_arguments=dict.fromkeys(["cross_attention_states", "pixel_values", "protein_input_ids"], _REASON),
-    refused_types={"idefics": "it takes no text without images, and " + _REASON},
+    refused_types=dict.fromkeys(["blip", "idefics"], "it takes no text without images, and " + _REASON),
 )

@@ -12,25 +12,25 @@ have not been run, so they are refused.
 
 from typing import Any
 
-from autopack.family import AFTER_PAD_TOKEN, Family, Numbering, Tiny
+from autopack.family import AFTER_PAD_TOKEN, DERIVED, Family, Numbering, Tiny
 
 _TYPES = """
-aria aya_vision chameleon cohere2_vision cohere_compass cosmos3_edge cosmos3_omni deepseek_vl deepseek_vl_hybrid
-dots3_note emu3 ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe glm_ocr glmga granite_docling hyperclovax_vision_v2
-idefics2 idefics3 internvl janus kimi_k25 kosmos-2.5 lighton_ocr llava llava_next llava_next_video llava_onevision
-mistral3 mistral_large4 muse_glimmer ovis2 paddleocr_vl paligemma pp_chart2table qianfan_ocr qwen2_5_omni_thinker
-qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe shieldgemma2 smolvlm step3p7 unlimited_ocr
-video_llama_3 video_llava vipllava
+aria aya_vision chameleon cohere2_vision cohere_compass cosmos3_edge cosmos3_omni deepseek_ocr2 deepseek_vl
+deepseek_vl_hybrid dots3_note emu3 ernie4_5_vl_moe exaone4_5 fast_vlm glm46v glm4v glm4v_moe glm_ocr glmga
+granite4_vision granite_docling hyperclovax_vision_v2 idefics2 idefics3 internvl janus kimi_k25 kosmos-2.5 lighton_ocr
+llava llava_next llava_next_video llava_onevision mistral3 mistral_large4 muse_glimmer muse_spark ovis2 paddleocr_vl
+paligemma perception_lm pp_chart2table qianfan_ocr qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker
+qwen3_vl qwen3_vl_moe shieldgemma2 smolvlm step3p7 unlimited_ocr video_llama_3 video_llava vipllava
 """
 _VIDEO_TYPES = """
-cohere_compass cosmos3_edge cosmos3_omni dots3_note exaone4_5 hyperclovax_vision_v2 kimi_k25 muse_glimmer qwen2_5_vl
-qwen2_vl qwen3_vl qwen3_vl_moe video_llama_3
+cohere_compass cosmos3_edge cosmos3_omni dots3_note exaone4_5 hyperclovax_vision_v2 kimi_k25 muse_glimmer muse_spark
+perception_lm qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe video_llama_3
 """
 _IMAGES = {
     "grid": """
-cohere_compass cosmos3_edge cosmos3_omni dots3_note ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe glm5_next glm_ocr
-glmga hyperclovax_vision_v2 muse_glimmer qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl
-qwen3_vl_moe video_llama_3
+cohere_compass cosmos3_edge cosmos3_omni dots3_note ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe glm_ocr
+glmga hyperclovax_vision_v2 muse_glimmer muse_spark qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker
+qwen3_vl qwen3_vl_moe video_llama_3
 """,
     "grid of squares": "kimi_k25 paddleocr_vl",
     "square": """
@@ -40,9 +40,11 @@ shieldgemma2 video_llava vipllava
     "square after a prefix": "paligemma",
     "sized": "emu3 lighton_ocr mistral3 mistral_large4",
     "tiles": "granite4_vision llava_next llava_next_video llava_onevision",
+    "tiles alone": "perception_lm",
+    "views": "deepseek_ocr2",
     "nested": "granite_docling idefics2 idefics3 smolvlm",
 }
-_NOT_COVERED = "blip-2 chameleon emu3 glm5_next granite4_vision granite_docling"
+_NOT_COVERED = "blip-2 chameleon emu3 granite_docling"
 """Types with images that the leak test has not covered with them."""
 
 
@@ -55,19 +57,24 @@ _M_ROPE = """
 cosmos3_edge_text glm46v_text glm4v_text glm_ocr_text paddleocr_vl_text qwen2_5_omni_text qwen2_5_vl_text qwen2_vl_text
 qwen3_omni_moe_text qwen3_vl_moe_text qwen3_vl_text
 """
-_PINPOINTS = "granite4_vision llava_next llava_next_video llava_onevision"
+_PINPOINTS = "llava_next llava_next_video llava_onevision"
+_GRIDS = [[32, 64], [64, 32], [64, 64]]
 _WINDOWED_TOWER = {"window_size": 16, "fullatt_block_indexes": [1]}
 _VISION_TOKENS = {"vision_start_token_id": 104, "vision_end_token_id": 105}
 _EMU3_TOKENS = {f"<|visual token {i:06d}|>": 110 + i for i in range(4)}
 
 _TINY: dict[str, dict[str, Any]] = {
     **{name: _m_rope(4, 2, 2) for name in _M_ROPE.split()},
-    **{name: {"image_grid_pinpoints": [[32, 64], [64, 32], [64, 64]]} for name in _PINPOINTS.split()},
+    **{name: {"image_grid_pinpoints": _GRIDS} for name in _PINPOINTS.split()},
     "aria": {"projector_patch_to_query_dict": {16: 4}},
     "blip-2": {"image_token_index": 120, "num_query_tokens": 4},
     "chameleon": {"vocabulary_map": {"<image>": 120, **{f"IMGIMG{c}Z": 110 + i for i, c in enumerate("ABCD")}}},
     "chameleon_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "num_embeddings": 4},
     "cohere2_vision": {"alignment_intermediate_size": 128},
+    "deepseek_ocr2_encoder": {"num_key_value_heads": 4},
+    "deepseek_ocr2_sam_vision_model": {"mlp_dim": DERIVED, "output_channels": 16, "downsample_channels": [32, 64]}
+    | {"window_size": 3, "global_attn_indexes": [1]},
+    "deepseek_ocr2_text": {"num_key_value_heads": 4, "mlp_layer_types": ["dense", "sparse"]},
     "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},
     "dots3_note_vision_encoder": {"adapter_in_dim": 64, "adapter_out_dim": 64},
     "emu3": {"image_token_id": 120, "vocabulary_map": {"<image>": 120, "<|extra_200|>": 121, **_EMU3_TOKENS}},
@@ -75,7 +82,8 @@ _TINY: dict[str, dict[str, Any]] = {
     "ernie4_5_vl_moe_text": _m_rope(3, 3, 2) | {"moe_intermediate_size": [32, 32]},
     "exaone4_5_vision": _WINDOWED_TOWER,
     "glm4v_moe_text": _m_rope(2, 1, 1, partial_rotary_factor=0.5),
-    "glm5_next_text": {"index_kpool": 2},
+    "granite4_vision": {"image_grid_pinpoints": _GRIDS, "downsample_rate": "1/2"}
+    | {"deepstack_layer_map": [[-2, 0]], "spatial_target_layers": [1]},
     "hyperclovax_vision_v2": {"vision_config": _WINDOWED_TOWER},
     "janus_vision_model": {"projection_dim": 64, "num_image_tokens": 16},
     "janus_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "num_embeddings": 16, "num_patches": 4},
@@ -84,6 +92,9 @@ _TINY: dict[str, dict[str, Any]] = {
     "kosmos_2_5_text_model": {"embed_dim": 64, "layers": 2},
     "kosmos_2_text_model": {"embed_dim": 64, "layers": 2},
     "muse_glimmer": {"out_hidden_size": 256, "projector_hidden_size": 64},
+    "muse_spark": {"out_hidden_size": 256, "projector_hidden_size": 64},
+    "muse_spark_audio": {"patch_sizes": [4, 4], "hidden_sizes": [16, 32], "depths": [1, 1]},
+    "muse_spark_text": {"moe_hidden_size": 32},
     "nemotron3_diarization": {"head_config": {"audio_hidden_size": 64}},
     "paligemma": {"projection_dim": 64},
     "qwen2_5_omni_thinker": _VISION_TOKENS,
@@ -97,6 +108,15 @@ _TINY: dict[str, dict[str, Any]] = {
     "vipllava": {"vision_feature_layer": [-2, 1]},
 }
 
+# in place of towers of timm
+_SIGLIP = ("siglip_vision_model", {"model_args": {"embed_dim": 64}, "vision_use_head": False})
+_STAND_INS = {
+    "fast_vlm": {
+        "vision_config": ("convnext", {"hidden_size": 64, "hidden_sizes": [32, 64], "depths": [1, 1], "num_stages": 2})
+    },
+    "perception_lm": {"vision_config": _SIGLIP},
+}
+
 FAMILY = Family(
     name="multimodal",
     model_types=frozenset(_TYPES.split()),
@@ -108,5 +128,7 @@ FAMILY = Family(
         "image": frozenset(" ".join(_IMAGES.values()).split()) - set(_NOT_COVERED.split()),
         "video": frozenset(_VIDEO_TYPES.split()),
     },
-    tiny=Tiny(configs=_TINY, images={form: frozenset(types.split()) for form, types in _IMAGES.items()}),
+    tiny=Tiny(
+        configs=_TINY, stand_ins=_STAND_INS, images={form: frozenset(types.split()) for form, types in _IMAGES.items()}
+    ),
 )

@@ -10,7 +10,10 @@ _REASONS = {
     "its MraSelfAttention averages keys over blocks of 32 columns and attends closely to the best blocks of the row, "
     "so a document whose length is no multiple of 32 has no result of its own (and without its CUDA kernel it attends "
     "to nothing)": "mra",
+    "its encoder puts the patches of an image behind all text of the row, and its biases need boxes": "udop",
     "it is a drafter that takes the states of a target model": "gemma4_assistant gemma4_unified_assistant",
+    "its decoder attends to its encoder's cache of the whole row, and refines one canvas per row": "diffusion_gemma",
+    "it takes a state and plans actions once per row, over the cache of the whole row": "pi0",
     "FSMT's Attention has tokens before the batch, and its forward makes the decoder's tokens of the encoder's": "fsmt",
     "NllbMoeTop2Router drops what goes over a capacity that it reckons from all tokens of the batch": "nllb-moe",
     "it has no forward of its own over its thinker and talker; enable `model.thinker`": "qwen2_5_omni qwen3_omni_moe",

@@ -11,6 +11,9 @@ _MODELS = {
     "its characters are taken together by columns of the row, and its attention goes by blocks of it": "CanineModel",
     "its key-value compressors pool windows counted from the row's start": "DeepseekV4ForCausalLM DeepseekV4Model",
     "its indexer selects blocks of keys counted from the row's start": "MiniMaxM3VLForCausalLM MiniMaxM3VLTextModel",
+    "its indexer pools keys by windows counted from the row's start, and selects among those of all of it": (
+        "Glm5NextTextModel"
+    ),
     "its streams of n-grams are numbered from the start of the row": "ProphetNetForCausalLM ProphetNetDecoder",
     "its relative encodings and streams are made for the row": "XLNetLMHeadModel XLNetModel",
     "its encoder pools every two columns of the row into one": "FunnelModel FunnelBaseModel",
@@ -30,6 +33,10 @@ _TINY: dict[str, dict[str, Any]] = {
     | {"compress_rates": {"compressed_sparse_attention": 2, _HEAVILY: 4}, "num_key_value_heads": 1, "head_dim": 16}
     | {"partial_rotary_factor": 0.5, "index_topk": 2, "o_groups": 2, "o_lora_rank": 16, "hc_mult": 2}
     | {"hc_sinkhorn_iters": 2},
+    "glm5_next_text": {"layer_types": ["linear_attention", "indexed_attention", "indexed_attention"]}
+    | {"indexer_types": ["full", "full", "shared"], "mlp_layer_types": ["dense", "sparse", "sparse"], "index_kpool": 2}
+    | {"qk_rope_head_dim": 0, "head_dim": 0, "hc_mult": 2, "linear_num_heads": 2, "linear_head_dim": 8},
+    "glm5_next_vision": {"projection_intermediate_size": 96},
     "perceiver": {"num_latents": 8, "d_latents": 64, "num_self_attends_per_block": 2},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]}
     | {"mlp_layer_types": ["dense", "sparse"], "index_n_heads": 2, "index_block_size": 4, "index_topk_blocks": 2},
@@ -41,7 +48,10 @@ _TINY: dict[str, dict[str, Any]] = {
     | {"axial_pos_embds": False, "attn_layers": ["local", "lsh"]},
 }
 
-_TYPES = "blt canine cpmant deepseek_v4 funnel minimax_m3_vl minimax_m3_vl_text perceiver prophetnet reformer xlnet"
+_TYPES = """
+blt canine cpmant deepseek_v4 funnel glm5_next minimax_m3_vl minimax_m3_vl_text perceiver prophetnet reformer xlnet
+"""
+_WITH_IMAGES = frozenset("glm5_next minimax_m3_vl".split())
 
 
 def _refusal(config: Any) -> str | None:
@@ -65,10 +75,10 @@ FAMILY = Family(
         **{name: OneByOne(reason) for reason, names in _MODELS.items() for name in names.split()},
         **dict.fromkeys("ReformerModelWithLMHead ReformerForMaskedLM ReformerModel".split(), _REFORMER),
     },
-    media_types=dict.fromkeys(["image", "video"], frozenset({"minimax_m3_vl"})),
+    media_types={"image": _WITH_IMAGES, "video": frozenset({"minimax_m3_vl"})},
     tiny=Tiny(
         configs=_TINY,
         causal={"reformer": {"is_decoder": True}, "xlnet": {"attn_type": "uni"}},
-        images={"grid": frozenset({"minimax_m3_vl"})},
+        images={"grid": _WITH_IMAGES},
     ),
 )

@@ -42,8 +42,10 @@ def causal_lm_class_names() -> frozenset[str]:
 
 
 def seq2seq_class_names() -> frozenset[str]:
-    """Names of all classes that transformers maps to a loss over the decoder's tokens, speech included."""
-    return frozenset([*_classes("SEQ_TO_SEQ_CAUSAL_LM").values(), *_classes("SPEECH_SEQ_2_SEQ").values()])
+    """Names of all classes that transformers maps to a loss over the decoder's tokens, of speech and images too."""
+    tasks = ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT")
+    values = [value for task in tasks for value in _classes(task).values()]
+    return frozenset(name for value in values for name in ([value] if isinstance(value, str) else value))
 
 
 def is_encoder_type(model_type: str) -> bool:

@@ -26,11 +26,14 @@ IMAGE = "image"
 
 FORMS = {
     "grid": "(patches, channels * pixels), and the grid of each image",
+    "grid of one frame": "the same, where a grid has no time",
     "grid of squares": "the same, (patches, channels, height, width)",
     "square": "(images, channels, height, width)",
     "square after a prefix": "the same; token types tell the last run of text, which is learned, from all before it",
     "sized": "(images, channels, height, width), padded, and the size of each image",
     "tiles": "(images, tiles, channels, height, width), and the size of each image",
+    "tiles alone": "the same without the size, equally many of every image",
+    "views": "(images, channels, height, width), and smaller views of each, one after the other",
     "nested": "(rows, images, channels, height, width)",
     "patches": "(images, patches, channels * pixels), and where each patch lies",
     "spatial patches": "the same, and how many patches lie side by side",
@@ -133,6 +136,8 @@ def _placeholders(model: PreTrainedModel, picture: dict[str, torch.Tensor]) -> i
         features = owner.get_image_features(**{name: value for name, value in picture.items() if name in named})
     found = getattr(features, "pooler_output", None)
     found = getattr(features, "last_hidden_state", features) if found is None else found
+    if getattr(features, "deepstack_features", None) is not None and found is None:
+        found = features.deepstack_features[0][1]  # all that there is: features to be added in several layers
     parts = found if isinstance(found, list | tuple) else [found]
     return sum(part.numel() // part.shape[-1] for part in parts)
 
@@ -159,6 +164,10 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         if "image_merge_sizes" in inspect.signature(type(model).forward).parameters:
             sizes["image_merge_sizes"] = torch.tensor([merge])
         return {"pixel_values": flat, **sizes}
+    if form == "grid of one frame":
+        high, wide = 2 * (1 + number % 2), 4
+        grid = torch.tensor([[high, wide]])
+        return {"pixel_values": pixels(high * wide, channels * patch**2), "image_grid_hw": grid}
     if form in ("square", "square after a prefix"):
         return {"pixel_values": pixels(1, channels, size, size)}
     if form == "sized":
@@ -170,6 +179,16 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         return {
             "pixel_values": pixels(1, 5, channels, size, size),
             "image_sizes": torch.tensor([[size, 2 * size] if number % 2 else [2 * size, 2 * size]]),
+        }
+    if form == "tiles alone":
+        return {"pixel_values": pixels(1, 2, channels, size, size)}
+    if form == "views":
+        views = 1 + number % 2
+        small = pixels(views, channels, size // 2, size // 2)
+        return {
+            "pixel_values": pixels(1, channels, size, size),
+            "pixel_values_local": small,
+            "num_local_patches": torch.tensor([views]),
         }
     if form == "nested":
         return {"pixel_values": pixels(1, 1, channels, size, size)}
