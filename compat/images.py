@@ -89,7 +89,8 @@ def alone_loss(model: PreTrainedModel, found: Sequence[Sequence[Document]]) -> t
 def weighted_gradients(model: PreTrainedModel, parts: list[torch.Tensor]) -> list[torch.Tensor]:
     """Gradients of a fixed weighted sum of all logits, by parameter, those of the vision tower included."""
     generator = torch.Generator().manual_seed(1)
-    total: Any = sum((p * torch.randn(p.shape, generator=generator).to(p)).sum() for p in parts)
+    shown = [p.where(p.detach().abs() < torch.finfo(p.dtype).max / 2, torch.zeros_like(p)) for p in parts]
+    total: Any = sum((p * torch.randn(p.shape, generator=generator).to(p)).sum() for p in shown)
     wanted = [p for p in model.parameters() if p.requires_grad]
     found = torch.autograd.grad(total, wanted, allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for p, g in zip(wanted, found, strict=True)]
@@ -119,7 +120,9 @@ def compare(
     """
     found = [as_videos(stock, d) if videos else d for d in documents(stock)]
     reference = {id(d): alone(stock, d).logits[0] for d in found}
-    scale = float(torch.cat(list(reference.values())).detach().std())
+    logits = torch.cat(list(reference.values())).detach()
+    # without those of image tokens, which Chameleon forbids by the smallest number of their precision
+    scale = float(logits[logits.abs() < torch.finfo(logits.dtype).max / 2].std())
     result = {"worst": 0.0, "influence": 0.0, "loss": 0.0}
     for rows in ([found], [found, found[::-1]]):
         logits = model(**packed(model, rows)).logits

@@ -42,7 +42,7 @@ shieldgemma2 video_llava vipllava
     "tiles": "granite4_vision llava_next llava_next_video llava_onevision",
     "nested": "granite_docling idefics2 idefics3 smolvlm",
 }
-_NOT_COVERED = "blip-2 chameleon emu3 glm5_next granite4_vision granite_docling"
+_NOT_COVERED = "blip-2 glm5_next granite4_vision granite_docling"
 """Types with images that the leak test has not covered with them."""
 
 
@@ -66,12 +66,12 @@ _TINY: dict[str, dict[str, Any]] = {
     "aria": {"projector_patch_to_query_dict": {16: 4}},
     "blip-2": {"image_token_index": 120, "num_query_tokens": 4},
     "chameleon": {"vocabulary_map": {"<image>": 120, **{f"IMGIMG{c}Z": 110 + i for i, c in enumerate("ABCD")}}},
-    "chameleon_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "num_embeddings": 4},
+    "chameleon_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1, 1], "num_embeddings": 4},
     "cohere2_vision": {"alignment_intermediate_size": 128},
     "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},
     "dots3_note_vision_encoder": {"adapter_in_dim": 64, "adapter_out_dim": 64},
     "emu3": {"image_token_id": 120, "vocabulary_map": {"<image>": 120, "<|extra_200|>": 121, **_EMU3_TOKENS}},
-    "emu3_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "codebook_size": 4},
+    "emu3_vqgan": {"base_channels": 64, "channel_multiplier": [1, 1, 1], "codebook_size": 4},
     "ernie4_5_vl_moe_text": _m_rope(3, 3, 2) | {"moe_intermediate_size": [32, 32]},
     "exaone4_5_vision": _WINDOWED_TOWER,
     "glm4v_moe_text": _m_rope(2, 1, 1, partial_rotary_factor=0.5),

@@ -139,7 +139,7 @@ def _placeholders(model: PreTrainedModel, picture: dict[str, torch.Tensor]) -> i
 
 def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
     """The arguments of one image; images of different numbers have different sizes where the type allows."""
-    form, vision = form_of(model), model.config.vision_config
+    form, vision = form_of(model), _vision(model)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
 
     def pixels(*shape: int) -> torch.Tensor:
@@ -186,7 +186,13 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
 
 
 def _merge(model: PreTrainedModel) -> int:
-    vision = model.config.vision_config
+    vision = _vision(model)
     names = ("spatial_merge_size", "merge_size", "merge_kernel_size")
     found = next((getattr(vision, name) for name in names if getattr(vision, name, None)), 2)
     return int(found if isinstance(found, int) else found[0])
+
+
+def _vision(model: PreTrainedModel) -> Any:
+    """The configuration of what reads the images."""
+    names = ("vision_config", "vq_config")
+    return next(part for name in names if (part := getattr(model.config, name, None)) is not None)
