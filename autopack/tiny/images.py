@@ -29,6 +29,7 @@ FORMS = {
     "grid of squares": "the same, (patches, channels, height, width)",
     "square": "(images, channels, height, width)",
     "square after a prefix": "the same; token types tell the last run of text, which is learned, from all before it",
+    "two resolutions": "the same, and the same image at a higher resolution",
     "sized": "(images, channels, height, width), padded, and the size of each image",
     "tiles": "(images, tiles, channels, height, width), and the size of each image",
     "nested": "(rows, images, channels, height, width)",
@@ -161,6 +162,12 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         return {"pixel_values": flat, **sizes}
     if form in ("square", "square after a prefix"):
         return {"pixel_values": pixels(1, channels, size, size)}
+    if form == "two resolutions":
+        fine = model.config.high_res_vision_config.image_size
+        return {
+            "pixel_values": pixels(1, channels, size, size),
+            "high_res_pixel_values": pixels(1, channels, fine, fine),
+        }
     if form == "sized":
         found = torch.tensor([[size, size if number % 2 else size // 2]])
         image = pixels(1, channels, size, size)
