@@ -41,9 +41,10 @@ shieldgemma2 video_llava vipllava
     "two resolutions": "deepseek_vl_hybrid",
     "sized": "emu3 lighton_ocr mistral3 mistral_large4",
     "tiles": "granite4_vision llava_next llava_next_video llava_onevision",
-    "nested": "granite_docling idefics2 idefics3 smolvlm",
+    "nested": "idefics2 idefics3 smolvlm",
+    "nested, masked": "granite_docling",
 }
-_NOT_COVERED = "blip-2 emu3 glm5_next granite4_vision granite_docling"
+_NOT_COVERED = "blip-2 emu3 glm5_next granite4_vision"
 """Types with images that the leak test has not covered with them.
 
 Emu3's tokenizer of images normalizes over all images of a call while it trains (`BatchNorm3d`).
@@ -81,6 +82,7 @@ _TINY: dict[str, dict[str, Any]] = {
     "exaone4_5_vision": _WINDOWED_TOWER,
     "glm4v_moe_text": _m_rope(2, 1, 1, partial_rotary_factor=0.5),
     "glm5_next_text": {"index_kpool": 2},
+    "granite_docling_vision": {"deepstack_visual_indexes": [0], "scale_factor": 2},
     "hyperclovax_vision_v2": {"vision_config": _WINDOWED_TOWER},
     "janus_vision_model": {"projection_dim": 64, "num_image_tokens": 16},
     "janus_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "num_embeddings": 16, "num_patches": 4},

@@ -33,6 +33,7 @@ FORMS = {
     "sized": "(images, channels, height, width), padded, and the size of each image",
     "tiles": "(images, tiles, channels, height, width), and the size of each image",
     "nested": "(rows, images, channels, height, width)",
+    "nested, masked": "the same, and which images a row has",
     "patches": "(images, patches, channels * pixels), and where each patch lies",
     "spatial patches": "the same, and how many patches lie side by side",
 }
@@ -106,7 +107,7 @@ def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dic
     }
     pictures = [picture for each in documents for d in each for picture in d.images]
     if pictures:
-        join = _by_row if form_of(model) == "nested" else _in_order
+        join = _by_row if form_of(model) in ("nested", "nested, masked") else _in_order
         arguments |= {name: join(name, documents) for name in pictures[0]}
     return arguments
 
@@ -180,6 +181,11 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         }
     if form == "nested":
         return {"pixel_values": pixels(1, 1, channels, size, size)}
+    if form == "nested, masked":
+        return {
+            "pixel_values": pixels(1, 1, channels, size, size),
+            "pixel_attention_mask": torch.ones(1, 1, dtype=torch.bool),
+        }
     if form == "spatial patches":
         high, wide = 2 * _SIDE, _SIDE * (1 + number % 2)
         flat, mask = pixels(1, 4 * _SIDE**2, channels * patch**2), torch.zeros(1, 4 * _SIDE**2, dtype=torch.long)
