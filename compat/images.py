@@ -103,11 +103,15 @@ def changed(document: Document, *, image: bool) -> Document:
         ids = document.tokens["input_ids"]
         other = torch.where((ids >= 8) & (ids < 100), 8 + (ids - 8 + 41) % 92, ids)
         return dataclasses.replace(document, tokens={**document.tokens, "input_ids": other})
-    pictures = tuple(
-        {name: -2 * value if value.is_floating_point() else value for name, value in picture.items()}
-        for picture in document.images
-    )
+    pictures = tuple({name: other_pixels(name, value) for name, value in picture.items()} for picture in document.images)
     return dataclasses.replace(document, images=pictures)
+
+
+def other_pixels(name: str, value: torch.Tensor) -> torch.Tensor:
+    """Other pixels in the same places; sizes and masks stay."""
+    if name == "flattened_patches":  # row and column come first
+        return torch.cat([value[..., :2], -2 * value[..., 2:]], dim=-1)
+    return -2 * value if value.is_floating_point() else value
 
 
 def compare(

@@ -32,6 +32,7 @@ cohere_compass cosmos3_edge cosmos3_omni dots3_note ernie4_5_vl_moe exaone4_5 gl
 glmga hyperclovax_vision_v2 muse_glimmer qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl
 qwen3_vl_moe video_llama_3
 """,
+    "flattened patches": "kosmos-2.5",
     "grid of squares": "kimi_k25 paddleocr_vl",
     "square": """
 aria aya_vision blip-2 chameleon cohere2_vision deepseek_vl internvl janus llava ovis2 pp_chart2table qianfan_ocr
@@ -39,6 +40,7 @@ shieldgemma2 video_llava vipllava
 """,
     "square after a prefix": "paligemma",
     "two resolutions": "deepseek_vl_hybrid",
+    "square and crops": "step3p7",
     "sized": "emu3 lighton_ocr mistral3 mistral_large4",
     "tiles": "granite4_vision llava_next llava_next_video llava_onevision",
     "nested": "idefics2 idefics3 smolvlm",
@@ -88,7 +90,9 @@ _TINY: dict[str, dict[str, Any]] = {
     "janus_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "num_embeddings": 16, "num_patches": 4},
     "kimi_k25": {"projection_hidden_size": 64},
     "kimi_k25_vision": {"pos_emb_height": 8, "pos_emb_width": 8},
+    "kosmos-2.5": {"latent_query_num": 4},
     "kosmos_2_5_text_model": {"embed_dim": 64, "layers": 2},
+    "kosmos_2_5_vision_model": {"patch_embed_hidden_size": 32},
     "kosmos_2_text_model": {"embed_dim": 64, "layers": 2},
     "muse_glimmer": {"out_hidden_size": 256, "projector_hidden_size": 64},
     "nemotron3_diarization": {"head_config": {"audio_hidden_size": 64}},
@@ -110,6 +114,7 @@ FAMILY = Family(
     how="attention site, document by document; positions by document; images in the order of the documents",
     numbering=dict.fromkeys("kosmos_2_text_model kosmos_2_5_text_model".split(), AFTER_PAD_TOKEN)
     | dict.fromkeys(("paligemma", "colpali"), Numbering(start=1, relative=True)),
+    within_token=frozenset({"Kosmos2_5ImageToTextProjection"}),
     dense_types=frozenset({"dots3_note"}),
     media_types={
         "image": frozenset(" ".join(_IMAGES.values()).split()) - set(_NOT_COVERED.split()),

@@ -30,11 +30,13 @@ FORMS = {
     "square": "(images, channels, height, width)",
     "square after a prefix": "the same; token types tell the last run of text, which is learned, from all before it",
     "two resolutions": "the same, and the same image at a higher resolution",
+    "square and crops": "the same as square, the crops of all images, and how many each image has",
     "sized": "(images, channels, height, width), padded, and the size of each image",
     "tiles": "(images, tiles, channels, height, width), and the size of each image",
     "nested": "(rows, images, channels, height, width)",
     "nested, masked": "the same, and which images a row has",
     "patches": "(images, patches, channels * pixels), and where each patch lies",
+    "flattened patches": "(images, patches, row and column and channels * pixels); a mask tells the placeholders",
     "spatial patches": "the same, and how many patches lie side by side",
 }
 """The forms in which types take images; the families say which type takes which (`autopack.family.Tiny.images`)."""
@@ -70,11 +72,8 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     config = model.config
     found: list[torch.Tensor] = []
     pictures: list[dict[str, torch.Tensor]] = []
-    placeholder = next(
-        value
-        for name in ("image_token_id", "image_token_index")
-        if isinstance(value := getattr(config, name, None), int)
-    )
+    ids_of_placeholders = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
+    placeholder = next((value for value in ids_of_placeholders if isinstance(value, int)), rules.VOCAB - 1)
     for number, part in enumerate(parts):
         if isinstance(part, int):
             ids = tokens(config, 1, part, seed=seed * 100 + number)
@@ -87,7 +86,7 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
         found.append(ids)
     whole = torch.cat(found, dim=1)
     named = inspect.signature(type(model).forward).parameters
-    names = [name for name in ("mm_token_type_ids", "token_type_ids") if name in named]
+    names = [name for name in ("mm_token_type_ids", "token_type_ids", "image_embeds_position_mask") if name in named]
     per_token = {"input_ids": whole, **{name: (whole == placeholder).long() for name in names}}
     if "token_type_ids" in named and form_of(model) == "square after a prefix":
         per_token["token_type_ids"] = (torch.arange(whole.shape[1]) >= whole.shape[1] - found[-1].shape[1]).long()[None]
@@ -129,6 +128,8 @@ def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
 
 
 def _placeholders(model: PreTrainedModel, picture: dict[str, torch.Tensor]) -> int:
+    if form_of(model) == "flattened patches":
+        return int(model.config.latent_query_num)
     owner: Any = next(m for m in (getattr(model, "model", None), model) if hasattr(m, "get_image_features"))
     named = inspect.signature(owner.get_image_features).parameters
     with torch.no_grad():
@@ -163,6 +164,13 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         return {"pixel_values": flat, **sizes}
     if form in ("square", "square after a prefix"):
         return {"pixel_values": pixels(1, channels, size, size)}
+    if form == "square and crops":
+        crops = 1 + number % 2
+        return {
+            "pixel_values": pixels(1, channels, size, size),
+            "pixel_values_local": pixels(crops, channels, size, size),
+            "num_local_patches": torch.tensor([crops]),
+        }
     if form == "two resolutions":
         fine = model.config.high_res_vision_config.image_size
         return {
@@ -186,6 +194,13 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             "pixel_values": pixels(1, 1, channels, size, size),
             "pixel_attention_mask": torch.ones(1, 1, dtype=torch.bool),
         }
+    if form == "flattened patches":
+        high, wide = _SIDE, _SIDE + number % 2
+        # zeros are padding
+        flat = torch.zeros(1, _SIDE * (_SIDE + 1), 2 + vision.patch_embed_hidden_size, dtype=dtype)
+        where = 1 + torch.cartesian_prod(torch.arange(high), torch.arange(wide))
+        flat[:, : high * wide] = torch.cat([where[None], pixels(1, high * wide, vision.patch_embed_hidden_size)], dim=2)
+        return {"flattened_patches": flat}
     if form == "spatial patches":
         high, wide = 2 * _SIDE, _SIDE * (1 + number % 2)
         flat, mask = pixels(1, 4 * _SIDE**2, channels * patch**2), torch.zeros(1, 4 * _SIDE**2, dtype=torch.long)
