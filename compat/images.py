@@ -107,11 +107,11 @@ def changed(document: Document, *, image: bool) -> Document:
     return dataclasses.replace(document, images=pictures)
 
 
-def other_pixels(name: str, value: torch.Tensor) -> torch.Tensor:
+def other_pixels(name: str, value: Any) -> Any:
     """Other pixels in the same places; sizes and masks stay."""
     if name == "flattened_patches":  # row and column come first
         return torch.cat([value[..., :2], -2 * value[..., 2:]], dim=-1)
-    return -2 * value if value.is_floating_point() else value
+    return -2 * value if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def compare(

@@ -41,6 +41,7 @@ shieldgemma2 video_llava vipllava
     "square after a prefix": "paligemma",
     "two resolutions": "deepseek_vl_hybrid",
     "square and crops": "step3p7",
+    "square and grids of crops": "unlimited_ocr",
     "sized": "emu3 lighton_ocr mistral3 mistral_large4",
     "tiles": "granite4_vision llava_next llava_next_video llava_onevision",
     "nested": "idefics2 idefics3 smolvlm",
@@ -104,6 +105,7 @@ _TINY: dict[str, dict[str, Any]] = {
     "qwen3_omni_moe_thinker": _VISION_TOKENS,
     "shieldgemma2": {"mm_tokens_per_image": 4},
     "step3p5": {"sliding_window": 4},
+    "unlimited_ocr_sam_vision_model": {"image_size": 64, "downsample_channels": [64, 64], "global_attn_indexes": [0]},
     "unlimited_ocr_text": {"head_dim": 16, "num_key_value_heads": 4},
     "vipllava": {"vision_feature_layer": [-2, 1]},
 }

@@ -31,6 +31,7 @@ FORMS = {
     "square after a prefix": "the same; token types tell the last run of text, which is learned, from all before it",
     "two resolutions": "the same, and the same image at a higher resolution",
     "square and crops": "the same as square, the crops of all images, and how many each image has",
+    "square and grids of crops": "the same, in lists, and how many crops lie side by side and below each other",
     "sized": "(images, channels, height, width), padded, and the size of each image",
     "tiles": "(images, tiles, channels, height, width), and the size of each image",
     "nested": "(rows, images, channels, height, width)",
@@ -51,7 +52,7 @@ class Document:
     """One document: what it has for every token, (1, tokens), and the arguments of each of its images."""
 
     tokens: dict[str, torch.Tensor]
-    images: tuple[dict[str, torch.Tensor], ...]
+    images: tuple[dict[str, Any], ...]
 
     def __len__(self) -> int:
         return self.tokens["input_ids"].shape[1]
@@ -71,7 +72,7 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     generator = torch.Generator().manual_seed(seed)
     config = model.config
     found: list[torch.Tensor] = []
-    pictures: list[dict[str, torch.Tensor]] = []
+    pictures: list[dict[str, Any]] = []
     ids_of_placeholders = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
     placeholder = next((value for value in ids_of_placeholders if isinstance(value, int)), rules.VOCAB - 1)
     for number, part in enumerate(parts):
@@ -93,12 +94,12 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     return Document(per_token, tuple(pictures))
 
 
-def row(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, torch.Tensor]:
+def row(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Any]:
     """The arguments of a row of these documents: without anything that says where one ends."""
     return rows(model, [documents])
 
 
-def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dict[str, torch.Tensor]:
+def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dict[str, Any]:
     """The arguments of several rows of documents, which must be equally long."""
     names = documents[0][0].tokens
     arguments = {
@@ -111,8 +112,9 @@ def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dic
     return arguments
 
 
-def _in_order(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
-    return torch.cat([picture[name] for each in documents for d in each for picture in d.images])
+def _in_order(name: str, documents: Sequence[Sequence[Document]]) -> Any:
+    found: list[Any] = [picture[name] for each in documents for d in each for picture in d.images]
+    return sum(found, []) if isinstance(found[0], list) else torch.cat(found)
 
 
 def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
@@ -127,7 +129,7 @@ def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
     return torch.cat(found)
 
 
-def _placeholders(model: PreTrainedModel, picture: dict[str, torch.Tensor]) -> int:
+def _placeholders(model: PreTrainedModel, picture: dict[str, Any]) -> int:
     if form_of(model) == "flattened patches":
         return int(model.config.latent_query_num)
     owner: Any = next(m for m in (getattr(model, "model", None), model) if hasattr(m, "get_image_features"))
@@ -140,7 +142,7 @@ def _placeholders(model: PreTrainedModel, picture: dict[str, torch.Tensor]) -> i
     return sum(part.numel() // part.shape[-1] for part in parts)
 
 
-def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> dict[str, Any]:
     """The arguments of one image; images of different numbers have different sizes where the type allows."""
     form, vision = form_of(model), _vision(model)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
@@ -149,7 +151,7 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         return torch.randn(shape, generator=generator).to(dtype)
 
     channels = next((getattr(vision, n) for n in ("in_channels", "in_chans", "num_channels") if hasattr(vision, n)), 3)
-    size = getattr(vision, "image_size", _SIZE)
+    size = getattr(getattr(vision, "sam_config", vision), "image_size", _SIZE)
     size = size if isinstance(size, int) else _SIZE
     patch = getattr(vision, "patch_size", _PATCH)
     if form in ("grid", "grid of squares"):
@@ -170,6 +172,14 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             "pixel_values": pixels(1, channels, size, size),
             "pixel_values_local": pixels(crops, channels, size, size),
             "num_local_patches": torch.tensor([crops]),
+        }
+    if form == "square and grids of crops":
+        wide = 1 + number % 2
+        return {
+            "pixel_values": pixels(1, channels, size, size),
+            "pixel_values_local": pixels(2 * wide, channels, size, size),
+            "num_local_patches": [2 * wide],
+            "patches_grid": [[wide, 2]],
         }
     if form == "two resolutions":
         fine = model.config.high_res_vision_config.image_size
