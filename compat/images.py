@@ -43,6 +43,7 @@ def as_videos(model: PreTrainedModel, document: Document) -> Document:
         "pixel_values": "pixel_values_videos",
         "image_grid_thw": "video_grid_thw",
         "image_merge_sizes": "video_merge_sizes",
+        "target_sizes": "target_sizes_videos",
     }
     videos = tuple({names[name]: value for name, value in picture.items()} for picture in document.images)
     return Document(tokens, videos)

@@ -27,6 +27,7 @@ IMAGE = "image"
 FORMS = {
     "grid": "(patches, channels * pixels), and the grid of each image",
     "grid of squares": "the same, (patches, channels, height, width)",
+    "row of patches": "(1, channels, height, patches * width), and the size of each image in patches",
     "square": "(images, channels, height, width)",
     "square after a prefix": "the same; token types tell the last run of text, which is learned, from all before it",
     "two resolutions": "the same, and the same image at a higher resolution",
@@ -107,14 +108,19 @@ def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dic
     }
     pictures = [picture for each in documents for d in each for picture in d.images]
     if pictures:
-        join = _by_row if form_of(model) in ("nested", "nested, masked") else _in_order
-        arguments |= {name: join(name, documents) for name in pictures[0]}
+        form = form_of(model)
+        for name in pictures[0]:
+            if form in ("nested", "nested, masked"):
+                arguments[name] = _by_row(name, documents)
+            else:
+                along = -1 if form == "row of patches" and name.startswith("pixel_values") else 0
+                arguments[name] = _in_order(name, documents, along)
     return arguments
 
 
-def _in_order(name: str, documents: Sequence[Sequence[Document]]) -> Any:
+def _in_order(name: str, documents: Sequence[Sequence[Document]], along: int) -> Any:
     found: list[Any] = [picture[name] for each in documents for d in each for picture in d.images]
-    return sum(found, []) if isinstance(found[0], list) else torch.cat(found)
+    return sum(found, []) if isinstance(found[0], list) else torch.cat(found, dim=along)
 
 
 def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
@@ -164,6 +170,12 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         if "image_merge_sizes" in inspect.signature(type(model).forward).parameters:
             sizes["image_merge_sizes"] = torch.tensor([merge])
         return {"pixel_values": flat, **sizes}
+    if form == "row of patches":
+        high, wide = 2 * _SIDE, 2 * _SIDE * (1 + number % 2)
+        return {
+            "pixel_values": pixels(1, channels, patch, high * wide * patch),
+            "target_sizes": torch.tensor([[high, wide]]),
+        }
     if form in ("square", "square after a prefix"):
         return {"pixel_values": pixels(1, channels, size, size)}
     if form == "square and crops":
