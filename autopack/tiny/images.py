@@ -82,9 +82,10 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
         else:
             pictures.append(_picture(model, len(pictures) + seed, generator))
             ids = torch.full((1, _placeholders(model, pictures[-1])), placeholder)
-            start, end = (getattr(config, f"vision_{side}_token_id", None) for side in ("start", "end"))
-            if isinstance(start, int) and isinstance(end, int):
-                ids = torch.cat([torch.tensor([[start]]), ids, torch.tensor([[end]])], dim=1)
+            for name in ("vision_{}_token_id", "image_{}_id"):
+                start, end = (getattr(config, name.format(side), None) for side in ("start", "end"))
+                if isinstance(start, int) and isinstance(end, int):
+                    ids = torch.cat([torch.tensor([[start]]), ids, torch.tensor([[end]])], dim=1)
         found.append(ids)
     whole = torch.cat(found, dim=1)
     named = inspect.signature(type(model).forward).parameters
