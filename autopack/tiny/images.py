@@ -27,6 +27,8 @@ IMAGE = "image"
 FORMS = {
     "grid": "(patches, channels * pixels), and the grid of each image",
     "grid of squares": "the same, (patches, channels, height, width)",
+    "grid of tokens": "(tokens, height, width, channels), and the grid of each image",
+    "patches in time": "(patches, times, height, width, channels)",
     "row of patches": "(1, channels, height, patches * width), and the size of each image in patches",
     "square": "(images, channels, height, width)",
     "square after a prefix": "the same; token types tell the last run of text, which is learned, from all before it",
@@ -171,6 +173,14 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         if "image_merge_sizes" in inspect.signature(type(model).forward).parameters:
             sizes["image_merge_sizes"] = torch.tensor([merge])
         return {"pixel_values": flat, **sizes}
+    if form == "grid of tokens":
+        side, high, wide = patch * _merge(model), 1 + number % 2, 2
+        return {
+            "pixel_values": pixels(high * wide, side, side, channels),
+            "image_grid_thw": torch.tensor([[1, high, wide]]),
+        }
+    if form == "patches in time":
+        return {"pixel_values": pixels(2 + number % 2, vision.temporal_patch_size, patch, patch, channels)}
     if form == "row of patches":
         high, wide = 2 * _SIDE, 2 * _SIDE * (1 + number % 2)
         return {
