@@ -40,10 +40,13 @@ FORMS = {
     "nested": "(rows, images, channels, height, width)",
     "nested, masked": "the same, and which images a row has",
     "patches": "(images, patches, channels * pixels), and where each patch lies",
+    "flat patches": "(1, patches, channels * pixels), of all images",
     "flattened patches": "(images, patches, row and column and channels * pixels); a mask tells the placeholders",
     "spatial patches": "the same, and how many patches lie side by side",
 }
 """The forms in which types take images; the families say which type takes which (`autopack.family.Tiny.images`)."""
+_ALONG = {"row of patches": -1, "flat patches": 1}
+"""The dimension along which pixels of several images are joined, where it is not the first."""
 _SIZE = rules.FIELDS["image_size"]
 _PATCH = rules.FIELDS["patch_size"]
 _SIDE = 2
@@ -111,12 +114,12 @@ def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dic
     }
     pictures = [picture for each in documents for d in each for picture in d.images]
     if pictures:
-        form = form_of(model)
+        form = form_of(model) or ""
         for name in pictures[0]:
             if form in ("nested", "nested, masked"):
                 arguments[name] = _by_row(name, documents)
             else:
-                along = -1 if form == "row of patches" and name.startswith("pixel_values") else 0
+                along = _ALONG.get(form, 0) if name.startswith("pixel_values") else 0
                 arguments[name] = _in_order(name, documents, along)
     return arguments
 
@@ -227,6 +230,8 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             "pixel_values": pixels(1, 1, channels, size, size),
             "pixel_attention_mask": torch.ones(1, 1, dtype=torch.bool),
         }
+    if form == "flat patches":
+        return {"pixel_values": pixels(1, 2 + number % 2, channels * patch**2)}
     if form == "flattened patches":
         high, wide = _SIDE, _SIDE + number % 2
         # zeros are padding
@@ -255,5 +260,5 @@ def _merge(model: PreTrainedModel) -> int:
 
 def _vision(model: PreTrainedModel) -> Any:
     """The configuration of what reads the images."""
-    names = ("vision_config", "vq_config")
-    return next(part for name in names if (part := getattr(model.config, name, None)) is not None)
+    parts = (getattr(model.config, name, None) for name in ("vision_config", "vq_config"))
+    return next((part for part in parts if part is not None), model.config)
