@@ -25,10 +25,21 @@ def documents(model: PreTrainedModel, parts: Sequence[Sequence[int | str]] = DOC
 
 
 def packed(model: PreTrainedModel, found: Sequence[Sequence[Document]], **others: Any) -> dict[str, Any]:
-    """The arguments of packed rows of documents, with position_ids as collators write them."""
+    """The arguments of packed rows of documents, with position_ids as collators write them; those of the halves of an
+    encoder-decoder come with masks that number them."""
+    if model.config.is_encoder_decoder:
+        halves = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
+        masks = {name: torch.cat([numbered(each, tokens) for each in found]) for name, tokens in halves.items()}
+        return {**images.rows(model, found), **masks, **others}
     first = first_position(model.config)
     where = [torch.cat([torch.arange(first, first + len(d)) for d in each]) for each in found]
     return {**images.rows(model, found), "position_ids": torch.stack(where), **others}
+
+
+def numbered(found: Sequence[Document], name: str) -> torch.Tensor:
+    """The numbers of the documents of a row, from one, for each token that they have under this name."""
+    lengths = [d.tokens[name].shape[1] for d in found]
+    return torch.repeat_interleave(torch.arange(1, len(found) + 1), torch.tensor(lengths))[None]
 
 
 def as_videos(model: PreTrainedModel, document: Document) -> Document:
@@ -70,7 +81,7 @@ def spans(found: Sequence[Sequence[Document]]) -> list[tuple[Document, int, int,
 
 def labels_of(document: Document) -> torch.Tensor:
     """Labels of all tokens but placeholders, which processors mask."""
-    ids = document.tokens["input_ids"]
+    ids = document.tokens.get("decoder_input_ids", document.tokens["input_ids"])
     return torch.where(ids < 100, ids, -100)
 
 

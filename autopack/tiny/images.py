@@ -55,13 +55,16 @@ _SIDE = 2
 
 @dataclass(frozen=True)
 class Document:
-    """One document: what it has for every token, (1, tokens), and the arguments of each of its images."""
+    """One document: what it has for every token, (1, tokens), and the arguments of each of its images.
+
+    Its length is that of what the model predicts: of an encoder-decoder, the decoder's tokens.
+    """
 
     tokens: dict[str, torch.Tensor]
     images: tuple[dict[str, Any], ...]
 
     def __len__(self) -> int:
-        return self.tokens["input_ids"].shape[1]
+        return self.tokens.get("decoder_input_ids", self.tokens["input_ids"]).shape[1]
 
 
 def form_of(model: PreTrainedModel) -> str | None:
@@ -98,6 +101,8 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     per_token = {"input_ids": whole, **{name: (whole == placeholder).long() for name in names}}
     if "token_type_ids" in named and form_of(model) == "square after a prefix":
         per_token["token_type_ids"] = (torch.arange(whole.shape[1]) >= whole.shape[1] - found[-1].shape[1]).long()[None]
+    if config.is_encoder_decoder:
+        per_token["decoder_input_ids"] = tokens(config, 1, 3 + seed % 4, seed=seed * 100 + len(parts))
     return Document(per_token, tuple(pictures))
 
 
@@ -260,5 +265,6 @@ def _merge(model: PreTrainedModel) -> int:
 
 def _vision(model: PreTrainedModel) -> Any:
     """The configuration of what reads the images."""
-    parts = (getattr(model.config, name, None) for name in ("vision_config", "vq_config"))
+    whole = getattr(model.config, "encoder", model.config)
+    parts = (getattr(whole, name, None) for name in ("vision_config", "vq_config"))
     return next((part for part in parts if part is not None), model.config)
