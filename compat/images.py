@@ -115,8 +115,8 @@ def changed(document: Document, *, image: bool) -> Document:
         ids = document.tokens["input_ids"]
         other = torch.where((ids >= 8) & (ids < 100), 8 + (ids - 8 + 41) % 92, ids)
         return dataclasses.replace(document, tokens={**document.tokens, "input_ids": other})
-    pictures = tuple({name: other_pixels(name, value) for name, value in picture.items()} for picture in document.images)
-    return dataclasses.replace(document, images=pictures)
+    pictures = ({name: other_pixels(name, value) for name, value in each.items()} for each in document.images)
+    return dataclasses.replace(document, images=tuple(pictures))
 
 
 def other_pixels(name: str, value: Any) -> Any:
@@ -131,9 +131,9 @@ def compare(
 ) -> dict[str, float]:
     """Packed rows of `model` against the documents alone on `stock`, which has the same parameters.
 
-    One row, then two rows with the documents in two orders; then one row in train mode. Returns the worst errors: `worst` and `influence` relative
-    to the standard deviation of the logits alone, `gradient` to the largest entry of a parameter's gradient (or 1% of
-    the largest of all), `loss` to the loss.
+    One row, then two rows with the documents in two orders; then one row in train mode. Returns the worst errors:
+    `worst` and `influence` relative to the standard deviation of the logits alone, `gradient` to the largest entry of a
+    parameter's gradient (or 1% of the largest of all), `loss` to the loss.
     """
     found = [as_videos(stock, d) if videos else d for d in documents(stock)]
     reference = {id(d): alone(stock, d).logits[0] for d in found}

@@ -19,12 +19,12 @@ class Anatomy:
     `entries` are the model and the models inside it that can be called with tokens, the outermost first; `attention`
     the modules that attend through transformers' interface, and `mixers` those that mix tokens in another way, or count
     them; `towers` the attention modules of parts that take no tokens, which pack by themselves, `within_token` those
-    that attend within each token or within media; `halves` the encoder and the decoder of a model that has both; `checkpointed` the
-    modules that may hold a gradient checkpointing function; `chunked` those that may take some tokens at a time, as
-    many as their attribute `chunk_size_feed_forward` says, 0 for all; `configs` those that entries and attention
-    modules read. `causal` says whether any attention hides later tokens, `one_way` whether all of it does,
-    `counts_along_mask` whether the model's code adds up a mask to number tokens, `has_row_dependent_rotary` whether
-    rotary frequencies depend on the longest position of a call.
+    that attend within each token or within media; `halves` the encoder and the decoder of a model that has both;
+    `checkpointed` the modules that may hold a gradient checkpointing function; `chunked` those that may take some
+    tokens at a time, as many as their attribute `chunk_size_feed_forward` says, 0 for all; `configs` those that entries
+    and attention modules read. `causal` says whether any attention hides later tokens, `one_way` whether all of it
+    does, `counts_along_mask` whether the model's code adds up a mask to number tokens, `has_row_dependent_rotary`
+    whether rotary frequencies depend on the longest position of a call.
     """
 
     model_type: str

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -131,7 +132,7 @@ def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dic
 
 def _in_order(name: str, documents: Sequence[Sequence[Document]], along: int) -> Any:
     found: list[Any] = [picture[name] for each in documents for d in each for picture in d.images]
-    return sum(found, []) if isinstance(found[0], list) else torch.cat(found, dim=along)
+    return [*chain.from_iterable(found)] if isinstance(found[0], list) else torch.cat(found, dim=along)
 
 
 def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:

@@ -163,7 +163,6 @@ class PairCall(Call):
                 return name
         return None
 
-
     def holds_covered_media(self, name: str, value: Any) -> bool:
         """Whether an argument holds media that the leak test has covered: their features take the places of
         placeholders in the order of the documents, which the row of the encoder's tokens has too."""
