@@ -4,7 +4,7 @@ Where a row holds several documents, upstream numbers it as one (M-RoPE), and it
 features need no care: they are put in the order of the flattened rows, so media that come in the order of the documents
 reach their own. Positions are computed for each document by the model's own function (`calls.model_positions`); blocks
 of image tokens that see each other and prefixes that do are rules over tokens, asked within documents alone. Vision
-towers keep their images apart by themselves.
+towers keep their images apart by themselves, and so does Kosmos-2.5's projection, which attends within each image.
 
 A run of the leak test has covered images and videos (`python -m compat.exactness --task image-text-to-text`); sounds
 have not been run, so they are refused.
