@@ -57,8 +57,8 @@ class Family:
     `sites` are further functions of transformers to stand at while a model of the family is enabled.
     `mixers` map the class name of a module that mixes tokens by recurrence or convolution to the way in which it starts
     anew at every document.
-    `within_token` are the class names of modules that attend within each token, over parts of it alone: nothing is done
-    to them.
+    `within_token` are the class names of modules that attend within each token, over parts of it alone, or within
+    media: nothing is done to them and to what they hold.
     `attends` says whether any of its types has attention through transformers' interface.
     `positions` says whether its models with attention take position_ids; where they do not, what counts columns is
     among the mixers.

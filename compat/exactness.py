@@ -181,7 +181,7 @@ def _with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
             errors = {name: max(value, of_videos[name]) for name, value in errors.items()}
     except Exception as error:
         try:
-            alone(stock, documents(stock)[0]).logits.sum().backward()
+            sum(alone(stock, each).logits.sum() for each in documents(stock)).backward()
         except Exception as upstream:
             return {"images": "upstream error", "images reason": f"{type(upstream).__name__}: {upstream}"}
         return {"images": "LEAK", "images worst": f"{type(error).__name__}: {error}"}

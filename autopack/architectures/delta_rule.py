@@ -17,6 +17,8 @@ qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text
 """
 _GATED = "LaraMini OlmoHybrid Qwen3Next Qwen3_5 Qwen3_5Moe Qwen4ExpText"
 _WITH_MEDIA = frozenset("qwen3_5 qwen3_5_moe qwen4_exp".split())
+_IN_ONE_ROW = frozenset("minicpm_ocr minicpmv4_6 minicpmv4_7".split())
+"""Types that take the patches of all images as one row."""
 
 _M_ROPE = {
     "rope_parameters": {
@@ -28,11 +30,15 @@ _M_ROPE = {
         "mrope_interleaved": True,
     }
 }
+_PLACEHOLDERS = {"image_token_id": 127, "video_token_id": 126}
+_MARKERS = {"image_start_id": 104, "image_end_id": 105, "slice_start_id": 106, "slice_end_id": 107, "newline_id": 108}
 _TINY: dict[str, dict[str, Any]] = {
     # small heads: the kernel in Python makes (heads, 64, 64, head) of every document, however short
     "bailing_hybrid": {"head_dim": 16, "linear_num_heads": 2},
     "kimi_linear": {"linear_num_heads": 2, "linear_head_dim": 8},
     "lara_mini": {"layer_types": ["linear_attention", "sliding_attention", "full_attention"], "num_hidden_layers": 3},
+    **dict.fromkeys(_IN_ONE_ROW, _PLACEHOLDERS | {"insert_layer_id": 0}),
+    "minicpmv4_7": _PLACEHOLDERS | _MARKERS | {"insert_layer_id": 0},
     "qwen3_5_moe_text": _M_ROPE,
     "qwen3_5_text": _M_ROPE,
     "qwen3_next": {"mlp_only_layers": [0]},
@@ -57,6 +63,6 @@ FAMILY = Family(
         **dict.fromkeys("BailingHybridDeltaAttention KimiLinearDeltaAttention".split(), _PER_CHANNEL_DECAY),
         "Qwen4ExpTextPLELayer": LookingBack(_by_taps_and_n_grams),
     },
-    media_types=dict.fromkeys(["image", "video"], _WITH_MEDIA),
-    tiny=Tiny(configs=_TINY, images={"grid": _WITH_MEDIA}),
+    media_types=dict.fromkeys(["image", "video"], _WITH_MEDIA | _IN_ONE_ROW),
+    tiny=Tiny(configs=_TINY, images={"grid": _WITH_MEDIA, "row of patches": _IN_ONE_ROW}),
 )

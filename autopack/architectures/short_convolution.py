@@ -19,6 +19,13 @@ _OVER_LAYERS = (  # each token over what earlier layers have made of it
     "Inkling2BlockAttentionResidual Inkling2LoopBlockAttentionResidual Inkling2LoopMessageAttentionResidual"
 )
 
+_IMAGES = {
+    "inkling2": "grid of tokens",
+    "inkling_mm_model": "patches in time",
+    "lfm2_vl": "spatial patches",
+    "lfm3_vl": "grid",
+}
+"""Types that take images, and the form in which they do."""
 _TINY: dict[str, dict[str, Any]] = {
     "inkling2_loop_text": {"n_layers_per_attn_res_block": 1, "log_scaling_n_floor": 4, "num_hidden_layers": 4}
     | {"layer_types": ["hybrid_sliding", "hybrid_sliding", "hybrid", "hybrid"]}
@@ -95,6 +102,6 @@ FAMILY = Family(
         "InklingAttention": _scale_by_position,
         **dict.fromkeys(("Inkling2FullAttention", "Inkling2LoopFullAttention"), _follow_positions),
     },
-    media_types={"image": frozenset("lfm2_vl lfm3_vl".split()), "video": frozenset({"lfm3_vl"})},
-    tiny=Tiny(configs=_TINY, images={"grid": frozenset({"lfm3_vl"}), "spatial patches": frozenset({"lfm2_vl"})}),
+    media_types={"image": frozenset(_IMAGES), "video": frozenset({"lfm3_vl"})},
+    tiny=Tiny(configs=_TINY, images={form: frozenset({name}) for name, form in _IMAGES.items()}),
 )

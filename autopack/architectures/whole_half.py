@@ -24,11 +24,14 @@ FAMILY = Family(
         "PegasusXSinusoidalPositionalEmbedding": RESTARTING,
         "T5Gemma2Decoder": OneByOne("its decoder attends to its own tokens and to the encoder's states in one softmax"),
     },
+    media_types={"image": frozenset({"t5gemma2"})},
     tiny=Tiny(
         configs={
             "led": {"attention_window": 4},
             "longt5": {"local_radius": 3, "global_block_size": 4},
             "pegasus_x": {"block_size": 4, "num_global_tokens": 2},
-        }
+            "t5gemma2": {"image_token_index": 120, "encoder": {"image_token_index": 120, "mm_tokens_per_image": 4}},
+        },
+        images={"square": frozenset({"t5gemma2"})},
     ),
 )

@@ -196,7 +196,7 @@ def scales_of(documents: list[Fields]) -> dict[str, float]:
     """The standard deviation of each field over all documents: what errors are relative to; 1 for whole numbers.
 
     A few values, such as one label of every document, may lie close together by chance; theirs are relative to their
-    size too, as rounding is.
+    size too, as rounding is. What stands for minus infinity, as in Chameleon's logits of image tokens, does not count.
     """
     scales = {}
     for name in documents[0]:
@@ -204,7 +204,7 @@ def scales_of(documents: list[Fields]) -> dict[str, float]:
             scales[name] = 1.0
             continue
         values = torch.cat([document[name].detach().double().flatten() for document in documents])
-        values = values[values.isfinite()]
+        values = values[values.abs() < torch.finfo(documents[0][name].dtype).max / 2]
         spread = float(values.std()) if values.numel() > 1 else 0.0
         if 0 < values.numel() < _FEW:
             spread = max(spread, float(values.square().mean().sqrt()))

@@ -19,12 +19,12 @@ class Anatomy:
     `entries` are the model and the models inside it that can be called with tokens, the outermost first; `attention`
     the modules that attend through transformers' interface, and `mixers` those that mix tokens in another way, or count
     them; `towers` the attention modules of parts that take no tokens, which pack by themselves, `within_token` those
-    that attend within each token; `halves` the encoder and the decoder of a model that has both; `checkpointed` the
-    modules that may hold a gradient checkpointing function; `chunked` those that may take some tokens at a time, as
-    many as their attribute `chunk_size_feed_forward` says, 0 for all; `configs` those that entries and attention
-    modules read. `causal` says whether any attention hides later tokens, `one_way` whether all of it does,
-    `counts_along_mask` whether the model's code adds up a mask to number tokens, `has_row_dependent_rotary` whether
-    rotary frequencies depend on the longest position of a call.
+    that attend within each token or within media; `halves` the encoder and the decoder of a model that has both;
+    `checkpointed` the modules that may hold a gradient checkpointing function; `chunked` those that may take some
+    tokens at a time, as many as their attribute `chunk_size_feed_forward` says, 0 for all; `configs` those that entries
+    and attention modules read. `causal` says whether any attention hides later tokens, `one_way` whether all of it
+    does, `counts_along_mask` whether the model's code adds up a mask to number tokens, `has_row_dependent_rotary`
+    whether rotary frequencies depend on the longest position of a call.
     """
 
     model_type: str
@@ -46,10 +46,13 @@ class Anatomy:
     def of(
         cls, model: PreTrainedModel, mixers: Collection[str], attending: Collection[str], within: Collection[str]
     ) -> Anatomy:
-        """Take a model apart, by names of classes: `mixers`, those of them that are `attending`, and those that attend
-        `within` each token."""
-        entries, within_token = modules.entries(model), modules.mixers(model, within)
-        attention = [module for module in modules.attention_modules(model) if module not in within_token]
+        """Take a model apart, by names of classes: `mixers`, those of them that are `attending`, and those `within`
+        which all attention is over parts of a token or of media."""
+        entries, outer = modules.entries(model), modules.mixers(model, within)
+        inside = {id(part) for module in outer for part in module.modules()}
+        found = modules.attention_modules(model)
+        attention = [module for module in found if id(module) not in inside]
+        within_token = list(dict.fromkeys([*outer, *(module for module in found if id(module) in inside)]))
         configs = modules.configs_of([*entries, *attention])
         causal = [source.is_causal(module, model.config) for module in [*attention, *modules.mixers(model, attending)]]
         return cls(

@@ -187,8 +187,10 @@ class PackingCollator:
             from autopack.registry import families, first_position  # need torch, which this module does not
 
             found["first_position"] = first_position(config)
-            nested = [types for family in families() if (types := family.tiny.images.get("nested"))]
-            found["images_by_row"] = any(whole.model_type in types for types in nested)
+            forms = [item for family in families() for item in family.tiny.images.items()]
+            found["images_by_row"] = any(
+                whole.model_type in types for form, types in forms if form.startswith("nested")
+            )
         pad_token_id: Any = getattr(config, "pad_token_id", None)
         if is_int(pad_token_id) and pad_token_id >= 0:
             found["pad_token_id"] = pad_token_id

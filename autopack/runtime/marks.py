@@ -29,7 +29,7 @@ class Mark:
     """What is done to its queries, keys and values, where it is attention that needs it."""
     mixes: bool = True
     """Whether it mixes tokens of documents; no part that takes no tokens (a vision tower) does, and no attention within
-    each token."""
+    each token or within media."""
     reads_encoder: bool = False
     """Whether it is cross-attention, which reads what the encoder has made."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -28,17 +29,28 @@ FORMS = {
     "grid": "(patches, channels * pixels), and the grid of each image",
     "grid of one frame": "the same, where a grid has no time",
     "grid of squares": "the same, (patches, channels, height, width)",
+    "grid of tokens": "(tokens, height, width, channels), and the grid of each image",
+    "patches in time": "(patches, times, height, width, channels)",
+    "row of patches": "(1, channels, height, patches * width), and the size of each image in patches",
     "square": "(images, channels, height, width)",
     "square after a prefix": "the same; token types tell the last run of text, which is learned, from all before it",
+    "two resolutions": "the same, and the same image at a higher resolution",
+    "square and crops": "the same as square, the crops of all images, and how many each image has",
+    "square and grids of crops": "the same, in lists, and how many crops lie side by side and below each other",
     "sized": "(images, channels, height, width), padded, and the size of each image",
     "tiles": "(images, tiles, channels, height, width), and the size of each image",
     "tiles alone": "the same without the size, equally many of every image",
     "views": "(images, channels, height, width), and smaller views of each, one after the other",
     "nested": "(rows, images, channels, height, width)",
+    "nested, masked": "the same, and which images a row has",
     "patches": "(images, patches, channels * pixels), and where each patch lies",
+    "flat patches": "(1, patches, channels * pixels), of all images",
+    "flattened patches": "(images, patches, row and column and channels * pixels); a mask tells the placeholders",
     "spatial patches": "the same, and how many patches lie side by side",
 }
 """The forms in which types take images; the families say which type takes which (`autopack.family.Tiny.images`)."""
+_ALONG = {"row of patches": -1, "flat patches": 1}
+"""The dimension along which pixels of several images are joined, where it is not the first."""
 _SIZE = rules.FIELDS["image_size"]
 _PATCH = rules.FIELDS["patch_size"]
 _SIDE = 2
@@ -47,13 +59,16 @@ _SIDE = 2
 
 @dataclass(frozen=True)
 class Document:
-    """One document: what it has for every token, (1, tokens), and the arguments of each of its images."""
+    """One document: what it has for every token, (1, tokens), and the arguments of each of its images.
+
+    Its length is that of what the model predicts: of an encoder-decoder, the decoder's tokens.
+    """
 
     tokens: dict[str, torch.Tensor]
-    images: tuple[dict[str, torch.Tensor], ...]
+    images: tuple[dict[str, Any], ...]
 
     def __len__(self) -> int:
-        return self.tokens["input_ids"].shape[1]
+        return self.tokens.get("decoder_input_ids", self.tokens["input_ids"]).shape[1]
 
 
 def form_of(model: PreTrainedModel) -> str | None:
@@ -70,37 +85,37 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     generator = torch.Generator().manual_seed(seed)
     config = model.config
     found: list[torch.Tensor] = []
-    pictures: list[dict[str, torch.Tensor]] = []
-    placeholder = next(
-        value
-        for name in ("image_token_id", "image_token_index")
-        if isinstance(value := getattr(config, name, None), int)
-    )
+    pictures: list[dict[str, Any]] = []
+    ids_of_placeholders = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
+    placeholder = next((value for value in ids_of_placeholders if isinstance(value, int)), rules.VOCAB - 1)
     for number, part in enumerate(parts):
         if isinstance(part, int):
             ids = tokens(config, 1, part, seed=seed * 100 + number)
         else:
             pictures.append(_picture(model, len(pictures) + seed, generator))
             ids = torch.full((1, _placeholders(model, pictures[-1])), placeholder)
-            start, end = (getattr(config, f"vision_{side}_token_id", None) for side in ("start", "end"))
-            if isinstance(start, int) and isinstance(end, int):
-                ids = torch.cat([torch.tensor([[start]]), ids, torch.tensor([[end]])], dim=1)
+            for name in ("vision_{}_token_id", "image_{}_id"):
+                start, end = (getattr(config, name.format(side), None) for side in ("start", "end"))
+                if isinstance(start, int) and isinstance(end, int):
+                    ids = torch.cat([torch.tensor([[start]]), ids, torch.tensor([[end]])], dim=1)
         found.append(ids)
     whole = torch.cat(found, dim=1)
     named = inspect.signature(type(model).forward).parameters
-    names = [name for name in ("mm_token_type_ids", "token_type_ids") if name in named]
+    names = [name for name in ("mm_token_type_ids", "token_type_ids", "image_embeds_position_mask") if name in named]
     per_token = {"input_ids": whole, **{name: (whole == placeholder).long() for name in names}}
     if "token_type_ids" in named and form_of(model) == "square after a prefix":
         per_token["token_type_ids"] = (torch.arange(whole.shape[1]) >= whole.shape[1] - found[-1].shape[1]).long()[None]
+    if config.is_encoder_decoder:
+        per_token["decoder_input_ids"] = tokens(config, 1, 3 + seed % 4, seed=seed * 100 + len(parts))
     return Document(per_token, tuple(pictures))
 
 
-def row(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, torch.Tensor]:
+def row(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Any]:
     """The arguments of a row of these documents: without anything that says where one ends."""
     return rows(model, [documents])
 
 
-def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dict[str, torch.Tensor]:
+def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dict[str, Any]:
     """The arguments of several rows of documents, which must be equally long."""
     names = documents[0][0].tokens
     arguments = {
@@ -108,13 +123,19 @@ def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dic
     }
     pictures = [picture for each in documents for d in each for picture in d.images]
     if pictures:
-        join = _by_row if form_of(model) == "nested" else _in_order
-        arguments |= {name: join(name, documents) for name in pictures[0]}
+        form = form_of(model) or ""
+        for name in pictures[0]:
+            if form in ("nested", "nested, masked"):
+                arguments[name] = _by_row(name, documents)
+            else:
+                along = _ALONG.get(form, 0) if name.startswith("pixel_values") else 0
+                arguments[name] = _in_order(name, documents, along)
     return arguments
 
 
-def _in_order(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
-    return torch.cat([picture[name] for each in documents for d in each for picture in d.images])
+def _in_order(name: str, documents: Sequence[Sequence[Document]], along: int) -> Any:
+    found: list[Any] = [picture[name] for each in documents for d in each for picture in d.images]
+    return [*chain.from_iterable(found)] if isinstance(found[0], list) else torch.cat(found, dim=along)
 
 
 def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
@@ -129,7 +150,9 @@ def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
     return torch.cat(found)
 
 
-def _placeholders(model: PreTrainedModel, picture: dict[str, torch.Tensor]) -> int:
+def _placeholders(model: PreTrainedModel, picture: dict[str, Any]) -> int:
+    if form_of(model) == "flattened patches":
+        return int(model.config.latent_query_num)
     owner: Any = next(m for m in (getattr(model, "model", None), model) if hasattr(m, "get_image_features"))
     named = inspect.signature(owner.get_image_features).parameters
     with torch.no_grad():
@@ -142,16 +165,16 @@ def _placeholders(model: PreTrainedModel, picture: dict[str, torch.Tensor]) -> i
     return sum(part.numel() // part.shape[-1] for part in parts)
 
 
-def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> dict[str, Any]:
     """The arguments of one image; images of different numbers have different sizes where the type allows."""
-    form, vision = form_of(model), model.config.vision_config
+    form, vision = form_of(model), _vision(model)
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
 
     def pixels(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
     channels = next((getattr(vision, n) for n in ("in_channels", "in_chans", "num_channels") if hasattr(vision, n)), 3)
-    size = getattr(vision, "image_size", _SIZE)
+    size = getattr(getattr(vision, "sam_config", vision), "image_size", _SIZE)
     size = size if isinstance(size, int) else _SIZE
     patch = getattr(vision, "patch_size", _PATCH)
     if form in ("grid", "grid of squares"):
@@ -168,8 +191,43 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         high, wide = 2 * (1 + number % 2), 4
         grid = torch.tensor([[high, wide]])
         return {"pixel_values": pixels(high * wide, channels * patch**2), "image_grid_hw": grid}
+    if form == "grid of tokens":
+        side, high, wide = patch * _merge(model), 1 + number % 2, 2
+        return {
+            "pixel_values": pixels(high * wide, side, side, channels),
+            "image_grid_thw": torch.tensor([[1, high, wide]]),
+        }
+    if form == "patches in time":
+        return {"pixel_values": pixels(2 + number % 2, vision.temporal_patch_size, patch, patch, channels)}
+    if form == "row of patches":
+        high, wide = 2 * _SIDE, 2 * _SIDE * (1 + number % 2)
+        return {
+            "pixel_values": pixels(1, channels, patch, high * wide * patch),
+            "target_sizes": torch.tensor([[high, wide]]),
+        }
     if form in ("square", "square after a prefix"):
         return {"pixel_values": pixels(1, channels, size, size)}
+    if form == "square and crops":
+        crops = 1 + number % 2
+        return {
+            "pixel_values": pixels(1, channels, size, size),
+            "pixel_values_local": pixels(crops, channels, size, size),
+            "num_local_patches": torch.tensor([crops]),
+        }
+    if form == "square and grids of crops":
+        wide = 1 + number % 2
+        return {
+            "pixel_values": pixels(1, channels, size, size),
+            "pixel_values_local": pixels(2 * wide, channels, size, size),
+            "num_local_patches": [2 * wide],
+            "patches_grid": [[wide, 2]],
+        }
+    if form == "two resolutions":
+        fine = model.config.high_res_vision_config.image_size
+        return {
+            "pixel_values": pixels(1, channels, size, size),
+            "high_res_pixel_values": pixels(1, channels, fine, fine),
+        }
     if form == "sized":
         found = torch.tensor([[size, size if number % 2 else size // 2]])
         image = pixels(1, channels, size, size)
@@ -192,6 +250,20 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         }
     if form == "nested":
         return {"pixel_values": pixels(1, 1, channels, size, size)}
+    if form == "nested, masked":
+        return {
+            "pixel_values": pixels(1, 1, channels, size, size),
+            "pixel_attention_mask": torch.ones(1, 1, dtype=torch.bool),
+        }
+    if form == "flat patches":
+        return {"pixel_values": pixels(1, 2 + number % 2, channels * patch**2)}
+    if form == "flattened patches":
+        high, wide = _SIDE, _SIDE + number % 2
+        # zeros are padding
+        flat = torch.zeros(1, _SIDE * (_SIDE + 1), 2 + vision.patch_embed_hidden_size, dtype=dtype)
+        where = 1 + torch.cartesian_prod(torch.arange(high), torch.arange(wide))
+        flat[:, : high * wide] = torch.cat([where[None], pixels(1, high * wide, vision.patch_embed_hidden_size)], dim=2)
+        return {"flattened_patches": flat}
     if form == "spatial patches":
         high, wide = 2 * _SIDE, _SIDE * (1 + number % 2)
         flat, mask = pixels(1, 4 * _SIDE**2, channels * patch**2), torch.zeros(1, 4 * _SIDE**2, dtype=torch.long)
@@ -205,7 +277,14 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
 
 
 def _merge(model: PreTrainedModel) -> int:
-    vision = model.config.vision_config
+    vision = _vision(model)
     names = ("spatial_merge_size", "merge_size", "merge_kernel_size")
     found = next((getattr(vision, name) for name in names if getattr(vision, name, None)), 2)
     return int(found if isinstance(found, int) else found[0])
+
+
+def _vision(model: PreTrainedModel) -> Any:
+    """The configuration of what reads the images."""
+    whole = getattr(model.config, "encoder", model.config)
+    parts = (getattr(whole, name, None) for name in ("vision_config", "vq_config"))
+    return next((part for part in parts if part is not None), model.config)

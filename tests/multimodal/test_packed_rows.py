@@ -14,6 +14,7 @@ import torch
 
 import autopack
 from autopack import registry
+from autopack.auditing.fields import scales_of
 from autopack.tiny import images
 from autopack.tiny.images import IMAGE
 from compat.images import alone, alone_loss, as_videos, changed, compare, documents, influence, labels_of, packed, spans
@@ -38,6 +39,22 @@ def test_documents_with_images_get_what_they_get_alone(model_type):
     stock, model = twins_with_images(model_type)
     with autopack.enable(model):
         hold(compare(model, stock))
+
+
+@pytest.mark.parametrize("model_type", ["kosmos-2.5", "granite_docling", "minicpmv4_7", "t5gemma2", "unlimited_ocr"])
+def test_images_in_forms_of_their_own(model_type):
+    """A projection that attends by itself, a mask of images, one row of patches, an encoder, and lists of sizes."""
+    stock, model = twins_with_images(model_type, attn_implementation="eager")
+    with autopack.enable(model, verify="never"):
+        hold(compare(model, stock))
+
+
+def test_forbidden_logits_are_no_scale():
+    """Chameleon's logits of image tokens are the smallest number: what errors are relative to is that of the others."""
+    stock = with_images("chameleon")
+    logits = alone(stock, documents(stock)[2]).logits
+    assert logits.min() == torch.finfo(logits.dtype).min
+    assert 0.01 < scales_of([{"logits": logits}])["logits"] < 100
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "gemma3", "paligemma"])

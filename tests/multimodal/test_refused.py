@@ -81,7 +81,7 @@ REFUSED = {
     ("mllama", "pixel_values"): "attends to them across",
     ("mllama", "cross_attention_states"): "attends to them across",
     ("hunyuan_vl", "pixel_values"): "number the images",
-    ("granite_docling", "pixel_values"): "covered documents of 'granite_docling' with images",
+    ("emu3", "pixel_values"): "covered documents of 'emu3' with images",
     ("llava_next_video", "pixel_values_videos"): "with videos",
     ("gemma3n", "input_features"): "with sounds",
     ("qwen2_5_omni_thinker", "input_features"): "with sounds",
@@ -105,13 +105,21 @@ def test_models_that_take_no_text_without_images_are_refused():
 
 class TestArguments:
     @pytest.mark.parametrize(
-        "name", ["pixel_values", "image_grid_thw", "pixel_values_videos", "image_sizes", "mm_encoder_outputs"]
+        "name",
+        """
+        pixel_values image_grid_thw pixel_values_videos image_sizes mm_encoder_outputs target_sizes flattened_patches
+        num_local_patches patches_grid
+        """.split(),
     )
     def test_what_holds_media(self, name):
         assert media.holds_media(name)
 
     @pytest.mark.parametrize(
-        "name", ["input_ids", "token_type_ids", "mm_token_type_ids", "vision_feature_layer", "labels", "audio_codes"]
+        "name",
+        """
+        input_ids token_type_ids mm_token_type_ids vision_feature_layer labels audio_codes image_embeds_position_mask
+        num_logits_to_keep
+        """.split(),
     )
     def test_what_does_not(self, name):
         assert not media.holds_media(name)

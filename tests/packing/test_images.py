@@ -273,5 +273,6 @@ def test_the_collator_is_shown_by_what_its_processor_is():
 
 def test_the_type_says_whether_images_come_by_row():
     assert PackingCollator.for_model(with_images("idefics3")).images_by_row
+    assert PackingCollator.for_model(with_images("granite_docling")).images_by_row
     assert not PackingCollator.for_model(with_images("llava_next")).images_by_row
     assert not PackingCollator.for_model(copy.deepcopy(tiny.build("llama"))).images_by_row

@@ -23,7 +23,7 @@ from autopack.calls.outputs import restore
 from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere
 from autopack.calls.plan import Plan
 from autopack.errors import InvalidPacking, UnsupportedModel
-from autopack.inspection import source
+from autopack.inspection import media, source
 from autopack.layout import IGNORED_LABEL
 from autopack.layout import pair as pairs
 from autopack.layout.batches import DocumentBatch
@@ -155,12 +155,18 @@ class PairCall(Call):
             if isinstance(value, torch.Tensor):
                 half = half_of(name, self.pair)
                 has_a_place = value.numel() == 1 or half is None or form_in(half, name, value).of is Of.TOKEN
+                has_a_place |= self.holds_covered_media(name, value)
             else:
                 has_a_place = not isinstance(value, tuple | list | dict)
             known = name in self.entry.names or name in PASSED_ON or isinstance(value, bool | int | float | str)
             if not (known and has_a_place):
                 return name
         return None
+
+    def holds_covered_media(self, name: str, value: Any) -> bool:
+        """Whether an argument holds media that the leak test has covered: their features take the places of
+        placeholders in the order of the documents, which the row of the encoder's tokens has too."""
+        return bool(media.given({name: value})) and media.kinds(name, value) <= self.model.traits.media
 
 
 class PairAsRows(Plan):
@@ -216,7 +222,8 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
             if name in entry.names:
                 found[name] = None
             continue
-        if half is not None and (form := form_in(half, name, value)).of is Of.TOKEN:
+        form = None if half is None or call.holds_covered_media(name, value) else form_in(half, name, value)
+        if half is not None and form is not None and form.of is Of.TOKEN:
             value = Frame(*half.places.shape).each(value, form, half.places.gather)
         found[name] = value
     states = call.arguments.get("encoder_outputs")
