@@ -12,7 +12,6 @@ _REASONS = {
     "to nothing)": "mra",
     "it is a drafter that takes the states of a target model": "gemma4_assistant gemma4_unified_assistant",
     "FSMT's Attention has tokens before the batch, and its forward makes the decoder's tokens of the encoder's": "fsmt",
-    "NllbMoeTop2Router drops what goes over a capacity that it reckons from all tokens of the batch": "nllb-moe",
     "it has no forward of its own over its thinker and talker; enable `model.thinker`": "qwen2_5_omni qwen3_omni_moe",
 }
 
