@@ -150,7 +150,9 @@ class Way:
     before it, which no mask takes out, `counts` that it counts columns, those of padding too, `reads_padding` that what
     stands in padding changes what it gives to tokens, `numbers_itself` that a document is to be run without positions
     that count it from 0. `whole_model_reason`: why nothing less than the whole model can be run on documents, where
-    that is so. `words` and `work` tell readers its name and what computes it.
+    that is so. `reads_encoder_tokens`: of a decoder whose model gives it the encoder's tokens, and not those of the
+    labels, where it gets none. `masks_without_cache`: its model hides later tokens where it is to fill no cache, and
+    else lets a document see them. `words` and `work` tell readers its name and what computes it.
     """
 
     attends: bool = False
@@ -159,6 +161,8 @@ class Way:
     reads_padding: bool = False
     numbers_itself: bool = False
     whole_model_reason: str | None = None
+    reads_encoder_tokens: bool = False
+    masks_without_cache: bool = False
     words: str = ""
     work: str = ""
 

@@ -11,7 +11,6 @@ _REASONS = {
     "so a document whose length is no multiple of 32 has no result of its own (and without its CUDA kernel it attends "
     "to nothing)": "mra",
     "it is a drafter that takes the states of a target model": "gemma4_assistant gemma4_unified_assistant",
-    "FSMT's Attention has tokens before the batch, and its forward makes the decoder's tokens of the encoder's": "fsmt",
     "it has no forward of its own over its thinker and talker; enable `model.thinker`": "qwen2_5_omni qwen3_omni_moe",
 }
 
