@@ -149,10 +149,11 @@ class Way:
     `attends` says that it is attention, which has positions, `recurs` that what it gives a token depends on padding
     before it, which no mask takes out, `counts` that it counts columns, those of padding too, `reads_padding` that what
     stands in padding changes what it gives to tokens, `numbers_itself` that a document is to be run without positions
-    that count it from 0. `whole_model_reason`: why nothing less than the whole model can be run on documents, where
-    that is so. `reads_encoder_tokens`: of a decoder whose model gives it the encoder's tokens, and not those of the
-    labels, where it gets none. `masks_without_cache`: its model hides later tokens where it is to fill no cache, and
-    else lets a document see them. `words` and `work` tell readers its name and what computes it.
+    that count it from 0. `whole_model_reason`: why nothing less than the whole model can be run on documents,
+    where that is so. Of a decoder: `reads_encoder_tokens` says that its model gives it the encoder's tokens, and not
+    those of the labels, where it gets none, `masks_without_cache` that its model hides later tokens where it is to fill
+    no cache, and only there; `leaves_out` are parts of its model's output that packed calls return none of. `words` and
+    `work` tell readers its name and what computes it.
     """
 
     attends: bool = False
@@ -161,6 +162,7 @@ class Way:
     reads_padding: bool = False
     numbers_itself: bool = False
     whole_model_reason: str | None = None
+    leaves_out: tuple[str, ...] = ()
     reads_encoder_tokens: bool = False
     masks_without_cache: bool = False
     words: str = ""

@@ -19,6 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from autopack.calls import refusals
 from autopack.calls.call import DROPPED, Call
+from autopack.calls.left_out import without
 from autopack.calls.outputs import restore
 from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere
 from autopack.calls.plan import Plan
@@ -196,6 +197,7 @@ class PairAsRows(Plan):
             self.call.ran_without_padding()
 
     def finish(self, module: nn.Module, output: Any) -> Any:
+        output = without(output, self.scope.model.traits.leaves_out)
         restored = restore(output, self.pair, read=self.scope.model.padding_read)
         return restored.to_tuple() if self.wants_tuple else restored
 
