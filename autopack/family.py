@@ -150,8 +150,11 @@ class Way:
     before it, which no mask takes out, `counts` that it counts columns, those of padding too, `reads_padding` that what
     stands in padding changes what it gives to tokens, `numbers_itself` that a document is to be run without positions
     that count it from 0, `in_parts` that ranks that have a part of each row can put together what it takes.
-    `whole_model_reason`: why nothing less than the whole model can be run on documents, where
-    that is so. `words` and `work` tell readers its name and what computes it.
+    `whole_model_reason`: why nothing less than the whole model can be run on documents, where that is so. Of a decoder:
+    `reads_encoder_tokens` says that its model gives it the encoder's tokens, and not those of the labels, where it gets
+    none, `masks_without_cache` that its model hides later tokens where it is to fill no cache, and only there;
+    `leaves_out` are parts of its model's output that packed calls return none of. `words` and `work` tell readers its
+    name and what computes it.
     """
 
     attends: bool = False
@@ -161,6 +164,9 @@ class Way:
     reads_padding: bool = False
     numbers_itself: bool = False
     whole_model_reason: str | None = None
+    leaves_out: tuple[str, ...] = ()
+    reads_encoder_tokens: bool = False
+    masks_without_cache: bool = False
     words: str = ""
     work: str = ""
 

@@ -95,7 +95,6 @@ def test_named_types(capsys):
     ("mra", False, "refused: its MraSelfAttention averages keys over blocks of 32 columns"),
     ("no_such_type", False, "has no such type; remote code of this type is served where its structure allows"),
     ("vit", False, "refused: transformers has no language model of this type"),
-    ("fsmt", False, "refused: FSMT's Attention has tokens before the batch"),
     ("lilt", True, "own attention (LiltSelfAttention), documents alone, by its structure and after an audit"),
     ("mistral4", True, "attention site, document by document, by its structure and after an audit on enable"),
 ])  # fmt: skip

@@ -14,8 +14,6 @@ _REASONS = {
     "it is a drafter that takes the states of a target model": "gemma4_assistant gemma4_unified_assistant",
     "its decoder attends to its encoder's cache of the whole row, and refines one canvas per row": "diffusion_gemma",
     "it takes a state and plans actions once per row, over the cache of the whole row": "pi0",
-    "FSMT's Attention has tokens before the batch, and its forward makes the decoder's tokens of the encoder's": "fsmt",
-    "NllbMoeTop2Router drops what goes over a capacity that it reckons from all tokens of the batch": "nllb-moe",
     "it has no forward of its own over its thinker and talker; enable `model.thinker`": "qwen2_5_omni qwen3_omni_moe",
 }
 

@@ -1,10 +1,15 @@
 """Models in which nothing smaller than the whole can be kept within documents: each document is run alone."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from autopack.family import Family, Tiny
+import torch
+
+from autopack.family import Family, MixerCall, Tiny
 from autopack.mixers import OneByOne
 
+_STREAMS = "its streams of n-grams are numbered from the start of the row"
 _MODELS = {
     "its byte patches and n-gram embeddings run across documents": "BltForCausalLM BltModel",
     "its tokens, prompts and positions are numbered from the start of the row": "CpmAntForCausalLM CpmAntModel",
@@ -14,7 +19,7 @@ _MODELS = {
     "its indexer pools keys by windows counted from the row's start, and selects among those of all of it": (
         "Glm5NextTextModel"
     ),
-    "its streams of n-grams are numbered from the start of the row": "ProphetNetForCausalLM ProphetNetDecoder",
+    _STREAMS: "ProphetNetForCausalLM ProphetNetEncoder",
     "its relative encodings and streams are made for the row": "XLNetLMHeadModel XLNetModel",
     "its encoder pools every two columns of the row into one": "FunnelModel FunnelBaseModel",
     "its latents attend to all tokens of the row": "PerceiverForSequenceClassification",
@@ -22,6 +27,40 @@ _MODELS = {
 
 _REFORMER = OneByOne("its hashes and chunks go over the row", numbers_itself=True)
 """It pads documents to whole chunks by itself, and cannot do so beside positions."""
+
+
+class _Streams(OneByOne):
+    """ProphetNet's decoder, which returns the streams of all n-grams one after the other: (documents, n * tokens, ...).
+
+    Its head needs them so; what it makes of all but the first is left out of the output of a packed call.
+    """
+
+    leaves_out = ("logits_ngram", "last_hidden_state_ngram", "decoder_ngram_hidden_states")
+
+    def run(self, call: MixerCall) -> Any:
+        if call.memory is None:
+            return super().run(call)
+        n = call.mixer.ngram
+        by_name = call.arguments.get("return_dict") is not False
+
+        def original(*args: Any, **given: Any) -> Any:
+            return _with_streams(call.original(*args, **given), lambda t: t.unflatten(1, (n, -1)).transpose(1, 2))
+
+        arguments = {**call.arguments, "return_dict": True}
+        output = super().run(replace(call, original=original, arguments=arguments))
+        whole = _with_streams(output, lambda t: t.transpose(1, 2).flatten(1, 2))
+        return whole if by_name else whole.to_tuple()
+
+
+def _with_streams(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """An output with its streams of n-grams changed."""
+    last, states = output.last_hidden_state_ngram, output.hidden_states_ngram
+    streams = {
+        "last_hidden_state_ngram": None if last is None else change(last),
+        "hidden_states_ngram": None if states is None else tuple(map(change, states)),
+    }
+    return type(output)(**{**output, **streams})
+
 
 _BLT_HALF = {"vocab_size": 260, "hidden_size_global": 64}
 _HEAVILY = "heavily_compressed_attention"
@@ -55,11 +94,6 @@ _WITH_IMAGES = frozenset("glm5_next minimax_m3_vl".split())
 
 
 def _refusal(config: Any) -> str | None:
-    if config.model_type == "prophetnet" and config.is_encoder_decoder:
-        return (
-            "its ProphetNetDecoder numbers its streams of n-grams from the start of the row and returns them one after "
-            "the other, which nobody takes apart by documents yet"
-        )
     if config.model_type == "reformer" and config.hash_seed is None and "lsh" in config.attn_layers:
         return "with hash_seed=None its hashes are drawn anew at every call, so no document has one result of its own"
     return None
@@ -73,6 +107,7 @@ FAMILY = Family(
     refusal=_refusal,
     mixers={
         **{name: OneByOne(reason) for reason, names in _MODELS.items() for name in names.split()},
+        "ProphetNetDecoder": _Streams(_STREAMS),
         **dict.fromkeys("ReformerModelWithLMHead ReformerForMaskedLM ReformerModel".split(), _REFORMER),
     },
     media_types={"image": _WITH_IMAGES, "video": frozenset({"minimax_m3_vl"})},

@@ -290,6 +290,13 @@ class Audit:
         Returns whether it runs where gradients are wanted: some attention has no backward on some devices.
         """
         cases = [self.case, *self.others.values()]
+        enabled = self.runner.enabled
+        if enabled is not None and enabled.traits.masks_without_cache:
+            for case in cases:
+                case.options = case.options_of_packed = {"use_cache": False}
+            self.report.notes["documents alone"] = (
+                "run with use_cache=False, as with labels: else they see later tokens"
+            )
         first = self.raised_alone()
         for case in cases if first is not None else ():
             case.options = {"use_cache": False}

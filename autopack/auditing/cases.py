@@ -70,6 +70,8 @@ class Case:
         self.lengths = list(lengths)
         self.options: dict[str, Any] = {}
         """What a document by itself is run with; nothing, unless stock cannot run it so."""
+        self.options_of_packed: dict[str, Any] = {}
+        """What packed calls are run with beside what their mode says."""
         self.zeros: tuple[str, ...] = ()
         """Arguments of a number per token that stock does not run without, such as what is text and what an image."""
         named = parameters_of(type(model))
@@ -133,7 +135,12 @@ class Case:
 
     def given(self, call: Call, replaced: int | None = None) -> dict[str, Any]:
         """All arguments of a packed call, with one document's tokens replaced where asked."""
-        return {**self._with_zeros(self.inputs(call, replaced)), **_copied(call.arguments), **call.options}
+        return {
+            **self._with_zeros(self.inputs(call, replaced)),
+            **_copied(call.arguments),
+            **call.options,
+            **self.options_of_packed,
+        }
 
     def alone(self, call: Call, number: int) -> dict[str, Any]:
         """All arguments of a call with one of its documents by itself: positions only where it begins midway."""
@@ -197,7 +204,7 @@ class PairCase(Case):
         assert call.source is not None
         source = self.source.inputs(call.source, replaced)
         tokens = {"input_ids": source, "decoder_input_ids": self.inputs(call, replaced)}
-        return {**tokens, **_copied(call.arguments), **call.options}
+        return {**tokens, **_copied(call.arguments), **call.options, **self.options_of_packed}
 
     def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> dict[str, torch.Tensor]:
         target = super().padded(side, filler, wider)

@@ -65,6 +65,11 @@ class Call:
         return type(self.module).__name__
 
     @property
+    def config(self) -> Any:
+        """The configuration of what is called."""
+        return self.entry.config
+
+    @property
     def documents(self) -> HeadDocuments | None:
         """The documents of packed rows that an entry further out has made the rows of this batch, if it has."""
         return None if self.outer is None else self.outer.plan.documents
@@ -218,26 +223,26 @@ class Call:
     def wants_weights(self) -> bool:
         """Whether attention weights are asked for."""
         told = self.arguments.get("output_attentions")
-        return bool(told if told is not None else getattr(self.module.config, "output_attentions", False))
+        return bool(told if told is not None else getattr(self.config, "output_attentions", False))
 
     @property
     def wants_states(self) -> bool:
         """Whether the states of layers are asked for."""
         told = self.arguments.get("output_hidden_states")
-        return bool(told if told is not None else getattr(self.module.config, "output_hidden_states", False))
+        return bool(told if told is not None else getattr(self.config, "output_hidden_states", False))
 
     @cached_property
     def wants_router_loss(self) -> bool:
         """Whether the model may add a loss of its routers."""
         told = self.arguments.get("output_router_logits")
-        configs = [self.module.config, *self.model.anatomy.configs]
+        configs = [self.config, *self.model.anatomy.configs]
         return bool(told if told is not None else any(getattr(c, "output_router_logits", False) for c in configs))
 
     @property
     def wants_tuple(self) -> bool:
         """Whether a plain tuple is asked for, and not an output with names."""
         told = self.arguments.get("return_dict")
-        return not (told if told is not None else getattr(self.module.config, "return_dict", True))
+        return not (told if told is not None else getattr(self.config, "return_dict", True))
 
 
 def _holds_tokens(cache: Any) -> bool:

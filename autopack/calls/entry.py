@@ -33,6 +33,8 @@ class Entry:
 
     link: Link
     """The way to the enabled model that it is an entry of."""
+    config: Any
+    """Its configuration, or that of the whole, where it has none of its own."""
     level: int
     """Place among the entries of the model: 0 for the whole, 1 for what it holds."""
     kind: Kind
@@ -78,6 +80,7 @@ class Entry:
         """
         entries = model.anatomy.entries
         module, inner = entries[level], entries[level + 1 :]
+        config = modules.config_of(module, entries[0])
         kind_of_module: Any = type(module)
         is_pair, decodes = modules.is_pair(module), model.anatomy.in_decoder(module)
         parameters = parameters_of(kind_of_module)
@@ -91,6 +94,7 @@ class Entry:
         has_pooler = getattr(entries[-1], "pooler", None) is not None
         return cls(
             link=model.link,
+            config=config,
             level=level,
             kind=Kind.PAIR if is_pair else Kind.MODEL if decodes is None else Kind.HALF,
             decodes=decodes,
@@ -105,10 +109,8 @@ class Entry:
             has_other_head=heads.is_head_of_pair(module) if is_pair else other_head or searches_row,
             reads_one_token_per_row=not is_pair and (has_pooler or (other_head and not of_single_tokens)),
             numbering=numbering,
-            earliest_position=numbering.earliest_position(module),
-            first_position=(
-                model.traits.first_position if decodes is None else numbering.first_position(module.config)
-            ),
+            earliest_position=numbering.earliest_position(module, config),
+            first_position=(model.traits.first_position if decodes is None else numbering.first_position(config)),
             foreign=next((reason for reason in foreign[level:] if reason), None),
             guarded=level > 0
             and (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from transformers.utils import ModelOutput
@@ -12,7 +12,7 @@ from transformers.utils import ModelOutput
 from autopack.errors import UnsupportedModel
 
 
-def without(output: Any, names: Sequence[str]) -> Any:
+def without(output: Any, names: Collection[str]) -> Any:
     """An output without the fields of these names; they read as None where the output has attributes.
 
     Raises `UnsupportedModel` for a tuple, in which fields have no names.

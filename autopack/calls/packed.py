@@ -139,7 +139,7 @@ def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[st
     kept.update(dict.fromkeys((name for name in DROPPED if kept.get(name) is not None), None))
     if "attention_mask" in entry.names:
         kept["attention_mask"] = None  # in all calls, whether they bring one or not: compiled code counts arguments
-    by_others = entry.takes_others and getattr(call.module.config, "use_cache", False)
+    by_others = entry.takes_others and getattr(call.config, "use_cache", False)
     # An encoder has no cache, whatever its configuration says (T5Gemma up to 4.53 hands all others on beside its own).
     if "use_cache" in entry.names or (by_others and call.model.anatomy.in_decoder(call.module) is not False):
         kept["use_cache"] = False
@@ -156,7 +156,7 @@ def add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -
             f"documents one per row, or register a family that restarts them (docs/families.md)."
         )
     numbering, ids = call.entry.numbering, arguments.get("input_ids")
-    counted = numbering.of_counted(call.module.config, ids, layout.start_columns)
+    counted = numbering.of_counted(call.config, ids, layout.start_columns)
     first = call.entry.first_position
     arguments["position_ids"] = layout.position_ids(first) if counted is None else counted
 

@@ -143,7 +143,7 @@ def _compares_columns(call: Call) -> bool:
 
 def _hidden_tokens(call: Call, padding: Padding) -> list[int]:
     """Some tokens under the mask that are not the pad token of the configuration, of a batch that is no pair's."""
-    pad = getattr(text_config(call.module.config), "pad_token_id", None)
+    pad = getattr(text_config(call.config), "pad_token_id", None)
     ids = call.arguments.get("input_ids")
     if not isinstance(pad, int) or not isinstance(ids, torch.Tensor) or ids.shape != padding.shape:
         return []
@@ -190,7 +190,7 @@ def _reads_padding(call: Call, padding: Padding) -> bool:
     if not (causal and looks_for_padding(call.module)):
         ends = [0, -1] if causal and call.entry.head is not None else [0]
         return not padding.real[:, ends].all()
-    pad_token_id, ids = text_config(call.module.config).pad_token_id, call.arguments.get("input_ids")
+    pad_token_id, ids = text_config(call.config).pad_token_id, call.arguments.get("input_ids")
     if ids is None or pad_token_id is None:
         return not padding.real[:, -1].all()
     columns = torch.arange(padding.columns, device=ids.device)

@@ -40,7 +40,7 @@ def point_out(call: Call) -> None:
     twice = [tokens[tokens[:, one] == tokens[:, other], one] for one, other in ((-1, -2), (0, 1))]
     if max(map(len, twice)) < 2:
         return
-    pad = text_config(call.module.config).pad_token_id
+    pad = text_config(call.config).pad_token_id
     if not isinstance(pad, int):
         return
     rows = max(int((each == pad).sum()) for each in twice)

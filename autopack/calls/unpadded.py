@@ -109,7 +109,7 @@ def _gathered(call: Call, padding: Padding) -> dict[str, Any]:
             found = mask.long().cumsum(1) - 1
         else:
             ids = call.arguments.get("input_ids")
-            found = call.entry.numbering.in_padded_batch(call.module.config, mask, ids)
+            found = call.entry.numbering.in_padded_batch(call.config, mask, ids)
         arguments["position_ids"] = padding.gather(found)
     labels = arguments.get("labels")
     if call.entry.shifts_labels and labels is not None:

@@ -70,7 +70,7 @@ def attach(
     enabled.lease.follow(enabled.implementations())
     for level, module in enumerate(anatomy.entries):
         shifts = _shifts(enabled, level, ask) if foreign[level] is not None else None
-        entry = Entry.of(enabled, level, registry.numbering_of(module.config), foreign, shifts)
+        entry = Entry.of(enabled, level, registry.numbering_of(modules.config_of(module, model)), foreign, shifts)
         _hook_before(module, EntryHook(entry), with_kwargs=True)
         _hook_after(module, ExitHook(entry), always_call=True)
         pooler = getattr(module, "pooler", None)

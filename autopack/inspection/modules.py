@@ -143,13 +143,21 @@ def check_forwards(model: nn.Module) -> None:
             )
 
 
-def entries(model: PreTrainedModel) -> list[PreTrainedModel]:
+def entries(model: PreTrainedModel) -> list[Any]:
     """The models inside a model that can be called with tokens on their own, the outermost first, after the model.
 
-    The model is one of them whatever it takes, where it holds any: what it calls its tokens may not be known.
+    The model is one of them whatever it takes, where it holds any: what it calls its tokens may not be known. So are
+    the halves of an encoder-decoder, whatever they derive from (FSMT's are mere modules).
     """
-    found = [module for module in _text_modules(model) if isinstance(module, PreTrainedModel) and takes_tokens(module)]
+    known = [module for module in _text_modules(model) if isinstance(module, PreTrainedModel) and takes_tokens(module)]
+    halved = [half for half in halves(model) or () if not isinstance(half, PreTrainedModel) and takes_tokens(half)]
+    found: list[Any] = [*known, *halved]
     return [model, *found] if found and found[0] is not model else found
+
+
+def config_of(module: nn.Module, whole: PreTrainedModel) -> Any:
+    """The configuration of an entry of a model: its own, or that of the whole where it is a half that is no model."""
+    return getattr(module, "config", whole.config)
 
 
 def is_pair(model: nn.Module) -> bool:
@@ -191,7 +199,7 @@ def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
                 waiting.append((child, child.config))
 
 
-def takes_tokens(model: PreTrainedModel) -> bool:
+def takes_tokens(model: nn.Module) -> bool:
     """Whether a model takes tokens, or embeddings of them, under the names that transformers has for them."""
     return bool({"input_ids", "inputs_embeds", "decoder_input_ids"}.intersection(parameters_of(class_of(model)).names))
 

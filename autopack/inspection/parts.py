@@ -28,7 +28,7 @@ class Anatomy:
     """
 
     model_type: str
-    entries: list[PreTrainedModel]
+    entries: list[Any]
     attention: list[nn.Module]
     mixers: list[nn.Module]
     towers: list[nn.Module]

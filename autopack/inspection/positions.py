@@ -43,17 +43,17 @@ class Numbering:
             )
         return pad_token_id + 1
 
-    def earliest_position(self, model: Any) -> int:
+    def earliest_position(self, model: Any, config: Any) -> int:
         """The least position at which a document of this model may begin and still get what it gets by itself.
 
         Where positions are looked up in a table, that is where documents begin; rotations know differences alone.
         """
-        first = self.first_position(model.config)
+        first = self.first_position(config)
         if self.relative or not first:
             return 0
         tables = {m.num_embeddings for m in model.modules() if isinstance(m, torch.nn.Embedding)}
         rotates = any("inv_freq" in module._buffers for module in model.modules())
-        known = getattr(text_config(model.config), "max_position_embeddings", None)
+        known = getattr(text_config(config), "max_position_embeddings", None)
         return 0 if rotates and known not in tables else first
 
     def is_known(self, adds_up_mask: bool) -> bool:

@@ -74,8 +74,9 @@ def _any(groups: Sequence[Group], going_on: bool, obstacle: str | None = None) -
 
 @contextmanager
 def leaving_nothing(module: nn.Module) -> Iterator[None]:
-    """Run a module and leave random state and buffers as they were; its graph keeps copies of the buffers."""
+    """Run a module and leave random state, buffers and numbers as they were; its graph keeps copies of the buffers."""
     held = [(part, dict(part._buffers)) for part in module.modules() if part._buffers]
+    numbers = [(part, _numbers_of(part)) for part in module.modules()]
     with drawing_nothing(module):
         try:
             for part, buffers in held:
@@ -84,6 +85,13 @@ def leaving_nothing(module: nn.Module) -> Iterator[None]:
         finally:
             for part, buffers in held:
                 part._buffers.update(buffers)
+            for part, before in numbers:
+                vars(part).update(before)
+
+
+def _numbers_of(module: nn.Module) -> dict[str, Any]:
+    """What a module has as plain numbers, or in their place: what some routers reckon of the tokens of a call."""
+    return {name: value for name, value in vars(module).items() if value is None or isinstance(value, int | float)}
 
 
 def with_idle(kept: Any, idle: list[Any]) -> Any:

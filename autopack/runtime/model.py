@@ -80,6 +80,12 @@ class Traits:
     """Whether it scores every pair of tokens of a row in code of its own."""
     whole_model_reason: str | None
     """Why each document is run through the whole model by itself, where that is so."""
+    leaves_out: frozenset[str]
+    """Parts of an encoder-decoder's output that packed rows have none of."""
+    reads_encoder_tokens: bool
+    """Whether its decoder gets the encoder's tokens where it is given none, and not those of the labels."""
+    masks_without_cache: bool
+    """Whether its decoder hides later tokens where it is to fill no cache, and only there."""
     reads_padding: bool
     """Whether what stands in padding changes what tokens get."""
     recurs: bool
@@ -115,6 +121,9 @@ class Traits:
             family=family.name,
             dense=anatomy.model_type in family.dense_types,
             whole_model_reason=next((way.whole_model_reason for way in ways if way.whole_model_reason), None),
+            leaves_out=frozenset(name for way in ways for name in way.leaves_out),
+            reads_encoder_tokens=any(way.reads_encoder_tokens for way in ways),
+            masks_without_cache=any(way.masks_without_cache for way in ways),
             reads_padding=any(way.reads_padding for way in ways),
             recurs=any(way.recurs for way in ways),
             adjusted=adjusted,

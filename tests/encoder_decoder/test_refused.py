@@ -14,7 +14,7 @@ from tests.encoder_decoder.pairs import Pairs, covered
 
 pytestmark = covered
 
-REFUSED = ["bigbird_pegasus", "fsmt", "nllb-moe", "prophetnet"]
+REFUSED = ["bigbird_pegasus"]
 
 
 def test_the_packing_collator_says_what_to_use():

@@ -11,20 +11,25 @@ from hypothesis import strategies as st
 
 import autopack
 from autopack import tiny
-from autopack.architectures import whole_half
+from autopack.architectures import whole_half, whole_model
 from autopack.mixers import OneByOne
 from tests.conftest import FLOAT32, LEAK, error
 from tests.encoder_decoder.pairs import LOGITS, Alone, Pairs, covered, named_gradients
 
 pytestmark = covered
 
-TYPES = sorted(whole_half.FAMILY.model_types)
+TYPES = sorted({*whole_half.FAMILY.model_types, "prophetnet"})
+FORMS = {name: ("one_row", "two_rows") if name == "prophetnet" else ("one_row", "two_rows", "padded") for name in TYPES}
+"""ProphetNet's streams of n-grams change with the number of columns, so its padded batches are left as they came."""
 VARIANTS = [
     *((name, {}) for name in TYPES),
     ("led", {"attention_window": [4, 8]}),
     ("longt5", {"encoder_attention_type": "transient-global"}),
     ("longt5", {"feed_forward_proj": "gated-gelu"}),
     ("pegasus_x", {"stagger_local_blocks": False}),
+    ("prophetnet", {"ngram": 3}),
+    ("prophetnet", {"disable_ngram_loss": True}),
+    ("prophetnet", {"eps": 0.1}),
 ]
 
 
@@ -38,7 +43,7 @@ def test_variants_in_training_with_checkpointing(model_type, options):
     alone = Alone.run(model, pairs)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     autopack.enable(model)
-    for form in ("one_row", "two_rows", "padded"):
+    for form in FORMS[model_type]:
         alone.check(pairs, form, model(**getattr(pairs, form)()), model)
 
 
@@ -59,7 +64,8 @@ def test_another_document_changes_nothing(model_type):
 def test_without_their_half_alone_documents_see_each_other(model_type, monkeypatch):
     """The negative control: each half as the other architectures have it."""
     model = build(model_type)
-    for way in {type(way) for way in whole_half.FAMILY.mixers.values() if isinstance(way, OneByOne)}:
+    ways = [*whole_half.FAMILY.mixers.values(), *whole_model.FAMILY.mixers.values()]
+    for way in {type(way) for way in ways if isinstance(way, OneByOne)}:
         monkeypatch.setattr(way, "run", lambda self, call: call.changed(lambda name, value: value))
     with pytest.raises(autopack.UnsupportedModel, match="audited it, and it is not exact"):
         autopack.enable(model, verify="full")
@@ -142,5 +148,19 @@ def test_any_lengths(lengths, model_type, seed):
     model = build(model_type)
     alone = Alone.run(model, pairs)
     with autopack.enable(model):
-        for form in ("one_row", "two_rows", "padded"):
+        for form in FORMS[model_type]:
             alone.check(pairs, form, model(**getattr(pairs, form)()), model)
+
+
+def test_what_packed_rows_have_of_the_streams_of_ngrams():
+    """Those of the first n-gram are the logits; the others have a form in which documents have no place."""
+    pairs, model = Pairs.draw(), build("prophetnet")
+    row, padded = pairs.one_row(), pairs.padded()
+    wanted = model(**padded)
+    autopack.enable(model)
+    found = model(**row, output_hidden_states=True)
+    assert found.logits_ngram is None
+    assert found.decoder_ngram_hidden_states is None
+    of_padded = model(**padded)
+    assert torch.equal(of_padded.logits_ngram, wanted.logits_ngram)
+    assert torch.equal(of_padded.loss, wanted.loss)

@@ -70,7 +70,8 @@ from transformers import NllbMoeConfig, NllbMoeForConditionalGeneration
 torch.manual_seed(0)
 sizes = {name + of: size for name in ("encoder_", "decoder_")
          for of, size in {"layers": 2, "attention_heads": 4, "ffn_dim": 64, "sparse_step": 2, "layerdrop": 0.0}.items()}
-model = NllbMoeForConditionalGeneration(NllbMoeConfig(vocab_size=97, d_model=32, num_experts=4, **sizes)).train()
+config = NllbMoeConfig(vocab_size=97, d_model=32, num_experts=4, second_expert_policy="random", **sizes)
+model = NllbMoeForConditionalGeneration(config).train()
 tell(losses=[model(**collate(batch)).loss.item() for batch in batches])
 """
 CHANGED = """

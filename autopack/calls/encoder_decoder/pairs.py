@@ -19,6 +19,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from autopack.calls import refusals
 from autopack.calls.call import DROPPED, Call
+from autopack.calls.left_out import without
 from autopack.calls.outputs import restore
 from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere
 from autopack.calls.plan import Plan
@@ -55,7 +56,7 @@ class PairCall(Call):
 
     def find_pair(self) -> bool | None:
         """Whether documents are packed (True) or padded (False); None for a call that does neither."""
-        found = pairs.declared_of(self.arguments, getattr(self.module.config, "pad_token_id", None))
+        found = pairs.declared_of(self.arguments, getattr(self.config, "pad_token_id", None))
         self.real = found.real
         if found.pair is None:
             return None
@@ -83,7 +84,7 @@ class PairCall(Call):
 
         Where one of the arguments `given` is there, it makes none, or no mask.
         """
-        labels, config = self.arguments.get("labels"), self.module.config
+        labels, config = self.arguments.get("labels"), self.config
         if labels is None or any(self.arguments.get(name) is not None for name in given):
             return False
         if not source.hides_pad_in_decoder(source.class_of(self.module)):
@@ -126,6 +127,11 @@ class PairCall(Call):
             raise UnsupportedModel(
                 f"{self.name} was asked for the losses of its routers with packed rows, where they would be over rows "
                 f"of all documents. Set output_router_logits=False, or run the documents one per row."
+            )
+        if self.model.traits.reads_encoder_tokens and all(self.arguments.get(n) is None for n in _OF_DECODER[:2]):
+            raise UnsupportedModel(
+                f"{self.name} makes the decoder's tokens of the encoder's, and not of the labels. Pass "
+                f"decoder_input_ids."
             )
         if self.hides_labels(given=_OF_DECODER[:2]):  # a mask declares documents, and a document alone has none
             raise UnsupportedModel(
@@ -197,6 +203,7 @@ class PairAsRows(Plan):
             self.call.ran_without_padding()
 
     def finish(self, module: nn.Module, output: Any) -> Any:
+        output = without(output, self.scope.model.traits.leaves_out)
         restored = restore(output, self.pair, read=self.scope.model.padding_read)
         return restored.to_tuple() if self.wants_tuple else restored
 
@@ -231,7 +238,9 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
         found["encoder_outputs"] = BaseModelOutput(last_hidden_state=pair.encoder.places.gather(states[0]))
     if found.get("decoder_input_ids") is None and found.get("decoder_inputs_embeds") is None:
         found["decoder_input_ids"] = _shifted(call, found["labels"], pair.decoder)
-    if "use_cache" in entry.names or getattr(call.module.config, "use_cache", False):
+    # The half that would fill a cache is kept from it.
+    as_it_came = call.model.traits.masks_without_cache and call.arguments.get("use_cache") is None
+    if not as_it_came and ("use_cache" in entry.names or getattr(call.config, "use_cache", False)):
         found["use_cache"] = False
     return {**found, "return_dict": True}
 

@@ -33,7 +33,7 @@ def plan(call: Call, layout: PackedLayout) -> Plan:
     head = call.entry.head
     assert head is not None
     given = DocumentArguments(head, without_what_packing_drops(call, call.arguments), layout)
-    if heads.looks_for_padding(call.module) and text_config(call.module.config).pad_token_id is None:
+    if heads.looks_for_padding(call.module) and text_config(call.config).pad_token_id is None:
         raise UnsupportedModel(
             f"{head.name} finds the last token of each of several rows by config.pad_token_id, which is None. Set "
             f"model.config.pad_token_id to a token that no document ends with, as for padded batches."
@@ -98,7 +98,7 @@ class PaddedDocuments(Plan):
         if not self.batch.is_padded:
             return
         self.arguments["attention_mask"] = self.batch.mask.long()
-        pad_token_id, ids = text_config(call.module.config).pad_token_id, self.arguments.get("input_ids")
+        pad_token_id, ids = text_config(call.config).pad_token_id, self.arguments.get("input_ids")
         if isinstance(pad_token_id, int) and ids is not None:
             # Heads of decoders look for the last token that is no padding token.
             self.arguments["input_ids"] = ids.masked_fill(~self.batch.mask.to(ids.device), pad_token_id)

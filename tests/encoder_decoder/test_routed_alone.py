@@ -1,0 +1,114 @@
+"""NLLB-MoE: experts take so many tokens of a document, whatever else is in its row, and drop the others.
+
+The tiny model's experts take 3 tokens of a call in training, in evaluation three tenths of them, so that every document
+of more than a few tokens loses some.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import autopack
+from autopack import tiny
+from autopack.architectures import nllb_moe
+from tests.conftest import LEAK, error
+from tests.encoder_decoder.pairs import LOGITS, Alone, Pairs, covered
+
+pytestmark = covered
+
+VARIANTS = [
+    {},
+    {"batch_prioritized_routing": True},
+    {"normalize_router_prob_before_dropping": True},
+    {"router_ignore_padding_tokens": True},
+    {"moe_eval_capacity_token_fraction": -1.0},
+]
+
+
+def build(**options):
+    return tiny.build("nllb-moe", task="seq2seq", **options)
+
+
+def routers(model):
+    return [module for module in model.modules() if type(module).__name__ == "NllbMoeTop2Router"]
+
+
+@pytest.mark.parametrize("options", VARIANTS)
+@pytest.mark.parametrize("training", [False, True])
+def test_every_form_of_packed_rows_gives_what_documents_give_alone(options, training):
+    pairs, model = Pairs.draw(), build(**options).train(training)
+    alone = Alone.run(model, pairs)
+    autopack.enable(model, verify="never")
+    for form in ("one_row", "two_rows"):
+        alone.check(pairs, form, model(**getattr(pairs, form)()), model)
+
+
+def test_under_gradient_checkpointing():
+    pairs, model = Pairs.draw(), build().train()
+    alone = Alone.run(model, pairs)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    autopack.enable(model, verify="never")
+    alone.check(pairs, "one_row", model(**pairs.one_row()), model)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_without_it_documents_take_the_places_of_others(training, monkeypatch):
+    """The negative control: the router on the whole row."""
+    router = nllb_moe.FAMILY.mixers["NllbMoeTop2Router"]
+    monkeypatch.setattr(
+        type(router),
+        "run",
+        lambda self, call: call.changed(lambda name, value: None if name == "padding_mask" else value),
+    )
+    pairs, model = Pairs.draw(), build().train(training)
+    alone = Alone.run(model, pairs)
+    autopack.enable(model, verify="never")
+    assert alone.error(pairs.of("one_row", model(**pairs.one_row()).logits.detach())) > LEAK
+    with pytest.raises(autopack.UnsupportedModel, match="audited it, and it is not exact"):
+        autopack.enable(build(), verify="full")
+
+
+def test_another_document_changes_nothing():
+    pairs, model = Pairs.draw(), build()
+    other = copy.deepcopy(pairs)
+    other.sources[1], other.targets[1] = pairs.sources[1].flip(0), pairs.targets[1].flip(0)
+    with torch.no_grad(), autopack.enable(model, verify="never"):
+        before = pairs.of("one_row", model(**pairs.one_row()).logits)
+        after = pairs.of("one_row", model(**other.one_row()).logits)
+    changes = [error(a, b) for a, b in zip(after, before, strict=True)]
+    assert changes[1] > LEAK
+    assert max(changes[:1] + changes[2:]) < LOGITS
+
+
+def test_evaluation_on_packed_rows_leaves_the_capacity_of_training():
+    model = build()
+    with torch.no_grad(), autopack.enable(model, verify="never"):
+        model(**Pairs.draw().one_row())
+    assert [router.expert_capacity for router in routers(model)] == [3, 3]
+
+
+def test_a_padded_batch_runs_as_it_came():
+    """Its documents share the places of experts there, and that is what it gives without autopack."""
+    pairs, model = Pairs.draw(), build().train()
+    wanted = model(**pairs.padded())
+    handle = autopack.enable(model, verify="never")
+    found = model(**pairs.padded())
+    assert torch.equal(found.logits, wanted.logits)
+    assert torch.equal(found.loss, wanted.loss)
+    assert "reads padding" in str(handle.explain(**pairs.padded()))
+
+
+def test_losses_of_routers_are_refused():
+    model = build()
+    autopack.enable(model, verify="never")
+    with pytest.raises(autopack.UnsupportedModel, match="losses of its routers"):
+        model(**Pairs.draw().one_row(), output_router_logits=True)
+
+
+@pytest.mark.parametrize("policy", ["random", "sampling"])
+def test_second_experts_that_are_drawn_are_refused(policy):
+    with pytest.raises(autopack.UnsupportedModel, match="draws second experts anew"):
+        autopack.enable(build(second_expert_policy=policy))
