@@ -35,7 +35,8 @@ def needed_sites(anatomy: Anatomy, of_family: tuple[Site, ...], implementations:
         if implementation != "eager" and anatomy.attention:
             sites += _attention_sites(anatomy.attention, implementation)
     # Models that attend in code of their own make masks as the others do, which ranks that share rows ask for.
-    by_configs = [getattr(entry.config, "_attn_implementation", None) or "eager" for entry in anatomy.entries]
+    configs = modules.configs_of([*anatomy.entries])
+    by_configs = [getattr(config, "_attn_implementation", None) or "eager" for config in configs]
     for implementation in dict.fromkeys([*implementations, *(by_configs if not anatomy.attention else ())]):
         if masks.has_mask_interface() and masks.mask_function(implementation) is not None:
             sites.append(Site(*masks.mask_mapping(), adapt_mask, key=implementation))
