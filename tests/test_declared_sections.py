@@ -70,7 +70,8 @@ def test_what_three_sections_leave_open_is_refused():
     gap, back = _tensor([0, 1, 2, 7, 8]), _tensor([0, 1, 2, 1, 2])
     sound = IMAGES[..., :8].clone()
     sound[:, 0, 6:] -= 3  # of a video, numbered from the video's beginning
-    for positions_, columns in ((gap.expand(3, 1, 5), 5), (back.expand(3, 1, 5), 5), (sound, 8)):
+    opened = torch.tensor([[0, 0, 0, 2], [0, 0, 0, 2], [0, 0, 1, 2]])[:, None]  # by a marker at 0, or a document of one
+    for positions_, columns in ((gap.expand(3, 1, 5), 5), (back.expand(3, 1, 5), 5), (sound, 8), (opened, 4)):
         with pytest.raises(InvalidPacking, match="cannot tell whether a document starts there.*seq_idx"):
             _read((1, columns), position_ids=positions_)
         one = torch.zeros(1, columns, dtype=torch.long)

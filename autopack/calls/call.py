@@ -107,6 +107,8 @@ class Call:
             return Declared(None)
         if self.brings_choices:
             arguments, inputs = self.choices_as_rows(), inputs.flatten(0, 1)
+        if self._numbered_on_the_way:
+            arguments = {**arguments, "position_ids": None}
         rows, columns = inputs.shape[:2]
         first_position = self.model.traits.first_position
         # Some models keep what they continue to themselves (RecurrentGemma).
@@ -127,6 +129,16 @@ class Call:
             if self.prefixes is not None and found.layout is None and found.real is None:
                 found = replace(found, real=np.ones((rows, columns), dtype=bool))
         return found
+
+    @property
+    def _numbered_on_the_way(self) -> bool:
+        """Whether a model further out has made positions of three sections of a call that brought none: they say where
+        tokens of images lie, and no documents, although several tokens may be at 0 (MiniCPM-V 4.7)."""
+        here = self.arguments.get("position_ids")
+        if self.outer is None or not isinstance(here, torch.Tensor) or here.dim() != 3 or len(here) != 3:
+            return False
+        around = self.outer.plan.call
+        return around is not None and around.arguments.get("position_ids") is None
 
     @property
     def _takes_any_positions(self) -> bool:

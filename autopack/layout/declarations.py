@@ -276,20 +276,23 @@ def _section_starts(
     """Where documents start by positions of three sections: at a token with 0 in all of them.
 
     Time goes on in a document, and text counts on by one; anything else could be a document that starts at a later
-    position, or a video whose sound is numbered beside it, and only another declaration can tell.
+    position, or a video whose sound is numbered beside it, and only another declaration can tell. So it is with two
+    tokens at 0 before an image: a document of one token, or what opens an image (MiniCPM-V 4.7).
     """
     if (sections[real] < 0).any():
         raise InvalidPacking("position_ids must not be negative; found such in one of three sections")
     zero = (sections == 0) & real
+    opened = np.zeros_like(zero)
+    opened[:, 1:-1] = zero[:, :-2] & zero[:, 1:-1] & (sections[:, 2:] == 1)
     elsewhere = next(iter(declared.values()), None)
     if elsewhere is not None:
-        return zero | elsewhere
+        return (zero & ~opened) | elsewhere
     for row in range(len(sections)):
         columns = np.flatnonzero(real[row])
         here = sections[row, columns]
         step, text = np.diff(here >> 1), (here & 1) == 0
         counts_on = (step == 1) | (step == np.diff(columns)) | ~(text[1:] & text[:-1])
-        unclear = ~zero[row, columns[1:]] & ((step < 0) | ~counts_on)
+        unclear = ~zero[row, columns[1:]] & ((step < 0) | ~counts_on) | opened[row, columns[1:]]
         if unclear.any():
             column = int(columns[1:][unclear][0])
             raise InvalidPacking(

@@ -18,6 +18,9 @@ from tests.multimodal.models import twins_with_images
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
+PADDED = ["qwen2_vl", "qwen3_5", "minicpmv4_7", "gemma3", "llava", "paligemma", "mllama"]
+
+
 def padded_with_images(model: Any, side: str) -> tuple[dict[str, Any], torch.Tensor]:
     """A padded batch of three documents with images, and its mask."""
     found = documents(model, [(3, IMAGE, 2), (IMAGE, 9, IMAGE, 4), (7,)])
@@ -36,7 +39,7 @@ def _pad(row: torch.Tensor, columns: int, side: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_5", "gemma3", "llava", "paligemma", "mllama"])
+@pytest.mark.parametrize("model_type", PADDED)
 def test_padded_batches_with_images_give_what_they_gave(model_type, side):
     stock, model = twins_with_images(model_type)
     if model_type == "mllama":
@@ -57,7 +60,7 @@ def test_padded_batches_with_images_give_what_they_gave(model_type, side):
     expected = stock(**call, attention_mask=mask, labels=labels, use_cache=False)
     expected.loss.backward()
     real = mask.bool()
-    if not (model_type == "qwen3_5" and side == "left"):  # stock carries a state out of left padding
+    if not (model_type in ("qwen3_5", "minicpmv4_7") and side == "left"):  # stock carries a state out of left padding
         assert error(found.logits[real], expected.logits[real]) <= FLOAT32
         assert float(found.loss.detach()) == pytest.approx(float(expected.loss.detach()), rel=1e-4)
         for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
