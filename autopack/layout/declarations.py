@@ -154,7 +154,8 @@ def _tensors(
     given = {**arguments, **known}
     position_ids = given.get("position_ids")
     if position_ids is not None:
-        sections = position_ids.dim() == 3 == len(position_ids)  # whose times may be fractions (Qwen3-Omni)
+        # Times of three sections may be fractions (Qwen3-Omni).
+        sections = isinstance(position_ids, torch.Tensor) and position_ids.dim() == 3 == len(position_ids)
         _check_tensor("position_ids", arguments["position_ids"], device, fractions=sections)
         if position_ids.dim() == 3 and position_ids.shape[0] in (3, 4) and position_ids.shape[1:] == shape:
             # M-RoPE. With four sections the first holds text positions.
