@@ -211,6 +211,7 @@ PAGES = {
     "reading.md": Page(holds=lambda names: names["logits"].shape[:2] == (1, 9)),
     "families.md": Page(holds=lambda names: names["report"].exact),
     "prefixes.md": Page(padded_batch, holds=lambda names: names["logits"].shape[:2] == (2, 4)),
+    "using.md": Page(padded_batch, holds=lambda names: names["found"]),
     "unpadding.md": Page(padded_batch, holds=lambda names: names["outputs"].logits.shape[:2] == (2, 4)),
     "distributed.md": Page(
         one_rank, holds=lambda names: abs(names["model"](**names["rows"]).loss - names["loss"]) < ROUNDING
