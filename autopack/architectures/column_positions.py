@@ -40,7 +40,7 @@ FAMILY = Family(
     model_types=frozenset(_TYPES.split()),
     how="positions restarted; attention document by document",
     positions=False,
-    media_types={"sound": frozenset({"speech_to_text"})},
+    media_types={"sound": frozenset({"speech_to_text"}), "image": frozenset({"florence2"})},
     refusal=_refusal,
     mixers={
         **{f"{model}LearnedPositionalEmbedding": RESTARTING for model in _LEARNED.split()},
@@ -51,5 +51,6 @@ FAMILY = Family(
     tiny=Tiny(
         configs={name: {"decoder": {"num_codebooks": 1}} for name in _MUSICGEN} | {"florence_vision": _FLORENCE_VISION},
         parts={name: {**_MUSICGEN_PARTS, "decoder": f"{name}_decoder"} for name in _MUSICGEN},
+        images={"square": frozenset({"florence2"})},
     ),
 )

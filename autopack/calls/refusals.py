@@ -267,6 +267,9 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
                 f"covered documents of {call.model.anatomy.model_type!r} with {kind}s. Leave it out (text alone is "
                 f"served), or run the documents one per row."
             )
+    wrong = None if traits.wrong_media is None else traits.wrong_media(given)
+    if wrong is not None:
+        raise InvalidPacking(f"{call.name} got media with packed rows that are not those of its documents: {wrong}.")
 
 
 def refuse_caches(call: Call) -> None:

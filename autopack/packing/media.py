@@ -64,7 +64,27 @@ def take_pictures(index: int, given: dict[str, Any], reads: bool) -> list[Any]:
 
 def is_media(name: str, values: np.ndarray, tokens: int) -> bool:
     """Whether the values of a key are media, of any number, and not one for each of so many tokens."""
-    return holds_media(name) and values.ndim > 0 and values.reshape(-1).shape != (tokens,)
+    return holds_media(name) and values.ndim > 0 and not values.size == tokens == max(values.shape)
+
+
+_NUMBERING = {"image_token_pooling": "pixel_values", "video_token_pooling": "pixel_values_videos"}
+"""Media that are numbers of patches, and what holds those: (crops, patches, values). Less than 0 is none."""
+
+
+def _going_on(examples: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The media of examples, with patches numbered over those of all examples, as a processor of a batch does."""
+    before = dict.fromkeys(_NUMBERING, 0)
+    found = []
+    for index, media in enumerate(examples):
+        found.append(dict(media))
+        for name, pixels in _NUMBERING.items():
+            if name not in media:
+                continue
+            if pixels not in media or media[pixels].ndim != 3:
+                raise invalid(index, name, f"it numbers the patches of {pixels!r}, (crops, patches, values), not found")
+            found[-1][name] = np.where(media[name] < 0, media[name], media[name] + before[name])
+            before[name] += media[pixels].shape[0] * media[pixels].shape[1]
+    return found
 
 
 def join(examples: Sequence[Mapping[str, Any]], rows: Sequence[int], count: int, by_row: bool) -> dict[str, np.ndarray]:
@@ -73,6 +93,7 @@ def join(examples: Sequence[Mapping[str, Any]], rows: Sequence[int], count: int,
     By row they come as (1, images, ...) and become (rows, images, ...), with empty ones after those of rows with fewer.
     Values of other sizes, as pixels of images of several sizes, are padded with zeros.
     """
+    examples = _going_on(examples)
     names = list(dict.fromkeys(name for media in examples for name in media if name != "images"))
     if not by_row:
         return {name: _concatenate(name, [m[name] for m in examples if name in m]) for name in names}

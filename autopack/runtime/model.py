@@ -108,6 +108,8 @@ class Traits:
     """The share of its weights, embeddings of tokens left out, that mixers hold."""
     media: frozenset[str]
     """Kinds of media that a run of the leak test has covered in its documents."""
+    wrong_media: Callable[[Mapping[str, Any]], str | None] | None
+    """Why the media of a packed call are not those of its documents, where its family can tell."""
 
     @classmethod
     def of(cls, family: Family, anatomy: Anatomy, numbering: Numbering, media: frozenset[str]) -> Traits:
@@ -136,6 +138,7 @@ class Traits:
             refused_arguments=dict(family.refused_arguments),
             mixing_weights=_share_of_mixers(anatomy),
             media=media,
+            wrong_media=family.wrong_media,
         )
 
 

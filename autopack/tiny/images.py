@@ -46,11 +46,13 @@ FORMS = {
     "patches": "(images, patches, channels * pixels), and where each patch lies",
     "flat patches": "(1, patches, channels * pixels), of all images",
     "flattened patches": "(images, patches, row and column and channels * pixels); a mask tells the placeholders",
+    "numbered patches": "(crops, patches, channels * pixels), and which of all are pooled for each placeholder",
     "spatial patches": "the same, and how many patches lie side by side",
 }
 """The forms in which types take images; the families say which type takes which (`autopack.family.Tiny.images`)."""
 _ALONG = {"row of patches": -1, "flat patches": 1}
 """The dimension along which pixels of several images are joined, where it is not the first."""
+_NUMBERS = "image_token_pooling"
 _SIZE = rules.FIELDS["image_size"]
 _PATCH = rules.FIELDS["patch_size"]
 _SIDE = 2
@@ -130,7 +132,17 @@ def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dic
             else:
                 along = _ALONG.get(form, 0) if name.startswith("pixel_values") else 0
                 arguments[name] = _in_order(name, documents, along)
+        if form == "numbered patches":
+            arguments[_NUMBERS] = _going_on(pictures)
     return arguments
+
+
+def _going_on(pictures: Sequence[dict[str, Any]]) -> torch.Tensor:
+    """Numbers of patches over all pictures, where each picture has its own from 0."""
+    counts = [picture["pixel_values"].shape[:2].numel() for picture in pictures]
+    before = [sum(counts[:place]) for place in range(len(counts))]
+    numbers = (picture[_NUMBERS] for picture in pictures)
+    return torch.cat([torch.where(found < 0, found, found + n) for found, n in zip(numbers, before, strict=True)])
 
 
 def _in_order(name: str, documents: Sequence[Sequence[Document]], along: int) -> Any:
@@ -264,6 +276,17 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         where = 1 + torch.cartesian_prod(torch.arange(high), torch.arange(wide))
         flat[:, : high * wide] = torch.cat([where[None], pixels(1, high * wide, vision.patch_embed_hidden_size)], dim=2)
         return {"flattened_patches": flat}
+    if form == "numbered patches":
+        crops, (high, wide) = 2 + number % 2, (side // patch for side in vision.image_size)
+        windows = torch.arange(high * wide).reshape(high // 2, 2, wide // 2, 2).transpose(1, 2).reshape(-1, 4)
+        numbers = torch.cat([windows + high * wide * crop for crop in range(crops)])
+        numbers[-1, -1] = -1  # padding
+        return {
+            "pixel_values": pixels(crops, high * wide, channels * patch**2),
+            _NUMBERS: numbers,
+            "image_grids": torch.tensor([[high // 2, wide // 2, high // 2 * (crops - 1), wide // 2]]),
+            "image_num_crops": torch.tensor([crops]),
+        }
     if form == "spatial patches":
         high, wide = 2 * _SIDE, _SIDE * (1 + number % 2)
         flat, mask = pixels(1, 4 * _SIDE**2, channels * patch**2), torch.zeros(1, 4 * _SIDE**2, dtype=torch.long)

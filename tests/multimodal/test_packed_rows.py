@@ -41,9 +41,11 @@ def test_documents_with_images_get_what_they_get_alone(model_type):
         hold(compare(model, stock))
 
 
-@pytest.mark.parametrize("model_type", ["kosmos-2.5", "granite_docling", "minicpmv4_7", "t5gemma2", "unlimited_ocr"])
+@pytest.mark.parametrize(
+    "model_type", ["kosmos-2.5", "granite_docling", "minicpmv4_7", "t5gemma2", "unlimited_ocr", "florence2", "molmo2"]
+)
 def test_images_in_forms_of_their_own(model_type):
-    """A projection that attends by itself, a mask of images, one row of patches, an encoder, and lists of sizes."""
+    """A projection that attends, a mask of images, one row of patches, encoders, lists of sizes, numbers of patches."""
     stock, model = twins_with_images(model_type, attn_implementation="eager")
     with autopack.enable(model, verify="never"):
         hold(compare(model, stock))

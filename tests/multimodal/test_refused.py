@@ -10,6 +10,7 @@ import torch
 import autopack
 from autopack import InvalidPacking, UnsupportedModel, tiny
 from autopack.inspection import media
+from autopack.tiny import images
 from compat.images import documents, packed
 from tests.multimodal.models import with_images
 
@@ -75,6 +76,50 @@ class TestBadInput:
             self.call(model, mm_token_type_ids=None)
         assert model.model.rope_deltas is None
         assert self.call(model).logits.isfinite().all()
+
+
+class TestNumbersOfPatches:
+    """Molmo2 counts the patches of all images of a call: numbers that begin anew would pool the first image's."""
+
+    @pytest.fixture(scope="class")
+    def model(self):
+        model = with_images("molmo2")
+        with autopack.enable(model, verify="never"):
+            yield model
+
+    def call(self, model: Any, **others: Any) -> Any:
+        return model(**{**packed(model, [documents(model)]), **others})
+
+    def test_those_of_each_document_from_0(self, model):
+        found = documents(model)
+        rows = [images.row(model, [document]) for document in found if document.images]
+        numbers = torch.cat([row["image_token_pooling"] for row in rows])
+        assert numbers.shape == packed(model, [found])["image_token_pooling"].shape
+        with pytest.raises(InvalidPacking, match=r"of image 1 names patches of other images.*PackingCollator"):
+            self.call(model, image_token_pooling=numbers)
+
+    def test_one_patch_of_the_image_before(self, model):
+        call = packed(model, [documents(model)])
+        numbers, crops = call["image_token_pooling"].clone(), call["image_num_crops"]
+        third = int(crops[:2].sum()) * call["pixel_values"].shape[1]
+        numbers[numbers == third] -= 1
+        with pytest.raises(InvalidPacking, match="of image 2 names patches of other images"):
+            self.call(model, image_token_pooling=numbers)
+
+    @pytest.mark.parametrize("name", ["image_token_pooling", "image_grids", "image_num_crops"])
+    def test_without_what_tells_whose_they_are(self, model, name):
+        with pytest.raises(InvalidPacking, match=f"{name} is missing"):
+            self.call(model, **{name: None})
+
+    @pytest.mark.parametrize("name", ["image_token_pooling", "image_grids", "image_num_crops", "pixel_values"])
+    def test_of_fewer_images(self, model, name):
+        with pytest.raises(InvalidPacking, match="are not of the same images"):
+            self.call(model, **{name: packed(model, [documents(model)])[name][:-1]})
+
+    def test_padded_batches_are_upstreams_business(self, model):
+        row = images.row(model, documents(model)[:1])
+        del row["image_num_crops"]
+        assert model(**row, attention_mask=torch.ones_like(row["input_ids"])).logits.isfinite().all()
 
 
 REFUSED = {

@@ -189,7 +189,7 @@ def test_a_sampler_and_the_documents_themselves(twins):
 @pytest.mark.parametrize("rows", [None, 3])
 @pytest.mark.parametrize(
     "model_type",
-    ["qwen2_vl", "llava", "llava_next", "gemma3", "gemma4", "paligemma", "idefics3", "smolvlm", "mistral3"],
+    ["qwen2_vl", "llava", "llava_next", "gemma3", "gemma4", "paligemma", "idefics3", "smolvlm", "mistral3", "molmo2"],
 )
 def test_what_a_processor_made_of_each_document_is_joined(model_type, rows):
     """Every form in which types take pixels: patches, squares, tiles, by row, beside sizes and positions."""
@@ -208,6 +208,28 @@ def test_what_a_processor_made_of_each_document_is_joined(model_type, rows):
         mask = torch.ones_like(each["input_ids"])
         expected = stock(**each, attention_mask=mask, use_cache=False).logits[0]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_numbers_of_patches_go_on_from_document_to_document():
+    """Molmo2's, which its processor counts over all images that it is given at once; less than 0 is none."""
+    one = {"pixel_values": np.zeros((2, 4, 3), np.float32), "image_token_pooling": [[0, 1], [7, -1]]}
+    other = {"pixel_values": np.zeros((1, 4, 3), np.float32), "image_token_pooling": [[2, 3], [0, -1]]}
+    batch = PackingCollator()([{"input_ids": [1, 2], **one}, {"input_ids": [3]}, {"input_ids": [4, 5], **other}])
+    assert batch["image_token_pooling"].tolist() == [[0, 1], [7, -1], [10, 11], [8, -1]]
+    with pytest.raises(
+        InvalidPacking, match="example 1, 'image_token_pooling': it numbers the patches of 'pixel_values'"
+    ):
+        PackingCollator()([{"input_ids": [1, 2], **one}, {"input_ids": [3], "image_token_pooling": [[0, 1]]}])
+
+
+def test_media_with_as_many_numbers_as_the_document_has_tokens():
+    """Four numbers for each of two placeholders, and eight tokens."""
+    pixels = np.zeros((2, 4, 3), np.float32)
+    given = {"input_ids": [*range(1, 9)], "pixel_values": pixels, "image_token_pooling": [[0, 1, 2, 3], [4, 5, 6, 7]]}
+    assert PackingCollator()([given])["image_token_pooling"].shape == (2, 4)
+    assert PackingCollator()([{"input_ids": [[1, 2, 3]], "image_mask": [[0, 1, 0]]}])["image_mask"].tolist() == [
+        [0, 1, 0]
+    ]
 
 
 def test_pixels_of_several_sizes_are_padded_as_processors_pad_them():
