@@ -94,8 +94,8 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     config = model.config
     found: list[torch.Tensor] = []
     pictures: list[dict[str, Any]] = []
-    names = ("image_token_id", "image_token_index", "video_token_index" if form_of(model) == _FRAMES else "")
-    ids_of_placeholders = (getattr(config, name, None) for name in names)
+    fields = ("image_token_id", "image_token_index", "video_token_index" if form_of(model) == _FRAMES else "")
+    ids_of_placeholders = (getattr(config, name, None) for name in fields)
     placeholder = next((value for value in ids_of_placeholders if isinstance(value, int)), rules.VOCAB - 1)
     for number, part in enumerate(parts):
         if isinstance(part, int):
@@ -218,10 +218,10 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
     if form in ("square", "square after a prefix"):
         return {"pixel_values": pixels(1, channels, size, size)}
     if form in ("square and instructions", _FRAMES):
-        shape = (1, 2, channels, size, size) if form == _FRAMES else (1, channels, size, size)
+        frames = pixels(1, 2, channels, size, size) if form == _FRAMES else pixels(1, channels, size, size)
         ids = torch.randint(rules.ORDINARY.start, rules.ORDINARY.stop, (1, 4), generator=generator)
         mask = (torch.arange(4) < 3 + number % 2).long()[None]
-        return {"pixel_values": pixels(*shape), "qformer_input_ids": ids, "qformer_attention_mask": mask}
+        return {"pixel_values": frames, "qformer_input_ids": ids, "qformer_attention_mask": mask}
     if form == "square and crops":
         crops = 1 + number % 2
         return {
