@@ -37,6 +37,8 @@ class Tiny:
     """Types, with further fields, that stand in for parts that need a package beside transformers."""
     images: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The types that take images, by the form in which they do (`autopack.tiny.images.FORMS`)."""
+    needs_images: frozenset[str] = frozenset()
+    """Types that transformers cannot run without an image: each document has to have one."""
     not_alone: frozenset[str] = frozenset()
     """Types that cannot be built, because they are no models on their own; `Family.refused_types` says why."""
 

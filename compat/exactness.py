@@ -31,7 +31,6 @@ from tqdm import tqdm
 
 import autopack
 from autopack import registry, tiny
-from autopack.auditing.auditor import TOLERANCE
 from autopack.auditing.fields import of_rows
 from autopack.errors import AutopackError
 from autopack.inspection import releases
@@ -40,6 +39,7 @@ from autopack.trust.data import MEASURED
 from compat.old_releases import bind_flash, chosen_when_built, without_hardware_checks
 from compat.standins import flash_standin, flex_standin, float64_throughout, set_implementation
 from compat.tables import json_by_lines
+from compat.with_images import cast, with_images
 
 RESULTS = Path(__file__).parent / "results"
 BACKENDS = ("eager", "sdpa", "flex", "flash")
@@ -78,9 +78,9 @@ def measure(
             return {"status": "refused", "reason": _reason(error)}
         upstream_error = _upstream_error(model, handle) if not report.exact else None
     if upstream_error is not None:
-        return {"status": "upstream error", "reason": upstream_error}
+        return _images_alone(model, backend, task, dtype, upstream_error)
     with stand_in(backend):
-        with_images = _with_images(model, task, dtype) if task in _WITH_MEDIA else {}
+        images = with_images(model, task, dtype) if task in _WITH_MEDIA else {}
     result = {
         "status": "exact" if report.exact else "LEAK",
         "config": model.config.model_type,
@@ -88,11 +88,32 @@ def measure(
         "worst": report.worst,
         "gradient": report.worst_gradient,
         "loss": max((r.loss for r in report.results if r.loss is not None), default=None),
-        **with_images,
+        **images,
     }
-    if result["status"] == "exact" and with_images.get("images") == "LEAK":
-        return {**result, "status": "LEAK", "reason": f"with images: {with_images['images worst']}"}
+    if result["status"] == "exact" and images.get("images") == "LEAK":
+        return {**result, "status": "LEAK", "reason": f"with images: {images['images worst']}"}
     return result if report.exact else {**result, "reason": report.worst_case}
+
+
+def _images_alone(model: Any, backend: str, task: str, dtype: torch.dtype, why: str) -> dict[str, Any]:
+    """The same for a type that stock cannot run without images (`why`): with them alone, if it is covered."""
+    if task not in _WITH_MEDIA or "image" not in registry.media_of(model.config.model_type):
+        return {"status": "upstream error", "reason": why}
+    with stand_in(backend):
+        handle = autopack.enable(model, verify="never")
+        found = with_images(model, task, dtype)
+        handle.remove()
+    if found["images"] == "upstream error":
+        return {"status": "upstream error", "reason": found["images reason"]}
+    result = {
+        "status": found["images"],
+        "config": model.config.model_type,
+        "path": registry.look_up(model)[0].how,
+        "without images": why,
+        **{name: found.get(f"images {name}") for name in ("worst", "gradient", "loss")},
+        **found,
+    }
+    return result if found["images"] == "exact" else {**result, "reason": f"with images: {found['images worst']}"}
 
 
 class Undeclared(ValueError):
@@ -135,21 +156,10 @@ def built(
             raise
         except ValueError as error:  # of its configuration (GPT-OSS, 5.0)
             raise Undeclared(str(error)) from error
-    _cast(model, dtype)
+    cast(model, dtype)
     if dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # grouped matrix products take no float64
     return model
-
-
-def _cast(model: Any, dtype: torch.dtype) -> None:
-    """Give everything in a model one precision: some parameters are made in float32 whatever dtype is asked for."""
-
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_complex():  # `Module.to` would drop the imaginary part (rotations of Llama 4's vision tower)
-            return tensor.to(dtype.to_complex())
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-    model._apply(cast)
 
 
 def measure_in_float64(model_type: str, backend: str, task: str) -> dict[str, Any]:
@@ -160,46 +170,6 @@ def measure_in_float64(model_type: str, backend: str, task: str) -> dict[str, An
     with float64_throughout():
         lifted = measure(model_type, backend, torch.float64, task)
     return {**lifted, "with casts": found["reason"]} if lifted["status"] == "exact" else found
-
-
-def _with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
-    """The same for documents with images, where tiny inputs can be made; otherwise that they are refused."""
-    from autopack.tiny import images
-    from compat.images import alone, compare, documents
-
-    if "image" not in registry.media_of(model.config.model_type):
-        found = _refusal_of_images(model)
-        return {"images": "refused" if found else "LEAK", "images reason": found, "images worst": "no error"}
-    assert images.form_of(model), f"{model.config.model_type} is said to be covered with images"
-    stock = tiny.build(model.config.model_type, task=task, dtype=dtype)
-    _cast(stock, dtype)
-    set_implementation(stock, model.config._attn_implementation)
-    try:
-        errors = compare(model, stock)
-        if "video" in registry.media_of(model.config.model_type):
-            of_videos = compare(model, stock, videos=True)
-            errors = {name: max(value, of_videos[name]) for name, value in errors.items()}
-    except Exception as error:
-        try:
-            sum(alone(stock, each).logits.sum() for each in documents(stock)).backward()
-        except Exception as upstream:
-            return {"images": "upstream error", "images reason": f"{type(upstream).__name__}: {upstream}"}
-        return {"images": "LEAK", "images worst": f"{type(error).__name__}: {error}"}
-    bounds = {"worst": TOLERANCE[dtype], "influence": TOLERANCE[dtype], "gradient": 10 * TOLERANCE[dtype]}
-    bounds["loss"] = max(1e-5, 10 * TOLERANCE[dtype])
-    exact = all(value <= bounds[name] for name, value in errors.items())
-    return {"images": "exact" if exact else "LEAK", **{f"images {name}": value for name, value in errors.items()}}
-
-
-def _refusal_of_images(model: Any) -> str | None:
-    """What a packed call with pixels of any form raises: it must raise before it looks at them."""
-    ids = tiny.tokens(model.config, 1, 9)
-    where = torch.cat([torch.arange(4), torch.arange(5)])[None]
-    try:
-        model(input_ids=ids, position_ids=where, pixel_values=torch.zeros(1, 3, 32, 32))
-    except AutopackError as error:
-        return str(error).partition(". ")[0]
-    return None
 
 
 def _upstream_error(model: Any, handle: Any) -> str | None:
@@ -222,6 +192,8 @@ def _reason(error: Exception) -> str:
 def _cell(result: dict[str, Any]) -> str:
     if result["status"] == "exact":
         text = ("*" if "with casts" in result else "") + _number(result["worst"])
+        if "without images" in result:
+            return f"- / {text}"
         if "images" not in result:
             return text
         return f"{text} / {_number(result['images worst']) if result['images'] == 'exact' else result['images']}"
@@ -256,7 +228,7 @@ _ABOUT_IMAGES = (
     "document that has none, two that touch with their images, and one with two images of different sizes where the "
     "type allows; gradients include those of the vision tower, and other text or pixels of one document leave the "
     "others as they were. `refused`: packed calls with pixels raise. Types that take videos have been run "
-    "with them too."
+    "with them too. `-` before the second result: transformers cannot run the type without images."
 )
 
 

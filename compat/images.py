@@ -20,7 +20,8 @@ DOCUMENTS: tuple[tuple[int | str, ...], ...] = ((3, IMAGE), (IMAGE, 4), (7,), (2
 
 
 def documents(model: PreTrainedModel, parts: Sequence[Sequence[int | str]] = DOCUMENTS) -> list[Document]:
-    """One document for each list of parts, all different."""
+    """One document for each list of parts, all different; without those that the type cannot run by themselves."""
+    parts = [each for each in parts if IMAGE in each or not images.needs_images(model)]
     return [images.document(model, each, seed=number + 1) for number, each in enumerate(parts)]
 
 
@@ -113,14 +114,19 @@ def changed(document: Document, *, image: bool) -> Document:
     """The document with other text, or with other pixels."""
     if not image:
         ids = document.tokens["input_ids"]
-        other = torch.where((ids >= 8) & (ids < 100), 8 + (ids - 8 + 41) % 92, ids)
-        return dataclasses.replace(document, tokens={**document.tokens, "input_ids": other})
+        return dataclasses.replace(document, tokens={**document.tokens, "input_ids": _other_tokens(ids)})
     pictures = ({name: other_pixels(name, value) for name, value in each.items()} for each in document.images)
     return dataclasses.replace(document, images=tuple(pictures))
 
 
+def _other_tokens(ids: torch.Tensor) -> torch.Tensor:
+    return torch.where((ids >= 8) & (ids < 100), 8 + (ids - 8 + 41) % 92, ids)
+
+
 def other_pixels(name: str, value: Any) -> Any:
-    """Other pixels in the same places; sizes and masks stay."""
+    """Other pixels, and instructions, in the same places; sizes and masks stay."""
+    if name == "qformer_input_ids":
+        return _other_tokens(value)
     if name == "flattened_patches":  # row and column come first
         return torch.cat([value[..., :2], -2 * value[..., 2:]], dim=-1)
     return -2 * value if isinstance(value, torch.Tensor) and value.is_floating_point() else value

@@ -63,8 +63,11 @@ def _row(task: str, results: dict[str, Cells]) -> str:
     not_run = ", ".join(f"{n} ({reason})" for reason, n in others.most_common())
     count = str(len(exact))
     with_images = sum(_has(results[name], "exact", key="images") for name in exact)
+    without_text = sum(any("without images" in cell for cell in results[name].values()) for name in exact)
     if with_images:
-        count += f" on text, {with_images} of them with images too"
+        count = f"{len(exact) - without_text} on text, {with_images - without_text} of them with images too"
+    if without_text:
+        count += f", {without_text} with images alone"
     link = f"[{TASKS.get(task, task)}](compat/results/{results_of(task).with_suffix('.md').name})"
     return f"| {link} | {len(results)} | {count} | {_grouped(refused)} | {not_run or 0} |"
 

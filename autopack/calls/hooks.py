@@ -116,6 +116,25 @@ class PoolerHook:
         return (rows, *args[1:])
 
 
+class OwnPositionsHook:
+    """Forward pre-hook of models of media that may be handed the positions of packed rows, which number other tokens.
+
+    Models of BLIP hand all that they do not name on to their tower and Q-Former (InstructBLIP Video). That one would
+    number its own tokens by them, and flash attention take a tower's row for documents.
+    """
+
+    def __init__(self, link: Link):
+        self.link = link
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        running = scopes.of_model(self.link.follow(module))
+        if running is None or running.scope.layout is None or "position_ids" not in kwargs:
+            return None
+        return args, {name: value for name, value in kwargs.items() if name != "position_ids"}
+
+
 class SpanLogitsHook:
     """Forward hook of the parts of a question answering head: logits at padding become the least of their dtype.
 

@@ -14,7 +14,7 @@ from autopack import registry
 from autopack.attention.rotary import PerDocumentRotary
 from autopack.auditing.asking import argument_names, first_label_counts
 from autopack.calls.entry import Entry
-from autopack.calls.hooks import ArrivalHook, EntryHook, ExitHook, PoolerHook, SpanLogitsHook
+from autopack.calls.hooks import ArrivalHook, EntryHook, ExitHook, OwnPositionsHook, PoolerHook, SpanLogitsHook
 from autopack.enabling.sites import needed_sites
 from autopack.errors import SiteDrift
 from autopack.family import Family
@@ -28,7 +28,7 @@ from autopack.runtime.checkpointing import unbind_checkpointing
 from autopack.runtime.marks import HANDLE, MARK, Mark, is_severed
 from autopack.runtime.model import EnabledModel, Options, Traits
 
-_HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, SpanLogitsHook, ArrivalHook)
+_HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, OwnPositionsHook, SpanLogitsHook, ArrivalHook)
 
 
 def examine(
@@ -79,6 +79,8 @@ def attach(
         for child in module.children() if entry.head is not None and entry.head.spans else ():
             if not any(child is other for other in anatomy.entries):
                 _hook_after(child, SpanLogitsHook())
+    for module in modules.handed_others_positions(model):
+        _hook_before(module, OwnPositionsHook(enabled.link), with_kwargs=True)
     for rotary in modules.row_dependent_rotaries(model):
         _hook_after(rotary, PerDocumentRotary(enabled.link), with_kwargs=True)
     peft.watch()

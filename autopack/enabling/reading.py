@@ -37,7 +37,9 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
                     return module
         except Exception as error:
             # An encoder-decoder wants tokens for both halves: that is what the audit knows how to give.
-            if not isinstance(error, TypeError) or "input_ids" not in str(error):
+            misses_tokens = isinstance(error, TypeError) and "input_ids" in str(error)
+            misses_images = isinstance(error, TypeError | ValueError) and "pixel_values" in str(error)
+            if not (misses_tokens or misses_images):
                 return module
     return nested[-1]
 

@@ -19,6 +19,7 @@ from autopack.inspection.parameters import parameters_of
 from autopack.inspection.source import attends_by_itself, class_of, dispatching_functions
 
 _OF_TORCH = (nn.Module, nn.Embedding, nn.Linear, nn.LayerNorm, nn.Dropout)
+_QUERIES = "query_embeds"
 _ACROSS = re.compile(r"cross|encdec|(^|\.)(encoder_attn|encoder_decoder_attention)(\.|$)")
 
 
@@ -46,6 +47,17 @@ def _dispatching(modules: Iterable[nn.Module]) -> list[nn.Module]:
         if known[cls]:
             found.append(module)
     return found
+
+
+def handed_others_positions(root: PreTrainedModel) -> list[nn.Module]:
+    """The models of media inside `root` that may be handed the positions of tokens, by a forward that takes them by
+    `**kwargs` and hands these on to all parts. They do not name them either, or number tokens beside queries."""
+    if all("position_ids" in parameters_of(class_of(entry)).names for entry in entries(root)):
+        return []
+    inside = {id(module) for module in _text_modules(root)}
+    of_media = (part for part in root.modules() if isinstance(part, PreTrainedModel) and id(part) not in inside)
+    taken = ((part, parameters_of(class_of(part))) for part in of_media)
+    return [part for part, takes in taken if "position_ids" not in takes.names or _QUERIES in takes.names]
 
 
 def row_dependent_rotaries(root: nn.Module) -> list[nn.Module]:
@@ -162,7 +174,9 @@ def config_of(module: nn.Module, whole: PreTrainedModel) -> Any:
 
 def is_pair(model: nn.Module) -> bool:
     """Whether a model calls an encoder and a decoder: it takes tokens for both."""
-    return "decoder_input_ids" in parameters_of(class_of(model)).names
+    # One of BLIP-2 may hold a decoder alone.
+    decodes_alone = getattr(getattr(model, "config", None), "use_decoder_only_language_model", False)
+    return not decodes_alone and "decoder_input_ids" in parameters_of(class_of(model)).names
 
 
 def halves(model: PreTrainedModel) -> tuple[nn.Module, nn.Module] | None:
@@ -200,8 +214,12 @@ def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def takes_tokens(model: nn.Module) -> bool:
-    """Whether a model takes tokens, or embeddings of them, under the names that transformers has for them."""
-    return bool({"input_ids", "inputs_embeds", "decoder_input_ids"}.intersection(parameters_of(class_of(model)).names))
+    """Whether a model takes tokens, or embeddings of them, under the names that transformers has for them.
+
+    Those of a Q-Former are no tokens of a row: they go along with the queries of one image (InstructBLIP).
+    """
+    names = set(parameters_of(class_of(model)).names)
+    return bool({"input_ids", "inputs_embeds", "decoder_input_ids"} & names) and _QUERIES not in names
 
 
 def _passes_all_on(model: PreTrainedModel) -> bool:

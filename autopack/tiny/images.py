@@ -33,7 +33,9 @@ FORMS = {
     "patches in time": "(patches, times, height, width, channels)",
     "row of patches": "(1, channels, height, patches * width), and the size of each image in patches",
     "square": "(images, channels, height, width)",
-    "square after a prefix": "the same; token types tell the last run of text, which is learned, from all before it",
+    "square and instructions": "the same, and tokens for each image, with a mask of padding",
+    "frames and instructions": "the same of (videos, frames, channels, height, width)",
+    "square after a prefix": "the same as square; token types tell the last run of text, which is learned",
     "two resolutions": "the same, and the same image at a higher resolution",
     "square and crops": "the same as square, the crops of all images, and how many each image has",
     "square and grids of crops": "the same, in lists, and how many crops lie side by side and below each other",
@@ -53,6 +55,7 @@ FORMS = {
 _ALONG = {"row of patches": -1, "flat patches": 1}
 """The dimension along which pixels of several images are joined, where it is not the first."""
 _NUMBERS = "image_token_pooling"
+_FRAMES = "frames and instructions"
 _SIZE = rules.FIELDS["image_size"]
 _PATCH = rules.FIELDS["patch_size"]
 _SIDE = 2
@@ -79,6 +82,11 @@ def form_of(model: PreTrainedModel) -> str | None:
     return next((form for form, types in forms if model.config.model_type in types), None)
 
 
+def needs_images(model: PreTrainedModel) -> bool:
+    """Whether transformers cannot run a document of this type that has no image."""
+    return any(model.config.model_type in family.tiny.needs_images for family in families())
+
+
 def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 0) -> Document:
     """Make a document of runs of text of the given lengths in tokens, and images.
 
@@ -88,7 +96,8 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     config = model.config
     found: list[torch.Tensor] = []
     pictures: list[dict[str, Any]] = []
-    ids_of_placeholders = (getattr(config, name, None) for name in ("image_token_id", "image_token_index"))
+    fields = ("image_token_id", "image_token_index", "video_token_index" if form_of(model) == _FRAMES else "")
+    ids_of_placeholders = (getattr(config, name, None) for name in fields)
     placeholder = next((value for value in ids_of_placeholders if isinstance(value, int)), rules.VOCAB - 1)
     for number, part in enumerate(parts):
         if isinstance(part, int):
@@ -163,12 +172,13 @@ def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
 
 
 def _placeholders(model: PreTrainedModel, picture: dict[str, Any]) -> int:
-    if form_of(model) == "flattened patches":
+    if hasattr(model.config, "latent_query_num"):  # Kosmos
         return int(model.config.latent_query_num)
-    owner: Any = next(m for m in (getattr(model, "model", None), model) if hasattr(m, "get_image_features"))
-    named = inspect.signature(owner.get_image_features).parameters
+    asked = "get_video_features" if form_of(model) == _FRAMES else "get_image_features"
+    function = next(getattr(m, asked) for m in (getattr(model, "model", None), model) if hasattr(m, asked))
+    named = inspect.signature(function).parameters
     with torch.no_grad():
-        features = owner.get_image_features(**{name: value for name, value in picture.items() if name in named})
+        features = function(**{name: value for name, value in picture.items() if name in named})
     found = getattr(features, "pooler_output", None)
     found = getattr(features, "last_hidden_state", features) if found is None else found
     if getattr(features, "deepstack_features", None) is not None and found is None:
@@ -219,6 +229,11 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         }
     if form in ("square", "square after a prefix"):
         return {"pixel_values": pixels(1, channels, size, size)}
+    if form in ("square and instructions", _FRAMES):
+        frames = pixels(1, 2, channels, size, size) if form == _FRAMES else pixels(1, channels, size, size)
+        ids = torch.randint(rules.ORDINARY.start, rules.ORDINARY.stop, (1, 4), generator=generator)
+        mask = (torch.arange(4) < 3 + number % 2).long()[None]
+        return {"pixel_values": frames, "qformer_input_ids": ids, "qformer_attention_mask": mask}
     if form == "square and crops":
         crops = 1 + number % 2
         return {

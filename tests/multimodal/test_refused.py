@@ -153,7 +153,7 @@ class TestArguments:
         "name",
         """
         pixel_values image_grid_thw pixel_values_videos image_sizes mm_encoder_outputs target_sizes flattened_patches
-        num_local_patches patches_grid
+        num_local_patches patches_grid qformer_input_ids qformer_attention_mask
         """.split(),
     )
     def test_what_holds_media(self, name):

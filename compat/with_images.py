@@ -1,0 +1,62 @@
+"""What `compat.exactness` measures of a type with documents that have images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autopack import registry, tiny
+from autopack.auditing.auditor import TOLERANCE
+from autopack.errors import AutopackError
+from autopack.tiny import images
+from compat.images import alone, compare, documents
+from compat.standins import set_implementation
+
+
+def with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
+    """The same for documents with images, where tiny inputs can be made; otherwise that they are refused."""
+    if "image" not in registry.media_of(model.config.model_type):
+        found = _refusal_of_images(model)
+        return {"images": "refused" if found else "LEAK", "images reason": found, "images worst": "no error"}
+    assert images.form_of(model), f"{model.config.model_type} is said to be covered with images"
+    stock = tiny.build(model.config.model_type, task=task, dtype=dtype)
+    cast(stock, dtype)
+    set_implementation(stock, model.config._attn_implementation)
+    try:
+        errors = compare(model, stock)
+        if "video" in registry.media_of(model.config.model_type):
+            of_videos = compare(model, stock, videos=True)
+            errors = {name: max(value, of_videos[name]) for name, value in errors.items()}
+    except Exception as error:
+        try:
+            sum(alone(stock, each).logits.sum() for each in documents(stock)).backward()
+        except Exception as upstream:
+            return {"images": "upstream error", "images reason": f"{type(upstream).__name__}: {upstream}"}
+        return {"images": "LEAK", "images worst": f"{type(error).__name__}: {error}"}
+    bounds = {"worst": TOLERANCE[dtype], "influence": TOLERANCE[dtype], "gradient": 10 * TOLERANCE[dtype]}
+    bounds["loss"] = max(1e-5, 10 * TOLERANCE[dtype])
+    exact = all(value <= bounds[name] for name, value in errors.items())
+    return {"images": "exact" if exact else "LEAK", **{f"images {name}": value for name, value in errors.items()}}
+
+
+def _refusal_of_images(model: Any) -> str | None:
+    """What a packed call with pixels of any form raises: it must raise before it looks at them."""
+    ids = tiny.tokens(model.config, 1, 9)
+    where = torch.cat([torch.arange(4), torch.arange(5)])[None]
+    try:
+        model(input_ids=ids, position_ids=where, pixel_values=torch.zeros(1, 3, 32, 32))
+    except AutopackError as error:
+        return str(error).partition(". ")[0]
+    return None
+
+
+def cast(model: Any, dtype: torch.dtype) -> None:
+    """Give everything in a model one precision: some parameters are made in float32 whatever dtype is asked for."""
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_complex():  # `Module.to` would drop the imaginary part (rotations of Llama 4's vision tower)
+            return tensor.to(dtype.to_complex())
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    model._apply(cast)

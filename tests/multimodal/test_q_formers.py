@@ -1,0 +1,118 @@
+"""Models that take no text without images: those with a Q-Former, and Kosmos-2. Each document has an image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import autopack
+from autopack import UnsupportedModel, tiny
+from autopack.inspection import modules
+from autopack.tiny.images import IMAGE
+from compat.exactness import built, stand_in
+from compat.images import alone, compare, documents, packed, spans
+from tests.conftest import FLOAT32, LEAK, error
+from tests.multimodal.models import twins_with_images, with_images
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+CLASSES = {
+    "blip-2": "Blip2ForConditionalGeneration",
+    "instructblip": "InstructBlipForConditionalGeneration",
+    "instructblipvideo": "InstructBlipVideoForConditionalGeneration",
+}
+TYPES = [*CLASSES, "kosmos-2"]
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_documents_with_images_get_what_they_get_alone(model_type):
+    stock, model = twins_with_images(model_type)
+    with autopack.enable(model):
+        errors = compare(model, stock)
+    bounds = {"worst": FLOAT32, "influence": FLOAT32, "loss": 1e-3, "gradient": 1e-3}
+    assert all(value <= bounds[name] for name, value in errors.items()), errors
+
+
+@pytest.mark.parametrize("model_type", ["blip-2", "instructblip", "kosmos-2"])
+def test_stock_leaks_in_the_plain_call(model_type):
+    stock = with_images(model_type)
+    found = documents(stock)
+    logits = stock(**packed(stock, [found])).logits
+    assert max(error(logits[row, a:b], alone(stock, d).logits[0]) for d, row, a, b in spans([found])) > LEAK
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_every_document_has_an_image(model_type):
+    stock = with_images(model_type)
+    assert all(document.images for document in documents(stock))
+    with pytest.raises((TypeError, ValueError), match="pixel_values"):
+        stock(input_ids=torch.tensor([[3, 4]]))
+
+
+@pytest.mark.parametrize("model_type", CLASSES)
+def test_an_encoder_decoder_in_the_place_of_the_language_model_is_refused(model_type):
+    """As in BLIP-2 with Flan-T5."""
+    config: Any = tiny.config(model_type, task="image-text-to-text")
+    derived = ("text_config", "is_encoder_decoder", "use_decoder_only_language_model")
+    fields = {name: value for name, value in config.to_dict().items() if name not in derived}
+    text = {**tiny.config("t5", task="seq2seq").to_dict(), "model_type": "t5"}
+    model = getattr(transformers, CLASSES[model_type])(type(config)(**fields, text_config=text))
+    assert modules.is_pair(model)
+    with pytest.raises(UnsupportedModel, match=r"language model \('t5'\) is an encoder-decoder"):
+        autopack.enable(model, verify="never")
+
+
+@pytest.mark.parametrize("model_type", CLASSES)
+def test_a_decoder_alone_is_no_pair(model_type):
+    assert not modules.is_pair(with_images(model_type))
+
+
+class TestPositionsOfTokens:
+    """Upstream hands positions on to the tower and the Q-Former, where it takes them by `**kwargs`."""
+
+    def test_no_part_for_media_gets_them(self):
+        model = with_images("instructblipvideo")
+        seen: dict[str, bool] = {}
+
+        def note(name: str) -> Any:
+            return lambda module, args, kwargs: seen.update({name: kwargs.get("position_ids") is not None})
+
+        call = packed(model, [documents(model)])
+        with autopack.enable(model, verify="never"):
+            handles = [
+                model.get_submodule(name).register_forward_pre_hook(note(name), with_kwargs=True)
+                for name in ("vision_model.encoder", "qformer.embeddings", "language_model")
+            ]
+            model(**call)
+        for handle in handles:
+            handle.remove()
+        assert seen == {"vision_model.encoder": False, "qformer.embeddings": False, "language_model": True}
+
+    def test_a_q_former_with_as_many_tokens_as_the_row_has(self):
+        """Positions would fit there, and number its tokens by documents."""
+        stock, model = twins_with_images("instructblipvideo")
+        first, second = documents(stock, [(3, IMAGE), (IMAGE, 4)])
+        ids = tiny.tokens(stock.config, 1, len(first) + len(second), seed=5)
+        for document in (first, second):
+            document.images[0].update(qformer_input_ids=ids, qformer_attention_mask=torch.ones_like(ids))
+        with autopack.enable(model, verify="never"):
+            logits = model(**packed(model, [[first, second]])).logits
+        for document, row, a, b in spans([[first, second]]):
+            assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
+
+    def test_flash_attention_takes_no_row_of_a_tower_for_documents(self):
+        """It tells packed rows by positions, where a batch has one row: that of the only frame."""
+        with stand_in("flash"):
+            stock, model = (built("instructblipvideo", "flash", task="image-text-to-text") for _ in range(2))
+            first, second = documents(stock, [(3, IMAGE), (IMAGE, 4)])
+            pixels = first.images[0]["pixel_values"]
+            first.images[0]["pixel_values"] = pixels[:, :1]
+            first.tokens["input_ids"] = first.tokens["input_ids"][:, : -stock.config.num_query_tokens]
+            text = {"input_ids": second.tokens["input_ids"][:, -4:]}
+            other = type(second)(text, ())
+            with autopack.enable(model, verify="never"):
+                logits = model(**packed(model, [[first, other]])).logits
+            assert error(logits[0, : len(first)], alone(stock, first).logits[0]) <= FLOAT32
