@@ -262,10 +262,11 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
             )
     for name in media.given(given):
         for kind in sorted(media.kinds(name, given[name]) - traits.media):
+            why = f": {traits.why_no_media}" if traits.why_no_media else ""
             raise UnsupportedModel(
                 f"{name} was given to {call.name} with packed rows, but no run of the leak test has "
-                f"covered documents of {call.model.anatomy.model_type!r} with {kind}s. Leave it out (text alone is "
-                f"served), or run the documents one per row."
+                f"covered documents of {call.model.anatomy.model_type!r} with {kind}s{why}. Leave it out (text alone "
+                f"is served), or run the documents one per row."
             )
     norm = _norm_over_batch(call.module) if media.given(given) else None
     if norm is not None:

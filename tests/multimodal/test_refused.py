@@ -11,7 +11,7 @@ import autopack
 from autopack import InvalidPacking, UnsupportedModel, tiny
 from autopack.inspection import media
 from autopack.tiny import images
-from compat.images import documents, packed
+from compat.images import documents, packed, takes_media
 from tests.multimodal.models import with_images
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -126,7 +126,7 @@ REFUSED = {
     ("mllama", "pixel_values"): "attends to them across",
     ("mllama", "cross_attention_states"): "attends to them across",
     ("hunyuan_vl", "pixel_values"): "number the images",
-    ("fast_vlm", "pixel_values"): "FastViT of timm. normalizes over all images of a call",
+    ("fast_vlm", "pixel_values"): "with images: its tower .FastViT of timm. normalizes over all",
     ("llava_next_video", "pixel_values_videos"): "with videos",
     ("gemma3n", "input_features"): "with sounds",
     ("qwen2_5_omni_thinker", "input_features"): "with sounds",
@@ -188,6 +188,12 @@ class TestNormsOverTheBatch:
         assert model(**packed(model, [found[2:3]])).logits.isfinite().all()
         row = images.row(model, found[:1])
         assert model(**row, attention_mask=torch.ones_like(row["input_ids"])).logits.isfinite().all()
+
+
+def test_a_class_of_text_alone_takes_no_media():
+    """Mistral 4 is listed among image-text types with its class of text; its results say so."""
+    assert not takes_media(with_images("mistral4"))
+    assert takes_media(with_images("llava"))
 
 
 class TestArguments:
