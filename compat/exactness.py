@@ -227,8 +227,9 @@ _ABOUT_IMAGES = (
     "Two results to a cell: rows of text alone, and rows of documents with images, in one row and in two, with a "
     "document that has none, two that touch with their images, and one with two images of different sizes where the "
     "type allows; gradients include those of the vision tower, and other text or pixels of one document leave the "
-    "others as they were. `refused`: packed calls with pixels raise. Types that take videos have been run "
-    "with them too. `-` before the second result: transformers cannot run the type without images."
+    "others as they were. `refused`: packed calls with pixels raise. `none`: its class is one of text alone. Types "
+    "that take videos have been run with them too. Norms over a batch (Emu3) stay in evaluation; while they train, "
+    "packed calls with pixels raise. `-` before the second result: transformers cannot run the type without images."
 )
 
 

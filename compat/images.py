@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from autopack import tiny
+from autopack.errors import AutopackError
+from autopack.inspection.media import holds_media
+from autopack.inspection.parameters import parameters_of
 from autopack.inspection.source import shifts_labels
 from autopack.registry import first_position
 from autopack.tiny import images
@@ -173,14 +177,36 @@ def compare(
 
 @contextlib.contextmanager
 def training(model: PreTrainedModel) -> Iterator[None]:
-    """A model in train mode; tiny ones drop nothing. Afterwards its modules are as they were."""
+    """A model in train mode; tiny ones drop nothing. Afterwards its modules are as they were.
+
+    Norms over a batch stay in evaluation: while they train, packed calls with images are refused.
+    """
     before = {module: module.training for module in model.modules()}
     model.train()
+    for module in before:
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            module.eval()
     try:
         yield
     finally:
         for module, was in before.items():
             module.training = was
+
+
+def takes_media(model: PreTrainedModel) -> bool:
+    """Whether anything in a model takes media; one for text alone does not."""
+    return any(holds_media(n) for module in model.modules() for n in parameters_of(type(module)).names)
+
+
+def refusal(model: PreTrainedModel) -> str | None:
+    """What a packed call with pixels of any form raises: it must raise before it looks at them."""
+    ids = tiny.tokens(model.config, 1, 9)
+    where = torch.cat([torch.arange(4), torch.arange(5)])[None]
+    try:
+        model(input_ids=ids, position_ids=where, pixel_values=torch.zeros(1, 3, 32, 32))
+    except AutopackError as error:
+        return str(error).partition(". ")[0]
+    return None
 
 
 def influence(model: PreTrainedModel, found: list[Document], number: int, *, image: bool) -> float:

@@ -8,16 +8,17 @@ import torch
 
 from autopack import registry, tiny
 from autopack.auditing.auditor import TOLERANCE
-from autopack.errors import AutopackError
 from autopack.tiny import images
-from compat.images import alone, compare, documents
+from compat.images import alone, compare, documents, refusal, takes_media
 from compat.standins import set_implementation
 
 
 def with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
     """The same for documents with images, where tiny inputs can be made; otherwise that they are refused."""
+    if not takes_media(model):
+        return {"images": "none", "images reason": f"{type(model).__name__} is a model of text alone"}
     if "image" not in registry.media_of(model.config.model_type):
-        found = _refusal_of_images(model)
+        found = refusal(model)
         return {"images": "refused" if found else "LEAK", "images reason": found, "images worst": "no error"}
     assert images.form_of(model), f"{model.config.model_type} is said to be covered with images"
     stock = tiny.build(model.config.model_type, task=task, dtype=dtype)
@@ -38,17 +39,6 @@ def with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
     bounds["loss"] = max(1e-5, 10 * TOLERANCE[dtype])
     exact = all(value <= bounds[name] for name, value in errors.items())
     return {"images": "exact" if exact else "LEAK", **{f"images {name}": value for name, value in errors.items()}}
-
-
-def _refusal_of_images(model: Any) -> str | None:
-    """What a packed call with pixels of any form raises: it must raise before it looks at them."""
-    ids = tiny.tokens(model.config, 1, 9)
-    where = torch.cat([torch.arange(4), torch.arange(5)])[None]
-    try:
-        model(input_ids=ids, position_ids=where, pixel_values=torch.zeros(1, 3, 32, 32))
-    except AutopackError as error:
-        return str(error).partition(". ")[0]
-    return None
 
 
 def cast(model: Any, dtype: torch.dtype) -> None:

@@ -262,14 +262,30 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
             )
     for name in media.given(given):
         for kind in sorted(media.kinds(name, given[name]) - traits.media):
+            why = f": {traits.why_no_media}" if traits.why_no_media else ""
             raise UnsupportedModel(
                 f"{name} was given to {call.name} with packed rows, but no run of the leak test has "
-                f"covered documents of {call.model.anatomy.model_type!r} with {kind}s. Leave it out (text alone is "
-                f"served), or run the documents one per row."
+                f"covered documents of {call.model.anatomy.model_type!r} with {kind}s{why}. Leave it out (text alone "
+                f"is served), or run the documents one per row."
             )
+    norm = _norm_over_batch(call.module) if media.given(given) else None
+    if norm is not None:
+        raise UnsupportedModel(
+            f"{media.given(given)[0]} was given to {call.name} with packed rows, and {norm} normalizes over the media "
+            f"of all documents. Freeze it (call its eval() after every train() of the model), leave the media out, or "
+            f"run the documents one per row."
+        )
     wrong = None if traits.wrong_media is None else traits.wrong_media(given)
     if wrong is not None:
         raise InvalidPacking(f"{call.name} got media with packed rows that are not those of its documents: {wrong}.")
+
+
+def _norm_over_batch(module: nn.Module) -> str | None:
+    """A module inside that normalizes over all media of a call, by which each would change the others."""
+    for name, norm in module.named_modules():
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm) and (norm.training or norm.running_mean is None):
+            return f"{name} ({type(norm).__name__})"
+    return None
 
 
 def refuse_caches(call: Call) -> None:

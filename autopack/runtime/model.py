@@ -108,6 +108,8 @@ class Traits:
     """The share of its weights, embeddings of tokens left out, that mixers hold."""
     media: frozenset[str]
     """Kinds of media that a run of the leak test has covered in its documents."""
+    why_no_media: str | None
+    """Why no run has covered other media, where that is known."""
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None
     """Why the media of a packed call are not those of its documents, where its family can tell."""
 
@@ -138,6 +140,7 @@ class Traits:
             refused_arguments=dict(family.refused_arguments),
             mixing_weights=_share_of_mixers(anatomy),
             media=media,
+            why_no_media=family.why_no_media.get(anatomy.model_type),
             wrong_media=family.wrong_media,
         )
 

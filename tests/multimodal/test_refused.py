@@ -11,7 +11,7 @@ import autopack
 from autopack import InvalidPacking, UnsupportedModel, tiny
 from autopack.inspection import media
 from autopack.tiny import images
-from compat.images import documents, packed
+from compat.images import documents, packed, takes_media
 from tests.multimodal.models import with_images
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -126,7 +126,7 @@ REFUSED = {
     ("mllama", "pixel_values"): "attends to them across",
     ("mllama", "cross_attention_states"): "attends to them across",
     ("hunyuan_vl", "pixel_values"): "number the images",
-    ("emu3", "pixel_values"): "covered documents of 'emu3' with images",
+    ("fast_vlm", "pixel_values"): "with images: its tower .FastViT of timm. normalizes over all",
     ("llava_next_video", "pixel_values_videos"): "with videos",
     ("gemma3n", "input_features"): "with sounds",
     ("qwen2_5_omni_thinker", "input_features"): "with sounds",
@@ -146,6 +146,54 @@ def test_media_that_no_run_has_covered_are_refused_on_packed_rows_alone(model_ty
 def test_models_that_take_no_text_without_images_are_refused():
     with pytest.raises(UnsupportedModel, match="takes no text without images"):
         autopack.enable(with_images("idefics", attn_implementation="eager"), verify="never")
+
+
+class TestNormsOverTheBatch:
+    """Emu3's tokenizer of images has `BatchNorm3d`, which `train()` of the whole model sets to training."""
+
+    @pytest.fixture
+    def model(self):
+        model = with_images("emu3")
+        with autopack.enable(model, verify="never"):
+            yield model.train()
+
+    def test_images_are_refused_while_they_train(self, model):
+        call = packed(model, [documents(model)])
+        with pytest.raises(UnsupportedModel, match=r"vqmodel\.encoder\.\S+ \(BatchNorm3d\) normalizes over the media"):
+            model(**call)
+        model.model.vqmodel.eval()
+        assert model(**call).logits.isfinite().all()
+
+    def test_so_are_they_where_nothing_is_known_but_the_batch(self, model):
+        model.eval()
+        call = packed(model, [documents(model)])
+        norm = next(m for m in model.modules() if isinstance(m, torch.nn.BatchNorm3d))
+        norm.running_mean = norm.running_var = None
+        with pytest.raises(UnsupportedModel, match="BatchNorm3d"):
+            model(**call)
+
+    def test_stock_mixes_documents_there(self, model):
+        """Negative control: the first document sees nothing of the second but by the norms."""
+        stock = with_images("emu3")
+        first, second = documents(stock)[:2]
+        for train in (False, True):
+            alone, beside = (
+                stock.train(train)(**images.row(stock, each), use_cache=False).logits[0, : len(first)]
+                for each in ([first], [first, second])
+            )
+            assert (float((alone - beside).detach().abs().max()) > 0.01) == train
+
+    def test_text_and_documents_one_per_row_are_not_asked(self, model):
+        found = documents(model)
+        assert model(**packed(model, [found[2:3]])).logits.isfinite().all()
+        row = images.row(model, found[:1])
+        assert model(**row, attention_mask=torch.ones_like(row["input_ids"])).logits.isfinite().all()
+
+
+def test_a_class_of_text_alone_takes_no_media():
+    """Mistral 4 is listed among image-text types with its class of text; its results say so."""
+    assert not takes_media(with_images("mistral4"))
+    assert takes_media(with_images("llava"))
 
 
 class TestArguments:
