@@ -58,6 +58,7 @@ RECIPES = {
     "endless stream": ("dataset.repeat(None)",),
     "weights": ("autopack.packing.weigh_documents(trainer)",),
     "weights in a loop": ("autopack.packing.weighted_loss(",),
+    "groups": ("groups=True", "completions=True"),
     "shards": ("SLURM_ARRAY_TASK_ID",),
     "files of shards": ("autopack.packing.shard_files(",),
 }
@@ -135,6 +136,21 @@ def test_plans(there, tmp_path, monkeypatch):
     made = run(there, "plan")["plan"]
     assert made == autopack.packing.plan(there["lengths"], CAPACITY)
     assert len(run(there, "ranks")["plan"]) % 8 == 0
+
+
+@pytest.mark.parametrize("there", ["llama"], indirect=True)
+def test_groups(there):
+    draw = np.random.default_rng(1)
+    prompts = [draw.integers(3, 90, size=20).tolist() for _ in range(6)]
+    documents = [prompt + draw.integers(3, 90, size=5).tolist() for prompt in prompts for _ in range(4)]
+    there["dataset"] = Dataset.from_list([{"input_ids": document} for document in documents])
+    there["lengths"], there["groups"] = [25] * 24, np.repeat(np.arange(6), 4)
+    there["prefixes"] = [20] * 24
+    run(there, "groups")
+    assert len(there["rows"]) == len(there["plan"]) == 6  # four documents of 25 tokens each, 40 of them to compute
+    assert sorted(sum(there["sampler"], [])) == list(range(24))  # noqa: RUF017
+    batch = there["collator"]([{"prompt_ids": prompts[0], "completion_ids": [[5], [6]]}])
+    assert batch["input_ids"].shape == (1, 42)
 
 
 def test_a_loop_over_a_loader(there):

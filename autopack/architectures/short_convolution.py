@@ -10,7 +10,10 @@ from autopack.family import Family, Tiny
 from autopack.layout.packed import PackedLayout
 from autopack.mixers import AtOperations, LookingBack
 
-_TYPES = "inkling2 inkling2_loop inkling2_loop_text inkling2_text inkling_text lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl zaya"
+_TYPES = (
+    "inkling2 inkling2_loop inkling2_loop_text inkling2_text inkling_mm_model inkling_text lfm2 lfm2_moe lfm2_vl lfm3 "
+    "lfm3_vl zaya"
+)
 _AT_CONVOLUTION = (
     "Inkling2LoopShortConvolution Inkling2ShortConvolution InklingShortConvolution Lfm2MoeShortConv Lfm2ShortConv "
     "Lfm3ShortConv"
