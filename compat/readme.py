@@ -155,7 +155,9 @@ def summary() -> str:
     counted = []
     for task, results in recorded().items():
         exact = [name for name, cells in results.items() if _has(cells, "exact") and not _has(cells, "LEAK")]
-        counted.append(f"{len(exact)} of {len(results)} ({TASKS.get(task, task)})")
+        pictures = sum(any(cell.get("images") == "exact" for cell in cells.values()) for cells in results.values())
+        also = f", {pictures} with images" if pictures else ""
+        counted.append(f"{len(exact)} of {len(results)} ({TASKS.get(task, task)}{also})")
     matrix = load_matrix()
     releases = [result for result in load_results(matrix).values() if "code" in result]
     found: Counter[str] = sum(map(counts, releases), Counter())
