@@ -111,14 +111,6 @@ class TestSpeaks:
     def test_for_a_model_on_the_meta_device(self, cls):
         assert source(built(cls, device="meta")) == ("twin" if cls is Mine else "recorded")
 
-    @pytest.mark.parametrize("made_with", [None, 3])
-    def test_for_a_model_that_is_told_its_padding_later(self, made_with):
-        """Trainers write the tokenizer's token of padding into the configuration of a model that was made without."""
-        model = built(Mine, pad_token_id=made_with)
-        model.config.pad_token_id = 5 if made_with is None else None
-        assert (model.model.embed_tokens.padding_idx is None) == (made_with is None)
-        assert source(model) == "twin"
-
     def test_against_a_class_that_mixes_tokens(self):
         """The control: what is enabled without a proof is off by far more than rounding."""
         model = built(Averaging)
