@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from autopack.inspection import masks
+from autopack.inspection.hooks import hooks_of, looks_at_rows
 from autopack.layout import LEAST_SHARED, prefixes
 from autopack.layout.declarations import Declared
 from autopack.layout.host import host_values, recall
@@ -105,6 +106,8 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     reason = "the losses of its routers count tokens" if call.wants_router_loss else None
     if reason is None and not always and _draws(call.module):
         reason = "dropout or noise is on, which share='always' draws once"
+    if reason is None and _is_looked_into(call.module):
+        reason = "a hook looks into its layers, and would see the row that runs"
     reason = reason or call.model.why_prefixes_stay()
     if reason is not None and call.outer is None:
         call.model.tally.apart[reason] += 1
@@ -125,6 +128,12 @@ def _is_of_call(value: object) -> bool:
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def _is_looked_into(model: nn.Module) -> bool:
+    """Whether a hook that may read rows and columns is on a part of a model."""
+    parts = (module for module in model.modules() if module is not model)
+    return any(looks_at_rows(hook, part) for part in parts for hook in hooks_of(part).values())
 
 
 def _draws(model: nn.Module) -> bool:

@@ -242,6 +242,25 @@ class TestWhen:
                 assert found.logits.shape[:2] == batch["input_ids"].shape
             assert handle.tally.evaluation.tokens == 2 * sum(map(len, documents))
 
+    @pytest.mark.parametrize("rows", ["packed", "of one length"])
+    def test_who_looks_into_layers_sees_every_document(self, rows):
+        """A probe of activations by column: it would get those of a row of other columns."""
+        model = build("llama").eval()
+        batch = packed(group(32, (6, 6, 6)))
+        if rows != "packed":
+            batch = {"input_ids": batch["input_ids"].reshape(3, 38)}
+        seen = []
+        with autopack.enable(model) as handle, torch.no_grad():
+            model(**batch, use_cache=False)
+            assert handle.tally.evaluation.shared == 64
+            hook = model.model.layers[0].register_forward_hook(lambda *given: seen.append(given[-1]))
+            model(**batch, use_cache=False)
+            hook.remove()
+            assert handle.tally.evaluation.shared == 64
+            states = seen[-1][0] if isinstance(seen[-1], tuple) else seen[-1]
+            assert states.shape[:2] == batch["input_ids"].shape
+            assert any("a hook looks into its layers" in reason for reason in handle.tally.apart)
+
     def test_explained_and_counted(self):
         model = build("llama").eval()
         batch = packed(tree(), max_length=100)
