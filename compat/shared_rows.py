@@ -63,8 +63,8 @@ def measure(kind: str) -> dict[str, Any]:
         found = shared(model, batch, shifts=shifts)
     except AutopackError as error:
         return {"status": "refused", "reason": _line(error)}
-    error = without_zeros(found, alone)
-    return {"status": "exact" if error < TOLERANCE else "WRONG", "error": error}
+    worst = without_zeros(found, alone)
+    return {"status": "exact" if worst < TOLERANCE else "WRONG", "error": worst}
 
 
 def _line(error: Exception) -> str:

@@ -28,6 +28,7 @@ from autopack.calls.loss_site import documents_of
 from autopack.calls.packed import inner_arguments, without_mask
 from autopack.calls.plan import Plan, Untouched
 from autopack.calls.prefixes_inside import PrefixesInside
+from autopack.calls.sequence_parallel import SharedRows
 from autopack.calls.unpadded import Unpadded
 from autopack.errors import AutopackError
 from autopack.inspection import process, torches
@@ -291,6 +292,10 @@ def _further_in(
         return _open(_chosen(call), hook, args)
     if call.inputs is None:
         return None
+    if isinstance(outer.plan, SharedRows):
+        arguments = outer.plan.further_in(call)
+        outer.enter(hook.entry.level)
+        return _handed_on(arguments, hook.entry, args)
     refusals.refuse_other_documents(call, layout)
     outer.enter(hook.entry.level)
     return _handed_on(inner_arguments(call, layout), hook.entry, args)

@@ -38,10 +38,13 @@ _WITHOUT = "Train it without sequence parallelism."
 
 def rows_shared_by(call: Call) -> RowGroup | None:
     """The processes that share the rows of a call: those that the model was enabled for, or DeepSpeed's."""
+    model = call.model
+    given = model.options.sequence_parallel
+    if given is not None and not given.of_processes:
+        return given
     if not in_a_group():
         return None
-    exchange, model = _exchange_of(call.model), call.model
-    given = model.options.sequence_parallel
+    exchange = _exchange_of(model)
     if model.is_settling or (given is None and exchange is None):
         return None
     if given is not None:
@@ -81,6 +84,8 @@ class SharedRows(Plan):
         self.volume = Volume.of_layout(layout)
         self.labelled = call.has_labels
         arguments = without_what_packing_drops(call, call.arguments)
+        self.shape = (layout.rows, layout.columns // rows.ranks)
+        """Of this rank's part."""
         part = layout.columns // rows.ranks
         mine = slice(rows.rank * part, (rows.rank + 1) * part)
         if arguments.get("position_ids") is None and call.entry.uses_positions:
@@ -96,6 +101,21 @@ class SharedRows(Plan):
             self.targets = arguments["shift_labels"] = arguments["shift_labels"].contiguous()
         self.arguments: dict[str, Any] = arguments
         self._counted = False
+
+    def further_in(self, call: Call) -> dict[str, Any]:
+        """The arguments of a model that somebody else's code has called inside, with the columns of this rank.
+
+        Raises `UnsupportedModel` where it brings other positions than this call has.
+        """
+        given, mine = call.arguments.get("position_ids"), self.arguments.get("position_ids")
+        assert call.inputs is not None
+        same = given is None or mine is None or given is mine or torch.equal(given.expand_as(mine), mine)
+        if not same or call.inputs.shape[:2] != self.shape:
+            raise UnsupportedModel(
+                f"{call.name} was called inside a call of a part of rows that ranks share, with other columns or "
+                f"positions than that call has. Pass the same on. {_WITHOUT}"
+            )
+        return {**call.arguments, "position_ids": mine} if call.entry.uses_positions else dict(call.arguments)
 
     def meet(self, target: Any) -> None:
         """See the labels that a loss counts."""
@@ -188,8 +208,8 @@ def _check(call: Call) -> None:
 def _why_not(call: Call) -> str | None:
     model, entry, given = call.model, call.entry, call.arguments
     anatomy, traits = model.anatomy, model.traits
-    if model.proof.source != "recorded" or entry.foreign is not None or call.outer is not None:
-        return f"only what a released run has measured is served there, and this model is verified {model.proof.how}"
+    if call.outer is not None:
+        return "another call of the model is under way around it"
     if entry.kind is not Kind.MODEL or entry.head is not None or entry.inner_head is not None:
         return "it is no model, or none with a head of its own, that has a result for each token"
     if anatomy.towers or traits.dense or not (anatomy.attention or anatomy.mixers):
@@ -217,7 +237,8 @@ def _why_not(call: Call) -> str | None:
         return "cumulative lengths are of whole rows; position_ids or seq_idx declare documents of a part"
     if entry.shifts_labels and given.get("labels") is not None and given.get("shift_labels") is None:
         return "labels are shifted within each part; give shift_labels beside them, as autopack.packing.shard_rows does"
-    return None
+    labelled = given.get("labels") is not None or given.get("shift_labels") is not None
+    return model.why_rows_stay_whole("no" if not labelled else "shifted" if entry.shifts_labels else "as they are")
 
 
 def _declared_here(call: Call) -> dict[str, torch.Tensor]:

@@ -7,9 +7,9 @@ from functools import partial
 from transformers import PreTrainedModel
 
 from autopack import registry
+from autopack.enabling import parts_by_twin, prefixes_by_twin
 from autopack.enabling.attach import attach, look_at, remove_hooks, strip_severed
 from autopack.enabling.by_twin import first_label_counts_in_twin
-from autopack.enabling.prefixes_by_twin import why_apart
 from autopack.enabling.prove import prove
 from autopack.enabling.sites import needed_sites
 from autopack.errors import AutopackError
@@ -55,8 +55,9 @@ def settle(
 
     Where it may be `on_one_rank` alone, of several that gather its parameters together, the model itself is not run.
     """
-    # Asked when rows first begin alike, and then of what the model is.
-    enabled.prefixes_proven_by, enabled.prefixes_apart = why_apart, None
+    # Asked when rows first begin alike, or ranks first share them, and then of what the model is.
+    enabled.prefixes_proven_by, enabled.prefixes_apart = prefixes_by_twin.why_apart, None
+    enabled.parts_proven_by, enabled.parts_apart = parts_by_twin.why_apart, {}
     with enabled.settling():
         enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its audit
         code = attach(model, enabled, family, lambda level: first_label_counts_in_twin(model, level))

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -27,6 +27,9 @@ from autopack.patching import SiteLease
 from autopack.runtime.padding_read import PaddingRead
 from autopack.runtime.row_group import RowGroup
 from autopack.runtime.tally import Tally
+
+Labels = Literal["no", "shifted", "as they are"]
+"""Of a call of a part of rows: none, those that stand at the token that predicts them, those that no loss shifts."""
 
 
 @dataclass(frozen=True)
@@ -254,6 +257,10 @@ class EnabledModel:
         """Says why rows that begin alike would get something else, were that computed once; it runs a twin."""
         self.prefixes_apart: tuple[str | None] | None = None
         """What it has said of the model as it is; None where it was not asked."""
+        self.parts_proven_by: Callable[[Any, EnabledModel, Labels], str | None] | None = None
+        """Says why ranks that share rows would get something else, in calls with such labels; it runs a twin."""
+        self.parts_apart: dict[Labels, str | None] = {}
+        """What it has said of the model as it is."""
         self._renew = renew
         self._settler: object | None = None
         """The thread that looks at it, marks it and proves it now."""
@@ -321,6 +328,15 @@ class EnabledModel:
             with self.settling():
                 self.prefixes_apart = (self.prefixes_proven_by(self.anatomy.entries[0], self),)
         return self.prefixes_apart[0]
+
+    def why_rows_stay_whole(self, labels: Labels) -> str | None:
+        """Why ranks cannot share its rows in calls with such labels, as its twin says; None where they can."""
+        if self.proof.source == "recorded" or self.parts_proven_by is None:
+            return None
+        if labels not in self.parts_apart:
+            with self.settling():
+                self.parts_apart[labels] = self.parts_proven_by(self.anatomy.entries[0], self, labels)
+        return self.parts_apart[labels]
 
     def implementations(self) -> tuple[str, ...]:
         """The attention implementations that this model's attention modules ask for now."""

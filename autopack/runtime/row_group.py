@@ -17,6 +17,9 @@ class RowGroup:
     A copy of a model has the same group; a pickled one has lost it, and cannot be called.
     """
 
+    of_processes = True
+    """Whether its ranks are processes."""
+
     def __init__(self, group: Group):
         self._group = group
 
@@ -78,9 +81,15 @@ class RowGroup:
         torch.distributed.all_gather(found, values.contiguous(), group=self.group)
         return torch.stack(found)
 
+    def swap(self, parts: torch.Tensor) -> torch.Tensor:
+        """`exchange` without gradients."""
+        found = torch.empty_like(parts, memory_format=torch.contiguous_format)
+        torch.distributed.all_to_all_single(found, parts.contiguous(), group=self.group)
+        return found
+
     def exchange(self, parts: torch.Tensor) -> torch.Tensor:
         """Hand part i of (ranks, ...) to rank i: part j of what comes back is what rank j has handed to this one."""
-        found: torch.Tensor = _AllToAll.apply(parts, self.group)
+        found: torch.Tensor = _AllToAll.apply(parts, self)
         return found
 
     def whole(self, part: torch.Tensor, columns: int) -> torch.Tensor:
@@ -104,12 +113,10 @@ class _AllToAll(Function):
     """The exchange is its own transpose, so gradients go back the same way."""
 
     @staticmethod
-    def forward(ctx: Any, parts: torch.Tensor, group: Group) -> torch.Tensor:
-        ctx.group = group
-        found = torch.empty_like(parts, memory_format=torch.contiguous_format)
-        torch.distributed.all_to_all_single(found, parts.contiguous(), group=group)
-        return found
+    def forward(ctx: Any, parts: torch.Tensor, rows: RowGroup) -> torch.Tensor:
+        ctx.rows = rows
+        return rows.swap(parts)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _AllToAll.apply(gradients[0], ctx.group), None
+        return _AllToAll.apply(gradients[0], ctx.rows), None

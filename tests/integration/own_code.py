@@ -1,0 +1,98 @@
+"""Models of somebody else's code, of which ranks share packed rows: some look at one token at a time, some do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.integration.row_parts import model_of
+
+
+def _with_forward(kind: str, forward: Callable[..., Any]) -> Any:
+    model = model_of(kind)
+    base = type(model)
+    model.__class__ = type(base.__name__, (base,), {"forward": forward, "original": base.forward})
+    return model
+
+
+def handed_on() -> Any:
+    """A subclass whose forward calls the one that it covers."""
+    return _with_forward("llama", lambda self, *args, **kwargs: self.original(*args, **kwargs))
+
+
+def scaled_loss() -> Any:
+    """A subclass that makes its loss of logits, by transformers' own function."""
+
+    def forward(self: Any, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+        given = {name: kwargs.pop(name, None) for name in ("shift_labels", "num_items_in_batch")}
+        output = self.original(input_ids=input_ids, **kwargs)
+        if labels is not None:
+            loss = self.loss_function(output.logits, labels, vocab_size=self.config.vocab_size, **given)
+            output.loss = 2 * loss
+        return output
+
+    return _with_forward("llama", forward)
+
+
+class _Gated(nn.Module):
+    def __init__(self, inner: nn.Module, width: int):
+        super().__init__()
+        torch.manual_seed(3)
+        self.inner, self.gate = inner, nn.Linear(width, width)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.inner(states) * self.gate(states).sigmoid()
+        return made
+
+
+def replaced_layer() -> Any:
+    """A model whose feed-forward layers somebody has put a gate around."""
+    model = model_of("qwen3")
+    for layer in model.model.layers:
+        layer.mlp = _Gated(layer.mlp, model.config.hidden_size)
+    return model
+
+
+def _from_before(states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    before = states.roll(1, dims=1) * (positions > 0)[..., None]
+    return torch.cat([torch.zeros_like(before[:, :1]), before[:, 1:]], dim=1)
+
+
+def shifted_tokens() -> Any:
+    """A subclass that mixes each token into the next one of its document, which no rank can at the start of its part.
+
+    Packed rows of it are exact on one process.
+    """
+
+    def forward(self: Any, input_ids: Any = None, position_ids: Any = None, **kwargs: Any) -> Any:
+        states = self.get_input_embeddings()(input_ids)
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        states = states + _from_before(states, position_ids)
+        return self.original(inputs_embeds=states, position_ids=position_ids, **kwargs)
+
+    return _with_forward("llama", forward)
+
+
+def loss_of_a_row() -> Any:
+    """A model with a loss of its first row alone, by no count of tokens of all parts."""
+    model = model_of("llama")
+    model.loss_function = lambda logits, labels, **_: nn.functional.cross_entropy(logits[0], labels[0])
+    return model
+
+
+def other_positions() -> Any:
+    """A subclass that numbers the tokens of what it is called with by itself."""
+
+    def forward(self: Any, input_ids: Any = None, position_ids: Any = None, **kwargs: Any) -> Any:
+        numbers = torch.arange(input_ids.shape[1], device=input_ids.device)[None].expand_as(input_ids)
+        return self.original(input_ids=input_ids, position_ids=numbers, **kwargs)
+
+    return _with_forward("llama", forward)
+
+
+SERVED = {"handed on": handed_on, "scaled loss": scaled_loss, "replaced layer": replaced_layer}
+REFUSED = {"tokens of before": shifted_tokens, "own loss": loss_of_a_row, "own positions": other_positions}
