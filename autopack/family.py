@@ -180,6 +180,11 @@ class Way:
         """Run one module on packed rows."""
         raise NotImplementedError
 
+    def of_whole_rows(self, mixer: torch.nn.Module, name: str, value: torch.Tensor, rows: int, columns: int) -> Any:
+        """What whole rows have in the place of an argument that was made for a part of their columns; None where a part
+        does not say that. Of arguments alone that are none of single tokens."""
+        return None
+
     def here(self, module: str) -> Way:
         """The way that the installed release allows for the mixers of a Python module: this one, or a slower one."""
         return self

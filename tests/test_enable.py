@@ -206,7 +206,6 @@ class TestFailures:
         ("model_type", "options", "message"),
         [
             ("big_bird", {"attention_type": "block_sparse"}, "Nothing was changed; train it on padded batches"),
-            ("mra", {"task": "masked-lm"}, "its MraSelfAttention averages keys over blocks of 32 columns"),
             ("falcon", {"alibi": True}, "bfloat16, counted from the start of the row"),
         ],
     )

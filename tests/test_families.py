@@ -92,7 +92,7 @@ def test_named_types(capsys):
 
 @pytest.mark.parametrize(("name", "served", "what"), [
     ("gemma4_assistant", False, "refused: it is a drafter that takes the states of a target model"),
-    ("mra", False, "refused: its MraSelfAttention averages keys over blocks of 32 columns"),
+    ("udop", False, "refused: its encoder puts the patches of an image behind all text of the row"),
     ("no_such_type", False, "has no such type; remote code of this type is served where its structure allows"),
     ("vit", False, "refused: transformers has no language model of this type"),
     ("lilt", True, "own attention (LiltSelfAttention), documents alone, by its structure and after an audit"),

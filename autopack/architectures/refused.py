@@ -4,12 +4,9 @@ Their attention alone could be kept apart, so they would pass a look at their st
 keeps them from leaking.
 """
 
-from autopack.family import Family, Numbering, Tiny
+from autopack.family import Family, Tiny
 
 _REASONS = {
-    "its MraSelfAttention averages keys over blocks of 32 columns and attends closely to the best blocks of the row, "
-    "so a document whose length is no multiple of 32 has no result of its own (and without its CUDA kernel it attends "
-    "to nothing)": "mra",
     "its encoder puts the patches of an image behind all text of the row, and its biases need boxes": "udop",
     "it is a drafter that takes the states of a target model": "gemma4_assistant gemma4_unified_assistant",
     "its decoder attends to its encoder's cache of the whole row, and refines one canvas per row": "diffusion_gemma",
@@ -22,7 +19,6 @@ FAMILY = Family(
     model_types=frozenset(),
     how="refused",
     refused_types={name: reason for reason, names in _REASONS.items() for name in names.split()},
-    numbering={"mra": Numbering(start=2)},
     tiny=Tiny(
         not_alone=frozenset("gemma4_assistant gemma4_unified_assistant".split()),
     ),

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from autopack.family import Family, MixerCall, Tiny
+from autopack.family import Family, MixerCall, Numbering, Tiny
 from autopack.mixers import OneByOne
 
 _STREAMS = "its streams of n-grams are numbered from the start of the row"
@@ -21,6 +21,7 @@ _MODELS = {
     ),
     _STREAMS: "ProphetNetForCausalLM ProphetNetEncoder",
     "its relative encodings and streams are made for the row": "XLNetLMHeadModel XLNetModel",
+    "its attention averages keys over blocks of 32 columns and looks closely at the best blocks of the row": "MraModel",
     "its encoder pools every two columns of the row into one": "FunnelModel FunnelBaseModel",
     "its latents attend to all tokens of the row": "PerceiverForSequenceClassification",
 }
@@ -88,7 +89,7 @@ _TINY: dict[str, dict[str, Any]] = {
 }
 
 _TYPES = """
-blt canine cpmant deepseek_v4 funnel glm5_next minimax_m3_vl minimax_m3_vl_text perceiver prophetnet reformer xlnet
+blt canine cpmant deepseek_v4 funnel glm5_next minimax_m3_vl minimax_m3_vl_text mra perceiver prophetnet reformer xlnet
 """
 _WITH_IMAGES = frozenset("glm5_next minimax_m3_vl".split())
 
@@ -111,6 +112,7 @@ FAMILY = Family(
         **dict.fromkeys("ReformerModelWithLMHead ReformerForMaskedLM ReformerModel".split(), _REFORMER),
     },
     media_types={"image": _WITH_IMAGES, "video": frozenset({"minimax_m3_vl"})},
+    numbering={"mra": Numbering(start=2)},
     tiny=Tiny(
         configs=_TINY,
         causal={"reformer": {"is_decoder": True}, "xlnet": {"attn_type": "uni"}},

@@ -26,7 +26,7 @@ STAYS = {
 }
 """Types whose padded batches keep their padding whatever head they have."""
 NOT_HERE = {"funnel", "mra", "longformer", "xlnet"}
-"""The first two are refused, and stock's heads of the others want tokens or take masks of another form."""
+"""Stock's heads of these want tokens, take masks of another form or documents of some lengths alone."""
 
 
 def pair(model_type, **options):

@@ -26,8 +26,8 @@ OURS = "autopack_original"
 KINDS = ("llama", "mistral", "qwen3", "gemma3_text", "mixtral", "deepseek_v3", "gpt2", "olmo2", "bert:masked-lm")
 
 
-TOGETHER = ("mamba", "jamba", "qwen3_next", "rwkv", "falcon", "gptj", "gpt_oss")
-"""Types of which some layer runs whole rows on every rank: recurrences, attention in code of their own, sinks."""
+TOGETHER = ("mamba", "jamba", "qwen3_next", "rwkv", "falcon", "gptj", "gpt_oss", "bloom", "mpt")
+"""Types of which some layer runs whole rows on every rank: recurrences, attention in code of their own (with ALiBi, too), sinks."""
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 
@@ -322,7 +322,6 @@ def all_findings(rank: int, _: Path) -> dict[str, Any]:
 
 
 def _refusals() -> Any:
-    yield "alibi", _refused("bloom", attention="eager")
     yield "padded inside", _refused("longformer:masked-lm", lambda part: part, attention="eager")
     yield "masks combined", _refused("qwen4_exp_text", attention="eager")
     yield "whole model", _refused("reformer", attention="eager")

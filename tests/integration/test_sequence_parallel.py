@@ -50,7 +50,6 @@ def test_no_document_moves_with_another(findings):
 @pytest.mark.parametrize(
     ("name", "error", "words"),
     [
-        ("alibi", "UnsupportedModel", "was given alibi of shape"),
         ("padded inside", "UnsupportedModel", "pads rows before its layers"),
         ("masks combined", "UnsupportedModel", "combines its masks"),
         ("whole model", "UnsupportedModel", "documents are run alone"),

@@ -173,7 +173,6 @@ def test_backbones_and_pretraining_heads_are_exact_or_refused(kind, model_type):
     ("ibert", {"quant_mode": True}, "QuantAct modules quantise all tokens of a batch by one range"),
     ("nystromformer", {"num_landmarks": 8}, "segments of a row of exactly segment_means_seq_len = 64 columns"),
     ("yoso", {"use_expectation": False}, "draws new random hashes at every call"),
-    ("mra", {}, "MraSelfAttention averages keys over blocks of 32 columns"),
     ("perceiver", {}, "none of its modules calls an attention function"),  # it predicts places of latents, not tokens
     ("big_bird", {"attention_type": "block_sparse"}, "block-sparse attention takes blocks of the row"),
 ])  # fmt: skip
