@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html.parser
 import re
 import shutil
 import subprocess
@@ -19,10 +18,10 @@ from autopack.auditing.report import LeakReport, ModeResult
 from autopack.cli import main
 from autopack.commands import CannotWrite, check_directory
 from autopack.pages import parts
+from tests.support.html_pages import Page, check_self_contained
 
 pytest.importorskip("matplotlib")
 HOSTILE = "<script>alert('1')</script>&\"$x_{$ ]]> --> {{ 7*7 }}"
-VOID = {"meta"}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 LEAKING = np.array([[np.nan, 0.0], [0.7, np.nan]])
 RESULTS = [
@@ -31,59 +30,6 @@ RESULTS = [
     ModeResult("two rows", False, error=0.0, loss=float("nan")),
     ModeResult("segment ids", False, failure=f"ValueError: {HOSTILE}"),
 ]
-
-
-class Page(html.parser.HTMLParser):
-    """What a page holds: its tags with their attributes, its texts, and the cells of its tables."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.texts: list[str] = []
-        self.tables: list[list[list[str]]] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.texts.append(data)
-        if {"td", "th"} & set(self.open):
-            self.tables[-1][-1][-1] += data
-
-    @property
-    def drawn(self) -> int:
-        return sum(tag == "svg" for tag, _ in self.tags)
-
-
-def check_self_contained(text: str) -> Page:
-    """Well-formed, without scripts, and without a reference that leaves it."""
-    page = Page(text)
-    assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "image", "iframe", "object", "embed", "base"}
-    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
-    assert len(ids) == len(set(ids))
-    for tag, attributes in page.tags:
-        assert not any(name.startswith("on") or name == "src" for name in attributes), (tag, attributes)
-        for name, value in attributes.items():
-            if name == "href":
-                assert str(value).removeprefix("#") in ids, value
-            assert {each[1:] for each in re.findall(r"url\(([^)]*)\)", value or "")} <= set(ids)
-    assert not re.search(r"(https?:)?//\w|data:|@import", text)
-    return page
 
 
 def report(*results: ModeResult, **changes: Any) -> LeakReport:
@@ -223,6 +169,27 @@ def test_rows_are_drawn_as_full_as_they_are():
     assert sum(bar.get_height() for bar in histogram.patches) == 300
 
 
+def test_speeds_and_memory_are_drawn_as_they_were_measured():
+    from matplotlib.figure import Figure
+
+    from autopack.bench.picture import draw_memory, draw_speeds
+    from autopack.bench.table import rows_of
+    from tests.test_bench import bare_result
+
+    result = bare_result()
+    for number, outcome in enumerate(result.outcomes):
+        outcome.seconds = [1.0 + number + noise for noise in (0.0, 0.01, 0.02, 0.03, 0.04, 0.05)]
+        outcome.peak = (number + 1) * 2**20
+    speeds, memory = Figure().subplots(2)
+    draw_speeds(speeds, result)
+    draw_memory(memory, result)
+    assert [bar.get_width() for bar in speeds.patches] == [result.speed(each).median for each in result.outcomes]
+    assert [bar.get_width() for bar in memory.patches] == [1, 2, 3, 4, 5]
+    said = [text.get_text().removeprefix("× ") for text in speeds.texts]
+    assert said == ["", *(row[2] for row in rows_of(result)[1:])]
+    assert [text.get_text() for text in memory.texts] == [row[3] for row in rows_of(result)]
+
+
 def test_texts_of_figures_are_no_formulas_and_their_colours_those_of_the_page():
     from autopack.pages.figure import INK, PACKED, drawn
 
@@ -239,7 +206,7 @@ def test_the_path_of_a_model_in_a_picture_is_no_formula(tmp_path):
     from autopack.bench.picture import draw
     from tests.test_bench import bare_result
 
-    draw(bare_result(name=HOSTILE)).savefig(tmp_path / "a.png")
+    draw(bare_result(name=f"{HOSTILE}\x1b\udcff")).savefig(tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
@@ -252,6 +219,33 @@ def test_hostile_names_are_texts(tmp_path):
     assert page.texts.count(HOSTILE) == 4, "title, heading, and both sides of a fact"
     assert any(f"ValueError: {HOSTILE}" in text for text in page.texts)
     assert sum(HOSTILE in text for text in page.texts) == 6
+
+
+def test_arms_that_failed_say_so_whatever_their_errors_hold():
+    from autopack.bench.page import body
+    from tests.test_bench import bare_result
+
+    result = bare_result()
+    for outcome in result.outcomes[1:]:
+        outcome.failed, outcome.seconds = f"\x1b[31m{HOSTILE}\x00\udcff", []
+    page = check_self_contained(body(result))
+    assert [row[-1] for row in page.tables[0][2:]] == [outcome.failed for outcome in result.outcomes[1:]]
+    assert page.drawn == 1
+    result.outcomes[0].failed = "out of memory"
+    assert check_self_contained(body(result)).texts.count("out of memory") >= 2
+
+
+def test_an_audit_of_nothing_and_infinite_errors_are_shown():
+    assert check_self_contained(report().to_html()).drawn == 1
+    worst = ModeResult(
+        "default",
+        False,
+        error=float("inf"),
+        influence=np.array([[np.nan, 0.0], [np.inf, np.nan]]),
+        gradient=float("inf"),
+    )
+    page = check_self_contained(report(worst, tolerance=2.0).to_html())
+    assert "inf" in page.tables[1][2]
 
 
 def test_hostile_paths_are_texts(tmp_path, capsys):

@@ -13,7 +13,7 @@ from autopack.bench.arms import BASELINE, GROUPED, STOCK_ROW
 from autopack.bench.noise import FASTER, SLOWER
 from autopack.bench.result import Outcome, Result
 from autopack.bench.table import MIB, about, documents, machine, mebibytes
-from autopack.pages.figure import FAINT, INK, LEAKS, LINE, PACKED, PADDED, STOCK
+from autopack.pages.figure import FAINT, INK, LEAKS, LINE, PACKED, PADDED, STOCK, readable
 from autopack.pages.figure import GROUPED as GROUPED_COLOR
 
 
@@ -36,7 +36,7 @@ def draw(result: Result) -> Figure:
             draw_memory(axes[1], result)
             axes[1].tick_params(labelleft=False)
             axes[1].set_title(memory_caption(result))
-    return figure
+    return readable(figure)
 
 
 def speeds_caption(result: Result) -> str:

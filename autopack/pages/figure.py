@@ -18,6 +18,8 @@ _THEMED = {INK: "ink", FAINT: "faint", LINE: "line", PAPER: "paper", PADDED: "pa
            PACKED: "packed", STOCK: "stock", LEAKS: "leaks", LIMIT: "limit"}  # fmt: skip
 """Colours that a page may have others for, by the names of its variables. Without a page they are those of the figure,
 but for what has to be seen on light and on dark, as notebooks may be either."""
+_NO_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML has no place for, and fonts no glyph: terminals' codes in messages, bytes of a path that are no text."""
 _WITHOUT_PAGE = {INK: "currentColor", FAINT: "currentColor", LINE: "rgba(128,140,152,0.3)"}
 NO_FIGURES = "Figures are left out, since matplotlib is not installed (pip install 'autopack[plot]')."
 
@@ -51,6 +53,7 @@ def inline(figure: Figure) -> str:
     """A figure as SVG inside HTML, as wide as there is room; nothing in it names anything outside."""
     from xml.etree import ElementTree  # here alone, as a script under `autopack run` may have an xml.py of its own
 
+    readable(figure)
     buffer = StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
@@ -72,6 +75,15 @@ def inline(figure: Figure) -> str:
     shown = f"width:100%;max-width:{1.6 * width:.0f}px;height:auto;stroke-linejoin:round;stroke-linecap:butt"
     root.attrib |= {"role": "img", "style": shown}
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def readable(figure: Figure) -> Figure:
+    """The same figure, with a mark in its texts for every character that cannot be drawn."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_text(_NO_CHARACTERS.sub("\ufffd", text.get_text()))
+    return figure
 
 
 def _own(name: str, value: str, prefix: str) -> str:
