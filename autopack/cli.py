@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     called = next((argument for argument in arguments if not argument.startswith("-")), None)
     args = parser([] if called is None else [called]).parse_args(arguments)
+    args.argv = arguments
     try:
         if args.command != "doctor":  # which says all that is wrong
             refuse_old()

@@ -254,14 +254,20 @@ def test_arms_without_memory_say_so_and_the_others_go_on():
     assert json.dumps(result.as_dict())
 
 
-def test_an_arm_with_another_loss_is_wrong(capsys):
+def bare_result(name: str = "a llama") -> Result:
+    """A result of a machine and a model of which only what has to be is known."""
     outcomes = [Outcome(arm, 4.0, 0.0, seconds=[1.0, 1.1, 1.2]) for arm in ARMS]
-    outcomes[-1].loss, outcomes[-1].difference = 4.4, 0.1
-    outcomes[2].loss, outcomes[2].difference = 4.4, 0.1  # stock's rows are known to leak
     where: dict[str, Any] = {"device": "A CPU", "cores": 2, "threads": 1, "load at start": 3.0, "load at end": 3.0}
     where |= {"torch": "2", "transformers": "5"}
-    model = {"dtype": "float32", "name": "a llama", "lengths": "some", "parameters": 1e6, "attention": "sdpa"}
-    result = Result(Settings(), where, model, [[3, 4]], {"as drawn": 8, "grouped": 8}, 0.1, outcomes)
+    model = {"dtype": "float32", "name": name, "lengths": "some", "parameters": 1e6, "attention": "sdpa"}
+    return Result(Settings(), where, model, [[3, 4]], {"as drawn": 8, "grouped": 8}, 0.1, outcomes)
+
+
+def test_an_arm_with_another_loss_is_wrong(capsys):
+    result = bare_result()
+    outcomes = result.outcomes
+    outcomes[-1].loss, outcomes[-1].difference = 4.4, 0.1
+    outcomes[2].loss, outcomes[2].difference = 4.4, 0.1  # stock's rows are known to leak
     assert [outcome.arm.name for outcome in result.wrong] == ["enabled, packed rows"]
     said = " ".join(write_table(result).split())
     assert 'WRONG: "enabled, packed rows" has a loss of 4.4000, off padded\'s 4.0000 by 10%' in said

@@ -15,6 +15,7 @@ ROOT = Path(autopack.__file__).parent
 LAYERS = """
 errors
 version
+pages
 inspection
 layout patching
 family

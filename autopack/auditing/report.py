@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any
 
 import numpy as np
+
+from autopack.auditing.picture import ModeErrors, draw_errors
+from autopack.pages import parts
+from autopack.pages.figure import NO_FIGURES, drawn
 
 __all__ = ["LeakReport"]
 
@@ -17,6 +20,8 @@ _PADDED_GRADIENT_TOLERANCE = 1e-3
 are those of documents that begin alike, of which a token that is computed once gets the sum before it is rounded."""
 _ALIKE = "one beginning"
 """The mode with such documents."""
+_SIDES = "<<>>>><"
+"""The sides that the columns of the table keep to: < for texts, > for numbers."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +99,17 @@ class LeakReport:
         return self._is_exact_without_loss(result) and (result.loss or 0.0) <= self.loss_tolerance
 
     def _is_exact_without_loss(self, result: ModeResult) -> bool:
+        tolerance, gradient_tolerance = self._tolerances(result)
+        return (result.gradient or 0.0) <= gradient_tolerance and result.worst <= tolerance
+
+    def _tolerances(self, result: ModeResult) -> tuple[float, float]:
+        """The largest forward error of a call mode that is rounding, and the largest error of its gradients."""
         tolerance, gradient_tolerance = self.tolerance, self.gradient_tolerance
         if result.kind == "padded":
             tolerance = max(tolerance, self.padded_tolerance)
         if result.kind == "padded" or result.mode == _ALIKE:
             gradient_tolerance = max(gradient_tolerance, _PADDED_GRADIENT_TOLERANCE)
-        return (result.gradient or 0.0) <= gradient_tolerance and result.worst <= tolerance
+        return tolerance, gradient_tolerance
 
     @property
     def packed(self) -> str | None:
@@ -214,35 +224,58 @@ class LeakReport:
 
     def __str__(self) -> str:
         table = self._table()
-        columns = [(side, max(map(len, cells))) for side, *cells in zip("<<>>>><", *table, strict=True)]
+        columns = [(side, max(map(len, cells))) for side, *cells in zip(_SIDES, *table, strict=True)]
         lines = ["  ".join(f"{c:{side}{n}}" for c, (side, n) in zip(row, columns, strict=True)) for row in table]
+        return "\n".join([self._headline(), "", *map(str.rstrip, lines), "", *self._scale(), *self._not_measured()])
+
+    def _scale(self) -> tuple[str, str]:
+        """What errors are relative to, and how large they may be, in two lines."""
         documents = ", ".join(map(str, self.lengths))
-        notes = f"""\
-Documents of {documents} tokens. Errors are relative to the standard deviation of what documents get alone;
-within rounding means at most {self.tolerance:.0e} (gradients {self.gradient_tolerance:.0e}, \
-loss {self.loss_tolerance:.0e})."""
-        return "\n".join([self._headline(), "", *map(str.rstrip, lines), "", notes, *self._not_measured()])
+        return (
+            f"Documents of {documents} tokens. "
+            "Errors are relative to the standard deviation of what documents get alone;",
+            f"within rounding means at most {self.tolerance:.0e} (gradients {self.gradient_tolerance:.0e}, "
+            f"loss {self.loss_tolerance:.0e}).",
+        )
 
     __repr__ = __str__
 
     def to_html(self) -> str:
-        """The table and the influence matrix as an HTML fragment without scripts or outside references."""
-        head, *body = self._table()
-        rows = [html_cells("th", head, "text-align:left;padding-right:1em")]
-        rows += [html_cells("td", row, "padding-right:1em") for row in body]
-        notes = "".join(f"<p>{escaped(line)}</p>" for line in self._not_measured())
-        matrix = [html_cells("th", ["", *map(str, range(1, len(self.influence) + 1))])]
-        for number, row in enumerate(self.influence.tolist(), start=1):
-            matrix.append(html_cells("th", [str(number)]))
-            for value in row:
-                shade = 0.3 + 0.7 * min(value, 1.0) if value > self.tolerance else 0.0
-                style = f"background:rgba(200,60,40,{shade:.2f});padding:0.3em 0.6em;text-align:right"
-                matrix[-1] += html_cells("td", ["" if math.isnan(value) else _number(value)], style)
-        return (
-            f"<div><p><b>{escaped(self._headline())}</b></p>{_html_table(rows)}"
-            f"<p>Influence of one document (column) on another (row), worst call mode:</p>{_html_table(matrix)}"
-            f"{notes}</div>"
+        """Table, influence matrix and errors as an HTML fragment without scripts or outside references.
+
+        The errors are drawn where matplotlib is installed.
+        """
+        head, *rows = self._table()
+        numbers = [[self._cell(value) for value in row] for row in self.influence.tolist()]
+        errors = drawn(lambda axes: draw_errors(axes, self._errors()), (5.2, 0.9 + 0.22 * len(self.results)))
+        shown = [("Influence of one document (column) on another (row), worst call mode", parts.matrix(numbers))]
+        if errors is not None:
+            shown.append(("Errors; rounding ends at the red line, of gradients and losses at the grey one", errors))
+        return parts.joined(
+            parts.lines([self._headline()], strong=True),
+            parts.table(head, rows, _SIDES),
+            parts.lines([" ".join(self._scale()), *self._not_measured()]),
+            parts.figures(shown),
+            parts.lines([NO_FIGURES] if errors is None else []),
         )
+
+    def _cell(self, influence: float) -> tuple[str, float]:
+        """An influence as text, and how dark it is: from the tolerance to 1, by orders of magnitude."""
+        if math.isnan(influence):
+            return "", 0.0
+        if influence <= self.tolerance:
+            return _number(influence), 0.0
+        share = math.log(min(influence, 1.0) / self.tolerance) / -math.log(min(self.tolerance, 0.5))
+        return _number(influence), 0.3 + 0.7 * min(max(share, 0.0), 1.0)
+
+    def _errors(self) -> list[ModeErrors]:
+        found = []
+        for r in self.results:
+            influence = None if r.influence is None else r.worst_influence
+            limits = *self._tolerances(r), self.loss_tolerance
+            errors = (r.error, influence, r.gradient, r.loss) if r.failure is None else (None,) * 4
+            found.append(ModeErrors(r.name, errors, limits, r.failure is not None))
+        return found
 
     _repr_html_ = to_html
 
@@ -275,23 +308,6 @@ loss {self.loss_tolerance:.0e})."""
         bar.set_label("change of logits / their standard deviation")
         bar.ax.axhline(self.tolerance, color="black", linewidth=1)
         return ax.figure
-
-
-def escaped(text: str) -> str:
-    """Text for HTML."""
-    from html import escape  # here alone, since a script under `autopack run` may have an html.py of its own
-
-    return escape(text)
-
-
-def html_cells(tag: str, texts: Iterable[str], style: str = "") -> str:
-    """The cells of a row of a table, escaped; `tag` is th or td."""
-    start = f"<{tag} style='{style}'>" if style else f"<{tag}>"
-    return "".join(f"{start}{escaped(text)}</{tag}>" for text in texts)
-
-
-def _html_table(rows: Iterable[str]) -> str:
-    return f"<table>{''.join(f'<tr>{cells}</tr>' for cells in rows)}</table>"
 
 
 def _largest(influence: np.ndarray) -> float:

@@ -13,6 +13,7 @@ from autopack.bench.result import Outcome, Result
 BUSY = 0.5
 """A load per core above this, before anything was timed, is somebody else's."""
 MIB = 2**20
+HEAD = ["", "real tokens/s", "speed of padded", "peak MiB"]
 _ARM, _SPEED, _RATIO, _PEAK = 26, 24, 20, 9
 
 
@@ -22,11 +23,8 @@ def write_table(result: Result, width: int = 80) -> str:
     def wrapped(text: str, hang: str = "") -> str:
         return textwrap.fill(text, width, subsequent_indent=hang, break_on_hyphens=False, break_long_words=False)
 
-    unit = "peak MiB"
-    head = f"{'':<{_ARM}}{'real tokens/s':>{_SPEED}}{'speed of padded':>{_RATIO}}{unit:>{_PEAK}}"
-    rows = [_row(result, outcome) for outcome in result.outcomes]
-    notes = [wrapped(note, "  ") for note in _notes(result)]
-    return "\n".join([*map(wrapped, _head(result)), "", head, *rows, "", *notes])
+    rows = [_line(row) for row in [HEAD, *rows_of(result)]]
+    return "\n".join([*map(wrapped, head_of(result)), "", *rows, "", *(wrapped(n, "  ") for n in notes_of(result))])
 
 
 def about(result: Result) -> str:
@@ -60,21 +58,31 @@ def documents(result: Result) -> str:
     )
 
 
-def _head(result: Result) -> Iterator[str]:
+def head_of(result: Result) -> Iterator[str]:
+    """What was timed, on what, and of what documents: a line each."""
     yield about(result)
     yield machine(result)
     yield documents(result)
 
 
-def _row(result: Result, outcome: Outcome) -> str:
-    name = f"{outcome.arm.name:<{_ARM}}"
+def rows_of(result: Result) -> list[list[str]]:
+    """The cells of the table; an arm that was not timed has its name, and why."""
+    return [_row(result, outcome) for outcome in result.outcomes]
+
+
+def _row(result: Result, outcome: Outcome) -> list[str]:
     if not outcome.timed:
-        why = outcome.failed or "not timed"
-        return name + textwrap.shorten(why, 79 - _ARM, placeholder=" ...")
+        return [outcome.arm.name, outcome.failed or "not timed"]
     ratio, says = result.ratio(outcome), result.says(outcome)
     said = "1" if outcome.arm == BASELINE else "-" if ratio is None else str(ratio)
     said = says if says in (NOISY, TOO_FEW) else said
-    return f"{name}{result.speed(outcome)!s:>{_SPEED}}{said:>{_RATIO}}{mebibytes(outcome.peak):>{_PEAK}}"
+    return [outcome.arm.name, str(result.speed(outcome)), said, mebibytes(outcome.peak)]
+
+
+def _line(row: list[str]) -> str:
+    if len(row) < len(HEAD):
+        return f"{row[0]:<{_ARM}}" + textwrap.shorten(row[1], 79 - _ARM, placeholder=" ...")
+    return f"{row[0]:<{_ARM}}{row[1]:>{_SPEED}}{row[2]:>{_RATIO}}{row[3]:>{_PEAK}}"
 
 
 def mebibytes(count: int | None) -> str:
@@ -85,7 +93,8 @@ def mebibytes(count: int | None) -> str:
     return f"{found:,.{0 if found >= 100 else 1 if found >= 10 else 2}f}"
 
 
-def _notes(result: Result) -> Iterator[str]:
+def notes_of(result: Result) -> Iterator[str]:
+    """What has to be said of the numbers, and how they came about."""
     yield from (f"WRONG: {_name(o)} {_off(o, result)}; please report it" for o in result.wrong)
     reference = result.outcomes[0].loss
     equal = [o for o in result.outcomes if result.same_loss(o) and o.arm not in (BASELINE, STOCK_ROW)]

@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import platform
+import shlex
+import sys
 from contextlib import suppress
+from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
 
 from autopack.errors import AutopackError
 from autopack.packing.lengths import LONGEST
+from autopack.pages import parts
+from autopack.version import __version__
 
 
 class CannotWrite(AutopackError):
@@ -43,9 +50,11 @@ def whole_number(text: str) -> int:
 
 
 def check_directory(option: str, path: Path | None) -> None:
-    """Raise `CannotWrite` if an option names a file in a directory that is not there."""
+    """Raise `CannotWrite` if an option names a file in a directory that is not there, or a directory."""
     if path is not None and not path.parent.is_dir():
         raise CannotWrite(f"{option} {path}: there is no directory {path.parent}; create it or name another one")
+    if path is not None and path.is_dir():
+        raise CannotWrite(f"{option} {path}: wanted a file, found a directory; name a file in it")
 
 
 def check_drawable(path: Path | None, option: str = "--plot") -> None:
@@ -61,6 +70,27 @@ def check_drawable(path: Path | None, option: str = "--plot") -> None:
     formats = sorted(FigureCanvasAgg.get_supported_filetypes())
     if path.suffix.lstrip(".").lower() not in formats:
         raise CannotWrite(f"{option} {path}: wanted a file name that ends with one of {', '.join(formats)}")
+
+
+def add_html(parser: argparse._ActionsContainer) -> None:
+    """The option --html, whose page `write_page` writes."""
+    about = "also write it as a page that needs nothing but itself (figures need matplotlib)"
+    parser.add_argument("--html", type=Path, metavar="FILE", help=about)
+
+
+def write_page(args: argparse.Namespace, title: str, body: str, about: dict[str, str]) -> None:
+    """Write the page that --html asks for: a title, the pieces that a notebook shows too, and what was run by what."""
+    packages = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]
+    versions = [f"{name} {version(name)}" for name in packages]
+    made = {
+        "command": shlex.join(["autopack", *args.argv]),
+        **about,
+        "versions": ", ".join([f"autopack {__version__}", *versions, f"Python {platform.python_version()}"]),
+        "platform": platform.platform(),
+        "date": datetime.now(timezone.utc).isoformat(sep=" ", timespec="seconds"),
+    }
+    # A path may hold bytes that are no text, which print escapes too.
+    args.html.write_text(parts.whole(title, made.items(), body), encoding="utf-8", errors="backslashreplace")
 
 
 def keep_freed_memory() -> None:

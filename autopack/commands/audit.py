@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import html
 import json
 import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopack.commands import check_directory, check_drawable
+from autopack.commands import add_html, check_directory, check_drawable, write_page
 from autopack.commands.models import DTYPES, load_saved, unknown_name
 from autopack.enabling.options import CHOICES
 from autopack.errors import AutopackError
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from autopack.auditing.report import LeakReport
-
-STYLE = "body{font-family:sans-serif;margin:2em;color:#22303c}"
 
 
 class CannotAudit(AutopackError):
@@ -44,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the weights (%(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps ... (%(default)s)")
     parser.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's directory")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report as HTML")
+    add_html(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw who changes whom (needs matplotlib)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
@@ -65,7 +62,12 @@ def run(args: argparse.Namespace) -> int:
     report = autopack.audit(model)
     print(json.dumps(_as_data(report), indent=2) if args.json else report)
     if args.html is not None:
-        args.html.write_text(_page(report), encoding="utf-8")
+        about = {
+            "model": f"{args.model}: {report.model}",
+            "attention": report.implementation,
+            "device": f"{model.device}, {report.dtype}",
+        }
+        write_page(args, f"autopack audit: {report.model}", report.to_html(), about)
     if args.plot is not None:
         report.plot().savefig(args.plot, dpi=150)
     return 0 if report.exact else 1
@@ -116,9 +118,3 @@ def _finite(data: Any) -> Any:
     if isinstance(data, (list, tuple)):
         return [_finite(value) for value in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
-
-
-def _page(report: LeakReport) -> str:
-    title = html.escape(f"autopack audit: {report.model}")
-    head = f"<meta charset='utf-8'><title>{title}</title><style>{STYLE}</style>"
-    return f"<!doctype html><html lang='en'><head>{head}</head><body><h1>{title}</h1>{report.to_html()}</body></html>\n"

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from autopack.bench.lengths import DISTRIBUTIONS, Lengths, draw
 from autopack.bench.sizes import NAMES
 from autopack.commands import (
+    add_html,
     check_directory,
     check_drawable,
     keep_freed_memory,
     positive,
     tokens,
     whole_number,
+    write_page,
 )
 from autopack.commands.models import DTYPES, CannotLoad, load_saved, unknown_name
 from autopack.enabling.options import CHOICES
@@ -89,6 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--batches", type=positive, help="batches of a round (as many as fit)")
     work.add_argument("--seed", type=whole_number, default=0, help="of weights, tokens and lengths (%(default)s)")
     work.add_argument("--json", type=Path, metavar="FILE", help="also write everything that was measured as JSON")
+    add_html(work)
     about = "also draw it (needs matplotlib)"
     work.add_argument("--picture", "--plot", type=Path, metavar="FILE.png", help=about)
 
@@ -96,6 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Time the arms, print the table, and return 0 if all that should compute the same do, else 1."""
     check_directory("--json", args.json)
+    check_directory("--html", args.html)
     check_drawable(args.picture, "--picture")
     _check(args)
     keep_freed_memory()
@@ -131,6 +135,13 @@ def run(args: argparse.Namespace) -> int:
 
         draw_picture(result).savefig(args.picture, dpi=150)
         print(f"\nPicture: {args.picture}")
+    if args.html is not None:
+        from autopack.bench import page
+
+        device = result.model.get("gpu", result.origin["device"])
+        said = {"model": result.model["name"], "device": f"{result.model['device']}: {device}"}
+        write_page(args, f"autopack bench: {result.model['name']}", page.body(result), said)
+        print(f"\nPage: {args.html}")
     return 1 if result.wrong else 0
 
 

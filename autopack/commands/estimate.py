@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import get_args
 
-from autopack.commands import check_drawable, positive, tokens, whole_number
+from autopack.commands import add_html, check_directory, check_drawable, positive, tokens, whole_number, write_page
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Strategy
 
@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=positive, default=1, help="processes to plan for (%(default)s)")
     parser.add_argument("--seed", type=whole_number, default=0, help="of the random orders (%(default)s)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the lengths and the gain (matplotlib)")
+    add_html(parser)
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
@@ -43,11 +44,17 @@ def run(args: argparse.Namespace) -> int:
     from autopack.packing.balance import CostModel
     from autopack.packing.estimate import estimate
 
+    check_directory("--html", args.html)
     check_drawable(args.plot)
     same = {name: getattr(args, name) for name in "batch_size overflow ranks column tokenizer groups seed".split()}
     cost = CostModel(1.0, 1 / (12 * args.hidden_size))
     found = estimate(args.data, args.max_length, strategies=args.strategy or get_args(Strategy), cost=cost, **same)
     print(json.dumps(found.as_dict(), indent=1) if args.json else found)
+    if args.html is not None:
+        about = {"data": args.data, "model": "none: lengths are counted, and nothing is run"}
+        write_page(args, f"autopack estimate: {args.data}", found._repr_html_(), about)
+        if not args.json:
+            print(f"\nPage: {args.html}")
     if args.plot is not None:
         found.plot(args.plot)
         if not args.json:

@@ -8,13 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from autopack.auditing.report import escaped, html_cells
 from autopack.calls.call import LABELS, Call
 from autopack.calls.choose import call_at, decide
 from autopack.calls.entry import Entry
 from autopack.calls.plan import Plan
 from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
 from autopack.errors import AutopackError
+from autopack.pages import parts
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Volume
@@ -67,10 +67,9 @@ class Explanation:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        head = html_cells("th", ["model", "what becomes of the call", "since", ""], "text-align:left")
-        rows = [html_cells("td", [d.name, d.what, d.reason, d.amount], "text-align:left") for d in self.decisions]
-        notes = "".join(f"<p>{escaped(note)}</p>" for note in self.notes)
-        return f"<table>{''.join(f'<tr>{row}</tr>' for row in [head, *rows])}</table>{notes}"
+        head = ["model", "what becomes of the call", "since", ""]
+        rows = [[d.name, d.what, d.reason, d.amount] for d in self.decisions]
+        return parts.table(head, rows, "<<<<") + parts.lines(self.notes)
 
 
 def explain(model: EnabledModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Explanation:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from autopack.attention.choose import taken_by_auto
-from autopack.auditing.report import escaped, html_cells
 from autopack.calls.prefixes import why_not
 from autopack.enabling.attach import detach
 from autopack.enabling.explain import Explanation, explain
 from autopack.integrations import lm_eval
 from autopack.integrations.boundaries import give_columns_back, kept_columns
+from autopack.pages import parts
 from autopack.patching import SiteLease
 from autopack.runtime.marks import handle_of
 from autopack.runtime.model import EnabledModel
@@ -161,7 +160,7 @@ class Handle(AbstractContextManager["Handle"]):
         return "".join(f"{indent}{name + ':':<11}{value}\n" for name, value in self._facts())
 
     def _repr_html_(self) -> str:
-        return f"<table><caption>autopack</caption>{_rows(self._facts())}</table>"
+        return parts.facts(self._facts(), "autopack")
 
 
 class TrainerHandle(AbstractContextManager["TrainerHandle"]):
@@ -200,11 +199,9 @@ class TrainerHandle(AbstractContextManager["TrainerHandle"]):
         return f"autopack.TrainerHandle(of {self.trainer}\n" + "".join(parts) + ")"
 
     def _repr_html_(self) -> str:
-        rows = ""
-        for name, handle in self.handles.items():
-            rows += f"<tr><th colspan='2' style='text-align:left'>{escaped(name)}</th></tr>{_rows(handle._facts())}"
-        rows += _rows([*self.left_alone.items(), *([("data keep", ", ".join(self.kept))] if self.kept else [])])
-        return f"<table><caption>autopack: {escaped(self.trainer)}</caption>{rows}</table>"
+        groups: list[tuple[str, list[tuple[str, str]]]] = [(n, handle._facts()) for n, handle in self.handles.items()]
+        groups.append(("", [*self.left_alone.items(), *([("data keep", ", ".join(self.kept))] if self.kept else [])]))
+        return parts.groups_of_facts(groups, f"autopack: {self.trainer}")
 
 
 class Handles(AbstractContextManager["Handles"]):
@@ -235,9 +232,7 @@ class Handles(AbstractContextManager["Handles"]):
         return "autopack.Handles(\n" + textwrap.indent(",\n".join(parts), "  ") + "\n)"
 
     def _repr_html_(self) -> str:
-        return "".join(
-            f"<div>{escaped(str(name))}{handle._repr_html_()}</div>" for name, handle in self.handles.items()
-        )
+        return parts.named((str(name), handle._repr_html_()) for name, handle in self.handles.items())
 
 
 def take_back(trainer: Any) -> None:
@@ -246,8 +241,3 @@ def take_back(trainer: Any) -> None:
 
     give_columns_back(trainer)
     trainer_logs.take_logs(trainer)
-
-
-def _rows(facts: Iterable[tuple[str, str]]) -> str:
-    left = "text-align:left"
-    return "".join(f"<tr>{html_cells('th', [name], left)}{html_cells('td', [text], left)}</tr>" for name, text in facts)

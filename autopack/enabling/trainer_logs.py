@@ -26,12 +26,18 @@ class PackingLogs(TrainerCallback):
         self._trained = self._trained_before = tally.training
         self._evaluated = tally.evaluation
         self._clock = _Clock()
+        self._begins = False
         self._added: tuple[dict[str, Any], list[str]] | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._trained = self._trained_before = self._tally.training
         self._evaluated = self._tally.evaluation
-        self._clock = _Clock()
+        self._begins = True
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._begins:  # and not before: reporters begin a run of theirs, which may take seconds, and come after this
+            self._clock = _Clock()
+            self._begins = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._clock.mark()
@@ -56,21 +62,22 @@ class PackingLogs(TrainerCallback):
         # The first have a runtime too where the trainer counts tokens; logs of a script come at any time.
         if "loss" in logs and "learning_rate" in logs:
             ran, self._trained = self._tally.training.minus(self._trained), self._tally.training
-            added = self._add(logs, "", ran, self._clock.lap())
+            added = numbers(ran, self._clock.lap(), shares=self._tally.training.shared > 0)
+            self._add(logs, added)
             last = state.log_history[-1] if state.log_history else {}
             if last.get("step") == state.global_step and "loss" in last:
                 last.update(added)
         elif "total_flos" in logs:
-            self._add(logs, "train_", self._tally.training.minus(self._trained_before), self._clock.total)
+            ran = self._tally.training.minus(self._trained_before)
+            self._add(logs, numbers(ran, self._clock.total, "train_"))
         elif (runtime := next((name for name in logs if name.endswith("_runtime")), None)) is not None:
             ran, self._evaluated = self._tally.evaluation.minus(self._evaluated), self._tally.evaluation
-            self._add(logs, runtime.removesuffix("runtime"), ran, float(logs[runtime]))
+            shares = self._tally.evaluation.shared > 0
+            self._add(logs, numbers(ran, float(logs[runtime]), runtime.removesuffix("runtime"), shares))
 
-    def _add(self, logs: dict[str, Any], prefix: str, ran: Volume, seconds: float) -> dict[str, float]:
-        added = numbers(ran, seconds, prefix)
+    def _add(self, logs: dict[str, Any], added: dict[str, float]) -> None:
         logs.update(added)
         self._added = logs, list(added)
-        return added
 
     def _take_out(self) -> None:
         logs, names = self._added or ({}, [])
@@ -110,8 +117,12 @@ class _Clock:
         return time.perf_counter() - self._began - self._out
 
 
-def numbers(ran: Volume, seconds: float, prefix: str = "") -> dict[str, float]:
-    """What is logged of what ran in so many seconds; nothing where nothing ran."""
+def numbers(ran: Volume, seconds: float, prefix: str = "", shares: bool = False) -> dict[str, float]:
+    """What is logged of what ran in so many seconds; nothing where nothing ran.
+
+    What was shared is logged from the first time on (`shares`), 0 too: a chart draws a line through what is missing,
+    and a summary keeps the last number that there was.
+    """
     if not ran.calls:
         return {}
     found = {
@@ -119,7 +130,7 @@ def numbers(ran: Volume, seconds: float, prefix: str = "") -> dict[str, float]:
         "padding_skipped": round(ran.padding_skipped, 4),
         "documents_per_row": round(ran.documents_per_row, 2),
     }
-    if ran.shared:
+    if ran.shared or shares:
         found["shared"] = round(ran.shared / ran.tokens, 4)
     if seconds > 0:
         found["real_tokens_per_second"] = round(ran.tokens / seconds, 1)

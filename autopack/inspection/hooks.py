@@ -8,7 +8,9 @@ from torch import nn
 
 from autopack.inspection.code_origin import function_of, is_from, is_own, layers
 
-_ENGINE = ("deepspeed",)
+_TAKE_NO_PART = (("deepspeed",), ("wandb", "integration", "torch"))
+"""Places of hooks that leave results as they are: DeepSpeed's engine gathers parameters and counts time, and
+`wandb.watch` records parameters."""
 _NOISE = "neftune_post_forward_hook"
 
 
@@ -19,8 +21,8 @@ def hooks_of(module: nn.Module) -> dict[int, Any]:
 
 
 def is_foreign_hook(hook: Any) -> bool:
-    """Whether a hook is somebody else's. Those of DeepSpeed's engine gather parameters and count time, and are none."""
-    return not is_own(function_of(hook)) and not is_from(hook, _ENGINE)
+    """Whether a hook is somebody else's, and takes part in what the model computes as far as anybody knows."""
+    return not is_own(function_of(hook)) and not _takes_no_part(hook)
 
 
 def looks_at_rows(hook: Any, module: nn.Module) -> bool:
@@ -34,10 +36,14 @@ def looks_at_rows(hook: Any, module: nn.Module) -> bool:
     of_peft = any(map(_collects_for_peft, layers(function)))
     if is_own(function) and not of_peft:
         return getattr(function, "__name__", None) == _NOISE and noise_of(module) != 0
-    if is_from(hook, _ENGINE):
+    if _takes_no_part(hook):
         return False
     code = getattr(function, "__code__", None)
     return code is None or code.co_names != ("requires_grad_",) or bool(code.co_freevars)
+
+
+def _takes_no_part(hook: Any) -> bool:
+    return any(is_from(hook, place) for place in _TAKE_NO_PART)
 
 
 def noise_of(module: nn.Module) -> Any:

@@ -16,13 +16,19 @@ from autopack.errors import AutopackError, InvalidPacking
 from autopack.packing.arms import Arm, packed_arm, padded_arms
 from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_int
+from autopack.packing.estimate_picture import draw_fill, draw_lengths, draw_padding, draw_speed
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import LONGEST, Counts, Overflow, fit, read
 from autopack.packing.old_names import with_old_names
 from autopack.packing.plans import Strategy, plan
 from autopack.packing.sources import documents_of, lengths_of
+from autopack.pages import parts
+from autopack.pages.figure import NO_FIGURES, drawn
 
-PADDED, GROUPED, PACKED = "#b8bec7", "#8fc1cf", "#1f6f8b"
+_PADDINGS = "padded batches: share of padding"
+_GAINS = "packed rows, against padded batches of {} in random order"
+_LENGTHS = "Tokens of documents"
+_FILL = "How full rows are, padded and packed"
 
 
 @with_old_names(capacity="max_length")
@@ -85,41 +91,83 @@ class Estimate:
         return f"Estimate({len(self.lengths):,} documents, {batches}, {best.speedup:.2f} x by {best.name})"
 
     def __str__(self) -> str:
-        baseline, counts, cost = self.baseline, self.counts, self.cost
+        head, *paddings = self._paddings()
+        first, *gains = self._gains()
+        lines = [
+            *self._head(),
+            f"\n{_PADDINGS}",
+            "{:<22}{:>10}{:>20}".format(*head),
+            *("{:<22}{:>10}{:>20}".format(*row) for row in paddings),
+            f"\n{_GAINS.format(self.baseline.batch_size)}",
+            "{:<22}{:>12}{:>10}{:>14}{:>17}{:>10}".format(*first),
+            *("{:<22}{:>12}{:>10}{:>14}{:>17}{:>10}".format(*row) for row in gains),
+            "",
+            *self._notes(),
+        ]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        lengths = drawn(lambda axes: draw_lengths(axes, self.lengths), (4.6, 3.0))
+        fill = drawn(lambda axes: draw_fill(axes, self._compared), (4.6, max(3.0, 0.8 + 0.22 * len(self._compared))))
+        shown = [] if lengths is None or fill is None else [(_LENGTHS, lengths), (_FILL, fill)]
+        notes = self._notes()
+        said = [" ".join(notes[:3]), *notes[3:]]
+        return parts.joined(
+            parts.lines(self._head()),
+            parts.figures(shown) if shown else parts.lines([NO_FIGURES]),
+            parts.table(*_split(self._paddings()), "<>>", _PADDINGS),
+            parts.table(*_split(self._gains()), "<>>>>>", _GAINS.format(self.baseline.batch_size)),
+            parts.lines(said),
+        )
+
+    @property
+    def _compared(self) -> list[Arm]:
+        """The padded batches of the baseline's size in both orders, and all that is packed."""
+        return [arm for arm in self.padded if arm.batch_size == self.baseline.batch_size] + list(self.packed)
+
+    def _head(self) -> list[str]:
+        """What was given, in words: a line, and one more where documents are longer than a row."""
+        counts = self.counts
         spread = ", ".join(f"{name} {value:,.0f}" for name, value in self.as_dict()["lengths"].items())
         over = [
             f"{getattr(counts, name):,} {name}" + (f" ({getattr(counts, more):,} tokens)" if more else "")
             for name, more in (("truncated", "truncated_tokens"), ("split", None), ("dropped", "dropped_tokens"))
             if getattr(counts, name)
         ]
-        longer = f"\nlonger than {self.max_length:,} tokens: {', '.join(over)}" if over else ""
+        longer = [f"longer than {self.max_length:,} tokens: {', '.join(over)}"] if over else []
+        return [f"{counts.documents:,} documents, {counts.tokens:,} tokens: {spread}", *longer]
+
+    def _paddings(self) -> list[list[str]]:
+        """The cells of the table of padded batches."""
         pairs = zip(self.padded[::2], self.padded[1::2], strict=True)
-        paddings = [f"{r.batch_size:<22}{r.padding:>10.1%}{grouped.padding:>20.1%}" for r, grouped in pairs]
-        grouped = next(a for a in self.padded if a.batch_size == baseline.batch_size and a.order == "grouped")
+        rows = [[str(r.batch_size), f"{r.padding:.1%}", f"{grouped.padding:.1%}"] for r, grouped in pairs]
+        return [["documents per batch", "random", "grouped by length"], *rows]
+
+    def _gains(self) -> list[list[str]]:
+        """The cells of the table of packed rows, and of grouped batches above them."""
+        grouped = next(arm for arm in self._compared if arm.order == "grouped")
         named = [(f"{a.name} of {a.batch_size}" if a.batch_size else a.name, a) for a in self.packed]
-        gains = [
-            f"{name:<22}{arm.rows:>12,}{arm.padding:>10.2%}{self.tokens_saved(arm):>14.1%}"
-            f"{self.attention_saved(arm):>17.1%}{arm.speedup:>8.2f} x"
+        rows = [
+            [name, f"{arm.rows:,}", f"{arm.padding:.2%}", f"{self.tokens_saved(arm):.1%}",
+             f"{self.attention_saved(arm):.1%}", f"{arm.speedup:.2f} x"]
             for name, arm in [("padded, grouped", grouped), *named]
-        ]
+        ]  # fmt: skip
+        return [["", "rows", "padding", "tokens saved", "attention saved", "speed-up"], *rows]
+
+    def _notes(self) -> list[str]:
+        """How it was counted, in lines."""
+        cost = self.cost
         column, pair = f"{cost.linear:g}", f"1 / {1 / cost.quadratic:,.0f}" if cost.quadratic else "nothing"
         groups = any("groups" in arm.name for arm in self.packed)
-        once = "\nIn rows of groups, what documents of one group begin with is computed once." if groups else ""
-        newline = "\n"  # an expression in an f-string may hold no backslash before Python 3.12
-        return f"""\
-{counts.documents:,} documents, {counts.tokens:,} tokens: {spread}{longer}
-
-padded batches: share of padding
-{"documents per batch":<22}{"random":>10}{"grouped by length":>20}
-{newline.join(paddings)}
-
-packed rows, against padded batches of {baseline.batch_size} in random order
-{"":<22}{"rows":>12}{"padding":>10}{"tokens saved":>14}{"attention saved":>17}{"speed-up":>10}
-{newline.join(gains)}
-
-Rows of plans hold at most {self.max_length:,} tokens and count as padded to that; attention stays inside documents,
-which fixed_length cuts. Speed-up: cost of the padded batches over cost of the rows, where a column costs {column} and
-a pair of columns {pair}. Nothing was timed.{once}"""
+        once = ["In rows of groups, what documents of one group begin with is computed once."] if groups else []
+        return [
+            f"Rows of plans hold at most {self.max_length:,} tokens and count as padded to that; "
+            "attention stays inside documents,",
+            "which fixed_length cuts. Speed-up: cost of the padded batches over cost of the rows, "
+            f"where a column costs {column} and",
+            f"a pair of columns {pair}. Nothing was timed.",
+            *once,
+        ]
 
     def plot(self, path: str | PathLike[str] | None = None) -> Any:
         """Draws lengths, padding and speed-ups; returns the figure of matplotlib, and writes it where a path is given.
@@ -132,38 +180,25 @@ a pair of columns {pair}. Nothing was timed.{once}"""
             raise AutopackError("pictures need matplotlib: pip install 'autopack[plot]'") from error
         figure = Figure(figsize=(12, 3.6), layout="constrained")
         lengths, padding, speed = figure.subplots(1, 3, width_ratios=(5, 4, 5))
-        edges = np.linspace(0, max(1, self.lengths.max()), 61)
-        lengths.hist(self.lengths, edges, color=PACKED)
+        draw_lengths(lengths, self.lengths)
         mean, median = self.lengths.mean(), np.median(self.lengths)
-        lengths.axvline(mean, color="#22303c", lw=1, ls="--", label="mean")
-        lengths.set(xlabel="tokens", ylabel="documents", xlim=(0, edges[-1]))
         lengths.set_title(
             f"{len(self.lengths):,} documents: mean {mean:,.0f}, median {median:,.0f} tokens", fontsize=10
         )
-
-        for number, (label, color) in enumerate({"random order": PADDED, "grouped by length": GROUPED}.items()):
-            shares = [arm.padding * 100 for arm in self.padded[number::2]]
-            padding.bar(np.arange(len(shares)) + 0.4 * number - 0.2, shares, 0.4, color=color, label=label)
-        padding.set_xticks(range(len(self.padded) // 2), [str(arm.batch_size) for arm in self.padded[::2]])
-        padding.set(xlabel="documents per padded batch", ylabel="padding, % of all columns", ylim=(0, 100))
+        draw_padding(padding, self.padded)
         padding.set_title("padding of padded batches", fontsize=10)
-
-        compared = [arm for arm in self.padded if arm.batch_size == self.baseline.batch_size] + list(self.packed)
-        names = [f"padded, {arm.order}" if arm.order else arm.name.replace("_", "-") for arm in compared]
-        colors = [PADDED, GROUPED, *[PACKED] * len(self.packed)]
-        bars = speed.barh(names, [arm.speedup for arm in compared], color=colors)
-        speed.bar_label(bars, [f"{arm.speedup:.2f} x" for arm in compared], padding=3, fontsize=8)
-        speed.invert_yaxis()
-        speed.set(xlabel="expected speed", xlim=(0, 1.15 * max(arm.speedup for arm in compared)))
+        draw_speed(speed, self._compared)
         title = f"against padded batches of {self.baseline.batch_size}; rows of {self.max_length:,}"
         speed.set_title(title, fontsize=10)
-        for axes in (lengths, padding):
-            axes.legend(frameon=False, fontsize=8)
         for axes in (lengths, padding, speed):
             axes.spines[["top", "right"]].set_visible(False)
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
+
+
+def _split(table: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    return table[0], table[1:]
 
 
 def estimate(

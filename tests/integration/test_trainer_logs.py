@@ -106,6 +106,34 @@ def test_training_logs_have_them_before_others_report(tmp_path):
     handle.remove()
 
 
+def test_rates_leave_out_how_long_a_reporter_takes_to_begin(tmp_path, monkeypatch):
+    class Clock(Reporter):
+        now = 0.0
+
+        def perf_counter(self) -> float:
+            return self.now
+
+        def on_train_begin(self, args, state, control, **kwargs):
+            self.now += 1000  # as one that makes a run on a server
+
+        def on_step_end(self, args, state, control, **kwargs):
+            self.now += 1
+
+    clock = Clock()
+    monkeypatch.setattr("autopack.enabling.trainer_logs.time", clock)
+    subject = trainer(tmp_path, clock)
+    with autopack.enable(subject):
+        subject.train()
+        subject.train()
+    first, second, end, *again = clock.logs
+    assert ours(first)["real_tokens_per_second"] == sum(LENGTHS[:8]) / 2
+    assert ours(second)["real_tokens_per_second"] == sum(LENGTHS[8:]) / 2
+    assert ours(end, "train_")["real_tokens_per_second"] == round(sum(LENGTHS) / 4, 1)
+    assert [ours(logs) | ours(logs, "train_") for logs in again] == [
+        ours(logs) | ours(logs, "train_") for logs in (first, second, end)
+    ]
+
+
 def test_an_evaluation_in_between_is_logged_apart_and_returned_as_it_was(tmp_path):
     reporter, stock = Reporter(), Reporter()
     subject = trainer(tmp_path, reporter, eval_strategy="steps", eval_steps=2)

@@ -1,0 +1,61 @@
+"""What a page of HTML holds, and whether it needs anything but itself."""
+
+from __future__ import annotations
+
+import html.parser
+import re
+
+VOID = {"meta"}
+
+
+class Page(html.parser.HTMLParser):
+    """What a page holds: its tags with their attributes, its texts, and the cells of its tables."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.tables: list[list[list[str]]] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+        if {"td", "th"} & set(self.open):
+            self.tables[-1][-1][-1] += data
+
+    @property
+    def drawn(self) -> int:
+        return sum(tag == "svg" for tag, _ in self.tags)
+
+
+def check_self_contained(text: str) -> Page:
+    """Well-formed, without scripts, and without a reference that leaves it."""
+    page = Page(text)
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "image", "iframe", "object", "embed", "base"}
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for tag, attributes in page.tags:
+        assert not any(name.startswith("on") or name == "src" for name in attributes), (tag, attributes)
+        for name, value in attributes.items():
+            if name == "href":
+                assert str(value).removeprefix("#") in ids, value
+            assert {each[1:] for each in re.findall(r"url\(([^)]*)\)", value or "")} <= set(ids)
+    assert not re.search(r"(https?:)?//\w|data:|@import", text)
+    return page

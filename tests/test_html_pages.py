@@ -1,0 +1,346 @@
+"""The pages that commands write: whole, safe, of the numbers that are printed, and the pieces that notebooks show."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import requires
+from typing import Any
+
+import numpy as np
+import pytest
+
+import autopack
+from autopack import tiny
+from autopack.auditing.report import LeakReport, ModeResult
+from autopack.cli import main
+from autopack.commands import CannotWrite, check_directory
+from autopack.pages import parts
+from tests.support.html_pages import Page, check_self_contained
+
+pytest.importorskip("matplotlib")
+HOSTILE = "<script>alert('1')</script>&\"$x_{$ ]]> --> {{ 7*7 }}"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+LEAKING = np.array([[np.nan, 0.0], [0.7, np.nan]])
+RESULTS = [
+    ModeResult("default", False, error=2e-6, influence=LEAKING * 1e-6, gradient=3e-6, loss=1e-7),
+    ModeResult("all-ones mask", True, error=0.9, influence=LEAKING, gradient=0.5, loss=0.01),
+    ModeResult("two rows", False, error=0.0, loss=float("nan")),
+    ModeResult("segment ids", False, failure=f"ValueError: {HOSTILE}"),
+]
+
+
+def report(*results: ModeResult, **changes: Any) -> LeakReport:
+    options: dict[str, Any] = {"model": HOSTILE, "implementation": "sdpa", "enabled": False, "dtype": "float32"}
+    options |= {"lengths": (7, 12), "tolerance": 1e-4, "gradient_tolerance": 1e-3, "loss_tolerance": 1e-3}
+    return LeakReport(**{**options, **changes}, results=list(results))
+
+
+def lengths(count: int = 300) -> np.ndarray:
+    return np.random.default_rng(0).lognormal(4, 1, count).astype(int).clip(1, 512)
+
+
+def words(printed: str) -> list[list[str]]:
+    """The cells of printed lines, which two spaces at least keep apart."""
+    return [re.split(r" {2,}", line.strip()) for line in printed.splitlines()]
+
+
+# The three commands
+
+
+def test_estimate_writes_a_page_with_the_tables_that_it_prints(tmp_path, capsys):
+    file, page = tmp_path / "l.npy", tmp_path / "page.html"
+    np.save(file, lengths())
+    assert main(["estimate", str(file), "--max-length", "512", "--html", str(page)]) == 0
+    printed = capsys.readouterr().out
+    assert f"Page: {page}" in printed
+    found = check_self_contained(page.read_text(encoding="utf-8"))
+    padded, packed, made = found.tables
+    assert len(padded) == 7
+    assert len(packed) > 5
+    for row in [*padded[1:], *packed[1:]]:
+        assert row in words(printed)
+    facts = dict(made)
+    assert facts["command"] == f"autopack estimate {file} --max-length 512 --html {page}"
+    assert autopack.__version__ in facts["versions"]
+    assert found.drawn == 2
+
+
+def test_audit_writes_a_page_with_the_table_that_it_prints(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["audit", "llama", "--stock", "--html", str(page)]) == 1
+    printed = capsys.readouterr().out
+    found = check_self_contained(page.read_text(encoding="utf-8"))
+    table, influence, made = found.tables
+    assert [[cell for cell in row if cell] for row in table] == words(printed)[2 : 2 + len(table)]
+    assert len(influence) == 5
+    facts = dict(made)
+    assert (facts["model"], facts["device"]) == ("llama: LlamaForCausalLM (llama)", "cpu, float32")
+    assert "transformers" in facts["versions"]
+    assert found.drawn == 1
+
+
+def test_bench_writes_a_page_with_the_table_that_it_prints(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    quick = "--size tiny --max-length 40 --batch-size 3 --batches 2 --rounds 6 --forward".split()
+    assert main(["bench", "bert", *quick, "--html", str(page)]) == 0
+    printed = capsys.readouterr().out
+    found = check_self_contained(page.read_text(encoding="utf-8"))
+    table, made = found.tables
+    assert len(table) == 6
+    for row in table[1:]:
+        assert " ".join(row).split() in [line.split() for line in printed.splitlines()]
+        assert row[0] in found.texts, "the name of the arm, in the figure"
+    text = " ".join(found.texts)
+    assert "LEAKS" in text
+    assert "forward passes, no gradients" in text
+    assert dict(made)["model"] == "bert, tiny, random"
+    assert found.drawn == 2
+
+
+@pytest.mark.parametrize("command", ["estimate l.npy", "audit llama", "bench llama"])
+def test_a_page_that_cannot_be_written_is_said_before_anything_runs(command, tmp_path, capsys):
+    for path, said in ((tmp_path / "no" / "page.html", "there is no directory"), (tmp_path, "found a directory")):
+        assert main([*command.split(), "--html", str(path)]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert f"--html {path}: " in printed.err
+        assert said in printed.err
+
+
+def test_a_file_is_written_over_and_none_is_asked_for_nothing(tmp_path):
+    (tmp_path / "page.html").write_text("old")
+    check_directory("--html", tmp_path / "page.html")
+    check_directory("--html", None)
+    with pytest.raises(CannotWrite, match="name a file in it"):
+        check_directory("--html", tmp_path)
+
+
+# Figures
+
+
+def test_errors_are_drawn_where_they_are():
+    from matplotlib.figure import Figure
+
+    from autopack.auditing.picture import LEAST, MARKS, MOST, draw_errors
+
+    subject = report(*RESULTS)
+    axes = Figure().subplots()
+    draw_errors(axes, subject._errors())
+    found = {each.get_label(): each.get_offsets().tolist() for each in axes.collections if each.get_label() in MARKS}
+    assert found == {
+        "vs alone, or stock": [[2e-6, 0], [0.9, 1], [LEAST, 2]],
+        "influence": [[pytest.approx(7e-7), 0], [0.7, 1]],
+        "gradients": [[3e-6, 0], [0.5, 1]],
+        "loss": [[1e-7, 0], [0.01, 1], [MOST, 2]],
+    }
+    assert axes.get_xscale() == "log"
+    assert [label.get_text() for label in axes.get_yticklabels()] == [result.name for result in RESULTS]
+    assert [text.get_text() for text in axes.texts] == ["raised"]
+    lines = [each for each in axes.collections if hasattr(each, "get_segments") and len(each.get_segments()) == 1]
+    assert {segment[0][0] for line in lines for segment in line.get_segments()} == {1e-4, 1e-3}
+
+
+def test_limits_of_padded_batches_are_their_own():
+    padded = ModeResult("right-padded", False, error=5e-4, kind="padded", unpadded=True)
+    subject = report(RESULTS[0], padded, padded_tolerance=1e-3, gradient_tolerance=1e-6)
+    packed, of_padded = (each.limits for each in subject._errors())
+    assert packed == (1e-4, 1e-6, 1e-3)
+    assert of_padded == (1e-3, 1e-3, 1e-3)
+    assert [subject.is_exact(result) for result in subject.results] == [False, True]
+
+
+def test_rows_are_drawn_as_full_as_they_are():
+    from matplotlib.figure import Figure
+
+    from autopack.packing.estimate_picture import draw_fill, draw_lengths
+
+    found = autopack.estimate(lengths(), 512)
+    axes, histogram = Figure().subplots(2)
+    draw_fill(axes, found._compared)
+    bars = [bar.get_width() for bar in axes.patches[len(found._compared) :]]
+    assert bars == pytest.approx([100 * (1 - arm.padding) for arm in found._compared])
+    said = [text.get_text() for text in axes.texts]
+    assert said == [f"{1 - arm.padding:.2%}" for arm in found._compared]
+    assert all(text in found._repr_html_() for text in said)
+    draw_lengths(histogram, found.lengths)
+    assert sum(bar.get_height() for bar in histogram.patches) == 300
+
+
+def test_speeds_and_memory_are_drawn_as_they_were_measured():
+    from matplotlib.figure import Figure
+
+    from autopack.bench.picture import draw_memory, draw_speeds
+    from autopack.bench.table import rows_of
+    from tests.test_bench import bare_result
+
+    result = bare_result()
+    for number, outcome in enumerate(result.outcomes):
+        outcome.seconds = [1.0 + number + noise for noise in (0.0, 0.01, 0.02, 0.03, 0.04, 0.05)]
+        outcome.peak = (number + 1) * 2**20
+    speeds, memory = Figure().subplots(2)
+    draw_speeds(speeds, result)
+    draw_memory(memory, result)
+    assert [bar.get_width() for bar in speeds.patches] == [result.speed(each).median for each in result.outcomes]
+    assert [bar.get_width() for bar in memory.patches] == [1, 2, 3, 4, 5]
+    said = [text.get_text().removeprefix("× ") for text in speeds.texts]
+    assert said == ["", *(row[2] for row in rows_of(result)[1:])]
+    assert [text.get_text() for text in memory.texts] == [row[3] for row in rows_of(result)]
+
+
+def test_texts_of_figures_are_no_formulas_and_their_colours_those_of_the_page():
+    from autopack.pages.figure import INK, PACKED, drawn
+
+    svg = drawn(lambda axes: axes.set_title(HOSTILE, color=PACKED), (3, 2))
+    assert svg is not None
+    page = check_self_contained(svg)
+    assert HOSTILE in page.texts
+    assert f"var(--ap-packed, {PACKED})" in svg
+    assert INK not in svg
+    assert "font-family" not in svg
+
+
+def test_the_path_of_a_model_in_a_picture_is_no_formula(tmp_path):
+    from autopack.bench.picture import draw
+    from tests.test_bench import bare_result
+
+    draw(bare_result(name=f"{HOSTILE}\x1b\udcff")).savefig(tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
+# Safety
+
+
+def test_hostile_names_are_texts(tmp_path):
+    subject = report(*RESULTS)
+    page = check_self_contained(parts.whole(HOSTILE, [(HOSTILE, HOSTILE)], subject.to_html()))
+    assert page.texts.count(HOSTILE) == 4, "title, heading, and both sides of a fact"
+    assert any(f"ValueError: {HOSTILE}" in text for text in page.texts)
+    assert sum(HOSTILE in text for text in page.texts) == 6
+
+
+def test_arms_that_failed_say_so_whatever_their_errors_hold():
+    from autopack.bench.page import body
+    from tests.test_bench import bare_result
+
+    result = bare_result()
+    for outcome in result.outcomes[1:]:
+        outcome.failed, outcome.seconds = f"\x1b[31m{HOSTILE}\x00\udcff", []
+    page = check_self_contained(body(result))
+    assert [row[-1] for row in page.tables[0][2:]] == [outcome.failed for outcome in result.outcomes[1:]]
+    assert page.drawn == 1
+    result.outcomes[0].failed = "out of memory"
+    assert check_self_contained(body(result)).texts.count("out of memory") >= 2
+
+
+def test_an_audit_of_nothing_and_infinite_errors_are_shown():
+    assert check_self_contained(report().to_html()).drawn == 1
+    worst = ModeResult(
+        "default",
+        False,
+        error=float("inf"),
+        influence=np.array([[np.nan, 0.0], [np.inf, np.nan]]),
+        gradient=float("inf"),
+    )
+    page = check_self_contained(report(worst, tolerance=2.0).to_html())
+    assert "inf" in page.tables[1][2]
+
+
+def test_hostile_paths_are_texts(tmp_path, capsys):
+    folder = tmp_path / "<b>$x_{$ & 'é"
+    folder.mkdir()
+    np.save(folder / "l.npy", lengths(20))
+    assert main(["estimate", str(folder / "l.npy"), "--html", str(folder / "page.html"), "--json"]) == 0
+    assert capsys.readouterr().out.startswith("{")
+    page = check_self_contained((folder / "page.html").read_text(encoding="utf-8"))
+    assert dict(page.tables[-1])["data"] == str(folder / "l.npy")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are bytes on Linux")
+def test_a_path_that_is_no_text_is_written_all_the_same(tmp_path, capsys):
+    file = tmp_path / b"l\xff.npy".decode("utf-8", "surrogateescape")
+    np.save(file, lengths(20))
+    assert main(["estimate", str(file), "--html", str(tmp_path / "page.html"), "--json"]) == 0
+    page = check_self_contained((tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert dict(page.tables[-1])["data"].endswith("l\\udcff.npy")
+
+
+def test_a_page_forbids_what_it_does_not_need():
+    page = Page(parts.whole("a", [], ""))
+    policy = [
+        a["content"] for tag, a in page.tags if tag == "meta" and a.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
+    assert ("meta", {"name": "color-scheme", "content": "light dark"}) in page.tags
+
+
+@pytest.mark.parametrize("planted", ["<p>", "<a href='#nowhere'>a</a>", "<img src='a.png'>", "<p>https://a.b</p>",
+                                     "<b onclick='a'>a</b>", "<b style='fill:url(#x)'></b>"])  # fmt: skip
+def test_what_a_page_must_not_hold_is_found(planted):
+    with pytest.raises(AssertionError):
+        check_self_contained(parts.whole("a", [], planted))
+
+
+# Notebooks
+
+
+def test_notebooks_show_the_same_pieces(tmp_path):
+    file, page = tmp_path / "l.npy", tmp_path / "page.html"
+    np.save(file, lengths())
+    assert main(["estimate", str(file), "--max-length", "512", "--html", str(page)]) == 0
+    shown = autopack.estimate(str(file), 512)._repr_html_()
+    assert shown in page.read_text(encoding="utf-8")
+    check_self_contained(shown)
+    subject = report(*RESULTS)
+    assert subject._repr_html_() == subject.to_html()
+    with autopack.enable(tiny.build("llama")) as handle:
+        check_self_contained(handle._repr_html_())
+
+
+def test_two_results_in_a_notebook_do_not_share_what_their_figures_name():
+    first, second = (report(result).to_html() for result in RESULTS[:2])
+    check_self_contained(first + second)
+    assert "id=" in first
+
+
+def test_without_matplotlib_the_tables_are_there_and_the_lack_is_said(monkeypatch):
+    with_figures = report(*RESULTS).to_html(), autopack.estimate(lengths(), 512)._repr_html_()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    without = report(*RESULTS).to_html(), autopack.estimate(lengths(), 512)._repr_html_()
+    for drawn, plain in zip(with_figures, without, strict=True):
+        page = check_self_contained(plain)
+        assert page.drawn == 0
+        assert "matplotlib is not installed" in plain
+        assert "matplotlib is not installed" not in drawn
+        assert page.tables == Page(drawn).tables
+
+
+def test_jinja2_comes_with_torch():
+    assert any(each.lower().startswith("jinja2") for each in requires("torch") or [])
+
+
+# A browser
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_a_page_in_both_themes_and_on_a_narrow_window(scheme, tmp_path):
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
+    from matplotlib.image import imread
+
+    page, picture = tmp_path / "page.html", tmp_path / "page.png"
+    page.write_text(parts.whole("a page", [("name", "x" * 300)], report(*RESULTS).to_html()), encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'p'}"]
+    options += [f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}", "--window-size=400,900"]
+    command = [browser, *options, f"--screenshot={picture}", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert picture.is_file(), done.stderr
+    seen = imread(picture)[..., :3]
+    assert seen.shape[1] == 400
+    paper = seen[0, 0]
+    assert (paper.mean() < 0.2) == (scheme == "dark")
+    assert np.abs(seen - paper).max() > 0.5, "there is something to read"
+    assert (seen[:, -6:] == paper).all(), "nothing is wider than the window"
