@@ -27,7 +27,7 @@ KINDS = ("llama", "mistral", "qwen3", "gemma3_text", "mixtral", "deepseek_v3", "
 
 
 TOGETHER = ("mamba", "jamba", "qwen3_next", "rwkv", "falcon", "gptj", "gpt_oss", "bloom", "mpt")
-"""Types of which some layer runs whole rows on every rank: recurrences, attention in code of their own (with ALiBi, too), sinks."""
+"""Types of which some layer runs whole rows on every rank: recurrences, attention of their own (and ALiBi), sinks."""
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
 
 
