@@ -28,7 +28,7 @@ from autopack.calls.loss_site import documents_of
 from autopack.calls.packed import inner_arguments, without_mask
 from autopack.calls.plan import Plan, Untouched
 from autopack.calls.prefixes_inside import PrefixesInside
-from autopack.calls.sequence_parallel import SharedRows
+from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
 from autopack.calls.unpadded import Unpadded
 from autopack.errors import AutopackError
 from autopack.inspection import process, torches
@@ -236,7 +236,8 @@ def _brought(call: Call) -> Brings:
         if isinstance(call, PairCall):
             packs = call.find_pair()
             return Brings.NOTHING if packs is None else Brings.PACKED if packs else Brings.PADDING
-        if call.declared.layout is not None:
+        # A part of a row may hold the end of one document and the beginning of the next, and say nothing of it.
+        if call.declared.layout is not None or rows_shared_by(call) is not None:
             return Brings.PACKED
         return Brings.PADDING if call.declared.pads else Brings.NOTHING
     except AutopackError:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from autopack.auditing.left_as_found import left_as_found
 from autopack.enabling import twin_calls
 from autopack.enabling.attach import detach
 from autopack.enabling.by_twin import enabled_like
@@ -31,17 +32,26 @@ def why_apart(model: PreTrainedModel, enabled: EnabledModel) -> str | None:
             with twin_enabled.settling():
                 part = callable_part(twin_enabled)
                 call = _tree(twin)
-                with stock(twin_enabled):
-                    wanted = _results(part, call)
-                before = twin_enabled.tally.training.shared
-                found = _results(part, call)
-                if twin_enabled.tally.training.shared == before:
-                    raise NoTwin("it takes none of the tokens together")
+                wanted: Results = {}
+                found: Results = {}
+                for training in (False, True):
+                    with left_as_found(twin):  # without dropout
+                        twin.train(training)
+                        with stock(twin_enabled):
+                            wanted |= _results(part, call, training)
+                        before = _shared(twin_enabled)
+                        found |= _results(part, call, training)
+                        if _shared(twin_enabled) == before:
+                            raise NoTwin("it takes none of the tokens together")
         finally:
             detach(twin, twin_enabled)
         return twin_calls.difference(found, wanted, dtype)
 
     return twin_calls.why_not(model, enabled, "prefixes", ask)
+
+
+def _shared(enabled: EnabledModel) -> int:
+    return enabled.tally.training.shared + enabled.tally.evaluation.shared
 
 
 def _tree(model: Any) -> dict[str, torch.Tensor]:
@@ -60,8 +70,8 @@ def _tree(model: Any) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def _results(model: Any, call: dict[str, torch.Tensor]) -> Results:
-    """Every output at real tokens, and the gradients of a sum of them."""
+def _results(model: Any, call: dict[str, torch.Tensor], training: bool) -> Results:
+    """In this mode every output at real tokens, and the gradients of a sum of them."""
     mask = call["attention_mask"].bool()
     labels = call["input_ids"].masked_fill(~mask, -100)
     found: Results = {}
@@ -71,10 +81,10 @@ def _results(model: Any, call: dict[str, torch.Tensor]) -> Results:
         whole: Any = 0.0
         for name, value in twin_calls.tensors_of(output):
             values = value[mask] if value.shape[:2] == mask.shape else value
-            found[f"{name} {number}"] = values.detach()
+            found[f"{name} {number} {training}"] = values.detach()
             whole = whole + (values * twin_calls.weights_of(values.shape, values)).sum()
         whole.backward()
-        found[f"gradient {number}"] = twin_calls.gradients_of(model)
+        found[f"gradient {number} {training}"] = twin_calls.gradients_of(model)
     return found
 
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from autopack.auditing.auditor import TOLERANCE
 from autopack.enabling.by_twin import parts_outside, precisions_of, with_what_is_on
 from autopack.errors import AutopackError
+from autopack.inspection.hooks import hooks_of, is_foreign_hook
 from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart
@@ -32,10 +33,11 @@ def why_not(
     """Why a model does not serve one kind of call, as a twin says, in words; None where it does.
 
     `ask` is given a function that makes a twin, and its precision, and returns the reason. What it has said `about` a
-    model whose code is all the library's is kept. Weights of the model have no part in it.
+    model whose code and hooks are all the library's is kept. Weights of the model have no part in it.
     """
     key = None
-    if not enabled.runs_other_code:
+    hooked = any(is_foreign_hook(hook) for module in model.modules() for hook in hooks_of(module).values())
+    if not enabled.runs_other_code and not hooked:
         key = kept.key_of(model, about, enabled.options.backend, enabled.implementations())
     found = None if key is None else kept.load(key)
     if found is None:

@@ -331,7 +331,7 @@ class EnabledModel:
 
     def why_rows_stay_whole(self, labels: Labels) -> str | None:
         """Why ranks cannot share its rows in calls with such labels, as its twin says; None where they can."""
-        if self.proof.source == "recorded" or self.parts_proven_by is None:
+        if self.parts_proven_by is None:
             return None
         if labels not in self.parts_apart:
             with self.settling():

@@ -94,5 +94,37 @@ def other_positions() -> Any:
     return _with_forward("llama", forward)
 
 
+def shifted_in_training() -> Any:
+    """The same, in training alone."""
+
+    def forward(self: Any, input_ids: Any = None, position_ids: Any = None, **kwargs: Any) -> Any:
+        states = self.get_input_embeddings()(input_ids)
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        if self.training:
+            states = states + _from_before(states, position_ids)
+        return self.original(inputs_embeds=states, position_ids=position_ids, **kwargs)
+
+    return _with_forward("llama", forward)
+
+
+def hooked(model: Any) -> Any:
+    """The model with a hook on its first layer that does the same."""
+
+    def hook(layer: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        positions = kwargs.get("position_ids")
+        positions = torch.arange(args[0].shape[1])[None] if positions is None else positions
+        return (args[0] + _from_before(args[0], positions), *args[1:]), kwargs
+
+    model.model.layers[0].register_forward_pre_hook(hook, with_kwargs=True)
+    return model
+
+
 SERVED = {"handed on": handed_on, "scaled loss": scaled_loss, "replaced layer": replaced_layer}
-REFUSED = {"tokens of before": shifted_tokens, "own loss": loss_of_a_row, "own positions": other_positions}
+REFUSED = {
+    "tokens of before": shifted_tokens,
+    "tokens of before, in training": shifted_in_training,
+    "hook": lambda: hooked(model_of("llama")),
+    "own loss": loss_of_a_row,
+    "own positions": other_positions,
+}

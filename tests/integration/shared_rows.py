@@ -230,6 +230,26 @@ def _unproven() -> dict[str, float]:
     return found
 
 
+def _audited_after_a_hooked_one() -> float:
+    """What a twin has said of a model with hooks is not kept for one without them."""
+    _refused_own_code(lambda: own_code.hooked(model_of("llama")))
+    model, plain = model_of("llama"), model_of("llama")
+    autopack.enable(model, sequence_parallel=dist.group.WORLD, verify="always")
+    texts, batch = rows_of(model.config)
+    return without_zeros(shared(model, batch), run_alone(plain, texts))
+
+
+def _hooked_later() -> None:
+    """A hook that comes before rows of which no part says that it holds several documents."""
+    model = model_of("llama")
+    autopack.enable(model, sequence_parallel=dist.group.WORLD)
+    _, batch = rows_of(model.config, ((24,),))
+    part = autopack.packing.shard_rows(batch, dist.get_rank(), dist.get_world_size())
+    model(**part)
+    own_code.hooked(model)
+    model(**part)
+
+
 def _refused_own_code(make: Callable[[], Any]) -> str:
     def call() -> None:
         model = make()
@@ -310,6 +330,7 @@ def all_findings(rank: int, _: Path) -> dict[str, Any]:
     found["exact evaluated"] = _evaluated()
     found["exact adapted"] = _adapted()
     found |= _unproven()
+    found["exact audited after a hooked one"] = _audited_after_a_hooked_one()
     found["exact layouts"] = _random_layouts()
     found["exact alone"] = _trained_beside_data_parallel()
     found |= {f"deepspeed {order}": _by_deepspeed(order) for order in ("before", "after", "stock")}
@@ -337,6 +358,7 @@ def _refusals() -> Any:
     yield "last logits", _refused("llama", lambda part: part.update(logits_to_keep=1))
     for name, make in own_code.REFUSED.items():
         yield name, _refused_own_code(make)
+    yield "hook later", _error_of(_hooked_later)
     yield "pooler", _error_of(_pooled)
     yield "pickled", _error_of(_pickled)
     yield "otherwise", _error_of(_otherwise_enabled)

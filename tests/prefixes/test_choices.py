@@ -9,13 +9,13 @@ import threading
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
-from transformers import LlamaForCausalLM, LlamaModel
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers import LlamaForCausalLM
 
 import autopack
 from autopack import tiny
 from tests.support.padded import FLOAT32, GRADIENT, build, logit_error, loss_error, model_gradient_error, twins
 from tests.support.prefixes import group, loss_of_logits, padded, tree
+from tests.support.shifting import Shifting, ShiftingInTraining, ShiftingLayer
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
@@ -310,9 +310,9 @@ class TestHowever:
     @pytest.mark.parametrize("where", ["the class", "a layer that was replaced"])
     def test_code_that_reads_where_positions_go_on(self, where):
         """It keeps documents apart, so packed rows are exact, and takes a rest for a document of its own."""
-        stock = (_Shifting if where == "the class" else LlamaForCausalLM)(tiny.config("llama")).eval()
+        stock = (Shifting if where == "the class" else LlamaForCausalLM)(tiny.config("llama")).eval()
         if where != "the class":
-            layer = _ShiftingLayer(stock.config, 0).eval()
+            layer = ShiftingLayer(stock.config, 0).eval()
             layer.load_state_dict(stock.model.layers[0].state_dict())
             stock.model.layers[0] = layer
         model = copy.deepcopy(stock)
@@ -323,6 +323,14 @@ class TestHowever:
                 assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
             assert _shared(handle) == 0
             assert "no twin of it tells" in repr(handle) or "its twin gives another" in repr(handle)
+
+    def test_code_that_does_so_in_training_alone(self):
+        stock = ShiftingInTraining(tiny.config("llama", attention_dropout=0.0)).train()
+        model = copy.deepcopy(stock)
+        with autopack.enable(model, unpad="always"):
+            batch = padded(tree())
+            expected, found = (_scored(each, batch).logits for each in (stock, model))
+            assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
 
     def test_checkpointing_that_a_trainer_turns_off_and_on(self, pair):
         """TRL does so in every step: the model is not looked at anew, and nothing is asked again."""
@@ -352,35 +360,3 @@ class TestHowever:
                 output.loss.backward()
             assert loss_error(found.loss, expected.loss) < FLOAT32
             assert model_gradient_error(model, stock) < GRADIENT
-
-
-def _shifted(states, position_ids):
-    """States with some of the token before, where positions go on by one."""
-    goes_on = (position_ids - torch.roll(position_ids, 1, -1)) == 1
-    goes_on[:, 0] = False
-    return states + 0.3 * torch.roll(states, 1, 1) * goes_on[..., None]
-
-
-class _ShiftingLayer(LlamaDecoderLayer):
-    def forward(self, hidden_states, *args, position_ids=None, **kwargs):
-        hidden_states = _shifted(hidden_states, position_ids)
-        return super().forward(hidden_states, *args, position_ids=position_ids, **kwargs)
-
-
-class _ShiftingModel(LlamaModel):
-    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
-        output = super().forward(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs
-        )
-        states = output.last_hidden_state
-        if position_ids is None:
-            position_ids = torch.arange(states.shape[1])[None]
-        output.last_hidden_state = _shifted(states, position_ids)
-        return output
-
-
-class _Shifting(LlamaForCausalLM):
-    def __init__(self, config):
-        super().__init__(config)
-        self.model = _ShiftingModel(config)
-        self.post_init()
