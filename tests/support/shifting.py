@@ -1,4 +1,4 @@
-"""Models that mix each token into the next one of its document: exact in packed rows, not where beginnings are shared."""
+"""Models that mix each token into the next one of its document: exact in packed rows, not with shared beginnings."""
 
 import torch
 from transformers import LlamaForCausalLM, LlamaModel
