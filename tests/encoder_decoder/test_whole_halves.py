@@ -146,10 +146,20 @@ def test_it_generates_as_before_and_is_left_as_it_was(model_type):
 def test_any_lengths(lengths, model_type, seed):
     pairs = Pairs.draw(*(tuple(each) for each in zip(*lengths, strict=True)), seed=seed)
     model = build(model_type)
-    alone = Alone.run(model, pairs)
+    alone, forms = Alone.run(model, pairs), set(FORMS[model_type])
+    if len(lengths) == 2 and "padded" not in forms:  # two rows of one document each: a padded batch, left to stock
+        forms.remove("two_rows")
+        _is_stocks(model, pairs.two_rows())
     with autopack.enable(model):
-        for form in FORMS[model_type]:
+        for form in sorted(forms):
             alone.check(pairs, form, model(**getattr(pairs, form)()), model)
+
+
+def _is_stocks(model, batch):
+    with torch.no_grad():
+        wanted = model(**batch).logits
+        with autopack.enable(model):
+            assert torch.equal(model(**batch).logits, wanted)
 
 
 def test_what_packed_rows_have_of_the_streams_of_ngrams():
