@@ -156,7 +156,8 @@ class Way:
     before it, which no mask takes out, `counts` that it counts columns, those of padding too, `reads_padding` that what
     stands in padding changes what it gives to tokens, `numbers_itself` that a document is to be run without positions
     that count it from 0, `in_parts` that ranks that have a part of each row can put together what it takes.
-    `whole_model_reason`: why nothing less than the whole model can be run on documents, where that is so. Of a decoder:
+    `whole_model_reason`: why nothing less than the whole model can be run on documents, where that is so; `heeds_masks`
+    that such a model, with a head of one result per row, gives rows of a padded batch what they get alone. Of decoders:
     `reads_encoder_tokens` says that its model gives it the encoder's tokens, and not those of the labels, where it gets
     none, `masks_without_cache` that its model hides later tokens where it is to fill no cache, and only there;
     `leaves_out` are parts of its model's output that packed calls return none of. `words` and `work` tell readers its
@@ -170,6 +171,7 @@ class Way:
     reads_padding: bool = False
     numbers_itself: bool = False
     whole_model_reason: str | None = None
+    heeds_masks: bool = False
     leaves_out: tuple[str, ...] = ()
     reads_encoder_tokens: bool = False
     masks_without_cache: bool = False

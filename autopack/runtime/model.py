@@ -83,6 +83,8 @@ class Traits:
     """Whether it scores every pair of tokens of a row in code of its own."""
     whole_model_reason: str | None
     """Why each document is run through the whole model by itself, where that is so."""
+    heeds_masks: bool
+    """Whether such documents may be the rows of a padded batch, where a head gives one result per row."""
     leaves_out: frozenset[str]
     """Parts of an encoder-decoder's output that packed rows have none of."""
     reads_encoder_tokens: bool
@@ -128,6 +130,7 @@ class Traits:
             family=family.name,
             dense=anatomy.model_type in family.dense_types,
             whole_model_reason=next((way.whole_model_reason for way in ways if way.whole_model_reason), None),
+            heeds_masks=any(way.heeds_masks for way in ways),
             leaves_out=frozenset(name for way in ways for name in way.leaves_out),
             reads_encoder_tokens=any(way.reads_encoder_tokens for way in ways),
             masks_without_cache=any(way.masks_without_cache for way in ways),

@@ -115,7 +115,7 @@ def test_second_experts_that_are_drawn_are_refused(policy):
 
 
 def test_by_default_packed_rows_take_labels_and_no_losses_of_routers():
-    """The plain call: what a proof finds refused where routers are asked for their losses is no reason to refuse labels."""
+    """The plain call: that routers are refused their losses, as a proof finds, is no reason to refuse labels."""
     pairs, model = Pairs.draw(), build().train()
     alone = Alone.run(model, pairs)
     autopack.enable(model)
