@@ -229,7 +229,8 @@ _ABOUT_IMAGES = (
     "type allows; gradients include those of the vision tower, and other text or pixels of one document leave the "
     "others as they were. `refused`: packed calls with pixels raise. `none`: its class is one of text alone. Types "
     "that take videos have been run with them too. Norms over a batch (Emu3, FastVLM) stay in evaluation; while they "
-    "train, packed calls with pixels raise. `-` before the second result: transformers cannot run the type without images."
+    "train, packed calls with pixels raise. `-` before the second result: transformers cannot run the type without "
+    "images."
 )
 
 

@@ -12,6 +12,7 @@ from autopack.calls.encoder_decoder.pairs import PairAsRows, PairCall
 from autopack.calls.entry import Entry, Kind
 from autopack.calls.generation import generates
 from autopack.calls.heads import documents, per_row_outputs
+from autopack.calls.model_positions import positions_of_rows
 from autopack.calls.packed import Packed
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
 from autopack.calls.plan import Deferred, LookedAt, MaskedApart, Plan, Untouched
@@ -43,6 +44,15 @@ def choose(call: Call) -> Plan:
     """What becomes of a call of a model with one kind of tokens."""
     if generates(call.model):
         return Untouched(call.model, _GENERATES)
+    plan = _choose(call)
+    if plan.arguments is None and call.model.traits.counts_images and call.outer is None:
+        positions = positions_of_rows([call.module, *call.entry.inner], call.arguments)
+        if positions is not None:
+            plan.arguments = {**call.arguments, "position_ids": positions}
+    return plan
+
+
+def _choose(call: Call) -> Plan:
     rows = rows_shared_by(call)
     if rows is not None:
         return SharedRows(call, rows)

@@ -40,7 +40,9 @@ class Packed(Plan):
         self.volume = Volume.of_layout(layout)
         arguments = without_what_packing_drops(call, call.arguments)
         if call.entry.uses_positions:
-            computed = positions_of_documents([call.module, *call.entry.inner], call.arguments, layout)
+            computed = positions_of_documents(
+                [call.module, *call.entry.inner], call.arguments, layout, call.model.traits.counts_images
+            )
             if computed is not None:
                 arguments["position_ids"] = computed
             else:

@@ -56,7 +56,7 @@ def test_documents_with_images_get_what_they_get_alone(model_type):
     ],
 )
 def test_images_in_forms_of_their_own(model_type):
-    """A projection that attends, a mask of images, one row of patches, encoders, lists of sizes, numbers of patches, norms."""
+    """A projection that attends, a mask of images, one row of patches, encoders, sizes, numbers of patches, norms."""
     stock, model = twins_with_images(model_type, attn_implementation="eager")
     with autopack.enable(model, verify="never"):
         hold(compare(model, stock))

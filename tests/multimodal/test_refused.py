@@ -125,7 +125,6 @@ class TestNumbersOfPatches:
 REFUSED = {
     ("mllama", "pixel_values"): "attends to them across",
     ("mllama", "cross_attention_states"): "attends to them across",
-    ("hunyuan_vl", "pixel_values"): "number the images",
     ("llava_next_video", "pixel_values_videos"): "with videos",
     ("gemma3n", "input_features"): "with sounds",
     ("qwen2_5_omni_thinker", "input_features"): "with sounds",
