@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from autopack.calls import refusals
+from autopack.calls import image_masks, refusals
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder.pairs import PairAsRows, PairCall
 from autopack.calls.entry import Entry, Kind
@@ -45,11 +46,20 @@ def choose(call: Call) -> Plan:
     if generates(call.model):
         return Untouched(call.model, _GENERATES)
     plan = _choose(call)
-    if plan.arguments is None and call.model.traits.counts_images and call.outer is None:
+    if plan.scope.layout is None and call.outer is None:
+        _keep_images_to_rows(call, plan)
+    return plan
+
+
+def _keep_images_to_rows(call: Call, plan: Plan) -> None:
+    """Give each row of a batch what it gets alone, where upstream's images are a matter of all rows."""
+    if call.model.traits.counts_images and plan.arguments is None:
         positions = positions_of_rows([call.module, *call.entry.inner], call.arguments)
         if positions is not None:
             plan.arguments = {**call.arguments, "position_ids": positions}
-    return plan
+    seen = image_masks.of_batch(call)
+    if seen is not None:
+        plan.scope = replace(plan.scope, images=seen)
 
 
 def _choose(call: Call) -> Plan:

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.auditing.auditor import TOLERANCE
+from autopack.auditing.cases import empty_images
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.report import LeakReport
 from autopack.inspection.heads import row_head
@@ -33,7 +34,8 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
         try:
             with left_as_found(module), stock(enabled), torch.no_grad():
                 if takes_tokens(module):
-                    module(input_ids=token.to(device_of(module)))
+                    token = token.to(device_of(module))
+                    module(input_ids=token, **empty_images(module)(token))
                     return module
         except Exception as error:
             # An encoder-decoder wants tokens for both halves: that is what the audit knows how to give.
