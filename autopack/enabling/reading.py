@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import torch
@@ -18,6 +19,7 @@ from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock
 from autopack.trust.recorded import why_not_recorded
 
+_IMAGES = "pixel_values|flattened_patches"
 LENGTHS = (7, 11, 5)
 """Of the documents of an audit: one has neighbours on both sides, and two have another one between them.
 
@@ -40,7 +42,7 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
         except Exception as error:
             # An encoder-decoder wants tokens for both halves: that is what the audit knows how to give.
             misses_tokens = isinstance(error, TypeError) and "input_ids" in str(error)
-            misses_images = isinstance(error, TypeError | ValueError) and "pixel_values" in str(error)
+            misses_images = isinstance(error, TypeError | ValueError) and re.search(_IMAGES, str(error))
             if not (misses_tokens or misses_images):
                 return module
     return nested[-1]

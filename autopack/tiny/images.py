@@ -50,6 +50,7 @@ FORMS = {
     "patches": "(images, patches, channels * pixels), and where each patch lies",
     "flat patches": "(1, patches, channels * pixels), of all images",
     "flattened patches": "(images, patches, row and column and channels * pixels); a mask tells the placeholders",
+    "flattened patches, masked": "the same, and which patches are none of padding",
     "numbered patches": "(crops, patches, channels * pixels), and which of all are pooled for each placeholder",
     "spatial patches": "the same, and how many patches lie side by side",
 }
@@ -79,7 +80,12 @@ class Document:
     """Which of its images each token sees, (1, tokens, images, ...), where text attends to them across."""
 
     def __len__(self) -> int:
-        return self.tokens.get("decoder_input_ids", self.tokens["input_ids"]).shape[1]
+        return self.predicted.shape[1]
+
+    @property
+    def predicted(self) -> torch.Tensor:
+        """The tokens that the model predicts, (1, tokens)."""
+        return self.tokens["decoder_input_ids" if "decoder_input_ids" in self.tokens else "input_ids"]
 
 
 def form_of(model: PreTrainedModel) -> str | None:
@@ -100,6 +106,9 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     """
     generator = torch.Generator().manual_seed(seed)
     config = model.config
+    if config.is_encoder_decoder and needs_images(model):  # its encoder takes no tokens, and one image
+        tokens_of_decoder = tokens(config, 1, 3 + seed % 4, seed=seed * 100 + len(parts))
+        return Document({"decoder_input_ids": tokens_of_decoder}, (_picture(model, seed, generator),))
     found: list[torch.Tensor] = []
     pictures: list[dict[str, Any]] = []
     fields = ("image_token_id", "image_token_index", "video_token_index" if form_of(model) == _FRAMES else "")
@@ -327,13 +336,14 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         }
     if form == "flat patches":
         return {"pixel_values": pixels(1, 2 + number % 2, channels * patch**2)}
-    if form == "flattened patches":
+    if form in ("flattened patches", "flattened patches, masked"):
         high, wide = _SIDE, _SIDE + number % 2
         # zeros are padding
         flat = torch.zeros(1, _SIDE * (_SIDE + 1), 2 + vision.patch_embed_hidden_size, dtype=dtype)
         where = 1 + torch.cartesian_prod(torch.arange(high), torch.arange(wide))
         flat[:, : high * wide] = torch.cat([where[None], pixels(1, high * wide, vision.patch_embed_hidden_size)], dim=2)
-        return {"flattened_patches": flat}
+        mask = {} if form == "flattened patches" else {"attention_mask": (flat.sum(dim=-1) != 0).long()}
+        return {"flattened_patches": flat, **mask}
     if form == "numbered patches":
         crops, (high, wide) = 2 + number % 2, (side // patch for side in vision.image_size)
         windows = torch.arange(high * wide).reshape(high // 2, 2, wide // 2, 2).transpose(1, 2).reshape(-1, 4)
