@@ -68,7 +68,9 @@ class Family:
     `dense_types` score every pair of tokens of a row in code of their own: a row costs the square of its length.
     `media_types` map a kind of media ("image", "video", "sound", "protein") to those model types that a run of the leak
     test has covered with it in the documents; with other media, packed rows are refused. `why_no_media` says by model
-    type why none has, where that is known.
+    type why none has, where that is known. `counts_images` are types whose models number the images of a batch over
+    all its rows, so that each row has to be numbered by itself. `image_mask` is the argument by which text attends to
+    images across, (rows, columns, images, ...).
     `wrong_media` says why the media among these arguments of a packed call are not those of its documents, or None.
     `refused_arguments` are those that no call may bring with packed rows, with the reason.
     `refusal` says why a config cannot be served, or None; `refused_types` are model types that cannot be served at all,
@@ -89,6 +91,8 @@ class Family:
     dense_types: frozenset[str] = frozenset()
     media_types: Mapping[str, frozenset[str]] = field(default_factory=dict)
     why_no_media: Mapping[str, str] = field(default_factory=dict)
+    counts_images: frozenset[str] = frozenset()
+    image_mask: str | None = None
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None = None
     refused_arguments: Mapping[str, str] = field(default_factory=dict)
     refusal: Callable[[Any], str | None] | None = None

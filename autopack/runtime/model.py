@@ -115,6 +115,10 @@ class Traits:
     """Kinds of media that a run of the leak test has covered in its documents."""
     why_no_media: str | None
     """Why no run has covered other media, where that is known."""
+    counts_images: bool
+    """Whether it numbers the images of a batch over all its rows."""
+    image_mask: str | None
+    """The argument that says which tokens see which images, where text attends to images across."""
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None
     """Why the media of a packed call are not those of its documents, where its family can tell."""
 
@@ -147,6 +151,8 @@ class Traits:
             mixing_weights=_share_of_mixers(anatomy),
             media=media,
             why_no_media=family.why_no_media.get(anatomy.model_type),
+            counts_images=anatomy.model_type in family.counts_images,
+            image_mask=family.image_mask,
             wrong_media=family.wrong_media,
         )
 
