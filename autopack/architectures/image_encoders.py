@@ -17,13 +17,12 @@ _TYPES = frozenset("pix2struct pp_formulanet vision-encoder-decoder".split())
 
 FAMILY = Family(
     name="image_encoders",
-    model_types=_TYPES,
+    model_types=_TYPES - {"vision-encoder-decoder"},  # it is served as its decoder is
     how="the encoder as it is, an image for each document; attention document by document in the decoder, and across",
     mixers={
         "Pix2StructTextAttention": RELATIVE,
         "PPFormulaNetLearnedPositionalEmbedding": _OfInputIds(),
     },
-    refused_arguments={"input_ids": "its decoder's tokens are shifted over the row; pass decoder_input_ids"},
     media_types={"image": _TYPES},
     tiny=Tiny(
         configs={

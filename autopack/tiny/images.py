@@ -342,8 +342,8 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         flat = torch.zeros(1, _SIDE * (_SIDE + 1), 2 + vision.patch_embed_hidden_size, dtype=dtype)
         where = 1 + torch.cartesian_prod(torch.arange(high), torch.arange(wide))
         flat[:, : high * wide] = torch.cat([where[None], pixels(1, high * wide, vision.patch_embed_hidden_size)], dim=2)
-        mask = {} if form == "flattened patches" else {"attention_mask": (flat.sum(dim=-1) != 0).long()}
-        return {"flattened_patches": flat, **mask}
+        more = {} if form == "flattened patches" else {"attention_mask": (flat.sum(dim=-1) != 0).long()}
+        return {"flattened_patches": flat, **more}
     if form == "numbered patches":
         crops, (high, wide) = 2 + number % 2, (side // patch for side in vision.image_size)
         windows = torch.arange(high * wide).reshape(high // 2, 2, wide // 2, 2).transpose(1, 2).reshape(-1, 4)
