@@ -7,8 +7,7 @@ of image tokens that see each other and prefixes that do are rules over tokens, 
 towers keep their images apart by themselves, and so does Kosmos-2.5's projection, which attends within each image.
 Emu3's tokenizer of images does so in evaluation alone (`BatchNorm3d`); while it trains, packed calls with images raise.
 
-A run of the leak test has covered images and videos (`python -m compat.exactness --task image-text-to-text`); sounds
-have not been run, so they are refused.
+A run of the leak test has covered images, videos and sounds (`python -m compat.exactness --task image-text-to-text`).
 """
 
 from typing import Any
@@ -161,6 +160,7 @@ FAMILY = Family(
     media_types={
         "image": frozenset(" ".join(_IMAGES.values()).split()),
         "video": frozenset(_VIDEO_TYPES.split()),
+        "sound": frozenset("dots3_note muse_spark qwen2_5_omni_thinker qwen3_omni_moe_thinker".split()),
     },
     why_no_media=_WHY_NOT,
     tiny=Tiny(

@@ -128,8 +128,7 @@ REFUSED = {
     ("hunyuan_vl", "pixel_values"): "number the images",
     ("fast_vlm", "pixel_values"): "with images: its tower .FastViT of timm. normalizes over all",
     ("llava_next_video", "pixel_values_videos"): "with videos",
-    ("gemma3n", "input_features"): "with sounds",
-    ("qwen2_5_omni_thinker", "input_features"): "with sounds",
+    ("llava", "input_features"): "with sounds",
 }
 
 
