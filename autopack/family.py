@@ -37,6 +37,10 @@ class Tiny:
     """Types, with further fields, that stand in for parts that need a package beside transformers."""
     images: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The types that take images, by the form in which they do (`autopack.tiny.images.FORMS`)."""
+    sounds: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The types that take sounds, by the form in which they do (`autopack.tiny.sounds.FORMS`)."""
+    with_sounds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Fields of the configuration of types that have an encoder of sounds only where it is asked for."""
     needs_images: frozenset[str] = frozenset()
     """Types that transformers cannot run without an image: each document has to have one."""
     not_alone: frozenset[str] = frozenset()
@@ -72,6 +76,8 @@ class Family:
     all its rows, so that each row has to be numbered by itself. `image_mask` is the argument by which text attends to
     images across, (rows, columns, images, ...).
     `wrong_media` says why the media among these arguments of a packed call are not those of its documents, or None.
+    `sounds_together` says by model type, from the configuration, the arguments of a packed call and its layout, why one
+    of its sounds would change what another gives, or None; it may name types of other families.
     `refused_arguments` are those that no call may bring with packed rows, with the reason.
     `refusal` says why a config cannot be served, or None; `refused_types` are model types that cannot be served at all,
     with the reason.
@@ -94,6 +100,9 @@ class Family:
     counts_images: frozenset[str] = frozenset()
     image_mask: str | None = None
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None = None
+    sounds_together: Mapping[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None]] = field(
+        default_factory=dict
+    )
     refused_arguments: Mapping[str, str] = field(default_factory=dict)
     refusal: Callable[[Any], str | None] | None = None
     refused_types: Mapping[str, str] = field(default_factory=dict)

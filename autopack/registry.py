@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -20,6 +21,7 @@ from autopack.inspection import modules, source
 from autopack.inspection.configs import text_config
 from autopack.inspection.parameters import parameters_of
 from autopack.inspection.positions import Numbering
+from autopack.layout.packed import PackedLayout
 from autopack.mixers import RESTARTING, Alone, CountingRows
 
 __all__ = ["Family", "families", "register"]
@@ -161,6 +163,11 @@ def _without_cross_attention(model: PreTrainedModel, mixing: list[nn.Module]) ->
 def media_of(model_type: str) -> frozenset[str]:
     """The kinds of media that a run of the leak test has covered in the documents of this type."""
     return frozenset(kind for f in families() for kind, types in f.media_types.items() if model_type in types)
+
+
+def sounds_together_of(model_type: str) -> Callable[[Any, Mapping[str, Any], PackedLayout], str | None] | None:
+    """What says of the sounds of a packed call of this type that one would change what another gives, if anything."""
+    return next((f.sounds_together[model_type] for f in families() if model_type in f.sounds_together), None)
 
 
 def numbering_of(config: Any) -> Numbering:

@@ -185,6 +185,26 @@ def pictures() -> dict[str, Any]:
     }
 
 
+def recordings() -> dict[str, Any]:
+    """A row of two documents with a sound each, of one length."""
+    from autopack.tiny import images, sounds
+    from tests.multimodal.test_sounds import with_sounds
+
+    model = with_sounds("qwen3_asr")
+    documents = [sounds.document(model, (4, "sound", 3), seed=seed, alike=True) for seed in range(2)]
+    ids = images.row(model, documents)["input_ids"]
+    return {
+        "autopack": autopack,
+        "torch": torch,
+        "model": model,
+        "ids": ids,
+        "positions": positions([len(document) for document in documents]),
+        "features": [document.images[0]["input_features"] for document in documents],
+        "masks": [document.images[0]["input_features_mask"] for document in documents],
+        "labels": ids.masked_fill(ids == model.config.audio_token_id, -100),
+    }
+
+
 def halves() -> dict[str, Any]:
     """An encoder-decoder, which the page takes for enabled, and the row that its comments show."""
     model = tiny.build("t5", task="seq2seq")
@@ -241,6 +261,7 @@ PAGES = {
     ),
     "heads.md": Page(classifier, needs=("accelerate",)),
     "multimodal.md": Page(pictures, holds=lambda names: names["batch"]["image_grid_thw"].shape[1] == 3, needs=("PIL",)),
+    "speech.md": Page(recordings),
     "encoder_decoder.md": Page(halves),
     "how_to/trainer.md": Page(folders, QUIET, lambda names: names["trainer"].state.global_step == 2, ("accelerate",)),
     "how_to/trl.md": Page(folders, TRL, lambda names: names["trainer"].state.global_step == 2, ("trl",)),

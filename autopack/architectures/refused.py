@@ -12,6 +12,8 @@ _REASONS = {
     "its decoder attends to its encoder's cache of the whole row, and refines one canvas per row": "diffusion_gemma",
     "it takes a state and plans actions once per row, over the cache of the whole row": "pi0",
     "it has no forward of its own over its thinker and talker; enable `model.thinker`": "qwen2_5_omni qwen3_omni_moe",
+    "it adds the frames of a row's sound to the tokens of the row one by one (VoxtralRealtimeModel.forward), and its "
+    "encoder reads them as one stream": "voxtral_realtime",
 }
 
 FAMILY = Family(

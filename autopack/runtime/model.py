@@ -23,6 +23,7 @@ from autopack.inspection.parameters import parameters_of
 from autopack.inspection.parts import Anatomy
 from autopack.inspection.positions import Numbering
 from autopack.inspection.sharding import Group
+from autopack.layout.packed import PackedLayout
 from autopack.patching import SiteLease
 from autopack.runtime.padding_read import PaddingRead
 from autopack.runtime.row_group import RowGroup
@@ -121,6 +122,8 @@ class Traits:
     """The argument that says which tokens see which images, where text attends to images across."""
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None
     """Why the media of a packed call are not those of its documents, where its family can tell."""
+    sounds_together: Callable[[Any, Mapping[str, Any], PackedLayout], str | None] | None = None
+    """Why one sound of a packed call would change what another gives, where that can be."""
 
     @classmethod
     def of(cls, family: Family, anatomy: Anatomy, numbering: Numbering, media: frozenset[str]) -> Traits:
