@@ -1,10 +1,10 @@
 """Programs of test_kills.py: a job of an array and a driver of Ray that stop somewhere for whoever kills them.
 
     python -m tests.packing.killed job SHARD COUNT FOLDER [STAGE]
-    python -m tests.packing.killed ray COUNT FOLDER [STAGE]
+    python -m tests.packing.killed ray PLAN COUNT FOLDER [STAGE]
 
-At a stage a process writes its number to `FOLDER/../at-NAME` and goes on when `FOLDER/../go` is there. A worker of Ray
-stops once alone: it is run again.
+At a stage a process writes its number to `FOLDER/../at-NAME` and goes on when `FOLDER/../go` is there. What is run
+again does not stop.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def job(shard: int, count: int, folder: str) -> None:
         autopack.packing.pack_shards(dataset, MAX_LENGTH, folder, num_shards=count, shard=shard)
 
 
-def drive(count: int, folder: str) -> None:
+def drive(plan: Any, count: int, folder: str) -> None:
     """A program that packs with two workers of Ray."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import datasets
@@ -81,7 +81,7 @@ def drive(count: int, folder: str) -> None:
     table = datasets.load_from_disk(Path(folder).parent / "corpus").data.table.combine_chunks()
     half = table.num_rows // 2
     data = ray.data.from_arrow([table.slice(0, half), table.slice(half)])
-    autopack.packing.pack_shards(data, MAX_LENGTH, folder, num_shards=count)
+    autopack.packing.pack_shards(data, MAX_LENGTH, folder, plan=plan, num_shards=count)
     ray.shutdown()
 
 
@@ -89,14 +89,13 @@ def main(kind: str, *arguments: str) -> None:
     """Run a program, its folder one that stops where a stage is named."""
     from autopack.packing import parts
 
-    wanted = 3 if kind == "job" else 2
-    if len(arguments) > wanted:
-        parts.Folder = stopping(arguments[wanted])  # type: ignore[misc]
+    if len(arguments) > 3:
+        parts.Folder = stopping(arguments[3])  # type: ignore[misc]
     parts.BLOCK = 4 * MAX_LENGTH  # a few rows at a time, so that a file has a middle
     if kind == "job":
         job(int(arguments[0]), int(arguments[1]), arguments[2])
     else:
-        drive(int(arguments[0]), arguments[1])
+        drive(arguments[0], int(arguments[1]), arguments[2])
 
 
 if __name__ == "__main__":

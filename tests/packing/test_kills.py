@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import autopack
@@ -184,12 +186,26 @@ def test_jobs_are_killed_wherever_they_are(corpus, start, tmp_path):
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
 
 
+@pytest.fixture
+def of_ray(corpus, start, tmp_path) -> Callable[[str], list[Path]]:
+    """The files that Ray writes when nobody disturbs it."""
+
+    def run(plan: str) -> list[Path]:
+        folder = tmp_path / "alone" / "rows"
+        folder.parent.mkdir()
+        shutil.copytree(tmp_path / "corpus", folder.parent / "corpus")
+        finish(start("ray", plan, COUNT, folder))
+        return [Path(file) for file in autopack.packing.shard_files(folder)]
+
+    return run
+
+
 @needs_ray
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_worker_of_ray_is_killed(stage, corpus, start, tmp_path):
+def test_a_worker_of_ray_is_killed(stage, corpus, start, of_ray, tmp_path):
     folder = tmp_path / "rows"
-    driver = start("ray", COUNT, folder, stage)
+    driver = start("ray", "all", COUNT, folder, stage)
     for number in range(2):  # two shards, each at whichever worker has it
         until(lambda number=number: len(list(tmp_path.glob("at-*"))) > number, driver)
         flag = sorted(tmp_path.glob("at-*"), key=lambda path: path.stat().st_mtime)[number]
@@ -197,24 +213,38 @@ def test_a_worker_of_ray_is_killed(stage, corpus, start, tmp_path):
     (tmp_path / "go").touch()
     finish(driver)
     check(folder, corpus)
-    assert bytes_of(folder) == undisturbed(corpus, tmp_path / "alone")
+    assert bytes_of(folder) == {file.name: file.read_bytes() for file in of_ray("all")}
 
 
 @needs_ray
 @pytest.mark.exhaustive
-def test_the_program_of_ray_is_killed_and_begins_anew(corpus, start, tmp_path):
+def test_a_worker_of_ray_that_plans_its_shard_is_killed(corpus, start, of_ray, tmp_path):
     folder = tmp_path / "rows"
-    driver = start("ray", COUNT, folder, "named")
+    driver = start("ray", "shard", COUNT, folder, "within")
+    until((tmp_path / "at-None").exists, driver)  # it has no name until all are there
+    assert not [name for name in os.listdir(folder) if not name.startswith(".")]
+    os.kill(pid_at(tmp_path / "at-None"), signal.SIGKILL)
+    finish(driver)
+    files = [Path(file) for file in autopack.packing.shard_files(folder)]
+    tokens = [token for file in files for row in pq.read_table(file)["input_ids"].to_pylist() for token in row]
+    assert sorted(tokens) == sorted(token for document in corpus["input_ids"] for token in document)
+    alone = of_ray("shard")
+    assert [pq.read_table(file).to_pylist() for file in files] == [pq.read_table(file).to_pylist() for file in alone]
+
+
+@needs_ray
+@pytest.mark.exhaustive
+def test_the_program_of_ray_is_killed_and_begins_anew(corpus, start, of_ray, tmp_path):
+    folder = tmp_path / "rows"
+    driver = start("ray", "all", COUNT, folder, "named")
     until(lambda: list(tmp_path.glob("at-*")), driver)
-    os.kill(driver.pid, signal.SIGKILL)
-    driver.wait()
+    kill(driver)
     workers = [pid_at(flag) for flag in tmp_path.glob("at-*")]
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))  # they end with it
     with pytest.raises(InvalidPacking, match="shards are missing"):
         autopack.packing.shard_files(folder)
-    again = start("ray", COUNT, folder)
-    assert again.wait(PATIENCE) == 1
+    assert start("ray", "all", COUNT, folder).wait(PATIENCE) == 1
     assert "in it; wanted a new folder, or an empty one" in (tmp_path / "said-1").read_text()
-    finish(start("ray", COUNT, tmp_path / "new"))
+    finish(start("ray", "all", COUNT, tmp_path / "new"))
     check(tmp_path / "new", corpus)
-    assert bytes_of(tmp_path / "new") == undisturbed(corpus, tmp_path / "alone")
+    assert bytes_of(tmp_path / "new") == {file.name: file.read_bytes() for file in of_ray("all")}
