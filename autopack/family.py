@@ -80,7 +80,7 @@ class Family:
     of its sounds would change what another gives, or None; it may name types of other families.
     `refused_arguments` are those that no call may bring with packed rows, with the reason.
     `refusal` says why a config cannot be served, or None; `refused_types` are model types that cannot be served at all,
-    with the reason.
+    `refused_classes` classes of its types and what inherits from them, each with the reason.
     `tiny` says how tiny models of its types are built. It and `numbering` may name types that no family serves.
     """
 
@@ -106,6 +106,7 @@ class Family:
     refused_arguments: Mapping[str, str] = field(default_factory=dict)
     refusal: Callable[[Any], str | None] | None = None
     refused_types: Mapping[str, str] = field(default_factory=dict)
+    refused_classes: Mapping[str, str] = field(default_factory=dict)
     tiny: Tiny = Tiny()
 
     def way_of(self, module: torch.nn.Module) -> Way | None:
