@@ -72,7 +72,9 @@ class Family:
     `dense_types` score every pair of tokens of a row in code of their own: a row costs the square of its length.
     `media_types` map a kind of media ("image", "video", "sound", "protein") to those model types that a run of the leak
     test has covered with it in the documents; with other media, packed rows are refused. `why_no_media` says by model
-    type why none has, where that is known.
+    type why none has, where that is known. `counts_images` are types whose models number the images of a batch over
+    all its rows, so that each row has to be numbered by itself. `image_mask` is the argument by which text attends to
+    images across, (rows, columns, images, ...).
     `wrong_media` says why the media among these arguments of a packed call are not those of its documents, or None.
     `sounds_together` says by model type, from the configuration, the arguments of a packed call and its layout, why one
     of its sounds would change what another gives, or None; it may name types of other families.
@@ -95,6 +97,8 @@ class Family:
     dense_types: frozenset[str] = frozenset()
     media_types: Mapping[str, frozenset[str]] = field(default_factory=dict)
     why_no_media: Mapping[str, str] = field(default_factory=dict)
+    counts_images: frozenset[str] = frozenset()
+    image_mask: str | None = None
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None = None
     sounds_together: Mapping[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None]] = field(
         default_factory=dict
@@ -165,7 +169,8 @@ class Way:
     before it, which no mask takes out, `counts` that it counts columns, those of padding too, `reads_padding` that what
     stands in padding changes what it gives to tokens, `numbers_itself` that a document is to be run without positions
     that count it from 0, `in_parts` that ranks that have a part of each row can put together what it takes.
-    `whole_model_reason`: why nothing less than the whole model can be run on documents, where that is so. Of a decoder:
+    `whole_model_reason`: why nothing less than the whole model can be run on documents, where that is so; `heeds_masks`
+    that such a model, with a head of one result per row, gives rows of a padded batch what they get alone. Of decoders:
     `reads_encoder_tokens` says that its model gives it the encoder's tokens, and not those of the labels, where it gets
     none, `masks_without_cache` that its model hides later tokens where it is to fill no cache, and only there;
     `leaves_out` are parts of its model's output that packed calls return none of. `words` and `work` tell readers its
@@ -179,6 +184,7 @@ class Way:
     reads_padding: bool = False
     numbers_itself: bool = False
     whole_model_reason: str | None = None
+    heeds_masks: bool = False
     leaves_out: tuple[str, ...] = ()
     reads_encoder_tokens: bool = False
     masks_without_cache: bool = False

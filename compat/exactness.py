@@ -35,6 +35,7 @@ from autopack.auditing.fields import of_rows
 from autopack.errors import AutopackError
 from autopack.inspection import releases
 from autopack.inspection.modules import is_pair
+from autopack.tiny.images import needs_images
 from autopack.trust.data import MEASURED
 from compat.old_releases import bind_flash, chosen_when_built, without_hardware_checks
 from compat.standins import flash_standin, flex_standin, float64_throughout, set_implementation
@@ -74,10 +75,16 @@ def measure(
         try:
             # Verification would refuse what this is here to measure.
             handle = autopack.enable(model, verify="never")
-            report = autopack.audit(model, modes=modes, training=training)
         except AutopackError as error:
             return {"status": "refused", "reason": _reason(error)}
-        upstream_error = _upstream_error(model, handle) if not report.exact else None
+        try:
+            report = autopack.audit(model, modes=modes, training=training)
+            upstream_error = _upstream_error(model, handle) if not report.exact else None
+        except AutopackError as error:
+            if not needs_images(model):  # its encoder takes nothing else
+                return {"status": "refused", "reason": _reason(error)}
+            handle.remove()
+            upstream_error = _reason(error)
     if upstream_error is not None:
         return _images_alone(model, backend, task, dtype, upstream_error)
     with stand_in(backend):
@@ -243,9 +250,9 @@ _ABOUT_IMAGES = (
     "document that has none, two that touch with their images, and one with two images of different sizes where the "
     "type allows; gradients include those of the vision tower, and other text or pixels of one document leave the "
     "others as they were. `refused`: packed calls with pixels raise. `none`: its class is one of text alone. Types "
-    "that take videos have been run with them too. Norms over a batch (Emu3) stay in evaluation; while they train, "
-    "packed calls with pixels raise. `-` before the second result: transformers cannot run the type without images. "
-    "Types that take sounds have one result more, as those of speech have in the table of seq2seq."
+    "that take videos have been run with them too. Norms over a batch (Emu3, FastVLM) stay in evaluation; while they "
+    "train, packed calls with pixels raise. `-` before the second result: transformers cannot run the type without "
+    "images. Types that take sounds have one result more, as those of speech have in the table of seq2seq."
 )
 _ABOUT_SOUNDS = (
     "A second result is that of documents with sounds beside text (docs/speech.md), in one row and in two, with a "

@@ -34,7 +34,8 @@ def packed(model: PreTrainedModel, found: Sequence[Sequence[Document]], **others
     encoder-decoder come with masks that number them."""
     if model.config.is_encoder_decoder:
         halves = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
-        masks = {name: torch.cat([numbered(each, tokens) for each in found]) for name, tokens in halves.items()}
+        taken = {name: tokens for name, tokens in halves.items() if tokens in found[0][0].tokens}
+        masks = {name: torch.cat([numbered(each, tokens) for each in found]) for name, tokens in taken.items()}
         return {**images.rows(model, found), **masks, **others}
     first = first_position(model.config)
     where = [torch.cat([torch.arange(first, first + len(d)) for d in each]) for each in found]
@@ -69,8 +70,9 @@ def alone(model: PreTrainedModel, document: Document, **others: Any) -> Any:
     """The output for one document by itself, which the model numbers as it always does."""
     arguments: dict[str, Any] = images.row(model, [document])
     # Every processor gives a mask, and some models compute positions only beside one.
-    mask = torch.ones_like(arguments["input_ids"])
-    return model(**arguments, attention_mask=mask, use_cache=False, **others)
+    if "input_ids" in arguments:
+        arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])
+    return model(**arguments, use_cache=False, **others)
 
 
 def spans(found: Sequence[Sequence[Document]]) -> list[tuple[Document, int, int, int]]:
@@ -86,13 +88,13 @@ def spans(found: Sequence[Sequence[Document]]) -> list[tuple[Document, int, int,
 
 def labels_of(document: Document) -> torch.Tensor:
     """Labels of all tokens but placeholders, which processors mask."""
-    ids = document.tokens.get("decoder_input_ids", document.tokens["input_ids"])
+    ids = document.predicted
     return torch.where(ids < 100, ids, -100)
 
 
 def alone_loss(model: PreTrainedModel, found: Sequence[Sequence[Document]]) -> torch.Tensor:
     """The mean loss over the labels of all documents, each run alone."""
-    skipped = int(shifts_labels(model))
+    skipped = 0 if model.config.is_encoder_decoder else int(shifts_labels(model))
     total: Any = 0.0
     count = 0
     for document, *_ in spans(found):
@@ -117,8 +119,9 @@ def weighted_gradients(model: PreTrainedModel, parts: list[torch.Tensor]) -> lis
 def changed(document: Document, *, image: bool) -> Document:
     """The document with other text, or with other pixels."""
     if not image:
-        ids = document.tokens["input_ids"]
-        return dataclasses.replace(document, tokens={**document.tokens, "input_ids": _other_tokens(ids)})
+        name = "input_ids" if "input_ids" in document.tokens else "decoder_input_ids"
+        others = {**document.tokens, name: _other_tokens(document.tokens[name])}
+        return dataclasses.replace(document, tokens=others)
     pictures = ({name: other_pixels(name, value) for name, value in each.items()} for each in document.images)
     return dataclasses.replace(document, images=tuple(pictures))
 

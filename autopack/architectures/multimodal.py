@@ -5,7 +5,8 @@ features need no care: they are put in the order of the flattened rows, so media
 reach their own. Positions are computed for each document by the model's own function (`calls.model_positions`); blocks
 of image tokens that see each other and prefixes that do are rules over tokens, asked within documents alone. Vision
 towers keep their images apart by themselves, and so does Kosmos-2.5's projection, which attends within each image.
-Emu3's tokenizer of images does so in evaluation alone (`BatchNorm3d`); while it trains, packed calls with images raise.
+Emu3's tokenizer of images does so in evaluation alone (`BatchNorm3d`), and so does FastVLM's tower (FastViT of timm,
+`BatchNorm2d`); while they train, packed calls with images raise.
 
 A run of the leak test has covered images, videos and sounds (`python -m compat.exactness --task image-text-to-text`).
 """
@@ -36,8 +37,8 @@ qwen3_vl qwen3_vl_moe video_llama_3
     "flattened patches": "kosmos-2.5",
     "grid of squares": "kimi_k25 paddleocr_vl",
     "square": """
-aria aya_vision blip-2 chameleon cohere2_vision deepseek_vl internvl janus kosmos-2 llava ovis2 pp_chart2table
-qianfan_ocr shieldgemma2 video_llava vipllava
+aria aya_vision blip-2 chameleon cohere2_vision deepseek_vl fast_vlm internvl janus kosmos-2 llava ovis2
+pp_chart2table qianfan_ocr shieldgemma2 video_llava vipllava
 """,
     "square and instructions": "instructblip",
     "frames and instructions": "instructblipvideo",
@@ -51,10 +52,6 @@ qianfan_ocr shieldgemma2 video_llava vipllava
     "views": "deepseek_ocr2",
     "nested": "idefics2 idefics3 smolvlm",
     "nested, masked": "granite_docling",
-}
-_WHY_NOT = {
-    # `ConvMlp` of every block, and blocks of attention, with inference_mode=True too (timm/models/fastvit.py).
-    "fast_vlm": "its tower (FastViT of timm) normalizes over all images of a call while it trains (BatchNorm2d)"
 }
 
 
@@ -130,9 +127,8 @@ _TINY: dict[str, dict[str, Any]] = {
 # in place of towers of timm
 _SIGLIP = ("siglip_vision_model", {"model_args": {"embed_dim": 64}, "vision_use_head": False})
 _STAND_INS = {
-    "fast_vlm": {
-        "vision_config": ("convnext", {"hidden_size": 64, "hidden_sizes": [32, 64], "depths": [1, 1], "num_stages": 2})
-    },
+    # FastViT has norms over the batch too: `ConvMlp` of its blocks, also with inference_mode=True (timm's fastvit.py)
+    "fast_vlm": {"vision_config": ("resnet", {"hidden_size": 64, "hidden_sizes": [32, 64], "depths": [1, 1]})},
     "perception_lm": {"vision_config": _SIGLIP},
 }
 
@@ -162,7 +158,6 @@ FAMILY = Family(
         "video": frozenset(_VIDEO_TYPES.split()),
         "sound": frozenset("dots3_note muse_spark qwen2_5_omni_thinker qwen3_omni_moe_thinker".split()),
     },
-    why_no_media=_WHY_NOT,
     tiny=Tiny(
         configs=_TINY,
         stand_ins=_STAND_INS,

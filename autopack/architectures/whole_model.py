@@ -23,11 +23,15 @@ _MODELS = {
     "its relative encodings and streams are made for the row": "XLNetLMHeadModel XLNetModel",
     "its attention averages keys over blocks of 32 columns and looks closely at the best blocks of the row": "MraModel",
     "its encoder pools every two columns of the row into one": "FunnelModel FunnelBaseModel",
-    "its latents attend to all tokens of the row": "PerceiverForSequenceClassification",
 }
 
 _REFORMER = OneByOne("its hashes and chunks go over the row", numbers_itself=True)
 """It pads documents to whole chunks by itself, and cannot do so beside positions."""
+
+
+_PERCEIVER = OneByOne("its latents attend to all tokens of the row", heeds_masks=True)
+"""Tokens are read by latents alone, which a mask keeps from padding. Most of its work is that of latents, which are as
+many for short documents as for long ones."""
 
 
 class _Streams(OneByOne):
@@ -108,6 +112,7 @@ FAMILY = Family(
     refusal=_refusal,
     mixers={
         **{name: OneByOne(reason) for reason, names in _MODELS.items() for name in names.split()},
+        "PerceiverForSequenceClassification": _PERCEIVER,
         "ProphetNetDecoder": _Streams(_STREAMS),
         **dict.fromkeys("ReformerModelWithLMHead ReformerForMaskedLM ReformerModel".split(), _REFORMER),
     },

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopack.attention import cross, prefixes, sequence_parallel
+from autopack.attention import cross, images, prefixes, sequence_parallel
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.choose import BACKENDS, choose
 from autopack.errors import SiteDrift, UnsupportedModel
@@ -38,7 +38,8 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         mark, scope = mark_of(module), site_scope(module, one_token=query.shape[2] == 1)
-        if mark is None or scope is None or scope.layout is None:
+        seen = None if scope is None else scope.images
+        if mark is None or scope is None or (scope.layout is None and not (seen and mark.reads_images)):
             refuse_stranger(module, query.shape[0], query.shape[2])
             return original(module, query, key, value, attention_mask, *args, **kwargs)
         if args:
@@ -46,6 +47,15 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
                 f"{type(module).__name__} passes options to {site} by position; autopack needs names. Run `autopack "
                 f"doctor` to see which versions are supported."
             )
+        if mark.reads_images:
+            if seen is None:
+                raise UnsupportedModel(
+                    f"{type(module).__name__} attends to images inside a packed forward whose call does not say which "
+                    f"document sees which. Run the documents one per row."
+                )
+            options = {name: option for name, option in kwargs.items() if name not in LAYOUT_KWARGS}
+            return images.attend(original, module, (query, key, value), attention_mask, options, seen)
+        assert scope.layout is not None
         layout = scope.layout.to(query.device)
         memory = scope.memory.to(query.device) if scope.memory is not None and mark.reads_encoder else None
         if scope.prefixes is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack.auditing.cases import tokens_to_draw
+from autopack.auditing.cases import empty_images, tokens_to_draw
 from autopack.auditing.left_as_found import left_as_found
 from autopack.calls.outputs import loss_of
 from autopack.errors import UnsupportedModel
@@ -61,7 +61,7 @@ def first_label_counts(model: PreTrainedModel, run: Run | None = None) -> bool |
     is to be asked inside `autopack.runtime.scope.stock`. Weights, buffers, modes, random state and configuration are
     left as they were. `run` calls the model, where calls of it are to be counted.
     """
-    run = run or model
+    run = _with_empty_images(model, run or model)
     with left_as_found(model):
         for train in (False, True):
             model.train(train)
@@ -71,6 +71,11 @@ def first_label_counts(model: PreTrainedModel, run: Run | None = None) -> bool |
                 if answer is not None and _hear(run, arguments, labels) is not None:
                     return answer
     return None
+
+
+def _with_empty_images(model: PreTrainedModel, run: Run) -> Run:
+    empty = empty_images(model)
+    return lambda **given: run(**given, **(empty(given["input_ids"]) if "input_ids" in given else {}))
 
 
 def takes_both_halves(model: PreTrainedModel) -> bool:

@@ -16,7 +16,7 @@ from autopack.errors import UnsupportedModel
 from autopack.inspection import heads, modules
 from autopack.inspection.configs import text_config
 from autopack.inspection.parameters import parameters_of
-from autopack.registry import first_position
+from autopack.registry import families, first_position
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class Case:
         """Arguments of a number per token that stock does not run without, such as what is text and what an image."""
         named = parameters_of(type(model))
         self._named = named.names if not named.takes_others else None
+        self._empty = empty_images(model)
         self.outputs: dict[str, Any] = {"output_hidden_states": True} if self.takes("output_hidden_states") else {}
         configs = model.config, text_config(model.config)
         flags = [config.output_router_logits for config in configs if hasattr(config, "output_router_logits")]
@@ -155,7 +156,7 @@ class Case:
         return {**self._with_zeros(self.documents[number % len(self.documents)][None]), **self.options}
 
     def _with_zeros(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"input_ids": ids, **{name: torch.zeros_like(ids) for name in self.zeros}}
+        return {"input_ids": ids, **{name: torch.zeros_like(ids) for name in self.zeros}, **self._empty(ids)}
 
     def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> dict[str, torch.Tensor]:
         """A batch of the documents, one in each row, padded on one side; `wider` by columns that no row fills."""
@@ -217,6 +218,20 @@ class PairCase(Case):
         number %= len(self.source.documents)
         source, target = self.source.documents[number], self.documents[number]
         return {"input_ids": source[None], "decoder_input_ids": target[None], **self.options}
+
+
+def empty_images(model: PreTrainedModel) -> Callable[[torch.Tensor], dict[str, torch.Tensor]]:
+    """An image for every row that no token sees, for a model whose text is not run without any (Idefics)."""
+    kind = model.config.model_type
+    mask = next((f.image_mask for f in families() if f.image_mask and kind in f.tiny.needs_images), None)
+    if mask is None or mask not in parameters_of(type(model)).names:
+        return lambda ids: {}
+    vision = model.config.vision_config
+    shape = (1, vision.num_channels, vision.image_size, vision.image_size)
+    return lambda ids: {
+        "pixel_values": torch.zeros(len(ids), *shape, device=ids.device),
+        mask: torch.zeros(*ids.shape, 1, dtype=torch.long, device=ids.device),
+    }
 
 
 class NoReference(Exception):

@@ -16,9 +16,9 @@ from autopack.auditing.cases import Call
 from autopack.layout.forms import columns_of, rows_first, stands_for_no_router
 from autopack.layout.ways import CACHES
 
-_NO_RESULTS = re.compile(rf"{'|'.join(CACHES)}|attention_mask|loss|(\w+_)?(aux|z)_loss")
-"""What continues or masks a row, which packed rows do not have, and losses of labels and routers, which are measured on
-their own."""
+_NO_RESULTS = re.compile(rf"{'|'.join(CACHES)}|attention_mask|image_hidden_states|loss|(\w+_)?(aux|z)_loss")
+"""What continues or masks a row, which packed rows do not have, states of images, and losses of labels and routers,
+which are measured on their own."""
 _FEW = 16
 """Fewer values than this say nothing of how far others of their kind would lie apart."""
 

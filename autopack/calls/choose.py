@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from autopack.calls import refusals
+from autopack.calls import image_masks, refusals
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder.pairs import PairAsRows, PairCall
 from autopack.calls.entry import Entry, Kind
 from autopack.calls.generation import generates
 from autopack.calls.heads import documents, per_row_outputs
+from autopack.calls.model_positions import positions_of_rows
 from autopack.calls.packed import Packed
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
 from autopack.calls.plan import Deferred, LookedAt, MaskedApart, Plan, Untouched
@@ -43,6 +45,24 @@ def choose(call: Call) -> Plan:
     """What becomes of a call of a model with one kind of tokens."""
     if generates(call.model):
         return Untouched(call.model, _GENERATES)
+    plan = _choose(call)
+    if plan.scope.layout is None and call.outer is None:
+        _keep_images_to_rows(call, plan)
+    return plan
+
+
+def _keep_images_to_rows(call: Call, plan: Plan) -> None:
+    """Give each row of a batch what it gets alone, where upstream's images are a matter of all rows."""
+    if call.model.traits.counts_images and plan.arguments is None:
+        positions = positions_of_rows([call.module, *call.entry.inner], call.arguments)
+        if positions is not None:
+            plan.arguments = {**call.arguments, "position_ids": positions}
+    seen = image_masks.of_batch(call)
+    if seen is not None:
+        plan.scope = replace(plan.scope, images=seen)
+
+
+def _choose(call: Call) -> Plan:
     rows = rows_shared_by(call)
     if rows is not None:
         return SharedRows(call, rows)

@@ -29,12 +29,16 @@ _STATE = "rope_deltas"
 
 
 def positions_of_documents(
-    entries: Sequence[PreTrainedModel], arguments: Mapping[str, Any], layout: PackedLayout
+    entries: Sequence[PreTrainedModel],
+    arguments: Mapping[str, Any],
+    layout: PackedLayout,
+    counts_images: bool = False,
 ) -> torch.Tensor | None:
     """The positions (axes, rows, columns) that the model computes for each document, or None where it computes none.
 
     `entries` are the model that is being called and those inside it. Positions of three axes that the call gives are
-    left alone; positions of one axis only say where documents begin, as collators write them. Raises `InvalidPacking`
+    left alone; positions of one axis only say where documents begin, as collators write them. A model that
+    `counts_images` over the rows of a batch is asked for one document at a time. Raises `InvalidPacking`
     where the model cannot number the documents with the media that came along.
     """
     told = arguments.get("position_ids")
@@ -60,7 +64,7 @@ def positions_of_documents(
     call, real = _as_rows(parameters, arguments, layout)
     state = vars(model).get(_STATE)
     try:
-        found = compute(**call)
+        found = _each_row_by_itself(compute, call) if counts_images else compute(**call)
     except (StopIteration, RuntimeError, ValueError, IndexError, TypeError) as error:
         raise InvalidPacking(
             f"{type(model).__name__} cannot number each document with its own media; it says: "
@@ -97,6 +101,41 @@ def _as_rows(
         return flat.reshape(layout.rows, layout.columns, -1).permute(2, 0, 1).contiguous()
 
     return call, in_packed_rows
+
+
+def positions_of_rows(entries: Sequence[PreTrainedModel], arguments: Mapping[str, Any]) -> torch.Tensor | None:
+    """The positions (axes, rows, columns) of a batch of one document per row, of a model that numbers the images over
+    all rows: each row gets those that it has alone. None where the call has no such images, or brings positions."""
+    model = next((entry for entry in entries if hasattr(entry, _WHOLE)), None)
+    if model is None or arguments.get("position_ids") is not None or arguments.get("mm_token_type_ids") is None:
+        return None
+    compute = getattr(model, _WHOLE)
+    call = {name: arguments[name] for name in inspect.signature(compute).parameters if arguments.get(name) is not None}
+    if not media.given(call) or call.get("input_ids") is None or any(name in call for name in CACHES):
+        return None
+    state = vars(model).get(_STATE)
+    try:
+        return _each_row_by_itself(compute, call)
+    finally:
+        setattr(model, _STATE, state)
+
+
+def _each_row_by_itself(compute: Callable[..., Any], call: dict[str, Any]) -> torch.Tensor:
+    """Positions of rows, each computed in a call with its own images alone, whose tokens are runs of type 1."""
+    kinds = call.get("mm_token_type_ids")
+    if kinds is None:
+        return compute(**call)  # which says what is missing
+    mask = call.get("attention_mask")
+    shown = (kinds == 1) if mask is None else (kinds == 1) & (mask != 0)
+    begins = shown & ~torch.nn.functional.pad(shown, (1, 0))[:, :-1]
+    counts = host_values(begins.sum(dim=1)).tolist()
+    pieces = {name: value.split(counts) for name, value in call.items() if media.given({name: value})}
+    found = []
+    for row in range(len(kinds)):
+        here = {name: value if value is None else value[row : row + 1] for name, value in call.items()}
+        own = compute(**{**here, **{name: each[row] for name, each in pieces.items()}})
+        found.append(own[0] if isinstance(own, tuple) else own)
+    return torch.cat(found, dim=1)
 
 
 def _refuse_later_starts(arguments: Mapping[str, Any], layout: PackedLayout) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopack.calls import image_masks
 from autopack.calls.call import DROPPED, Call
 from autopack.calls.entry import Entry
 from autopack.calls.heads import per_row_outputs
@@ -40,7 +41,9 @@ class Packed(Plan):
         self.volume = Volume.of_layout(layout)
         arguments = without_what_packing_drops(call, call.arguments)
         if call.entry.uses_positions:
-            computed = positions_of_documents([call.module, *call.entry.inner], call.arguments, layout)
+            computed = positions_of_documents(
+                [call.module, *call.entry.inner], call.arguments, layout, call.model.traits.counts_images
+            )
             if computed is not None:
                 arguments["position_ids"] = computed
             else:
@@ -58,7 +61,8 @@ class Packed(Plan):
         self.layout = layout
         self.most = 2 if call.wants_last_logits or media.given(arguments) else 9
         """Dimensions of an output that has something for each row: some logits, and images, may be as many as rows."""
-        self._rows = Rerun(Scope(call.model, layout, want_weights=call.wants_weights), call.entry.level, arguments)
+        scope = Scope(call.model, layout, images=image_masks.of_packed(call, layout), want_weights=call.wants_weights)
+        self._rows = Rerun(scope, call.entry.level, arguments)
         self._once: SharedPadding | None = None
         """The way into the row that runs, where that holds once what documents begin with."""
         super().__init__(self._rows.scope if once is None else self._taken_together(call, once))

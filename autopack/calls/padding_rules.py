@@ -68,6 +68,8 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
         yield "documents are run alone, and gain nothing from a packed row"
     if traits.reads_padding:
         yield f"{model_type} reads padding, so without it tokens would get something else"
+    if traits.image_mask is not None and given.get(traits.image_mask) is not None:
+        yield "its text attends to the images of the row"
     for name, reason in traits.refused_arguments.items():
         if given.get(name) is not None:
             yield f"{name} was given, and {reason}"

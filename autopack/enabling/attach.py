@@ -62,10 +62,13 @@ def attach(
     code = Provenance(model, enabled.implementations())
     foreign = [code.around(module) for module in anatomy.entries]
     across = modules.cross_attention(anatomy.halves[1], anatomy.mixing) if anatomy.halves is not None else []
+    to_images = [] if family.image_mask is None else modules.cross_attention(model, anatomy.mixing)
     for module in anatomy.mixing:
         way, adjustment = family.way_of(module), family.adjustment_of(module)
         reads_encoder = any(module is one for one in across)
-        module.__dict__[MARK] = Mark(enabled.link, way, adjustment, reads_encoder=reads_encoder)
+        reads_images = any(module is one for one in to_images)
+        mark = Mark(enabled.link, way, adjustment, reads_encoder=reads_encoder, reads_images=reads_images)
+        module.__dict__[MARK] = mark
         _hook_after(module, ArrivalHook())
     for module in anatomy.indifferent:
         module.__dict__[MARK] = Mark(enabled.link, mixes=False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
 
 from autopack.auditing.auditor import TOLERANCE
+from autopack.auditing.cases import empty_images
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.report import LeakReport
 from autopack.inspection.heads import row_head
@@ -17,6 +19,7 @@ from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock
 from autopack.trust.recorded import why_not_recorded
 
+_IMAGES = "pixel_values|flattened_patches"
 LENGTHS = (7, 11, 5)
 """Of the documents of an audit: one has neighbours on both sides, and two have another one between them.
 
@@ -33,12 +36,13 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
         try:
             with left_as_found(module), stock(enabled), torch.no_grad():
                 if takes_tokens(module):
-                    module(input_ids=token.to(device_of(module)))
+                    token = token.to(device_of(module))
+                    module(input_ids=token, **empty_images(module)(token))
                     return module
         except Exception as error:
             # An encoder-decoder wants tokens for both halves: that is what the audit knows how to give.
             misses_tokens = isinstance(error, TypeError) and "input_ids" in str(error)
-            misses_images = isinstance(error, TypeError | ValueError) and "pixel_values" in str(error)
+            misses_images = isinstance(error, TypeError | ValueError) and re.search(_IMAGES, str(error))
             if not (misses_tokens or misses_images):
                 return module
     return nested[-1]

@@ -14,6 +14,7 @@ PICTURES = ("images", "image")
 """Columns of pictures of data sets: one, several or none for each document; those of a packed row in a list."""
 _NAMES = re.compile(
     r"pixel|image|video|audio|protein|patches|input_features|input_values|encoder_outputs|target_sizes|qformer"
+    r"|aspect_ratio|cross_attention_mask"
     r"|feature_attention_mask|^chunk_sample_lengths$|^padding_mask$"
 )
 _OTHERS = re.compile(

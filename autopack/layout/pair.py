@@ -20,7 +20,8 @@ from autopack.layout.packed import PackedLayout
 from autopack.layout.padding import Padding
 from autopack.layout.ways import FLASH_KWARGS, OF_HALVES
 
-_RECORDINGS = ("input_features", "input_values")
+_RECORDINGS = ("input_features", "input_values", "pixel_values", "flattened_patches")
+"""Recordings or images, of which an encoder that takes no tokens gets one for each document."""
 _BOTH = (
     "segment ids in attention_mask and decoder_attention_mask (1 1 2 2 0), or by position_ids and decoder_position_ids."
 )
@@ -48,7 +49,7 @@ class Pair:
     """Both halves of a call; they have the same number of documents."""
 
     encoder: Half | None
-    """None where the encoder takes no tokens: it runs as it is, on one recording per document."""
+    """None where the encoder takes no tokens: it runs as it is, on one recording or image per document."""
     decoder: Half
     labelled_padding: bool
     """Whether labels of a padded batch count padding of the decoder into the loss."""
@@ -119,8 +120,8 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> Found
     counts = [begin.sum(axis=1).tolist() for begin in starts]
     if source is None and sum(counts[0]) != len(recordings):
         raise InvalidPacking(
-            f"there must be one recording for each document of the decoder, in their order: found {len(recordings)} "
-            f"recordings and {sum(counts[0])} documents"
+            f"there must be one recording or image for each document of the decoder, in their order: found "
+            f"{len(recordings)} of them and {sum(counts[0])} documents"
         )
     if counts[0] != counts[-1]:
         raise InvalidPacking(

@@ -86,6 +86,11 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         assert scope.layout is not None
         assert mark is not None
         assert mark.way is not None
+        if mark.reads_images:
+            raise UnsupportedModel(
+                f"{type(mixer).__name__} attends from text to images in code of its own, so autopack cannot give each "
+                f"document of packed rows its own images. Run the documents one per row."
+            )
         if "use_cache" in names:
             arguments["use_cache"] = False
         first = arguments.get(names[0])

@@ -32,7 +32,7 @@ from autopack.packing.checks import (
 from autopack.packing.completions import as_documents
 from autopack.packing.examples import Example, check_alike, merge, read_example
 from autopack.packing.lengths import aligned, numbered
-from autopack.packing.media import join, read_pictures
+from autopack.packing.media import along_diagonal, join, read_pictures
 from autopack.packing.old_names import with_old_names
 from autopack.packing.places import Places, keep_positions, place, tokens_within
 from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, WEIGHINGS, Weighing, token_weights
@@ -69,6 +69,8 @@ class PackingCollator:
     * `loss_weights` (B, T) float32, on request: what each token's loss counts, 0 where it is not a target.
     * Every other key with a value, or K values, per token: (B, T) or (B, T, K), as int64, float32 or bool. Text and
       dictionaries are left out; whatever else is not per token is refused.
+    * `image_attention_mask`, `cross_attention_mask` (B, T, images, ...) int64: along the diagonal, so that each
+      document sees its own images; empty ones, which none of its tokens sees, are left out.
     * Media, as a processor makes them of one document (`pixel_values`, grids, sizes), end to end in the order of the
       documents; pictures (`images`, `image`) as what `image_processor` makes of those of the batch.
 
@@ -188,9 +190,8 @@ class PackingCollator:
 
             found["first_position"] = first_position(config)
             forms = [item for family in families() for item in family.tiny.images.items()]
-            found["images_by_row"] = any(
-                whole.model_type in types for form, types in forms if form.startswith("nested")
-            )
+            by_row = (types for form, types in forms if form.startswith("nested") or form.endswith("by row"))
+            found["images_by_row"] = any(whole.model_type in types for types in by_row)
         pad_token_id: Any = getattr(config, "pad_token_id", None)
         if is_int(pad_token_id) and pad_token_id >= 0:
             found["pad_token_id"] = pad_token_id
@@ -221,7 +222,8 @@ class PackingCollator:
         if any(media):
             rows = (placed.tokens[placed.ends - 1] // placed.real.shape[1]).tolist()
             where = rows, len(placed.real), self.images_by_row
-            batch |= join(media, *where)
+            seen = along_diagonal(media, rows, np.split(placed.tokens, placed.ends[:-1]), placed.real.shape)
+            batch |= join(media, *where) | seen
             batch |= read_pictures(self.image_processor, media, *where, return_tensors)
         if return_tensors == "pt":
             import torch

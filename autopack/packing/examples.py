@@ -14,7 +14,7 @@ from autopack.errors import InvalidPacking
 from autopack.layout.ways import OF_EXAMPLES, TABLE
 from autopack.packing.checks import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, invalid, refuse_pairs
 from autopack.packing.lengths import is_text, numbers
-from autopack.packing.media import is_media, take_pictures
+from autopack.packing.media import SEEN, is_media, of_tokens, take_pictures
 from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, are_weights
 
 PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")
@@ -87,6 +87,9 @@ def read_example(
         if key not in (*LABEL_KEYS, *OF_EXAMPLES) and is_text(value):
             continue
         values = _numbers(index, key, value)
+        if key in SEEN:
+            media[key] = of_tokens(index, key, values, given.get(MASK), len(ids))
+            continue
         if is_media(key, values, len(ids)):
             media[key] = values
             continue

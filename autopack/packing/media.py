@@ -67,6 +67,71 @@ def is_media(name: str, values: np.ndarray, tokens: int) -> bool:
     return holds_media(name) and values.ndim > 0 and not values.size == tokens == max(values.shape)
 
 
+SEEN = ("image_attention_mask", "cross_attention_mask")
+"""Which images each token of a document sees, (1, tokens, images, ...)."""
+_IDS = "aspect_ratio_ids"
+"""Less than 1 for an image that is none (Mllama)."""
+
+
+def of_tokens(index: int, name: str, values: np.ndarray, mask: Any, tokens: int) -> np.ndarray:
+    """A mask of `SEEN` of an example, (tokens, images, ...), without the padding that its attention mask tells."""
+    if values.ndim < 3 or values.shape[:2] != (1, tokens):
+        found = f"found shape {values.shape} for {tokens} tokens"
+        raise invalid(index, name, f"{found}; wanted (1, tokens, images, ...), as processors give it")
+    real = np.flatnonzero(np.ones(tokens) if mask is None else np.asarray(mask).reshape(-1))
+    return values[0, real[0] : real[-1] + 1] if len(real) else values[0]
+
+
+def along_diagonal(
+    examples: Sequence[dict[str, Any]], rows: Sequence[int], tokens: Sequence[np.ndarray], shape: tuple[int, ...]
+) -> dict[str, np.ndarray]:
+    """The masks of `SEEN` of a batch of this shape (rows, columns), taken out of the media of its examples.
+
+    `tokens` are the places of the tokens of each in the flattened rows. Images that no token sees are taken out with
+    them, so that those of a row are the ones that its documents see, unless no example has any other.
+    """
+    found = {}
+    for name in SEEN:
+        masks = {number: media.pop(name) for number, media in enumerate(examples) if name in media}
+        if not masks:
+            continue
+        kept = {number: _kept(mask, examples[number]) for number, mask in masks.items()}
+        if any(each.any() for each in kept.values()):
+            for number, keep in kept.items():
+                masks[number] = masks[number][:, keep]
+                _keep(examples[number], keep)
+        before = np.zeros(shape[0], int)
+        width = np.bincount([rows[n] for n in masks], [m.shape[1] for m in masks.values()]).astype(int).max()
+        rest = np.max([mask.shape[2:] for mask in masks.values()], axis=0).astype(int)
+        whole = np.zeros((*shape, width, *rest), np.int64)
+        for number, mask in masks.items():
+            row, columns = rows[number], tokens[number] % shape[1]
+            place = before[row]
+            parts = (slice(place, place + mask.shape[1]), *(slice(size) for size in mask.shape[2:]))
+            here: Any = (row, columns, *parts)
+            whole[here] = mask
+            before[row] += mask.shape[1]
+        found[name] = whole
+    return found
+
+
+def _kept(mask: np.ndarray, media: Mapping[str, Any]) -> np.ndarray:
+    """Which images some token sees, or which are none that fills up a row."""
+    seen = np.asarray(mask.reshape(*mask.shape[:2], -1).any(axis=(0, 2)))
+    return seen | (media[_IDS][0] > 0) if _IDS in media else seen
+
+
+def _keep(media: dict[str, Any], keep: np.ndarray) -> None:
+    """Leave out images of an example, (1, images, ...) by name; all that it has, where none is left."""
+    for name, values in list(media.items()):
+        if name == "images" or values.shape[:2] != (1, len(keep)):
+            continue
+        if keep.any():
+            media[name] = values[:, keep]
+        else:
+            del media[name]
+
+
 _NUMBERING = {"image_token_pooling": "pixel_values", "video_token_pooling": "pixel_values_videos"}
 """Media that are numbers of patches, and what holds those: (crops, patches, values). Less than 0 is none."""
 

@@ -32,6 +32,8 @@ class Mark:
     each token or within media."""
     reads_encoder: bool = False
     """Whether it is cross-attention, which reads what the encoder has made."""
+    reads_images: bool = False
+    """Whether it is attention from text to images."""
 
     @property
     def model(self) -> EnabledModel | None:

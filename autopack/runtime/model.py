@@ -84,6 +84,8 @@ class Traits:
     """Whether it scores every pair of tokens of a row in code of its own."""
     whole_model_reason: str | None
     """Why each document is run through the whole model by itself, where that is so."""
+    heeds_masks: bool
+    """Whether such documents may be the rows of a padded batch, where a head gives one result per row."""
     leaves_out: frozenset[str]
     """Parts of an encoder-decoder's output that packed rows have none of."""
     reads_encoder_tokens: bool
@@ -114,6 +116,10 @@ class Traits:
     """Kinds of media that a run of the leak test has covered in its documents."""
     why_no_media: str | None
     """Why no run has covered other media, where that is known."""
+    counts_images: bool
+    """Whether it numbers the images of a batch over all its rows."""
+    image_mask: str | None
+    """The argument that says which tokens see which images, where text attends to images across."""
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None
     """Why the media of a packed call are not those of its documents, where its family can tell."""
     sounds_together: Callable[[Any, Mapping[str, Any], PackedLayout], str | None] | None = None
@@ -131,6 +137,7 @@ class Traits:
             family=family.name,
             dense=anatomy.model_type in family.dense_types,
             whole_model_reason=next((way.whole_model_reason for way in ways if way.whole_model_reason), None),
+            heeds_masks=any(way.heeds_masks for way in ways),
             leaves_out=frozenset(name for way in ways for name in way.leaves_out),
             reads_encoder_tokens=any(way.reads_encoder_tokens for way in ways),
             masks_without_cache=any(way.masks_without_cache for way in ways),
@@ -147,6 +154,8 @@ class Traits:
             mixing_weights=_share_of_mixers(anatomy),
             media=media,
             why_no_media=family.why_no_media.get(anatomy.model_type),
+            counts_images=anatomy.model_type in family.counts_images,
+            image_mask=family.image_mask,
             wrong_media=family.wrong_media,
         )
 

@@ -20,6 +20,7 @@ from torch import nn
 from autopack.errors import OutsideForward, UnsupportedModel
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prefixes import Prefixes
+from autopack.layout.seen_images import SeenImages
 from autopack.runtime.marks import Mark, mark_of
 from autopack.runtime.model import EnabledModel, severed
 from autopack.runtime.row_group import RowGroup
@@ -37,6 +38,8 @@ class Scope:
     """Where its documents lie; None for a call that packs nothing."""
     memory: PackedLayout | None = None
     """The layout of the encoder's states in a decoder: document i of `layout` reads document i of it."""
+    images: SeenImages | None = None
+    """Which images each document reads, where text attends to images across."""
     want_weights: bool = False
     """Whether attention weights are asked for."""
     as_batch: bool = False

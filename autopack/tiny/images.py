@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -45,9 +45,12 @@ FORMS = {
     "views": "(images, channels, height, width), and smaller views of each, one after the other",
     "nested": "(rows, images, channels, height, width)",
     "nested, masked": "the same, and which images a row has",
+    "nested, seen": "the same, and which images each token sees",
+    "tiles by row": "(rows, images, tiles, channels, height, width), and which tiles each token sees",
     "patches": "(images, patches, channels * pixels), and where each patch lies",
     "flat patches": "(1, patches, channels * pixels), of all images",
     "flattened patches": "(images, patches, row and column and channels * pixels); a mask tells the placeholders",
+    "flattened patches, masked": "the same, and which patches are none of padding",
     "numbered patches": "(crops, patches, channels * pixels), and which of all are pooled for each placeholder",
     "spatial patches": "the same, and how many patches lie side by side",
 }
@@ -55,6 +58,8 @@ FORMS = {
 _ALONG = {"row of patches": -1, "flat patches": 1}
 """The dimension along which pixels of several images are joined, where it is not the first."""
 _NUMBERS = "image_token_pooling"
+_SEEN = {"nested, seen": "image_attention_mask", "tiles by row": "cross_attention_mask"}
+"""Forms of types whose text attends to images across, and the argument that says which token sees which."""
 _FRAMES = "frames and instructions"
 _SIZE = rules.FIELDS["image_size"]
 _PATCH = rules.FIELDS["patch_size"]
@@ -71,9 +76,16 @@ class Document:
 
     tokens: dict[str, torch.Tensor]
     images: tuple[dict[str, Any], ...]
+    seen: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Which of its images each token sees, (1, tokens, images, ...), where text attends to them across."""
 
     def __len__(self) -> int:
-        return self.tokens.get("decoder_input_ids", self.tokens["input_ids"]).shape[1]
+        return self.predicted.shape[1]
+
+    @property
+    def predicted(self) -> torch.Tensor:
+        """The tokens that the model predicts, (1, tokens)."""
+        return self.tokens["decoder_input_ids" if "decoder_input_ids" in self.tokens else "input_ids"]
 
 
 def form_of(model: PreTrainedModel) -> str | None:
@@ -94,6 +106,9 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     """
     generator = torch.Generator().manual_seed(seed)
     config = model.config
+    if config.is_encoder_decoder and needs_images(model):  # its encoder takes no tokens, and one image
+        tokens_of_decoder = tokens(config, 1, 3 + seed % 4, seed=seed * 100 + len(parts))
+        return Document({"decoder_input_ids": tokens_of_decoder}, (_picture(model, seed, generator),))
     found: list[torch.Tensor] = []
     pictures: list[dict[str, Any]] = []
     fields = ("image_token_id", "image_token_index", "video_token_index" if form_of(model) == _FRAMES else "")
@@ -118,7 +133,7 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
         per_token["token_type_ids"] = (torch.arange(whole.shape[1]) >= whole.shape[1] - found[-1].shape[1]).long()[None]
     if config.is_encoder_decoder:
         per_token["decoder_input_ids"] = tokens(config, 1, 3 + seed % 4, seed=seed * 100 + len(parts))
-    return Document(per_token, tuple(pictures))
+    return Document(per_token, tuple(pictures), _seen(form_of(model) or "", whole[0] == placeholder, pictures))
 
 
 def row(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Any]:
@@ -136,11 +151,13 @@ def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dic
     if pictures:
         form = form_of(model) or ""
         for name in pictures[0]:
-            if form in ("nested", "nested, masked"):
+            if form.startswith("nested") or form in _SEEN:
                 arguments[name] = _by_row(name, documents)
             else:
                 along = _ALONG.get(form, 0) if name.startswith("pixel_values") else 0
                 arguments[name] = _in_order(name, documents, along)
+        for name in {name for each in documents for d in each for name in d.seen}:
+            arguments[name] = _along_diagonal(name, documents)
         if form == "numbered patches":
             arguments[_NUMBERS] = _going_on(pictures)
     return arguments
@@ -181,7 +198,33 @@ def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
     return torch.cat(found)
 
 
+def _seen(form: str, places: torch.Tensor, pictures: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """What processors write: a token sees the image before it, and those that stand together with that one."""
+    if form not in _SEEN or not pictures:
+        return {}
+    number = places.long().cumsum(0)[:, None] - 1
+    seen = (number == torch.arange(len(pictures)))[None].long()
+    if "aspect_ratio_mask" in pictures[0]:
+        seen = seen[..., None] * torch.cat([picture["aspect_ratio_mask"] for picture in pictures], dim=1)[:, None]
+    return {_SEEN[form]: seen}
+
+
+def _along_diagonal(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
+    most = max(sum(len(d.images) for d in each) for each in documents)
+    like = next(d.seen[name] for each in documents for d in each if d.seen)
+    found = like.new_zeros(len(documents), sum(map(len, documents[0])), most, *like.shape[3:])
+    for row, each in enumerate(documents):
+        first = images = 0
+        for document in each:
+            if document.seen:
+                found[row, first : first + len(document), images : images + len(document.images)] = document.seen[name]
+            first, images = first + len(document), images + len(document.images)
+    return found
+
+
 def _placeholders(model: PreTrainedModel, picture: dict[str, Any]) -> int:
+    if form_of(model) in _SEEN:  # it marks the place
+        return 1
     if hasattr(model.config, "latent_query_num"):  # Kosmos
         return int(model.config.latent_query_num)
     asked = "get_video_features" if form_of(model) == _FRAMES else "get_image_features"
@@ -285,7 +328,16 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             "pixel_values_local": small,
             "num_local_patches": torch.tensor([views]),
         }
-    if form == "nested":
+    if form == "tiles by row":
+        shown = 1 + number % 2
+        tiles = pixels(1, 1, vision.max_num_tiles, channels, size, size)
+        tiles[:, :, shown:] = 0
+        return {
+            "pixel_values": tiles,
+            "aspect_ratio_ids": torch.tensor([[shown]]),
+            "aspect_ratio_mask": (torch.arange(vision.max_num_tiles) < shown).long()[None, None],
+        }
+    if form in ("nested", "nested, seen"):
         return {"pixel_values": pixels(1, 1, channels, size, size)}
     if form == "nested, masked":
         return {
@@ -294,13 +346,14 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
         }
     if form == "flat patches":
         return {"pixel_values": pixels(1, 2 + number % 2, channels * patch**2)}
-    if form == "flattened patches":
+    if form in ("flattened patches", "flattened patches, masked"):
         high, wide = _SIDE, _SIDE + number % 2
         # zeros are padding
         flat = torch.zeros(1, _SIDE * (_SIDE + 1), 2 + vision.patch_embed_hidden_size, dtype=dtype)
         where = 1 + torch.cartesian_prod(torch.arange(high), torch.arange(wide))
         flat[:, : high * wide] = torch.cat([where[None], pixels(1, high * wide, vision.patch_embed_hidden_size)], dim=2)
-        return {"flattened_patches": flat}
+        more = {} if form == "flattened patches" else {"attention_mask": (flat.sum(dim=-1) != 0).long()}
+        return {"flattened_patches": flat, **more}
     if form == "numbered patches":
         crops, (high, wide) = 2 + number % 2, (side // patch for side in vision.image_size)
         windows = torch.arange(high * wide).reshape(high // 2, 2, wide // 2, 2).transpose(1, 2).reshape(-1, 4)

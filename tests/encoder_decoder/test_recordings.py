@@ -63,7 +63,7 @@ def test_recordings_with_packed_texts(build):
     batch = torch.cat(recordings)
     for form in ("one_row", "two_rows", "padded"):
         wanted.check(pairs, form, model(**{name: batch}, **_texts(getattr(pairs, form)())), model)
-    with pytest.raises(InvalidPacking, match="found 3 recordings and 4 documents"):
+    with pytest.raises(InvalidPacking, match="found 3 of them and 4 documents"):
         model(**{name: batch[:3]}, **_texts(pairs.one_row()))
 
 

@@ -43,10 +43,20 @@ def test_documents_with_images_get_what_they_get_alone(model_type):
 
 @pytest.mark.parametrize(
     "model_type",
-    ["kosmos-2.5", "granite_docling", "minicpmv4_7", "t5gemma2", "unlimited_ocr", "florence2", "molmo2", "emu3"],
+    [
+        "kosmos-2.5",
+        "granite_docling",
+        "minicpmv4_7",
+        "t5gemma2",
+        "unlimited_ocr",
+        "florence2",
+        "molmo2",
+        "emu3",
+        "fast_vlm",
+    ],
 )
 def test_images_in_forms_of_their_own(model_type):
-    """A projection that attends, a mask of images, one row of patches, encoders, lists of sizes, numbers of patches."""
+    """A projection that attends, a mask of images, one row of patches, encoders, sizes, numbers of patches, norms."""
     stock, model = twins_with_images(model_type, attn_implementation="eager")
     with autopack.enable(model, verify="never"):
         hold(compare(model, stock))

@@ -47,13 +47,13 @@ class HalfAsRow(Plan):
 
 
 def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
-    """What an encoder that ran as it is has made of its recordings, one per document, as one row."""
+    """What an encoder that ran as it is has made of its recordings or images, one per document, as one row."""
     states, mask = arguments.get("encoder_hidden_states"), arguments.get("encoder_attention_mask")
     documents = len(pair.decoder.layout.lengths)
     if not isinstance(states, torch.Tensor) or len(states) != documents:
         raise UnsupportedModel(
-            f"the decoder reads {0 if states is None else len(states)} encoded recordings for {documents} documents. "
-            f"Train the model on padded batches with autopack.enable(model, unpad='never')."
+            f"the decoder reads {0 if states is None else len(states)} encoded recordings or images for {documents} "
+            f"documents. Train the model on padded batches with autopack.enable(model, unpad='never')."
         )
     real = np.ones(states.shape[:2], dtype=bool)
     if isinstance(mask, torch.Tensor) and tuple(mask.shape) == real.shape:

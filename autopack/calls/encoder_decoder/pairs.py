@@ -24,7 +24,7 @@ from autopack.calls.outputs import restore
 from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere
 from autopack.calls.plan import Plan
 from autopack.errors import InvalidPacking, UnsupportedModel
-from autopack.inspection import media, source
+from autopack.inspection import media, modules, source
 from autopack.layout import IGNORED_LABEL
 from autopack.layout import pair as pairs
 from autopack.layout.batches import DocumentBatch
@@ -56,7 +56,12 @@ class PairCall(Call):
 
     def find_pair(self) -> bool | None:
         """Whether documents are packed (True) or padded (False); None for a call that does neither."""
-        found = pairs.declared_of(self.arguments, getattr(self.config, "pad_token_id", None))
+        given, halves = self.arguments, self.model.anatomy.halves
+        decodes = any(given.get(name) is not None for name in (*_OF_DECODER[:2], "labels"))
+        if decodes and halves is not None and not modules.takes_tokens(halves[0]):
+            # Tokens beside its images are none of its own.
+            given = {name: value for name, value in given.items() if name not in ("input_ids", "inputs_embeds")}
+        found = pairs.declared_of(given, getattr(self.config, "pad_token_id", None))
         self.real = found.real
         if found.pair is None:
             return None
@@ -97,6 +102,8 @@ class PairCall(Call):
 
     def obstacle_anywhere(self) -> str | None:
         """Why a padded batch has to stay as it came, whatever entry could run it without its padding."""
+        if self._takes_tokens_of_encoder:
+            return "the model makes the decoder's tokens of the encoder's"
         if self.hides_labels(given=_OF_DECODER[:3]):
             return "a label is the padding token, or counts for nothing, and the model hides it from its decoder"
         if self.model.traits.uses_positions and not all(half.places.on_the_right for half in self.pair.halves):
@@ -114,6 +121,11 @@ class PairCall(Call):
         name = self._without_a_place()
         return None if name is None else f"{name} has no place in a packed row"
 
+    @property
+    def _takes_tokens_of_encoder(self) -> bool:
+        """Whether the model makes the decoder's tokens of the encoder's, whatever labels there are."""
+        return self.model.traits.reads_encoder_tokens and all(self.arguments.get(n) is None for n in _OF_DECODER[:2])
+
     def check_packed(self) -> None:
         """Raise `AutopackError` where packed rows came with something that they cannot come with."""
         refusals.refuse_unproven(self)
@@ -128,7 +140,7 @@ class PairCall(Call):
                 f"{self.name} was asked for the losses of its routers with packed rows, where they would be over rows "
                 f"of all documents. Set output_router_logits=False, or run the documents one per row."
             )
-        if self.model.traits.reads_encoder_tokens and all(self.arguments.get(n) is None for n in _OF_DECODER[:2]):
+        if self._takes_tokens_of_encoder:
             raise UnsupportedModel(
                 f"{self.name} makes the decoder's tokens of the encoder's, and not of the labels. Pass "
                 f"decoder_input_ids."

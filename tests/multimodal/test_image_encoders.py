@@ -1,0 +1,150 @@
+"""Encoders that take images and decoders that take text: an image for each document, whose texts share rows."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import autopack
+from autopack import InvalidPacking, UnsupportedModel, tiny
+from autopack.tiny import images
+from autopack.tiny.images import Document
+from autopack.tiny.weights import randomize
+from compat.images import alone, compare, documents, labels_of, packed, spans
+from tests.conftest import FLOAT32, LEAK, error, gradients
+from tests.multimodal.models import twins_with_images, with_images
+from tests.multimodal.test_packed_rows import hold
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+TYPES = ["pix2struct", "pp_formulanet", "vision-encoder-decoder"]
+
+
+def with_decoder(kind: str, **fields: Any) -> Any:
+    """A VisionEncoderDecoder with another decoder."""
+    encoder = tiny.config("vision-encoder-decoder", task="image-text-to-text").encoder
+    decoder = tiny.config(kind, is_decoder=True, add_cross_attention=True, **fields)
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(copy.deepcopy(encoder), decoder)
+    config.decoder_start_token_id, config.pad_token_id = 2, 1
+    model = transformers.VisionEncoderDecoderModel(config)
+    randomize(model, 0)
+    return model.eval()
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("model_type", TYPES)
+def test_documents_get_what_they_get_alone(model_type, implementation):
+    stock, model = twins_with_images(model_type, attn_implementation=implementation)
+    with autopack.enable(model):
+        hold(compare(model, stock))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("trocr", {}),
+        ("trocr", {"use_learned_position_embeddings": False}),
+        ("mbart", {}),
+        ("gpt2", {}),
+        ("roberta", {}),
+    ],
+)
+def test_other_decoders(kind, fields):
+    """Which number tokens in ways of their own; padding tokens may stand in a document."""
+    stock, model = with_decoder(kind, **fields), with_decoder(kind, **fields)
+    with autopack.enable(model):
+        hold(compare(model, stock))
+        found = documents(stock)
+        for document in found:
+            document.tokens["decoder_input_ids"][0, 2] = 1
+        logits = model(**packed(model, [found])).logits
+    for document, row, a, b in spans([found]):
+        assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_the_image_is_that_of_the_document(model_type):
+    """Negative control: texts in one row beside one image, as stock would have them, and images in another order."""
+    stock, model = twins_with_images(model_type)
+    found = documents(stock)
+    call = packed(model, [found])
+    expected = [alone(stock, document).logits[0] for document in found]
+    first = {name: value[:1] for name, value in call.items() if name not in ("decoder_attention_mask",)}
+    plain = stock(**first, use_cache=False).logits
+    turned = {n: v.flip(0) for n, v in call.items() if n in found[0].images[0]}
+    with autopack.enable(model):
+        others = model(**{**call, **turned}).logits
+    places = [each[1:] for each in spans([found])]
+    assert max(error(plain[row, a:b], own) for (row, a, b), own in zip(places, expected, strict=True)) > LEAK
+    assert max(error(others[row, a:b], own) for (row, a, b), own in zip(places, expected, strict=True)) > 20 * FLOAT32
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_padded_batches_give_what_they_gave(model_type):
+    stock, model = twins_with_images(model_type)
+    found = documents(stock)
+    columns = max(map(len, found))
+
+    def pad(value: torch.Tensor, filler: int) -> torch.Tensor:
+        return torch.nn.functional.pad(value, (0, columns - value.shape[1]), value=filler)
+
+    rows = [[Document({n: pad(v, 0) for n, v in d.tokens.items()}, d.images)] for d in found]
+    call = images.rows(stock, rows)
+    call["decoder_attention_mask"] = torch.cat([pad(torch.ones_like(d.predicted), 0) for d in found])
+    labels = torch.cat([pad(labels_of(d), -100) for d in found])
+    expected = stock(**call, labels=labels, use_cache=False)
+    expected.loss.backward()
+    with autopack.enable(model, verify="never") as handle:  # which has seen no padding beside images
+        output = model(**call, labels=labels, use_cache=False)
+        output.loss.backward()
+        assert handle.enabled.tally.batches == 1
+    for row, document in enumerate(found):
+        got = output.logits[row, : len(document)]
+        assert error(got, expected.logits[row, : len(document)]) <= FLOAT32
+        assert error(got, alone(stock, document).logits[0]) <= FLOAT32
+    assert float(output.loss.detach()) == pytest.approx(float(expected.loss.detach()), rel=1e-4)
+    for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
+        assert (mine - theirs).abs().max() <= 1e-4 + 1e-3 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_as_many_images_as_documents(model_type):
+    model = with_images(model_type)
+    found = documents(model)
+    call = packed(model, [found])
+    fewer = {name: call[name][:2] for name in found[0].images[0]}
+    with (
+        autopack.enable(model),
+        pytest.raises(
+            InvalidPacking, match="one recording or image for each document.*found 2 of them and 3 documents"
+        ),
+    ):
+        model(**{**call, **fewer})
+
+
+class TestPPFormulaNet:
+    """It shifts `input_ids` over the row where it gets no tokens for its decoder."""
+
+    @pytest.fixture
+    def model(self):
+        model = with_images("pp_formulanet")
+        with autopack.enable(model):
+            yield model
+
+    def test_tokens_that_it_would_shift(self, model):
+        call = packed(model, [documents(model)])
+        ids, mask = call.pop("decoder_input_ids"), call.pop("decoder_attention_mask")
+        with pytest.raises(InvalidPacking, match="the decoder's are missing: pass decoder_input_ids"):
+            model(**call, input_ids=ids, attention_mask=mask)
+        with pytest.raises(UnsupportedModel, match="Pass decoder_input_ids"):
+            model(**call, input_ids=ids, attention_mask=mask, labels=ids, decoder_attention_mask=mask)
+
+    def test_labels_alone(self, model):
+        call = packed(model, [documents(model)])
+        labels = call.pop("decoder_input_ids")
+        with pytest.raises(UnsupportedModel, match="Pass decoder_input_ids"):
+            model(**call, labels=labels)
