@@ -22,7 +22,8 @@ DOCUMENTS: tuple[tuple[int | str, ...], ...] = ((3, SOUND), (SOUND, 4), (7,), (2
 
 def documents(model: Any, parts: Sequence[Sequence[int | str]] = DOCUMENTS, *, alike: bool = False) -> list[Document]:
     """One document for each list of parts, all different; `alike`: with sounds of one length."""
-    return [sounds.document(model, each, seed=number + 1, alike=alike) for number, each in enumerate(parts)]
+    frames = sounds.FRAMES if alike else None
+    return [sounds.document(model, each, seed=number + 1, frames=frames) for number, each in enumerate(parts)]
 
 
 def with_sounds(build: Callable[..., Any], model_type: str, dtype: torch.dtype) -> dict[str, Any]:

@@ -118,21 +118,23 @@ def _within_the_longest_chunk(config: Any, given: Mapping[str, Any], layout: Pac
     return None if lengths is None else _differ(np.minimum(lengths, 2 * config.audio_config.n_window))
 
 
+def _with_a_frame_more(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+    """Nemotron-H Omni counts a frame more than the mask, and where that begins a feature, it is one of padding."""
+    lengths = _lengths(given)
+    if (
+        lengths is None
+        or not ((lengths < lengths.max()) & (lengths % config.audio_config.subsampling_factor == 0)).any()
+    ):
+        return None
+    return f"{_differ(lengths)}, and the last feature of a shorter one is made of padding"
+
+
 def _within_the_longest(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
     """GLM-ASR attends to all frames there are: of its whole window, as its processor gives, or of the longest sound."""
     features = given.get("input_features")
     if features is None or features.shape[-1] >= 2 * config.audio_config.max_position_embeddings:
         return None
     return _differ(_lengths(given))
-
-
-def _padded_with_silence(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
-    """Gemma 3n's convolutions read two frames behind a sound: nothing must stand there, as where a sound is alone."""
-    features, mask = given.get("input_features"), given.get("input_features_mask")
-    if features is None or mask is None or not host_values((features * ~mask.bool()[..., None]).any()):
-        return None
-    why = _differ(_lengths(given))
-    return why and f"{why}, and what stands behind the shorter ones is not 0"
 
 
 def _as_one_sound(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
@@ -159,12 +161,13 @@ def _one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -
 
 
 _TOGETHER: dict[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None]] = {
-    "gemma3n": _padded_with_silence,  # Gemma3nAudioSSCPConvBlock
+    "gemma3n": _padded,  # Gemma3nAudioSSCPConvBlock
     "glmasr": _within_the_longest,  # GlmAsrEncoder.forward takes no mask
     "granite_speech": _padded_without_a_mask,  # GraniteSpeechCTCEncoder.forward takes no mask
     "granite_speech_plus": _padded_without_a_mask,
     "musicflamingo": _as_one_sound,  # MusicFlamingoModel._build_audio_timestamps
     "nemo_speechlm": _padded,  # Nemotron3DiarizationModel.upsampler
+    "nemotron_h_omni": _with_a_frame_more,  # get_audio_features
     "phi4_multimodal": _padded_without_a_mask,  # Phi4MultimodalAudioNemoConvSubsampling
     "qwen2_audio": _one_for_each,  # Qwen2AudioModel._merge_input_ids_with_audio_features
     "qwen3_omni_moe_thinker": _within_the_longest_chunk,  # Qwen3OmniMoeAudioEncoder.conv2d2

@@ -42,7 +42,8 @@ FORMS = {
 _MASKS = """
 feature_attention_mask input_features_mask input_values_mask audio_attention_mask padding_mask audio_input_ids_mask
 """.split()
-_FRAMES = 22
+FRAMES = 22
+"""How many frames the shorter sounds have."""
 
 
 def form_of(model: PreTrainedModel) -> str | None:
@@ -56,11 +57,13 @@ def overrides(model_type: str) -> dict[str, Any]:
     return known("with_sounds", model_type)
 
 
-def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 0, alike: bool = False) -> Document:
+def document(
+    model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 0, frames: int | None = None
+) -> Document:
     """Make a document of runs of text of the given lengths in tokens, and sounds.
 
-    All that is random follows from the seed: tokens, and sounds with values of order one. `alike`: all sounds of all
-    documents have one length.
+    All that is random follows from the seed: tokens, and sounds with values of order one. `frames`: how many each sound
+    has (samples in proportion), where they shall not be of two lengths.
     """
     generator = torch.Generator().manual_seed(seed)
     config: Any = model.config
@@ -70,7 +73,7 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
         if isinstance(part, int):
             ids = tokens(config, 1, part, seed=seed * 100 + number)
         else:
-            made.append(_sound(model, 0 if alike else len(made) + seed, generator))
+            made.append(_sound(model, len(made) + seed, frames, generator))
             ids = torch.full((1, _placeholders(model, made[-1])), _placeholder(config))
             for sides in (("start", "end"), ("bos", "eos")):
                 start, end = (getattr(config, f"audio_{side}_token_id", None) for side in sides)
@@ -125,7 +128,7 @@ def _placeholders(model: Any, sound: dict[str, Any]) -> int:
     return int(features.numel() // features.shape[-1])
 
 
-def _sound(model: Any, number: int, generator: torch.Generator) -> dict[str, Any]:
+def _sound(model: Any, number: int, frames: int | None, generator: torch.Generator) -> dict[str, Any]:
     """The arguments of one sound; those of different numbers have different lengths."""
     form, config = form_of(model), model.config
     part: Any = next(
@@ -141,7 +144,8 @@ def _sound(model: Any, number: int, generator: torch.Generator) -> dict[str, Any
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     bins = _bins(part)
     found: dict[str, Any]
-    length = _FRAMES + (109 if hasattr(part, "n_window_infer") else 9) * (number % 2)  # of more than one window
+    more = 109 if hasattr(part, "n_window_infer") else 9  # than one window has
+    length = FRAMES + more * (number % 2) if frames is None else frames
 
     def values(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
@@ -176,19 +180,18 @@ def _sound(model: Any, number: int, generator: torch.Generator) -> dict[str, Any
         return {"input_features": values(1, whole, bins) * mask(whole)[..., None], str(mask_name): mask(whole)}
     if form in ("samples", "samples of a channel"):
         per_token = getattr(part, "samples_per_token", None) or config.acoustic_tokenizer_encoder_config.hop_length
-        length = length // 8 * per_token - 3
+        length = length * per_token // 8 - 3
         whole = _whole(length, per_token)
         flat = values(1, whole) * mask(whole)
         found = {"input_values": flat if form == "samples" else flat[:, None]}
         return found | {str(mask_name): mask(whole)}
     assert form == "chunks of frames"
-    chunk = part.samples_per_token * 3
-    lengths = torch.tensor([chunk] * (number % 2) + [chunk // 3 * 2 - 7])
-    frames = torch.arange(max(lengths) // part.hop_length // 8 * 8 + 8)[None] < lengths[:, None] // part.hop_length
-    return {
-        "input_features": values(len(lengths), bins, frames.shape[1]) * frames[:, None],
-        "chunk_sample_lengths": lengths,
-    }
+    chunk = part.samples_per_token * 5
+    lengths = torch.tensor([chunk] * (number % 2) + [length * part.hop_length - 7])
+    whole = _whole(-(-int(lengths.max()) // part.hop_length), 8)
+    of_sound = torch.arange(whole)[None] < lengths[:, None] // part.hop_length
+    features = values(len(lengths), bins, whole) * of_sound[:, None]
+    return {"input_features": features, "chunk_sample_lengths": lengths}
 
 
 def _bins(part: Any) -> int:
