@@ -71,7 +71,8 @@ class Family:
     type why none has, where that is known. `counts_images` are types whose models number the images of a batch over
     all its rows, so that each row has to be numbered by itself. `image_mask` is the argument by which text attends to
     images across, (rows, columns, images, ...); `image_of_each` are types whose text attends across to
-    one image for each document, without a mask.
+    one image for each document, without a mask. `unpads_images` are types whose padded batches are one row with their
+    images, in the order of the rows: those that make masks of rows outside of the text model.
     `wrong_media` says why the media among these arguments of a packed call are not those of its documents, or None.
     `refused_arguments` are those that no call may bring with packed rows, with the reason, `refused_without_images`
     those that none may bring that has no images.
@@ -96,6 +97,7 @@ class Family:
     counts_images: frozenset[str] = frozenset()
     image_mask: str | None = None
     image_of_each: frozenset[str] = frozenset()
+    unpads_images: frozenset[str] = frozenset()
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None = None
     refused_arguments: Mapping[str, str] = field(default_factory=dict)
     refused_without_images: Mapping[str, str] = field(default_factory=dict)
