@@ -74,13 +74,15 @@ class Family:
     test has covered with it in the documents; with other media, packed rows are refused. `why_no_media` says by model
     type why none has, where that is known. `counts_images` are types whose models number the images of a batch over
     all its rows, so that each row has to be numbered by itself. `image_mask` is the argument by which text attends to
-    images across, (rows, columns, images, ...).
+    images across, (rows, columns, images, ...); `image_of_each` are types whose text attends across to
+    one image for each document, without a mask.
     `wrong_media` says why the media among these arguments of a packed call are not those of its documents, or None.
     `sounds_together` says by model type, from the configuration, the arguments of a packed call and its layout, why one
     of its sounds would change what another gives, or None; it may name types of other families.
-    `refused_arguments` are those that no call may bring with packed rows, with the reason.
+    `refused_arguments` are those that no call may bring with packed rows, with the reason, `refused_without_images`
+    those that none may bring that has no images.
     `refusal` says why a config cannot be served, or None; `refused_types` are model types that cannot be served at all,
-    with the reason.
+    `refused_classes` classes of its types and what inherits from them, each with the reason.
     `tiny` says how tiny models of its types are built. It and `numbering` may name types that no family serves.
     """
 
@@ -99,13 +101,16 @@ class Family:
     why_no_media: Mapping[str, str] = field(default_factory=dict)
     counts_images: frozenset[str] = frozenset()
     image_mask: str | None = None
+    image_of_each: frozenset[str] = frozenset()
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None = None
     sounds_together: Mapping[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None]] = field(
         default_factory=dict
     )
     refused_arguments: Mapping[str, str] = field(default_factory=dict)
+    refused_without_images: Mapping[str, str] = field(default_factory=dict)
     refusal: Callable[[Any], str | None] | None = None
     refused_types: Mapping[str, str] = field(default_factory=dict)
+    refused_classes: Mapping[str, str] = field(default_factory=dict)
     tiny: Tiny = Tiny()
 
     def way_of(self, module: torch.nn.Module) -> Way | None:

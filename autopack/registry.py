@@ -74,6 +74,8 @@ def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
     known = [config.model_type, getattr(text_config(config, decoder=True), "model_type", None)]
     family = next((f for name in known for f in families() if name in f.model_types), None)
     reason = next(filter(None, (f.refused_types.get(config.model_type) for f in families())), None)
+    if reason is None and family is not None:
+        reason = next(filter(None, map(family.refused_classes.get, source.names_of(type(model)))), None)
     if reason is None and not modules.entries(model):
         reason = (
             "neither it nor a model inside it takes tokens or embeddings of tokens (input_ids, inputs_embeds), so no "

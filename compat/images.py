@@ -55,7 +55,9 @@ def alone(model: PreTrainedModel, document: Document, **others: Any) -> Any:
     # Every processor gives a mask, and some models compute positions only beside one.
     if "input_ids" in arguments:
         arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])
-    return model(**arguments, use_cache=False, **others)
+    output = model(**arguments, use_cache=False, **others)
+    output.logits = output.logits[:, -len(document) :]  # GIT has some of the image too
+    return output
 
 
 def spans(found: Sequence[Sequence[Document]]) -> list[tuple[Document, int, int, int]]:

@@ -8,10 +8,6 @@ a packed row would be those of other documents, and in a padded batch those that
 from autopack.family import Family, Tiny
 
 _WHY_NOT = "what the images have become came without them, and which states are whose is not known"
-_BLIP = (
-    "it takes no text without images, and its text attends to them across, so every document of a row would see those "
-    "of all"
-)
 _MLLAMA = frozenset({"mllama"})
 
 FAMILY = Family(
@@ -21,7 +17,6 @@ FAMILY = Family(
     media_types={"image": _MLLAMA},
     image_mask="cross_attention_mask",
     refused_arguments={"cross_attention_states": _WHY_NOT},
-    refused_types={"blip": _BLIP},
     tiny=Tiny(
         configs={
             "mllama": {"image_token_index": 120},

@@ -34,6 +34,13 @@ _PERCEIVER = OneByOne("its latents attend to all tokens of the row", heeds_masks
 many for short documents as for long ones."""
 
 
+_PERCEIVER_OF_BYTES = (
+    "it gives as many logits as config.max_position_embeddings says, whatever a document's length "
+    "(PerceiverForMaskedLM.__init__: `output_index_dims=config.max_position_embeddings`), and its loss takes labels of "
+    "no other number, so the tokens of a packed row have none of their own"
+)
+
+
 class _Streams(OneByOne):
     """ProphetNet's decoder, which returns the streams of all n-grams one after the other: (documents, n * tokens, ...).
 
@@ -110,6 +117,7 @@ FAMILY = Family(
     how="the whole model, documents of one length as a batch",
     attends=False,
     refusal=_refusal,
+    refused_classes={"PerceiverForMaskedLM": _PERCEIVER_OF_BYTES},
     mixers={
         **{name: OneByOne(reason) for reason, names in _MODELS.items() for name in names.split()},
         "PerceiverForSequenceClassification": _PERCEIVER,

@@ -15,6 +15,7 @@ import torch
 from autopack.calls.call import DROPPED, LAST_LOGITS, Call
 from autopack.calls.heads import per_row_outputs
 from autopack.calls.unpadded import has_a_place
+from autopack.inspection import media
 from autopack.inspection.configs import text_config
 from autopack.inspection.heads import looks_for_padding
 from autopack.inspection.poolers import activation_of, pools_single_tokens
@@ -70,7 +71,7 @@ def reasons_anywhere(call: Call, padding: Padding) -> Iterator[str]:
         yield f"{model_type} reads padding, so without it tokens would get something else"
     if traits.image_mask is not None and given.get(traits.image_mask) is not None:
         yield "its text attends to the images of the row"
-    for name, reason in traits.refused_arguments.items():
+    for name, reason in traits.refused(bool(media.given(given))).items():
         if given.get(name) is not None:
             yield f"{name} was given, and {reason}"
     if traits.counts_columns and not padding.on_the_right:

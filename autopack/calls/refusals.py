@@ -255,7 +255,7 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
     """Raise `UnsupportedModel` for an argument that no call of this family may bring with packed rows."""
     traits = call.model.traits
     given = {name: value for name, value in call.arguments.items() if value is not None and name not in exempt}
-    for name, reason in traits.refused_arguments.items():
+    for name, reason in traits.refused(bool(media.given(given))).items():
         if name in given:
             raise UnsupportedModel(
                 f"{name} was given to {call.name} with packed rows: {reason}. Leave it out, or run the "
@@ -276,6 +276,7 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
             f"of all documents. Freeze it (call its eval() after every train() of the model), leave the media out, or "
             f"run the documents one per row."
         )
+    refuse_images_of_others(call)
     wrong = None if traits.wrong_media is None else traits.wrong_media(given)
     if wrong is not None:
         raise InvalidPacking(f"{call.name} got media with packed rows that are not those of its documents: {wrong}.")
@@ -290,6 +291,19 @@ def _refuse_sounds_together(call: Call, layout: PackedLayout) -> None:
         raise InvalidPacking(
             f"{call.name} got sounds with packed rows that it would not keep apart: {why}. What sounds of a call must "
             f"be like is in docs/speech.md; or run the documents one per row and call."
+        )
+
+
+def refuse_images_of_others(call: Call) -> None:
+    """Raise `InvalidPacking` where the text attends across to one image of each document, and they are not as many."""
+    layout, pixels = call.declared.layout, call.arguments.get("pixel_values")
+    if not call.model.traits.image_of_each or layout is None or pixels is None:
+        return
+    documents = len(layout.lengths) - (0 if layout.is_padding is None else int(layout.is_padding.sum()))
+    if len(pixels) != documents:
+        raise InvalidPacking(
+            f"{call.name} got media with packed rows that are not those of its documents: {len(pixels)} images and "
+            f"{documents} documents; each has one, in their order."
         )
 
 

@@ -62,7 +62,9 @@ def attach(
     code = Provenance(model, enabled.implementations())
     foreign = [code.around(module) for module in anatomy.entries]
     across = modules.cross_attention(anatomy.halves[1], anatomy.mixing) if anatomy.halves is not None else []
-    to_images = [] if family.image_mask is None else modules.cross_attention(model, anatomy.mixing)
+    to_images: list[nn.Module] = []
+    if family.image_mask is not None or enabled.traits.image_of_each:
+        to_images = [m for m in modules.cross_attention(model, anatomy.mixing) if m is not model]
     for module in anatomy.mixing:
         way, adjustment = family.way_of(module), family.adjustment_of(module)
         reads_encoder = any(module is one for one in across)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 import wrapt
 
@@ -18,6 +19,7 @@ from autopack.inspection import torches
 from autopack.inspection.parameters import parameters_of
 from autopack.inspection.sharding import gathers_inside
 from autopack.layout.forms import Frame, Of
+from autopack.layout.packed import PackedLayout
 from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import CACHES
 from autopack.patching import Site
@@ -86,16 +88,13 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         assert scope.layout is not None
         assert mark is not None
         assert mark.way is not None
-        if mark.reads_images:
-            raise UnsupportedModel(
-                f"{type(mixer).__name__} attends from text to images in code of its own, so autopack cannot give each "
-                f"document of packed rows its own images. Run the documents one per row."
-            )
         if "use_cache" in names:
             arguments["use_cache"] = False
         first = arguments.get(names[0])
         layout = scope.layout.to(first.device) if isinstance(first, torch.Tensor) else scope.layout
         memory = scope.memory.to(layout.device) if scope.memory is not None and mark.reads_encoder else None
+        if mark.reads_images:
+            arguments, memory = _with_own_images(mixer, arguments, layout)
         original = from_the_same_buffers(original, mixer)
         if scope.shared is not None:
             arguments = {name: _of_whole_rows(mixer, mark.way, name, each, scope) for name, each in arguments.items()}
@@ -111,6 +110,26 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         return _of_row(output, prefixes)
 
     return autopack_mixer
+
+
+def _with_own_images(
+    mixer: torch.nn.Module, arguments: dict[str, Any], layout: PackedLayout
+) -> tuple[dict[str, Any], PackedLayout]:
+    """The arguments of attention in a model's own code from documents to the states of one image for each, (images, n,
+    channels), with as many of these as there are documents and runs of padding; and where they lie."""
+    states = arguments.get("encoder_hidden_states")
+    real = np.ones(len(layout.lengths), dtype=bool) if layout.is_padding is None else ~layout.is_padding
+    if not isinstance(states, torch.Tensor) or states.dim() != 3 or len(states) != int(real.sum()):
+        raise UnsupportedModel(
+            f"{type(mixer).__name__} attends from text to images in code of its own, and not to one for each of the "
+            f"{int(real.sum())} documents of packed rows. Run the documents one per row."
+        )
+    number = np.maximum(np.cumsum(real) - 1, 0)  # padding reads that of the document before it
+    states = states[torch.from_numpy(number).to(states.device)]
+    documents, each = states.shape[:2]
+    bounds = np.arange(documents + 1) * each
+    memory = layout.derived(("images", each), lambda: PackedLayout(documents, each, bounds, layout.device))
+    return {**arguments, "encoder_hidden_states": states}, memory
 
 
 def _of_whole_rows(mixer: torch.nn.Module, way: Way, name: str, value: Any, scope: Scope) -> Any:

@@ -110,6 +110,8 @@ class Traits:
     """Whether it is known how it numbers a batch whose padding is not on the right."""
     refused_arguments: Mapping[str, str]
     """Arguments that no packed call may bring, with the reason."""
+    refused_without_images: Mapping[str, str]
+    """The same of packed calls without images."""
     mixing_weights: float
     """The share of its weights, embeddings of tokens left out, that mixers hold."""
     media: frozenset[str]
@@ -118,6 +120,8 @@ class Traits:
     """Why no run has covered other media, where that is known."""
     counts_images: bool
     """Whether it numbers the images of a batch over all its rows."""
+    image_of_each: bool
+    """Whether its text attends across to one image for each document."""
     image_mask: str | None
     """The argument that says which tokens see which images, where text attends to images across."""
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None
@@ -151,13 +155,19 @@ class Traits:
             knows_padded_positions=anatomy.model_type in family.model_types
             and numbering.is_known(anatomy.counts_along_mask),
             refused_arguments=dict(family.refused_arguments),
+            refused_without_images=dict(family.refused_without_images),
             mixing_weights=_share_of_mixers(anatomy),
             media=media,
             why_no_media=family.why_no_media.get(anatomy.model_type),
             counts_images=anatomy.model_type in family.counts_images,
+            image_of_each=anatomy.model_type in family.image_of_each,
             image_mask=family.image_mask,
             wrong_media=family.wrong_media,
         )
+
+    def refused(self, with_media: bool) -> Mapping[str, str]:
+        """The arguments that no packed call may bring, one with media or another, with the reason."""
+        return self.refused_arguments if with_media else {**self.refused_arguments, **self.refused_without_images}
 
 
 def _share_of_mixers(anatomy: Anatomy) -> float:

@@ -33,6 +33,7 @@ FORMS = {
     "patches in time": "(patches, times, height, width, channels)",
     "row of patches": "(1, channels, height, patches * width), and the size of each image in patches",
     "square": "(images, channels, height, width)",
+    "square beside text": "the same, one for each document, whose tokens have no places for it",
     "square and instructions": "the same, and tokens for each image, with a mask of padding",
     "frames and instructions": "the same of (videos, frames, channels, height, width)",
     "square after a prefix": "the same as square; token types tell the last run of text, which is learned",
@@ -61,6 +62,7 @@ _NUMBERS = "image_token_pooling"
 _SEEN = {"nested, seen": "image_attention_mask", "tiles by row": "cross_attention_mask"}
 """Forms of types whose text attends to images across, and the argument that says which token sees which."""
 _FRAMES = "frames and instructions"
+_BESIDE = "square beside text"
 _SIZE = rules.FIELDS["image_size"]
 _PATCH = rules.FIELDS["patch_size"]
 _SIDE = 2
@@ -95,8 +97,11 @@ def form_of(model: PreTrainedModel) -> str | None:
 
 
 def needs_images(model: PreTrainedModel) -> bool:
-    """Whether transformers cannot run a document of this type that has no image."""
-    return any(model.config.model_type in family.tiny.needs_images for family in families())
+    """Whether every document of this type has an image: transformers cannot run one that has none, or nothing in its
+    tokens tells it from the others."""
+    return form_of(model) == _BESIDE or any(
+        model.config.model_type in family.tiny.needs_images for family in families()
+    )
 
 
 def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 0) -> Document:
@@ -117,6 +122,9 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     for number, part in enumerate(parts):
         if isinstance(part, int):
             ids = tokens(config, 1, part, seed=seed * 100 + number)
+        elif form_of(model) == _BESIDE:
+            pictures = pictures or [_picture(model, seed, generator)]
+            continue
         else:
             pictures.append(_picture(model, len(pictures) + seed, generator))
             ids = torch.full((1, _placeholders(model, pictures[-1])), placeholder)
@@ -280,7 +288,7 @@ def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) ->
             "pixel_values": pixels(1, channels, patch, high * wide * patch),
             "target_sizes": torch.tensor([[high, wide]]),
         }
-    if form in ("square", "square after a prefix"):
+    if form in ("square", "square after a prefix", _BESIDE):
         return {"pixel_values": pixels(1, channels, size, size)}
     if form in ("square and instructions", _FRAMES):
         frames = pixels(1, 2, channels, size, size) if form == _FRAMES else pixels(1, channels, size, size)

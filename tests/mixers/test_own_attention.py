@@ -115,7 +115,7 @@ def test_at_most_thirteen_types_run_whole_four_by_one_half_and_one_by_both():
     assert counts["whole_half"] <= 4
 
 
-def test_labels_of_git_are_refused_and_its_logits_are_not():
+def test_labels_of_git_without_images_are_refused_and_its_logits_are_not():
     model = tiny.build("git")
     ids = tiny.tokens(model.config, 2, 20)
     expected = alone(model, ids, *ROWS)

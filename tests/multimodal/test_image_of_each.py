@@ -1,0 +1,148 @@
+"""BLIP and GIT: one image for each document, of which its tokens say nothing: across from it, or before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import autopack
+from autopack import InvalidPacking, UnsupportedModel, tiny
+from autopack.tiny import images
+from autopack.tiny.images import IMAGE, Document
+from compat.images import alone, alone_loss, compare, documents, labels_of, packed, spans
+from tests.conftest import FLOAT32, LEAK, error, gradients
+from tests.multimodal.models import twins_with_images, with_images
+from tests.multimodal.test_packed_rows import hold
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+TYPES = ["blip", "git"]
+
+
+def twins(model_type: str) -> tuple[Any, Any]:
+    return twins_with_images(model_type, attn_implementation="eager")
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_documents_get_what_they_get_alone(model_type):
+    stock, model = twins(model_type)
+    with autopack.enable(model):
+        hold(compare(model, stock))
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_stock_lets_documents_of_a_row_share_an_image(model_type):
+    """Negative control: two documents beside the image of the first, and images in another order."""
+    stock, model = twins(model_type)
+    found = documents(stock)
+    call = packed(model, [found])
+    expected = [alone(stock, document).logits[0] for document in found]
+    first = {"input_ids": call["input_ids"], "pixel_values": call["pixel_values"][:1]}
+    plain = stock(**first, use_cache=False).logits[:, -call["input_ids"].shape[1] :]
+    with autopack.enable(model):
+        turned = model(**{**call, "pixel_values": call["pixel_values"].flip(0)}).logits
+    for logits in (plain, turned):
+        assert (
+            max(error(logits[row, a:b], e) for (_, row, a, b), e in zip(spans([found]), expected, strict=True)) > LEAK
+        )
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_rows_with_padding(model_type):
+    """Padding at the end of rows has no image."""
+    stock, model = twins(model_type)
+    found = documents(stock, [(3, IMAGE), (IMAGE, 4), (5, IMAGE)])
+    rows, columns = [found[:2], found[2:]], 9
+    call: dict[str, Any] = {"pixel_values": torch.cat([d.images[0]["pixel_values"] for d in found])}
+    numbers = [torch.cat([torch.full((len(d),), i + 1) for i, d in enumerate(each)]) for each in rows]
+    ids = [torch.cat([d.tokens["input_ids"][0] for d in each]) for each in rows]
+    for name, values in (("input_ids", ids), ("attention_mask", numbers)):
+        call[name] = torch.stack([torch.nn.functional.pad(v, (0, columns - len(v))) for v in values])
+    labels = torch.where((call["attention_mask"] > 0) & (call["input_ids"] < 100), call["input_ids"], -100)
+    with autopack.enable(model):
+        output = model(**call, labels=labels)
+        output.loss.backward()
+    for document, row, a, b in spans(rows):
+        assert error(output.logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
+    expected = alone_loss(stock, rows)
+    expected.backward()
+    assert float(output.loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-4)
+    for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
+        assert (mine - theirs).abs().max() <= 1e-4 + 1e-3 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_as_many_images_as_documents(model_type, count):
+    model = with_images(model_type, "eager")
+    call = packed(model, [documents(model)])
+    pixels = torch.cat([call["pixel_values"]] * 2)[:count]
+    with autopack.enable(model), pytest.raises(InvalidPacking, match=f"{count} images and 3 documents; each has one"):
+        model(**{**call, "pixel_values": pixels})
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("model_type", TYPES)
+def test_padded_batches_give_what_they_gave(model_type, side):
+    stock, model = twins(model_type)
+    found = documents(stock)
+    columns = max(map(len, found))
+
+    def pad(value: torch.Tensor, filler: int) -> torch.Tensor:
+        space = columns - value.shape[1]
+        return torch.nn.functional.pad(value, (space, 0) if side == "left" else (0, space), value=filler)
+
+    call = images.rows(stock, [[Document({"input_ids": pad(d.tokens["input_ids"], 0)}, d.images)] for d in found])
+    mask = torch.cat([pad(torch.ones_like(d.tokens["input_ids"]), 0) for d in found])
+    labels = torch.cat([pad(labels_of(d), -100) for d in found])
+    expected = stock(**call, attention_mask=mask, labels=labels, use_cache=False)
+    expected.loss.backward()
+    with autopack.enable(model):
+        output = model(**call, attention_mask=mask, labels=labels, use_cache=False)
+        output.loss.backward()
+    assert torch.equal(output.logits, expected.logits)
+    assert torch.equal(output.loss, expected.loss)
+    for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_frames_of_a_video_stand_before_a_document_of_git():
+    def build() -> Any:
+        return tiny.build("git", num_image_with_embedding=2)
+
+    stock, model = build(), build()
+    found = documents(stock)
+    call = packed(model, [found])
+    call["pixel_values"] = torch.randn(len(found), 2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with autopack.enable(model):
+        output = model(**call, labels=call["input_ids"])
+    total, count = 0.0, 0
+    for (document, row, a, b), pixels in zip(spans([found]), call["pixel_values"].split(1), strict=True):
+        ids = document.tokens["input_ids"]
+        own = stock(input_ids=ids, pixel_values=pixels, labels=ids, use_cache=False)
+        assert error(output.logits[row, a:b], own.logits[0, -len(document) :]) <= FLOAT32
+        total, count = total + float(own.loss.detach()) * (len(document) - 1), count + len(document) - 1
+    assert float(output.loss.detach()) == pytest.approx(total / count, rel=1e-4)
+
+
+def test_hidden_states_of_git_are_those_of_its_text():
+    stock, model = twins("git")
+    found = documents(stock)
+    with autopack.enable(model):
+        states = model(**packed(model, [found]), output_hidden_states=True).hidden_states
+    for document, row, a, b in spans([found]):
+        own = alone(stock, document, output_hidden_states=True).hidden_states
+        for mine, theirs in zip(states, own, strict=True):
+            assert error(mine[row, a:b], theirs[0, -len(document) :]) <= FLOAT32
+
+
+def test_labels_of_git_need_images():
+    """Its loss leaves out as many tokens as an image has, whether there is one or not."""
+    _, model = twins("git")
+    call = packed(model, [documents(model)])
+    with autopack.enable(model):
+        with pytest.raises(UnsupportedModel, match="labels was given to GitForCausalLM.*as an image has"):
+            model(**{**call, "pixel_values": None}, labels=call["input_ids"])
+        assert model(**call, labels=call["input_ids"]).loss.isfinite()
