@@ -24,9 +24,8 @@ pytest.importorskip("nbclient")
 nbformat: Any = pytest.importorskip("nbformat")
 
 TREE = Path(__file__).parents[1]
-PICTURES = {
-    "embeddings": 1, "estimate_pack_train": 1, "own_family": 2, "prefixes": 1, "real_sentences": 1, "trainer": 3, "trl": 1
-}  # fmt: skip
+PICTURES = {"embeddings": 1, "estimate_pack_train": 1, "own_family": 2, "prefixes": 1, "real_sentences": 1}
+PICTURES |= {"trainer": 3, "trl": 1}
 """Every notebook, and how many pictures it draws."""
 STEPS = 4
 ROUNDING = 1e-4

@@ -60,10 +60,10 @@ def documents(name: str) -> list[torch.Tensor]:
     """Tokens of docstrings of very different lengths, each (tokens,)."""
     count, longest = TEXTS[name]
     texts = sorted(collect_documents(Path(email.__file__).parent), key=lambda text: (len(text), text))
-    spread = [texts[len(texts) * place // (4 * count)] for place in range(count)]  # from the shorter ones
-    spread[1:3] = reversed(spread[1:3])  # in no order of length
+    spread = [texts[len(texts) * place // count] for place in range(count)]
     _, tokenizer = stock(name)
-    return [torch.tensor(tokenizer(text)["input_ids"][:longest]) for text in spread]
+    ends = [longest // (1, 4, 2, 3)[place % 4] for place in range(count)]  # in no order of length
+    return [torch.tensor(tokenizer(text)["input_ids"][:end]) for text, end in zip(spread, ends, strict=True)]
 
 
 def model_in(name: str, dtype: torch.dtype) -> Any:
