@@ -59,7 +59,7 @@ def __getattr__(name: str) -> Any:
     if home != "autopack.errors":
         refuse_old()
     if name in _MOVED:
-        said = f"autopack.{name} is {home}.{name} now; the old name goes with the next release"
+        said = f"autopack.{name} is {home}.{name} now; the old name goes with autopack 0.3"
         warnings.warn(said, FutureWarning, stacklevel=2)
     return getattr(import_module(home), name)
 

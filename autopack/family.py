@@ -37,6 +37,10 @@ class Tiny:
     """Types, with further fields, that stand in for parts that need a package beside transformers."""
     images: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The types that take images, by the form in which they do (`autopack.tiny.images.FORMS`)."""
+    sounds: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The types that take sounds, by the form in which they do (`autopack.tiny.sounds.FORMS`)."""
+    with_sounds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Fields of the configuration of types that have an encoder of sounds only where it is asked for."""
     needs_images: frozenset[str] = frozenset()
     """Types that transformers cannot run without an image: each document has to have one."""
     not_alone: frozenset[str] = frozenset()
@@ -74,10 +78,12 @@ class Family:
     one image for each document, without a mask. `unpads_images` are types whose padded batches are one row with their
     images, in the order of the rows: those that make masks of rows outside of the text model.
     `wrong_media` says why the media among these arguments of a packed call are not those of its documents, or None.
+    `sounds_together` says by model type, from the configuration, the arguments of a packed call and its layout, why one
+    of its sounds would change what another gives, or None; it may name types of other families.
     `refused_arguments` are those that no call may bring with packed rows, with the reason, `refused_without_images`
     those that none may bring that has no images.
     `refusal` says why a config cannot be served, or None; `refused_types` are model types that cannot be served at all,
-    with the reason.
+    `refused_classes` classes of its types and what inherits from them, each with the reason.
     `tiny` says how tiny models of its types are built. It and `numbering` may name types that no family serves.
     """
 
@@ -99,10 +105,14 @@ class Family:
     image_of_each: frozenset[str] = frozenset()
     unpads_images: frozenset[str] = frozenset()
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None = None
+    sounds_together: Mapping[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None]] = field(
+        default_factory=dict
+    )
     refused_arguments: Mapping[str, str] = field(default_factory=dict)
     refused_without_images: Mapping[str, str] = field(default_factory=dict)
     refusal: Callable[[Any], str | None] | None = None
     refused_types: Mapping[str, str] = field(default_factory=dict)
+    refused_classes: Mapping[str, str] = field(default_factory=dict)
     tiny: Tiny = Tiny()
 
     def way_of(self, module: torch.nn.Module) -> Way | None:
@@ -166,7 +176,8 @@ class Way:
     before it, which no mask takes out, `counts` that it counts columns, those of padding too, `reads_padding` that what
     stands in padding changes what it gives to tokens, `numbers_itself` that a document is to be run without positions
     that count it from 0, `in_parts` that ranks that have a part of each row can put together what it takes.
-    `whole_model_reason`: why nothing less than the whole model can be run on documents, where that is so. Of a decoder:
+    `whole_model_reason`: why nothing less than the whole model can be run on documents, where that is so; `heeds_masks`
+    that such a model, with a head of one result per row, gives rows of a padded batch what they get alone. Of decoders:
     `reads_encoder_tokens` says that its model gives it the encoder's tokens, and not those of the labels, where it gets
     none, `masks_without_cache` that its model hides later tokens where it is to fill no cache, and only there;
     `leaves_out` are parts of its model's output that packed calls return none of. `words` and `work` tell readers its
@@ -180,6 +191,7 @@ class Way:
     reads_padding: bool = False
     numbers_itself: bool = False
     whole_model_reason: str | None = None
+    heeds_masks: bool = False
     leaves_out: tuple[str, ...] = ()
     reads_encoder_tokens: bool = False
     masks_without_cache: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -20,6 +21,7 @@ from autopack.inspection import modules, source
 from autopack.inspection.configs import text_config
 from autopack.inspection.parameters import parameters_of
 from autopack.inspection.positions import Numbering
+from autopack.layout.packed import PackedLayout
 from autopack.mixers import RESTARTING, Alone, CountingRows
 
 __all__ = ["Family", "families", "register"]
@@ -72,6 +74,8 @@ def look_up(model: PreTrainedModel) -> tuple[Family, str | None]:
     known = [config.model_type, getattr(text_config(config, decoder=True), "model_type", None)]
     family = next((f for name in known for f in families() if name in f.model_types), None)
     reason = next(filter(None, (f.refused_types.get(config.model_type) for f in families())), None)
+    if reason is None and family is not None:
+        reason = next(filter(None, map(family.refused_classes.get, source.names_of(type(model)))), None)
     if reason is None and not modules.entries(model):
         reason = (
             "neither it nor a model inside it takes tokens or embeddings of tokens (input_ids, inputs_embeds), so no "
@@ -161,6 +165,11 @@ def _without_cross_attention(model: PreTrainedModel, mixing: list[nn.Module]) ->
 def media_of(model_type: str) -> frozenset[str]:
     """The kinds of media that a run of the leak test has covered in the documents of this type."""
     return frozenset(kind for f in families() for kind, types in f.media_types.items() if model_type in types)
+
+
+def sounds_together_of(model_type: str) -> Callable[[Any, Mapping[str, Any], PackedLayout], str | None] | None:
+    """What says of the sounds of a packed call of this type that one would change what another gives, if anything."""
+    return next((f.sounds_together[model_type] for f in families() if model_type in f.sounds_together), None)
 
 
 def numbering_of(config: Any) -> Numbering:

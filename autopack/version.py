@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 MINIMUM = {"torch": "2.4", "transformers": "4.44", "wrapt": "1.16", "packaging": "23", "numpy": "1.26"}
 """Packages that autopack needs, with the oldest version that it works with."""

@@ -122,22 +122,35 @@ def table(name: str, data: dict[str, Any], settings: Mapping[str, Any]) -> Itera
 
 def checks(result: dict[str, Any]) -> list[tuple[bool, str]]:
     """What has to hold, and whether it does."""
+    return [*equal_losses(result), *no_worse(result)]
+
+
+def equal_losses(result: dict[str, Any]) -> Iterator[tuple[bool, str]]:
+    """Whether losses of MiniBatchPacking are padding's."""
     tolerance = TOLERANCES[result["settings"]["dtype"]]
+    for name, data, when in _asked(result, PADDING):
+        padding, mini_batch = (data["arms"][arm][when] for arm in (PADDING, MINI_BATCH))
+        errors = {kind: abs(mini_batch[kind] - padding[kind]) for kind in ("train", "validation")}
+        said = ", ".join(f"{kind} {error:.1e}" for kind, error in errors.items())
+        what = f"{name}, {padding['steps']} steps: losses of {MINI_BATCH} are padding's within {tolerance:.0e}"
+        yield max(errors.values()) <= tolerance, f"{what}: {said}"
+
+
+def no_worse(result: dict[str, Any]) -> Iterator[tuple[bool, str]]:
+    """Whether positions make the losses of FixedLengthPacking no worse."""
     paper = " and ".join(f"{posid - fixed:+.3f} ({steps} steps)" for steps, fixed, posid in TABLE_4)
-    found: dict[str, bool] = {}  # an epoch of padding is often the common number of steps, and said once
+    for name, data, when in _asked(result, FIXED):
+        fixed, posid = (data["arms"][arm][when] for arm in (FIXED, FIXED_POSID))
+        less = posid["validation"] - fixed["validation"]
+        what = f"{name}, {fixed['steps']} steps: {FIXED_POSID} validates no worse than {FIXED}"
+        yield less <= 0, f"{what}: {less:+.3f} (paper, Table 4: {paper})"
+
+
+def _asked(result: dict[str, Any], arm: str) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Data sets and when their losses are compared: an epoch of an arm is often the common number of steps."""
     for name, data in result["data"].items():
-        arms = data["arms"]
-        for when in ("epoch", "common"):
-            padding, mini_batch = arms[PADDING][when], arms[MINI_BATCH][when]
-            errors = {kind: abs(mini_batch[kind] - padding[kind]) for kind in ("train", "validation")}
-            said = ", ".join(f"{kind} {error:.1e}" for kind, error in errors.items())
-            what = f"{name}, {padding['steps']} steps: losses of {MINI_BATCH} are padding's within {tolerance:.0e}"
-            found[f"{what}: {said}"] = max(errors.values()) <= tolerance
-        for when in ("epoch", "common"):
-            less = arms[FIXED_POSID][when]["validation"] - arms[FIXED][when]["validation"]
-            what = f"{name}, {arms[FIXED][when]['steps']} steps: {FIXED_POSID} validates no worse than {FIXED}"
-            found[f"{what}: {less:+.3f} (paper, Table 4: {paper})"] = less <= 0
-    return [(passed, text) for text, passed in found.items()]
+        found = {data["arms"][arm][when]["steps"]: when for when in ("common", "epoch")}
+        yield from ((name, data, when) for when in reversed(found.values()))
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

@@ -41,6 +41,7 @@ from compat.old_releases import bind_flash, chosen_when_built, without_hardware_
 from compat.standins import flash_standin, flex_standin, float64_throughout, set_implementation
 from compat.tables import json_by_lines
 from compat.with_images import cast, with_images
+from compat.with_sounds import with_sounds
 
 RESULTS = Path(__file__).parent / "results"
 BACKENDS = ("eager", "sdpa", "flex", "flash")
@@ -88,6 +89,7 @@ def measure(
         return _images_alone(model, backend, task, dtype, upstream_error)
     with stand_in(backend):
         images = with_images(model, task, dtype) if task in _WITH_MEDIA else {}
+        images |= _with_sounds(model_type, backend, dtype, task)
     result = {
         "status": "exact" if report.exact else "LEAK",
         "config": model.config.model_type,
@@ -97,9 +99,19 @@ def measure(
         "loss": max((r.loss for r in report.results if r.loss is not None), default=None),
         **images,
     }
-    if result["status"] == "exact" and images.get("images") == "LEAK":
-        return {**result, "status": "LEAK", "reason": f"with images: {images['images worst']}"}
+    for kind in ("images", "sounds"):
+        if result["status"] == "exact" and images.get(kind) == "LEAK":
+            return {**result, "status": "LEAK", "reason": f"with {kind}: {images[f'{kind} worst']}"}
     return result if report.exact else {**result, "reason": report.worst_case}
+
+
+def _with_sounds(model_type: str, backend: str, dtype: torch.dtype, task: str) -> dict[str, Any]:
+    if task == "causal-lm" and any(model_type in tiny.types_for(other) for other in ("seq2seq", "image-text-to-text")):
+        return {}  # measured there
+    try:
+        return with_sounds(partial(built, model_type, backend, dtype, task), model_type, dtype)
+    except Undeclared:
+        return {"sounds": "undeclared"}
 
 
 def _images_alone(model: Any, backend: str, task: str, dtype: torch.dtype, why: str) -> dict[str, Any]:
@@ -201,10 +213,13 @@ def _cell(result: dict[str, Any]) -> str:
         text = ("*" if "with casts" in result else "") + _number(result["worst"])
         if "without images" in result:
             return f"- / {text}"
-        if "images" not in result:
-            return text
-        return f"{text} / {_number(result['images worst']) if result['images'] == 'exact' else result['images']}"
+        return " / ".join([text, *(_of_media(result, kind) for kind in ("images", "sounds") if kind in result)])
     return {"undeclared": "-"}.get(result["status"], result["status"])
+
+
+def _of_media(result: dict[str, Any], kind: str) -> str:
+    found = _number(result[f"{kind} worst"]) if result[kind] == "exact" else result[kind]
+    return {"undeclared": "-"}.get(found, found) + (" (alike)" if f"{kind} alike" in result else "")
 
 
 def _number(error: float) -> str:
@@ -212,9 +227,9 @@ def _number(error: float) -> str:
 
 
 def _table(results: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
-    lines = [f"{'model type':<26}" + "".join(f"{b:>16}" for b in BACKENDS) + "  path"]
+    lines = [f"{'model type':<26}" + "".join(f"{b:>24}" for b in BACKENDS) + "  path"]
     for model_type, cells in results.items():
-        row = "".join(f"{_cell(cells[b]):>16}" for b in BACKENDS)
+        row = "".join(f"{_cell(cells[b]):>24}" for b in BACKENDS)
         lines.append(f"{model_type:<26}{row}  {_path(model_type, cells)}")
     return lines
 
@@ -237,7 +252,13 @@ _ABOUT_IMAGES = (
     "others as they were. `refused`: packed calls with pixels raise. `none`: its class is one of text alone. Types "
     "that take videos have been run with them too. Norms over a batch (Emu3, FastVLM) stay in evaluation; while they "
     "train, packed calls with pixels raise. `-` before the second result: transformers cannot run the type without "
-    "images."
+    "images. Types that take sounds have one result more, as those of speech have in the table of seq2seq."
+)
+_ABOUT_SOUNDS = (
+    "A second result is that of documents with sounds beside text (docs/speech.md), in one row and in two, with a "
+    "document that has none, two that touch with their sounds, and one with two; sounds have different lengths, or, "
+    "where it says `alike`, one length, since packed calls with others raise. Gradients include those of the encoder "
+    "of sounds, and another text or sound of one document leaves the others as they were."
 )
 
 
@@ -256,6 +277,7 @@ def _markdown(results: dict[str, dict[str, dict[str, Any]]], task: str, counts: 
         "CPU stand-ins of the kernels' signatures.",
         "",
         *([_ABOUT_IMAGES, ""] if task in _WITH_MEDIA else []),
+        *([_ABOUT_SOUNDS, ""] if any("sounds" in c for cells in results.values() for c in cells.values()) else []),
         counts,
         "",
         "| model type | " + " | ".join(BACKENDS) + " | path, or reason of refusal |",

@@ -136,21 +136,27 @@ def other_pixels(name: str, value: Any) -> Any:
     """Other pixels, and instructions, in the same places; sizes and masks stay."""
     if name == "qformer_input_ids":
         return _other_tokens(value)
+    if name == "audio_input_ids":
+        return (value + 7) % 256
     if name == "flattened_patches":  # row and column come first
         return torch.cat([value[..., :2], -2 * value[..., 2:]], dim=-1)
     return -2 * value if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
 def compare(
-    model: PreTrainedModel, stock: PreTrainedModel, gradients: bool = True, videos: bool = False
+    model: PreTrainedModel,
+    stock: PreTrainedModel,
+    gradients: bool = True,
+    videos: bool = False,
+    found: Sequence[Document] | None = None,
 ) -> dict[str, float]:
-    """Packed rows of `model` against the documents alone on `stock`, which has the same parameters.
+    """Packed rows of `model` against the documents alone on `stock`, which has the same parameters; `found` or others.
 
     One row, then two rows with the documents in two orders; then one row in train mode. Returns the worst errors:
     `worst` and `influence` relative to the standard deviation of the logits alone, `gradient` to the largest entry of a
     parameter's gradient (or 1% of the largest of all), `loss` to the loss.
     """
-    found = [as_videos(stock, d) if videos else d for d in documents(stock)]
+    found = [as_videos(stock, d) if videos else d for d in found or documents(stock)]
     reference = {id(d): alone(stock, d).logits[0] for d in found}
     logits = torch.cat(list(reference.values())).detach()
     # without those of image tokens, which Chameleon forbids by the smallest number of their precision

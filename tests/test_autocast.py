@@ -73,6 +73,7 @@ def _distance(found, wanted):
     return error(found[0], wanted[0]), float((slopes[0] - slopes[1]).norm() / slopes[1].norm())
 
 
+@pytest.mark.sampled(6)
 @LOWERED
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("model_type", TYPES)

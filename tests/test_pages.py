@@ -6,6 +6,7 @@ One list, `PAGES`, says what the blocks of each page take for granted. A block t
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import sys
@@ -184,6 +185,26 @@ def pictures() -> dict[str, Any]:
     }
 
 
+def recordings() -> dict[str, Any]:
+    """A row of two documents with a sound each, of one length."""
+    from autopack.tiny import images, sounds
+    from tests.multimodal.test_sounds import with_sounds
+
+    model = with_sounds("qwen3_asr")
+    documents = [sounds.document(model, (4, "sound", 3), seed=seed, frames=22) for seed in range(2)]
+    ids = images.row(model, documents)["input_ids"]
+    return {
+        "autopack": autopack,
+        "torch": torch,
+        "model": model,
+        "ids": ids,
+        "positions": positions([len(document) for document in documents]),
+        "features": [document.images[0]["input_features"] for document in documents],
+        "masks": [document.images[0]["input_features_mask"] for document in documents],
+        "labels": ids.masked_fill(ids == model.config.audio_token_id, -100),
+    }
+
+
 def halves() -> dict[str, Any]:
     """An encoder-decoder, which the page takes for enabled, and the row that its comments show."""
     model = tiny.build("t5", task="seq2seq")
@@ -203,6 +224,28 @@ def as_alone(names: dict[str, Any]) -> bool:
     return "loss" not in names or abs(names["loss"].item() - alone(names["dataset"][:4])) < ROUNDING
 
 
+def corpus_on_disk() -> dict[str, Any]:
+    """Documents as datasets and as parquet files, and two workers of Ray."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+
+    made = datasets.Dataset.from_list(examples())
+    made.save_to_disk("corpus")
+    for number in range(2):
+        made.shard(2, number, contiguous=True).to_parquet(f"tokens/{number}.parquet")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=100 << 20)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    return {"made": made}
+
+
+def all_packed(names: dict[str, Any]) -> bool:
+    """Whether the job has written its shard, and Ray every document once."""
+    (shard,) = Path("rows").iterdir()
+    rows = datasets.load_dataset("parquet", data_files=autopack.packing.shard_files("packed"), split="train")
+    tokens = [sorted(token for row in part["input_ids"] for token in row) for part in (rows, names["made"])]
+    return shard.name == "rows-00002-of-00004.parquet" and tokens[0] == tokens[1] and len(names["written"].files) == 4
+
+
 QUIET = {"max_steps=2)": "max_steps=2, use_cpu=True, disable_tqdm=True)"}
 TRL = {"max_steps=2)": "max_steps=2, use_cpu=True, bf16=False, disable_tqdm=True)"}
 PAGES = {
@@ -218,6 +261,7 @@ PAGES = {
     ),
     "heads.md": Page(classifier, needs=("accelerate",)),
     "multimodal.md": Page(pictures, holds=lambda names: names["batch"]["image_grid_thw"].shape[1] == 3, needs=("PIL",)),
+    "speech.md": Page(recordings),
     "encoder_decoder.md": Page(halves),
     "how_to/trainer.md": Page(folders, QUIET, lambda names: names["trainer"].state.global_step == 2, ("accelerate",)),
     "how_to/trl.md": Page(folders, TRL, lambda names: names["trainer"].state.global_step == 2, ("trl",)),
@@ -233,6 +277,7 @@ PAGES = {
         encoder, QUIET, lambda names: len(names["vectors"]) == 16, ("sentence_transformers",)
     ),
     "losses.md": Page(loop),
+    "scale.md": Page(corpus_on_disk, {'os.environ["SLURM_ARRAY_TASK_ID"]': '"2"', "30_000": "4"}, all_packed, ("ray",)),
     "migrating.md": Page(packed_rows, holds=lambda names: len(names["rows"]) > 0),
     "recipes.md": Page(
         one_process,
@@ -258,6 +303,8 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
             del sys.modules[name]
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    if "ray" in sys.modules:
+        sys.modules["ray"].shutdown()
     torch._dynamo.reset()
 
 

@@ -43,6 +43,7 @@ _SQUARE = frozenset("gemma3 gemma3n got_ocr2".split())
 _PATCHES = frozenset("gemma4 gemma4_unified".split())
 _FLAT_PATCHES = frozenset({"fuyu"})
 """Types that take images, by the form in which they do."""
+_SOUNDS = frozenset("gemma3n gemma4 gemma4_unified moonshine moss_transcribe_diarize phi4_multimodal whisper".split())
 
 _SLIDING_AND_FULL: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"]}
 _FULL_AND_SLIDING: dict[str, Any] = {"layer_types": ["full_attention", "sliding_attention"]}
@@ -78,8 +79,9 @@ _TINY: dict[str, dict[str, Any]] = {
     "flint": {"mlp_only_layers": [0]},
     "gemma2": _SLIDING_AND_FULL,
     "gemma3": {"mm_tokens_per_image": 4},
-    "gemma3n": {"vision_soft_tokens_per_image": 16},
-    "gemma3n_audio": {"sscp_conv_channel_size": [8, 8]},
+    "gemma3n": {"vision_soft_tokens_per_image": 16, "audio_soft_tokens_per_image": 8},
+    "gemma3n_audio": {"sscp_conv_channel_size": [8, 8], "vocab_size": 4, "vocab_offset": 124}
+    | {"conf_num_hidden_layers": 2, "conf_reduction_factor": 2},
     "gemma3n_text": _TWICE | {"activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0], "laurel_rank": 8},
     "gemma4": _SEEING_IMAGES_WHOLE,
     "gemma4_text": _GEMMA4
@@ -117,7 +119,8 @@ _TINY: dict[str, dict[str, Any]] = {
     "roc_bert": {"pronunciation_vocab_size": 128, "pronunciation_embed_dim": 16}
     | {"shape_vocab_size": 128, "shape_embed_dim": 16},
     "smollm3": _FULL_AND_SLIDING | {"use_sliding_window": True, "sliding_window": 4, "no_rope_layers": [1, 0]},
-    "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 2, "depths": [1] * 7},
+    # it adds noise to what it encodes, in evaluation too
+    "vibevoice_acoustic_tokenizer_encoder": {"num_filters": 2, "depths": [1] * 7, "vae_std": 0.0},
     "xmod": {"default_language": "en_XX"},
 }
 
@@ -127,7 +130,7 @@ FAMILY = Family(
     how="attention site, document by document",
     numbering=dict.fromkeys(_AFTER_PAD_TOKEN.split(), AFTER_PAD_TOKEN)
     | {"biogpt": Numbering(changed=True), "opt": Numbering(along_mask=True)},
-    media_types={"image": _SQUARE | _PATCHES | _FLAT_PATCHES, "sound": frozenset("moonshine whisper".split())},
+    media_types={"image": _SQUARE | _PATCHES | _FLAT_PATCHES, "sound": _SOUNDS},
     unpads_images=frozenset("gemma3 gemma4 gemma4_unified".split()),
     dense_types=frozenset("axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4".split()),
     tiny=Tiny(

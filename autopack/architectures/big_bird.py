@@ -9,8 +9,9 @@ from autopack.mixers import ALONE
 def _refusal(config: Any) -> str | None:
     if getattr(config, "attention_type", None) == "block_sparse":
         return (
-            "its block-sparse attention takes blocks of the row, and becomes full attention for good where a row is "
-            "short; load it with attention_type='original_full'"
+            "what its block-sparse attention gives a document depends on the calls before, since a short row makes it "
+            "attend fully for good (BigBirdModel.forward: `self.set_attention_type('original_full')`); load it with "
+            "attention_type='original_full'"
         )
     return None
 

@@ -29,8 +29,9 @@ _MUSICGEN_PARTS = {"text_encoder": "t5", "audio_encoder": "encodec"}
 def _refusal(config: Any) -> str | None:
     if config.is_encoder_decoder and getattr(config, "attention_type", None) == "block_sparse":
         return (
-            "BigBirdPegasusBlockSparseAttention of its encoder lets blocks of the row see its first and last block and "
-            "random ones, and a short row as a whole; load it with attention_type='original_full'"
+            "what its block-sparse encoder gives a document depends on the calls before, since a short row makes it "
+            "attend fully for good (BigBirdPegasusEncoder.forward: `self.set_attention_type('original_full')`); load "
+            "it with attention_type='original_full'"
         )
     return None
 

@@ -8,8 +8,7 @@ towers keep their images apart by themselves, and so does Kosmos-2.5's projectio
 Emu3's tokenizer of images does so in evaluation alone (`BatchNorm3d`), and so does FastVLM's tower (FastViT of timm,
 `BatchNorm2d`); while they train, packed calls with images raise.
 
-A run of the leak test has covered images and videos (`python -m compat.exactness --task image-text-to-text`); sounds
-have not been run, so they are refused.
+A run of the leak test has covered images, videos and sounds (`python -m compat.exactness --task image-text-to-text`).
 """
 
 from typing import Any
@@ -158,6 +157,7 @@ FAMILY = Family(
     media_types={
         "image": frozenset(" ".join(_IMAGES.values()).split()),
         "video": frozenset(_VIDEO_TYPES.split()),
+        "sound": frozenset("dots3_note muse_spark qwen2_5_omni_thinker qwen3_omni_moe_thinker".split()),
     },
     tiny=Tiny(
         configs=_TINY,

@@ -15,6 +15,8 @@ _REASONS = {
     "it plans the actions of a row, from one state and over the cache of the whole row, and gives its tokens nothing "
     "(5.23.0, modeling_pi0.py:302)": "pi0",
     "it has no forward of its own over its thinker and talker; enable `model.thinker`": "qwen2_5_omni qwen3_omni_moe",
+    "it adds the frames of a row's sound to the tokens of the row one by one (VoxtralRealtimeModel.forward), and its "
+    "encoder reads them as one stream": "voxtral_realtime",
 }
 
 FAMILY = Family(

@@ -105,6 +105,10 @@ FAMILY = Family(
         "InklingAttention": _scale_by_position,
         **dict.fromkeys(("Inkling2FullAttention", "Inkling2LoopFullAttention"), _follow_positions),
     },
-    media_types={"image": frozenset(_IMAGES), "video": frozenset({"lfm3_vl"})},
+    media_types={
+        "image": frozenset(_IMAGES),
+        "video": frozenset({"lfm3_vl"}),
+        "sound": frozenset({"inkling_mm_model"}),
+    },
     tiny=Tiny(configs=_TINY, images={form: frozenset({name}) for name, form in _IMAGES.items()}),
 )

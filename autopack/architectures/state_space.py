@@ -9,7 +9,9 @@ from typing import Any
 from autopack.family import DERIVED, Family, Tiny
 from autopack.mixers import AtOperations, EqualRows
 
-_TYPES = "bamba falcon_h1 falcon_mamba granitemoehybrid jamba mamba mamba2 nemotron_h nemotron_h_omni zamba zamba2"
+_TYPES = """
+bamba falcon_h1 falcon_mamba granitemoehybrid jamba mamba mamba2 nemo_speechlm nemotron_h nemotron_h_omni zamba zamba2
+"""
 _MAMBA = "FalconMambaMixer JambaMambaMixer MambaMixer ZambaMambaMixer"
 _MAMBA_2 = "BambaMixer FalconH1Mixer GraniteMoeHybridMambaLayer Mamba2Mixer NemotronHMamba2Mixer Zamba2MambaMixer"
 
@@ -26,7 +28,12 @@ _TINY: dict[str, dict[str, Any]] = {
     # older releases raise where their kernels are asked for and absent
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
     "mamba2": {"num_heads": 8},
-    "nemotron_h_omni": {"projector_hidden_size": 64, "vision_hidden_size": 64, "image_token_id": 120}
+    "nemotron_h_omni": {
+        "projector_hidden_size": 64,
+        "vision_hidden_size": 64,
+        "image_token_id": 120,
+        "audio_token_id": 119,
+    }
     | {"vision_config": {"video_temporal_patch_size": 2, "max_img_size": 64}},
     "zamba": {"use_mamba_kernels": False, "num_hidden_layers": 4, "attn_layer_period": 1, "attn_layer_offset": 0}
     | {"layers_block_type": DERIVED, "attention_hidden_size": 128, "attention_head_dim": 32},
@@ -39,6 +46,6 @@ FAMILY = Family(
     model_types=frozenset(_TYPES.split()),
     how="convolution and scan by documents; attention document by document",
     mixers=dict.fromkeys(_MAMBA.split(), _SELECTIVE_SCAN) | dict.fromkeys(_MAMBA_2.split(), _DUALITY),
-    media_types={"image": frozenset({"nemotron_h_omni"})},
+    media_types={"image": frozenset({"nemotron_h_omni"}), "sound": frozenset({"nemo_speechlm", "nemotron_h_omni"})},
     tiny=Tiny(configs=_TINY, images={"grid of one frame": frozenset({"nemotron_h_omni"})}),
 )

@@ -23,11 +23,22 @@ _MODELS = {
     "its relative encodings and streams are made for the row": "XLNetLMHeadModel XLNetModel",
     "its attention averages keys over blocks of 32 columns and looks closely at the best blocks of the row": "MraModel",
     "its encoder pools every two columns of the row into one": "FunnelModel FunnelBaseModel",
-    "its latents attend to all tokens of the row": "PerceiverForSequenceClassification",
 }
 
 _REFORMER = OneByOne("its hashes and chunks go over the row", numbers_itself=True)
 """It pads documents to whole chunks by itself, and cannot do so beside positions."""
+
+
+_PERCEIVER = OneByOne("its latents attend to all tokens of the row", heeds_masks=True)
+"""Tokens are read by latents alone, which a mask keeps from padding. Most of its work is that of latents, which are as
+many for short documents as for long ones."""
+
+
+_PERCEIVER_OF_BYTES = (
+    "it gives as many logits as config.max_position_embeddings says, whatever a document's length "
+    "(PerceiverForMaskedLM.__init__: `output_index_dims=config.max_position_embeddings`), and its loss takes labels of "
+    "no other number, so the tokens of a packed row have none of their own"
+)
 
 
 class _Streams(OneByOne):
@@ -106,8 +117,10 @@ FAMILY = Family(
     how="the whole model, documents of one length as a batch",
     attends=False,
     refusal=_refusal,
+    refused_classes={"PerceiverForMaskedLM": _PERCEIVER_OF_BYTES},
     mixers={
         **{name: OneByOne(reason) for reason, names in _MODELS.items() for name in names.split()},
+        "PerceiverForSequenceClassification": _PERCEIVER,
         "ProphetNetDecoder": _Streams(_STREAMS),
         **dict.fromkeys("ReformerModelWithLMHead ReformerForMaskedLM ReformerModel".split(), _REFORMER),
     },

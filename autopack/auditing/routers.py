@@ -10,11 +10,10 @@ from autopack.auditing.asking import loss_of
 from autopack.auditing.cases import MODES, Case, NoReference
 from autopack.auditing.fields import Sides
 from autopack.auditing.losses import Labels, relative_error
-from autopack.auditing.report import ModeResult
+from autopack.auditing.report import ROUTER, ModeResult
 from autopack.auditing.running import Runner
 from autopack.errors import AutopackError
 
-ROUTER = "router loss"
 _WANTED = {"output_router_logits": True}
 
 

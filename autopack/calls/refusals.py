@@ -103,6 +103,7 @@ def check_packed(call: Call, layout: PackedLayout) -> None:
     refuse_caches(call)
     _refuse_prepared_mask(call.arguments.get("attention_mask"), layout)
     refuse_arguments(call)
+    _refuse_sounds_together(call, layout)
     refuse_early_positions(call, layout)
     _refuse_labelled_padding(call, layout)
     if call.arguments.get("encoder_hidden_states") is not None:
@@ -279,6 +280,18 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
     wrong = None if traits.wrong_media is None else traits.wrong_media(given)
     if wrong is not None:
         raise InvalidPacking(f"{call.name} got media with packed rows that are not those of its documents: {wrong}.")
+
+
+def _refuse_sounds_together(call: Call, layout: PackedLayout) -> None:
+    """Raise `InvalidPacking` where a sound of one document would change what that of another gives."""
+    rule = call.model.traits.sounds_together
+    sounds = [n for n in media.given(call.arguments) if media.kinds(n, call.arguments[n]) == {"sound"}]
+    why = rule(call.config, call.arguments, layout) if rule is not None and sounds else None
+    if why is not None:
+        raise InvalidPacking(
+            f"{call.name} got sounds with packed rows that it would not keep apart: {why}. What sounds of a call must "
+            f"be like is in docs/speech.md; or run the documents one per row and call."
+        )
 
 
 def refuse_images_of_others(call: Call) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -44,7 +45,8 @@ def look_at(model: PreTrainedModel, family: Family) -> tuple[Anatomy, Traits]:
     attending = {name for name, way in family.mixers.items() if way.attends}
     anatomy = Anatomy.of(model, set(family.mixers), attending, family.within_token)
     numbering, media = registry.numbering_of(model.config), registry.media_of(anatomy.model_type)
-    return anatomy, Traits.of(family, anatomy, numbering, media)
+    traits = Traits.of(family, anatomy, numbering, media)
+    return anatomy, replace(traits, sounds_together=registry.sounds_together_of(anatomy.model_type))
 
 
 def attach(

@@ -17,12 +17,17 @@ STATES = "image_hidden_states"
 _NAMES = re.compile(
     r"pixel|image|video|audio|protein|patches|input_features|input_values|encoder_outputs|target_sizes|qformer"
     r"|aspect_ratio|cross_attention_mask"
+    r"|feature_attention_mask|^chunk_sample_lengths$|^padding_mask$"
 )
 _OTHERS = re.compile(
     r"^(vision_feature|output_|use_|num_(?!local_patches))|token_type|position_mask|patches_indices|codes"
 )
 """Arguments that only choose how media are read, or say something of every token."""
-_KINDS = {"sound": r"audio|input_features|input_values", "protein": "protein", "video": "video"}
+_KINDS = {
+    "sound": r"audio|input_features|input_values|feature_attention|chunk_sample|padding_mask",
+    "protein": "protein",
+    "video": "video",
+}
 
 
 def holds_media(name: str) -> bool:

@@ -227,6 +227,7 @@ class OneByOne(Way):
 
     reason: str
     numbers_itself: bool = False
+    heeds_masks: bool = False
     attends = True
     recurs = False
     words = "whole model per document"
@@ -239,7 +240,8 @@ class OneByOne(Way):
         return run_documents_alone(call, self.numbers_itself)
 
     def how(self) -> dict[str, str]:
-        return {"any": f"the whole model, documents of one length as a batch, since {self.reason}"}
+        documents = "documents as a padded batch" if self.heeds_masks else "documents of one length as a batch"
+        return {"any": f"the whole model, {documents}, since {self.reason}"}
 
 
 class EncoderOneByOne(OneByOne):

@@ -50,7 +50,7 @@ def with_old_names(**names: str) -> Callable[[Class], Class]:
 
 def warn(old: str, new: str) -> None:
     """Say at the caller's caller that something has another name now."""
-    warnings.warn(f"{old} is called {new} now; the old name goes with the next release", FutureWarning, stacklevel=3)
+    warnings.warn(f"{old} is called {new} now; the old name goes with autopack 0.3", FutureWarning, stacklevel=3)
 
 
 def _read(old: str, new: str, instance: Any) -> Any:

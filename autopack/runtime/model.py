@@ -23,6 +23,7 @@ from autopack.inspection.parameters import parameters_of
 from autopack.inspection.parts import Anatomy
 from autopack.inspection.positions import Numbering
 from autopack.inspection.sharding import Group
+from autopack.layout.packed import PackedLayout
 from autopack.patching import SiteLease
 from autopack.runtime.padding_read import PaddingRead
 from autopack.runtime.row_group import RowGroup
@@ -83,6 +84,8 @@ class Traits:
     """Whether it scores every pair of tokens of a row in code of its own."""
     whole_model_reason: str | None
     """Why each document is run through the whole model by itself, where that is so."""
+    heeds_masks: bool
+    """Whether such documents may be the rows of a padded batch, where a head gives one result per row."""
     leaves_out: frozenset[str]
     """Parts of an encoder-decoder's output that packed rows have none of."""
     reads_encoder_tokens: bool
@@ -125,6 +128,8 @@ class Traits:
     """The argument that says which tokens see which images, where text attends to images across."""
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None
     """Why the media of a packed call are not those of its documents, where its family can tell."""
+    sounds_together: Callable[[Any, Mapping[str, Any], PackedLayout], str | None] | None = None
+    """Why one sound of a packed call would change what another gives, where that can be."""
 
     @classmethod
     def of(cls, family: Family, anatomy: Anatomy, numbering: Numbering, media: frozenset[str]) -> Traits:
@@ -138,6 +143,7 @@ class Traits:
             family=family.name,
             dense=anatomy.model_type in family.dense_types,
             whole_model_reason=next((way.whole_model_reason for way in ways if way.whole_model_reason), None),
+            heeds_masks=any(way.heeds_masks for way in ways),
             leaves_out=frozenset(name for way in ways for name in way.leaves_out),
             reads_encoder_tokens=any(way.reads_encoder_tokens for way in ways),
             masks_without_cache=any(way.masks_without_cache for way in ways),

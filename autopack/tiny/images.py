@@ -181,7 +181,17 @@ def _going_on(pictures: Sequence[dict[str, Any]]) -> torch.Tensor:
 
 def _in_order(name: str, documents: Sequence[Sequence[Document]], along: int) -> Any:
     found: list[Any] = [picture[name] for each in documents for d in each for picture in d.images]
-    return [*chain.from_iterable(found)] if isinstance(found[0], list) else torch.cat(found, dim=along)
+    if isinstance(found[0], list):
+        return [*chain.from_iterable(found)]
+    return torch.cat(_padded(found) if len({value.ndim for value in found}) == 1 and along == 0 else found, dim=along)
+
+
+def _padded(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Values with zeros behind them, each as large as the largest but along the first dimension."""
+    most = [max(sizes) for sizes in zip(*(value.shape[1:] for value in values), strict=True)]
+    missing = ([m - size for m, size in zip(most, value.shape[1:], strict=True)] for value in values)
+    pads = ([n for behind in reversed(each) for n in (0, behind)] for each in missing)
+    return [torch.nn.functional.pad(value, pad) for value, pad in zip(values, pads, strict=True)]
 
 
 def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:

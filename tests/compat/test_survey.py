@@ -78,7 +78,7 @@ def test_statuses():
     assert audited("llama", attention_bias=True) == {"status": "exact"}
     found = audited("big_bird", attention_type="block_sparse")
     assert found["status"] == "refused"
-    assert found["reason"].startswith("its block-sparse attention takes blocks of the row")
+    assert found["reason"].startswith("what its block-sparse attention gives a document depends on the calls before")
     found = audited("bert", chunk_size_feed_forward=4)
     assert found["status"] == "upstream error"
     assert "multiple of the chunk size" in found["reason"]

@@ -112,3 +112,14 @@ def test_losses_of_routers_are_refused():
 def test_second_experts_that_are_drawn_are_refused(policy):
     with pytest.raises(autopack.UnsupportedModel, match="draws second experts anew"):
         autopack.enable(build(second_expert_policy=policy))
+
+
+def test_by_default_packed_rows_take_labels_and_no_losses_of_routers():
+    """The plain call: that routers are refused their losses, as a proof finds, is no reason to refuse labels."""
+    pairs, model = Pairs.draw(), build().train()
+    alone = Alone.run(model, pairs)
+    autopack.enable(model)
+    for form in ("one_row", "two_rows"):
+        alone.check(pairs, form, model(**getattr(pairs, form)()), model)
+    with pytest.raises(autopack.UnsupportedModel, match="asked for the losses of its routers"):
+        model(**pairs.one_row(), output_router_logits=True)

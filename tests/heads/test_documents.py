@@ -12,6 +12,7 @@ from torch import nn
 
 import autopack
 from autopack import tiny
+from autopack.layout.batches import DocumentBatch
 from tests.conftest import FLOAT32, FLOAT64, LEAK, LENGTHS, error, positions, spans, token_ids
 from tests.heads.models import (
     CLASSES,
@@ -67,6 +68,29 @@ def test_reformer_numbers_documents_itself(task):
         for result, wanted in zip(results(output), expected, strict=True):
             assert error(result[: len(wanted)] if len(result) > len(wanted) else result, wanted) <= FLOAT64
         assert abs(output.loss - loss) <= FLOAT64
+
+
+@pytest.mark.parametrize("wants_weights", [False, True])
+def test_latents_read_all_documents_at_once(wants_weights):
+    """Perceiver's documents are one padded batch; attention weights have as many columns as a document has tokens."""
+    stock = with_head("perceiver", "sequence-classification", torch.float32)
+    model, labels = copy.deepcopy(stock), TASKS["sequence-classification"]
+    batches = []
+    model.perceiver.register_forward_pre_hook(lambda module, _, given: batches.append(given), with_kwargs=True)
+    with autopack.enable(model, verify="never"):
+        output = packed(model, **labels, output_attentions=wants_weights)
+        agrees(model, stock, output, IDS[0].split(LENGTHS), labels, FLOAT32)
+    assert len(batches) == (len(LENGTHS) if wants_weights else 1)
+
+
+def test_latents_read_padding_that_no_mask_hides(monkeypatch):
+    """The negative control: the same batch, and nothing that says where it is padding."""
+    stock = with_head("perceiver", "sequence-classification", torch.float32)
+    labels = TASKS["sequence-classification"]
+    expected, _ = each_alone(stock, IDS[0].split(LENGTHS), labels)
+    monkeypatch.setattr(DocumentBatch, "mask", property(lambda batch: torch.ones(batch.shape, dtype=torch.bool)))
+    with autopack.enable(stock, verify="never"):
+        assert error(torch.stack(list(results(packed(stock, **labels)))), torch.stack(expected)) > LEAK
 
 
 @pytest.mark.parametrize("model_type", ["llama", "fnet"])

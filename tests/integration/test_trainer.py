@@ -178,7 +178,7 @@ def test_enabling_leaves_what_trainer_reads_from_the_signature_as_it_is(tmp_path
     assert after.model_accepts_loss_kwargs == before.model_accepts_loss_kwargs
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("half", ["bf16", "fp16"])
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "mistral", "olmo2", "gpt2"])
 def test_half_precision_and_compiled_as_uncompiled(model_type, half, tmp_path):

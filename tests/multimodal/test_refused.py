@@ -130,8 +130,7 @@ REFUSED = {
     ("mllama", "cross_attention_states"): "which states are whose is not known",
     ("evolla", "protein_input_ids"): "attends to proteins across",
     ("llava_next_video", "pixel_values_videos"): "with videos",
-    ("gemma3n", "input_features"): "with sounds",
-    ("qwen2_5_omni_thinker", "input_features"): "with sounds",
+    ("llava", "input_features"): "with sounds",
 }
 
 

@@ -86,6 +86,7 @@ def test_the_next_process_needs_none_either(folder):
     assert files(folder) == [file]
 
 
+@pytest.mark.exhaustive
 def test_many_processes_at_once(folder):
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     started = [

@@ -1,4 +1,7 @@
-"""The documents of packed rows run alone through a whole head, those of one length as a batch."""
+"""The documents of packed rows run alone through a whole head, those of one length as a batch.
+
+Where a model heeds masks in all that it does, they are one padded batch.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,14 @@ class DocumentsAlone(Plan):
         self.given = given
         why = "attention weights are wanted" if call.wants_weights else call.entry.runs_alone
         self.reason = f"it declares documents, and {why or 'its head may take another token in a padded batch'}"
-        self.groups = by_length(given.batch.lengths) if together else list(np.arange(given.documents)[:, None])
+        self.groups: list[np.ndarray]
         """Numbers of the documents of each batch; of one, where documents are not run `together`."""
+        if not together:
+            self.groups = list(np.arange(given.documents)[:, None])
+        elif self.scope.model.traits.heeds_masks and not call.wants_weights:
+            self.groups, self.what = [np.arange(given.documents)], "runs on documents alone, as a padded batch"
+        else:
+            self.groups = by_length(given.batch.lengths)
         # Those of the other batches are counted when they are called.
         first, packed = given.batch.lengths[self.groups[0]], Volume.of_layout(given.batch.layout)
         columns, skipped = int(first.sum()), packed.columns - packed.tokens
@@ -75,6 +84,8 @@ class DocumentsAlone(Plan):
         counted = first is not None and whole.layout.largest_positions is None and not first[whole.documents].any()
         if self.scope.model.traits.numbers_itself and counted:
             found.pop("position_ids", None)
+        if batch.is_padded:
+            found["attention_mask"] = batch.mask.long()
         if not count and found.get("labels") is not None:
             # Its mean would be that of nothing. In step with other ranks its loss is in the graph all the same.
             found["labels"] = torch.zeros_like(found["labels"]) if self.scope.model.groups else None
@@ -116,7 +127,7 @@ class DocumentsAlone(Plan):
             return None
         fill = torch.finfo(parts[0].dtype).min if name in ("start_logits", "end_logits") else 0.0
         longest = self.given.batch.shape[1]
-        lengths = [self.given.batch.lengths[numbers[0]] for numbers in self.groups]
+        lengths = [self.given.batch.lengths[numbers].max() for numbers in self.groups]
         # Hidden states of latents are as many for every document (Perceiver).
         own = [
             axis

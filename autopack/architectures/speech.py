@@ -1,0 +1,188 @@
+"""Models of sounds beside text: features of an encoder of speech take the places of placeholder tokens.
+
+The text is a decoder that attends through the interface, so its documents are kept apart as those of text alone. The
+features of all sounds of a call are put into the flattened rows in order, so sounds in the order of the documents reach
+their own. Encoders take no tokens and keep sounds apart by themselves. What differs is padding, which sounds have that
+come along with longer ones: some encoders let it change the last frames of a sound, or all of them. Their rules say so
+of a call (`Family.sounds_together`), and it raises.
+
+Lines named here are those of transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from autopack.family import Family, Tiny
+from autopack.layout.host import host_values
+from autopack.layout.packed import PackedLayout
+
+_TYPES = """
+audioflamingo3 fun_asr_nano glmasr granite_speech granite_speech_plus musicflamingo qwen2_audio qwen3_asr
+vibevoice_asr voxtral
+"""
+_SOUNDS = {
+    "window": "audioflamingo3 glmasr moss_transcribe_diarize musicflamingo qwen2_audio",
+    "whole window": "voxtral",
+    "bins and frames": "qwen2_5_omni_thinker qwen3_omni_moe_thinker",
+    "bins and frames in chunks": "qwen3_asr",
+    "frames": "fun_asr_nano gemma3n gemma4 gemma4_unified nemo_speechlm nemotron_h_omni phi4_multimodal",
+    "frames without a mask": "granite_speech granite_speech_plus",
+    "frames of ids": "inkling_mm_model",
+    "samples": "muse_spark",
+    "samples of a channel": "vibevoice_asr",
+    "chunks of frames": "dots3_note",
+}
+
+_WINDOW = {"max_source_positions": 32}
+_CHUNKS = {"output_dim": 64, "downsample_hidden_size": 16, "n_window_infer": 100}
+_MERGED = {"intermediate_size": 256}  # four frames
+_PROJECTED = {"window_size": 6, "downsample_rate": 3, "projector_config": {"encoder_hidden_size": 64}}
+
+_TINY: dict[str, dict[str, Any]] = {
+    "audioflamingo3_encoder": _WINDOW,
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
+    "glmasr_encoder": _MERGED | {"max_position_embeddings": 32},
+    "granite_speech": _PROJECTED,
+    "granite_speech_plus": _PROJECTED,
+    "moss_transcribe_diarize_audio": _WINDOW,
+    "nemotron3_5_transcribe_asr_audio": {"num_key_value_heads": 4},
+    "nemotron3_diarization_audio": {"num_key_value_heads": 4},
+    "qwen2_5_omni_audio_encoder": {"n_window": 8, "output_dim": 64},
+    "qwen2_audio_encoder": _WINDOW,
+    "qwen3_asr_encoder": _CHUNKS,
+    "qwen3_omni_moe_audio_encoder": _CHUNKS,
+    "voxtral": {"audio_token_id": 120},
+    "voxtral_encoder": _WINDOW | _MERGED,
+}
+# Whole dictionaries: these types have no such part by default, so nothing shrinks it.
+_SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_WITH_SOUNDS: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        "audio_config": _SMALL
+        | {"model_type": "gemma4_audio", "subsampling_conv_channels": [16, 8], "output_proj_dims": 64}
+    },
+    "gemma4_unified": {"audio_config": {"model_type": "gemma4_unified_audio", "audio_embed_dim": 16}},
+    "nemotron_h_omni": {
+        "audio_config": _SMALL
+        | {"model_type": "parakeet_encoder", "intermediate_size": 96, "subsampling_conv_channels": 16}
+        | {"num_mel_bins": 16, "projection_hidden_size": 64, "projection_bias": True}
+        | dict.fromkeys("dropout layerdrop activation_dropout attention_dropout".split(), 0.0)
+    },
+}
+
+
+def _lengths(given: Mapping[str, Any]) -> np.ndarray | None:
+    """How many frames each sound has, where the call says it."""
+    if given.get("audio_feature_lengths") is not None:
+        return host_values(given["audio_feature_lengths"])
+    names = ("feature_attention_mask", "audio_attention_mask", "input_features_mask", "audio_embed_sizes")
+    found: Any = next((given[name] for name in names if given.get(name) is not None), None)
+    if found is None:
+        return None
+    found = host_values(torch.as_tensor(found))
+    return found if found.ndim == 1 else found.sum(-1)
+
+
+def _differ(lengths: np.ndarray | None) -> str | None:
+    if lengths is None or lengths.min() == lengths.max():
+        return None
+    return f"they have {lengths.min()} to {lengths.max()} frames"
+
+
+def _padded(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+    """Sounds of several lengths, in an encoder that reads what stands behind a sound."""
+    return _differ(_lengths(given))
+
+
+def _padded_without_a_mask(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+    """The same, where nothing need say how long a sound is: silence, or nothing, has one value in all bins."""
+    features = next((given[n] for n in ("input_features", "audio_input_features") if given.get(n) is not None), None)
+    if features is None or len(features) < 2:
+        return None
+    if given.get("audio_attention_mask") is None:
+        last = features[:, -1]
+        ends_in_silence = host_values(last.amax(-1) == last.amin(-1))
+        if ends_in_silence.any():
+            return f"sound {int(np.argmax(ends_in_silence))} ends in silence or padding, and no mask says which it is"
+    return _differ(_lengths(given))
+
+
+def _within_the_longest_chunk(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+    """Qwen3-Omni pads chunks to the longest of the call; its second convolution reads what the first made of that."""
+    lengths = _lengths(given)
+    return None if lengths is None else _differ(np.minimum(lengths, 2 * config.audio_config.n_window))
+
+
+def _with_a_frame_more(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+    """Nemotron-H Omni counts a frame more than the mask, and where that begins a feature, it is one of padding."""
+    lengths = _lengths(given)
+    if (
+        lengths is None
+        or not ((lengths < lengths.max()) & (lengths % config.audio_config.subsampling_factor == 0)).any()
+    ):
+        return None
+    return f"{_differ(lengths)}, and the last feature of a shorter one is made of padding"
+
+
+def _within_the_longest(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+    """GLM-ASR attends to all frames there are: of its whole window, as its processor gives, or of the longest sound."""
+    features = given.get("input_features")
+    if features is None or features.shape[-1] >= 2 * config.audio_config.max_position_embeddings:
+        return None
+    return _differ(_lengths(given))
+
+
+def _as_one_sound(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+    """Music Flamingo numbers windows of 30 s within a run of placeholders, which is one sound to it."""
+    ids = given.get("input_ids")
+    if ids is None:
+        return None
+    placeholders = host_values(ids == config.audio_token_id)
+    first = layout.starts[:, 1:] == np.arange(1, layout.columns)
+    if not (first & placeholders[:, 1:] & placeholders[:, :-1]).any():
+        return None
+    return "a document ends with one, and the next begins with one: it would number the windows of both as one sound's"
+
+
+def _one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+    """Qwen2-Audio takes placeholders that never follow each other for older ones, and makes longer rows of them."""
+    ids = given.get("input_ids")
+    if ids is None:
+        return None
+    placeholders = host_values(ids == config.audio_token_id)
+    if (placeholders[:, 1:] & placeholders[:, :-1]).any():
+        return None
+    return "they have one placeholder for each sound, of which it makes other rows; give one for each feature"
+
+
+_TOGETHER: dict[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None]] = {
+    "gemma3n": _padded,  # Gemma3nAudioSSCPConvBlock
+    "glmasr": _within_the_longest,  # GlmAsrEncoder.forward takes no mask
+    "granite_speech": _padded_without_a_mask,  # GraniteSpeechCTCEncoder.forward takes no mask
+    "granite_speech_plus": _padded_without_a_mask,
+    "musicflamingo": _as_one_sound,  # MusicFlamingoModel._build_audio_timestamps
+    "nemo_speechlm": _padded,  # Nemotron3DiarizationModel.upsampler
+    "nemotron_h_omni": _with_a_frame_more,  # get_audio_features
+    "phi4_multimodal": _padded_without_a_mask,  # Phi4MultimodalAudioNemoConvSubsampling
+    "qwen2_audio": _one_for_each,  # Qwen2AudioModel._merge_input_ids_with_audio_features
+    "qwen3_omni_moe_thinker": _within_the_longest_chunk,  # Qwen3OmniMoeAudioEncoder.conv2d2
+}
+
+FAMILY = Family(
+    name="speech",
+    model_types=frozenset(_TYPES.split()),
+    how="attention site, document by document; sounds in the order of the documents",
+    within_token=frozenset({"FunAsrNanoMultiModalProjector"}),
+    media_types={"sound": frozenset(_TYPES.split())},
+    sounds_together=_TOGETHER,
+    tiny=Tiny(
+        configs=_TINY,
+        sounds={form: frozenset(types.split()) for form, types in _SOUNDS.items()},
+        with_sounds=_WITH_SOUNDS,
+    ),
+)

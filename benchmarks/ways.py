@@ -1,0 +1,254 @@
+"""What models cost that no common attention serves: packed rows against one document at a time, and against padding.
+
+    python -m benchmarks.ways
+    python -m benchmarks.ways --json benchmarks/results/ways.json
+
+One model for each way in which autopack keeps documents apart that is not the attention function of transformers:
+biases of distances, halves of encoder-decoders and whole models that run on documents alone, layers that do. Random,
+mostly four layers of 256, on documents of lognormal lengths. Forward and backward, in training mode without dropout.
+Arms:
+
+* `alone`: stock, a call for each document.
+* `padded`: stock, all documents in one padded batch. Some of these models give other results there, and are timed all
+  the same.
+* `packed`: `autopack.enable(model)`, one packed row that `PackingCollator` makes.
+
+Losses of `alone` and `packed` are compared first. The goal: `packed` is never slower than `alone`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import interleave
+
+TYPES = {
+    "bloom": "causal-lm",
+    "mpt": "causal-lm",
+    "llama4_text": "causal-lm",
+    "xlnet": "causal-lm",
+    "reformer": "causal-lm",
+    "cpmant": "causal-lm",
+    "deepseek_v4": "causal-lm",
+    "mra": "masked-lm",
+    "yoso": "masked-lm",
+    "nystromformer": "masked-lm",
+    "funnel": "masked-lm",
+    "perceiver": "sequence-classification",
+    "canine": "sequence-classification",
+    "led": "seq2seq",
+    "longt5": "seq2seq",
+    "pegasus_x": "seq2seq",
+    "fsmt": "seq2seq",
+    "prophetnet": "seq2seq",
+    "nllb-moe": "seq2seq",
+    "t5gemma2": "seq2seq",
+}
+"""A model type for each way, and the task that it is asked in."""
+SIZES = {"hidden_size": 256, "num_hidden_layers": 4}
+OWN: dict[str, dict[str, Any]] = {
+    "led": {"attention_window": [64] * 4},
+    "longt5": {"local_radius": 63},
+    "pegasus_x": {"block_size": 64},
+    "xlnet": {"d_head": 64},
+    "funnel": {"num_hidden_layers": None, "block_sizes": [2, 2]},
+    "prophetnet": {"num_hidden_layers": None, "num_encoder_layers": 4, "num_decoder_layers": 4},
+    "reformer": {"hidden_size": None, "num_hidden_layers": None},
+    "t5gemma2": {"hidden_size": None, "num_hidden_layers": None},
+    "perceiver": {"hidden_size": None, "num_hidden_layers": None},
+    "nllb-moe": {"output_router_logits": False},
+}
+"""Windows and blocks as they are to documents of some hundred tokens in practice (a tiny model's are a few tokens), and
+sizes of types that take none of `SIZES` (None) or want others beside them."""
+TOLERANCE = 1e-4
+"""Largest relative difference of losses in float32."""
+
+
+def documents(model: Any, task: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Examples with labels, of lognormal lengths with a sigma of 0.7, and for encoder-decoders targets half as long."""
+    import numpy
+
+    from autopack import tiny
+
+    number = options.documents
+    drawn = numpy.random.default_rng(0).lognormal(numpy.log(options.mean) - 0.245, 0.7, number)
+    found = []
+    for place, length in enumerate(numpy.clip(drawn, 8, options.longest).astype(int).tolist()):
+        ids = labels = tiny.tokens(model.config, length, seed=place).tolist()
+        if task == "seq2seq":
+            labels = tiny.tokens(model.config, max(4, length // 2), seed=number + place).tolist()
+        elif task == "sequence-classification":
+            labels = place % model.config.num_labels
+        found.append({"input_ids": ids, "labels": labels})
+    return found
+
+
+def shifted(model: Any, target: list[int]) -> list[int]:
+    """What a decoder reads to predict a target: FSMT makes it of the encoder's tokens, and is told instead."""
+    return [model.config.decoder_start_token_id or model.config.eos_token_id, *target[:-1]]
+
+
+def packed(model: Any, examples: list[dict[str, Any]]) -> dict[str, Any]:
+    """One packed row of the examples; of an encoder-decoder, one for each half."""
+    import torch
+
+    import autopack
+
+    if not model.config.is_encoder_decoder:
+        return autopack.PackingCollator.for_model(model, **_labels(model))(examples)
+    row: dict[str, list[int]] = {"input_ids": [], "attention_mask": [], "labels": [], "decoder_attention_mask": []}
+    for number, example in enumerate(examples, start=1):
+        row["input_ids"] += example["input_ids"]
+        row["attention_mask"] += [number] * len(example["input_ids"])
+        row["labels"] += example["labels"]
+        row["decoder_attention_mask"] += [number] * len(example["labels"])
+    if model.config.model_type == "fsmt":
+        row["decoder_input_ids"] = [token for example in examples for token in shifted(model, example["labels"])]
+    return {name: torch.tensor([values]) for name, values in row.items()}
+
+
+def padded(model: Any, examples: list[dict[str, Any]]) -> dict[str, Any]:
+    """The examples as rows, filled up on the right as transformers' collators do."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    def filled(values: list[list[int]], padding: int) -> torch.Tensor:
+        return pad_sequence([torch.tensor(each) for each in values], batch_first=True, padding_value=padding)
+
+    padding = model.config.pad_token_id or 0
+    ids, labels = ([each[name] for each in examples] for name in ("input_ids", "labels"))
+    batch = {"input_ids": filled(ids, padding), "attention_mask": filled([[1] * len(each) for each in ids], 0)}
+    batch["labels"] = filled(labels, -100) if isinstance(labels[0], list) else torch.tensor(labels)
+    if model.config.model_type == "fsmt":
+        batch["decoder_input_ids"] = filled([shifted(model, each) for each in labels], padding)
+    return batch
+
+
+def counted(model: Any, labels: Any) -> int:
+    """How many labels a document's loss is the mean of."""
+    from autopack.inspection.source import shifts_labels
+
+    return int((labels[:, 1:] if labels.ndim > 1 and shifts_labels(model) else labels).ne(-100).sum())
+
+
+def _labels(model: Any) -> dict[str, Any]:
+    from autopack.inspection.source import shifts_labels
+
+    return {} if shifts_labels(model) else {"mask_first_label": False}
+
+
+def measure(name: str, task: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The summaries of the arms, and the relative difference of the losses of `alone` and `packed`."""
+    import autopack
+    from autopack import tiny
+    from autopack.registry import family_for
+
+    overrides = {field: size for field, size in {**SIZES, **OWN.get(name, {})}.items() if size is not None}
+    stock = tiny.build(name, task=task, **overrides).train()
+    model = copy.deepcopy(stock)
+    autopack.enable(model)
+    examples = documents(stock, task, options)
+    row, rows = packed(model, examples), padded(stock, examples)
+    single = [padded(stock, [example]) for example in examples]
+    counts = [counted(stock, batch["labels"]) for batch in single]
+
+    def step(of: Any, batch: dict[str, Any], weight: float = 1.0) -> float:
+        loss = of(**batch).loss
+        (weight * loss).backward()
+        return float(loss.detach())
+
+    def alone() -> float:
+        losses = [step(stock, batch, count / sum(counts)) for batch, count in zip(single, counts, strict=True)]
+        stock.zero_grad()
+        return sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
+
+    def one(of: Any, batch: dict[str, Any]) -> Callable[[], float]:
+        def run() -> float:
+            loss = step(of, batch)
+            of.zero_grad()
+            return loss
+
+        return run
+
+    arms: dict[str, Callable[[], Any]] = {"alone": alone, "packed": one(model, row)}
+    expected, found = arms["alone"](), arms["packed"]()
+    apart = abs(found - expected) / abs(expected)
+    if not apart < TOLERANCE:
+        raise SystemExit(f"{name}: packed rows have a loss of {found}, documents alone {expected}")
+    try:
+        one(stock, rows)()
+    except Exception as error:  # whatever stock's own code raises for such a batch
+        without = f"{type(error).__name__}: {error}".splitlines()[0]
+    else:
+        arms["padded"], without = one(stock, rows), None
+    return {
+        "task": task,
+        "how": family_for(model).how,
+        "apart": apart,
+        "padded tokens per real one": rows["input_ids"].numel() / sum(len(each["input_ids"]) for each in examples),
+        "stock refuses padding": without,
+        "arms": interleave.interleave(arms, options.rounds, None),
+    }
+
+
+def report(result: dict[str, Any]) -> str:
+    """The arms of each type as ratios to one document at a time."""
+    width = max(map(len, result["types"]))
+    lines = [
+        interleave.heading(result["origin"]),
+        "{documents} documents, lengths with a mean of {mean}; the medians of {rounds} rounds".format(
+            **result["settings"]
+        ),
+        "",
+        f"{'':{width}}  speed of packed x alone  x padded  padded tokens per real one  apart",
+    ]
+    for name, found in result["types"].items():
+        times = {arm: each["median"] for arm, each in found["arms"].items()}
+        padding = f"{times['padded'] / times['packed']:8.2f}" if "padded" in times else "       -"
+        lines.append(
+            f"{name:{width}}  {times['alone'] / times['packed']:23.2f}  {padding}  "
+            f"{found['padded tokens per real one']:26.2f}  {found['apart']:.0e}"
+        )
+    lines += ["", *(f"{name}: {found['how']}" for name, found in result["types"].items())]
+    slower = [name for name, ratio in ratios(result).items() if ratio < 1]
+    lines += ["", f"slower than one document at a time: {', '.join(slower) or 'none'}"]
+    return "\n".join(lines)
+
+
+def ratios(result: dict[str, Any]) -> dict[str, float]:
+    """By type, how many times as fast packed rows are as one document at a time: medians."""
+    arms = {name: found["arms"] for name, found in result["types"].items()}
+    return {name: each["alone"]["median"] / each["packed"]["median"] for name, each in arms.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES))
+    parser.add_argument("--documents", type=int, default=24)
+    parser.add_argument("--mean", type=int, default=120)
+    parser.add_argument("--longest", type=int, default=480)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
+    options = parser.parse_args()
+    interleave.keep_freed_memory()
+
+    import torch
+
+    torch.set_num_threads(options.threads)
+    where = interleave.origin()
+    types = {}
+    for name in options.types:
+        types[name] = measure(name, TYPES[name], options)
+        print(f"{name}: done", flush=True)
+    settings = {name: getattr(options, name) for name in ("documents", "mean", "longest", "rounds", "threads")}
+    result = {"benchmark": "ways", "origin": where, "settings": {**settings, **SIZES, "own": OWN}, "types": types}
+    interleave.write(options.json, result, report(result))
+
+
+if __name__ == "__main__":
+    main()

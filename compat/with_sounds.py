@@ -1,0 +1,69 @@
+"""What `compat.exactness` measures of a type with documents that have sounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import autopack
+from autopack import registry, tiny
+from autopack.auditing.auditor import TOLERANCE
+from autopack.errors import AutopackError
+from autopack.tiny import sounds
+from autopack.tiny.images import Document
+from autopack.tiny.sounds import SOUND
+from compat.images import alone, compare
+
+# The first ends where the next begins with a sound. One document has none.
+DOCUMENTS: tuple[tuple[int | str, ...], ...] = ((3, SOUND), (SOUND, 4), (7,), (2, SOUND, 3, SOUND, 4))
+
+
+def documents(model: Any, parts: Sequence[Sequence[int | str]] = DOCUMENTS, *, alike: bool = False) -> list[Document]:
+    """One document for each list of parts, all different; `alike`: with sounds of one length."""
+    frames = sounds.FRAMES if alike else None
+    return [sounds.document(model, each, seed=number + 1, frames=frames) for number, each in enumerate(parts)]
+
+
+def with_sounds(build: Callable[..., Any], model_type: str, dtype: torch.dtype) -> dict[str, Any]:
+    """The worst errors of documents with sounds, of several lengths where the type is served with them, or of one.
+
+    `build` makes a tiny model of the type with further fields of the configuration: with an encoder of sounds, where
+    there is none by default. Returns nothing for a type without sounds, and otherwise `sounds`: exact, with `sounds
+    alike` where they have to have one length, LEAK, undeclared, refused or upstream error.
+    """
+    try:
+        stock = build(**sounds.overrides(model_type))
+    except tiny.CannotBuild as error:
+        return {"sounds": "unbuildable", "sounds reason": error.reason}
+    if sounds.form_of(stock) is None:
+        return {}
+    model = build(**sounds.overrides(model_type))
+    with autopack.enable(model, verify="never"):
+        assert "sound" in registry.media_of(model.config.model_type)
+        alike = False
+        try:
+            errors = compare(model, stock, found=documents(stock))
+        except AutopackError as error:
+            alike, why = True, str(error).partition(". ")[0]
+        except Exception as error:
+            return _failed(stock, error)
+        try:
+            if alike:
+                errors = compare(model, stock, found=documents(stock, alike=True))
+        except Exception as error:
+            return _failed(stock, error)
+    bound = TOLERANCE[dtype]
+    bounds = {"worst": bound, "influence": bound, "gradient": 10 * bound, "loss": max(1e-5, 10 * bound)}
+    exact = all(value <= bounds[name] for name, value in errors.items())
+    found = {"sounds": "exact" if exact else "LEAK", **{f"sounds {name}": value for name, value in errors.items()}}
+    return {**found, "sounds alike": why} if alike else found
+
+
+def _failed(stock: Any, error: Exception) -> dict[str, Any]:
+    try:
+        sum(alone(stock, each).logits.sum() for each in documents(stock)).backward()
+    except Exception as upstream:
+        return {"sounds": "upstream error", "sounds reason": f"{type(upstream).__name__}: {upstream}"}
+    return {"sounds": "LEAK", "sounds worst": f"{type(error).__name__}: {error}"}

@@ -1,0 +1,261 @@
+"""Weights that were really trained, in three dtypes: padded and packed, encoding and training, against each text alone.
+
+Skipped where the weights are not installed (docs/pretrained.md). Whether two runs are equal is asked of whole tensors:
+the norm of what differs, relative to the norm of what is expected.
+"""
+
+from __future__ import annotations
+
+import copy
+import email
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import autopack
+from autopack.demo.corpus import collect_documents
+from autopack.demo.pretrained import language_model, sentences
+from autopack.demo.pretrained.weights import MINILM, SMOLLM2, checked_folder, missing
+from tests.conftest import LEAK
+
+pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("nothing_left_behind")]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+WAYS = ("padded", "packed")
+NEAR = 1e-6
+"""Of float32: a sum in another order. About 3e-7 is seen of states and logits, and a leak is 0.5."""
+GRADIENT_NEAR = 5e-6
+"""The same for gradients, in which sums over all tokens cancel: about 1e-6 is seen."""
+MARGIN = 1.2
+"""Half precision rounds each sum in its own way. Against float64 a run may be off by as much as stock is, alone or
+padded, and a fifth: errors are sums of many roundings, whose norm hardly varies (within 5 % is seen)."""
+BY_MODEL = {"minilm": MINILM, "smollm2": SMOLLM2}
+COUNT = 6
+LONGEST = 48
+
+Run = Callable[[Any], list[torch.Tensor]]
+
+
+@cache
+def stock(name: str) -> tuple[Any, Any]:
+    """The model in float32, without dropout, and its tokenizer."""
+    if absent := missing(BY_MODEL[name]):
+        pytest.skip(f"no {' and no '.join(absent)}: {BY_MODEL[name].install}")
+    if name == "smollm2":
+        return language_model.load()
+    from transformers import AutoModel, AutoTokenizer
+
+    folder = checked_folder(MINILM)
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return AutoModel.from_pretrained(folder, dtype=torch.float32, **off).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+@cache
+def documents(name: str) -> list[torch.Tensor]:
+    """Tokens of docstrings of very different lengths, each (tokens,)."""
+    texts = sorted(collect_documents(Path(email.__file__).parent), key=len)
+    spread = [texts[len(texts) * place // COUNT] for place in range(COUNT)]
+    spread[1:3] = reversed(spread[1:3])  # in no order of length
+    _, tokenizer = stock(name)
+    return [torch.tensor(tokenizer(text)["input_ids"][:LONGEST]) for text in spread]
+
+
+def model_in(name: str, dtype: torch.dtype) -> Any:
+    return copy.deepcopy(stock(name)[0]).to(dtype)
+
+
+def padded(texts: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A batch, a row each; made anew for each call, as loaders do."""
+    ids = torch.nn.utils.rnn.pad_sequence(list(texts), batch_first=True)
+    real = torch.arange(ids.shape[1]) < torch.tensor([[len(text)] for text in texts])
+    return {"input_ids": ids, "attention_mask": real.long()}
+
+
+def outputs(way: str, model: Any, texts: Sequence[torch.Tensor], **more: Any) -> list[torch.Tensor]:
+    """States, or logits, of each text: (tokens, width) each."""
+    lengths = [len(text) for text in texts]
+    if way == "alone":
+        return [_of(model(input_ids=text[None], **more))[0] for text in texts]
+    if way == "padded":
+        found = _of(model(**padded(texts), **more))
+        return [row[:length] for row, length in zip(found, lengths, strict=True)]
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    return list(
+        _of(model(input_ids=torch.cat(list(texts))[None], position_ids=positions[None], **more))[0].split(lengths)
+    )
+
+
+def _of(output: Any) -> torch.Tensor:
+    return output.logits if "logits" in output else output.last_hidden_state
+
+
+def loss_of(name: str, found: list[torch.Tensor], texts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of an encoder that of pairs, by means of tokens; of a language model that of the next tokens."""
+    wide = torch.promote_types(found[0].dtype, torch.float32)
+    if name == "smollm2":
+        told = torch.cat([logits[:-1] for logits in found]).to(wide)
+        return torch.nn.functional.cross_entropy(told, torch.cat([text[1:] for text in texts]))
+    vectors = torch.nn.functional.normalize(torch.stack([states.mean(0) for states in found]).to(wide), dim=-1)
+    scores = 20 * vectors[0::2] @ vectors[1::2].T
+    return torch.nn.functional.cross_entropy(scores, torch.arange(len(scores)))
+
+
+def relative(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
+    """The norm of the difference, relative to the norm of what is expected."""
+    off = sum(float((f.double() - e.double()).square().sum()) for f, e in zip(found, expected, strict=True))
+    return (off / sum(float(e.double().square().sum()) for e in expected)) ** 0.5
+
+
+def assert_near(run: dict[str, Sequence[torch.Tensor]], dtype: torch.dtype, near: float = NEAR) -> None:
+    """What was found equals alone in float32, and is no further from float64 than stock, alone or padded."""
+    if dtype == torch.float32:
+        assert relative(run["found"], run["alone"]) <= near
+    found, *of_stock = (relative(run[way], run["float64"]) for way in ("found", "alone", "padded"))
+    assert found <= MARGIN * max(of_stock)
+
+
+def evaluated(name: str, way: str, model: Any) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return outputs(way, model.eval(), documents(name))
+
+
+@cache
+def evaluated_by_stock(name: str, way: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    return evaluated(name, way, model_in(name, dtype))
+
+
+@pytest.mark.parametrize("name", BY_MODEL)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_texts_get_what_they_get_alone(name, dtype, way):
+    model = model_in(name, dtype)
+    with autopack.enable(model) as handle:
+        found = evaluated(name, way, model)
+        assert way == "packed" or handle.tally.padding > 0
+    run = {each: evaluated_by_stock(name, each, dtype) for each in ("alone", "padded")}
+    assert_near({**run, "found": found, "float64": evaluated_by_stock(name, "alone", torch.float64)}, dtype)
+
+
+@pytest.mark.parametrize("name", BY_MODEL)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_stock_leaks_in_the_packed_row(name, dtype):
+    """Negative control: the comparison sees what a row does to its documents, in each dtype."""
+    found = evaluated_by_stock(name, "packed", dtype)
+    alone = evaluated_by_stock(name, "alone", dtype)
+    assert relative(found[1:], alone[1:]) > LEAK
+
+
+@pytest.mark.parametrize("name", BY_MODEL)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_another_text_moves_no_other(name, dtype, way):
+    """The same shapes are computed, so that nothing is rounded otherwise: other texts are equal to the last bit."""
+    model, texts = model_in(name, dtype).eval(), documents(name)
+    other = [*texts[:2], texts[2].flip(0), *texts[3:]]
+    with autopack.enable(model), torch.no_grad():
+        before, after = outputs(way, model, texts), outputs(way, model, other)
+    assert relative(after[2:3], before[2:3]) > LEAK
+    for place in (0, 1, *range(3, COUNT)):
+        assert torch.equal(after[place], before[place])
+
+
+def trained(name: str, way: str, model: Any) -> dict[str, list[torch.Tensor]]:
+    """Two steps of gradient descent: the loss of each, and the gradients of the second."""
+    model.train()
+    texts, losses = documents(name), []
+    for rate in (1e-2, 0.0):
+        model.zero_grad(set_to_none=True)
+        more = {"use_cache": False} if name == "smollm2" else {}
+        loss = loss_of(name, outputs(way, model, texts, **more), texts)
+        loss.backward()
+        losses.append(loss.detach())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None and rate:
+                    parameter -= rate * parameter.grad
+    return {"losses": losses, "gradients": [p.grad for p in model.parameters() if p.grad is not None]}
+
+
+@cache
+def trained_by_stock(name: str, way: str, dtype: torch.dtype) -> dict[str, list[torch.Tensor]]:
+    return trained(name, way, model_in(name, dtype))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget() -> Iterator[None]:
+    """Models and gradients of what stock does are kept between the tests of this file, and no longer."""
+    yield
+    for kept in (stock, documents, evaluated_by_stock, trained_by_stock):
+        kept.cache_clear()
+
+
+@pytest.mark.parametrize("name", BY_MODEL)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_training_is_that_of_texts_alone(name, dtype, way):
+    model = model_in(name, dtype)
+    with autopack.enable(model) as handle:
+        if way == "padded":  # those that ask whether padding is read
+            for _ in range(2):
+                loss_of(name, outputs(way, model.train(), documents(name)), documents(name)).backward()
+        before = handle.tally.padding
+        found = trained(name, way, model)
+        assert way == "packed" or handle.tally.padding > before
+    run = {each: trained_by_stock(name, each, dtype) for each in ("alone", "padded")}
+    run |= {"found": found, "float64": trained_by_stock(name, "alone", torch.float64)}
+    for step in range(2):
+        losses = {each: float(kept["losses"][step]) for each, kept in run.items()}
+        off = {each: abs(loss / losses["float64"] - 1) for each, loss in losses.items()}
+        if dtype == torch.float32:
+            assert abs(losses["found"] / losses["alone"] - 1) <= NEAR
+        else:  # a single number, whose error may be anything below its dtype's rounding
+            assert off["found"] <= max(MARGIN * max(off["alone"], off["padded"]), torch.finfo(dtype).eps)
+    assert len(found["gradients"]) > 50
+    assert_near({each: kept["gradients"] for each, kept in run.items()}, dtype, GRADIENT_NEAR)
+
+
+@pytest.mark.parametrize("name", BY_MODEL)
+def test_gradients_of_stock_leak_in_the_packed_row(name):
+    """Negative control of training. In a row without a cache transformers tells documents apart where it has masks."""
+    alone = trained_by_stock(name, "alone", torch.float32)
+    model = model_in(name, torch.float32).train()
+    loss_of(name, outputs("packed", model, documents(name)), documents(name)).backward()
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    assert relative(found, alone["gradients"]) > LEAK
+
+
+def test_sentence_transformers_encodes_as_alone():
+    stock("minilm")  # or skipped
+    from sentence_transformers import SentenceTransformer
+
+    encoder = SentenceTransformer(str(checked_folder(MINILM)), device="cpu", local_files_only=True)
+    texts = collect_documents(Path(email.__file__).parent)[:24]
+    alone = torch.stack([encoder.encode(text, convert_to_tensor=True) for text in texts])
+    with autopack.enable(encoder) as handle:
+        found = encoder.encode(texts, batch_size=8, convert_to_tensor=True)
+        assert handle.enabled.tally.padding > 0
+    assert (found - alone).abs().max() <= NEAR
+    assert (alone[1:] - alone[:-1]).norm(dim=1).min() > LEAK
+
+
+def test_the_demo_of_sentences():
+    stock("minilm")
+    result = sentences.compare_sentences(sentences.SentenceSettings(steps=2, batch_size=4, held_out=12, longest=64))
+    assert result.succeeded, result
+    assert 0 < result.before["alone"].accuracy_at_1 <= 1
+    assert result.losses["alone"][0] != result.losses["alone"][1]
+    assert result.padded_tokens > result.real_tokens
+
+
+def test_the_demo_of_a_language_model():
+    stock("smollm2")
+    result = language_model.compare_language_model(
+        language_model.LanguageSettings(steps=2, batch_size=3, held_out=6, longest=48)
+    )
+    assert result.succeeded, result
+    assert result.after["alone"] != pytest.approx(result.before["alone"], rel=language_model.LOSS_TOLERANCE)
+    leaking = result.before[language_model.STOCK_ROW]
+    assert leaking != pytest.approx(result.before["alone"], rel=LEAK)

@@ -1,0 +1,292 @@
+"""Packed rows of documents with sounds beside text: each gets what it gets alone, and nothing of the others.
+
+The comparison is `compat.images.compare`, with documents of `compat.with_sounds`: of sounds of several lengths, of
+which one ends and the next begins with a sound, one has none, and one has two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import autopack
+from autopack import InvalidPacking, registry, tiny
+from autopack.tiny import images, sounds
+from autopack.tiny.images import Document
+from autopack.tiny.sounds import SOUND
+from compat.images import alone, compare, packed, spans
+from compat.with_images import cast
+from compat.with_sounds import documents
+from tests.conftest import FLOAT32, LEAK, error
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+EAGER = ("gemma4", "vibevoice_asr")
+"""Encoders of sounds that upstream runs by no other implementation."""
+TASKS = {
+    "seq2seq": "audioflamingo3 glmasr moss_transcribe_diarize musicflamingo qwen2_audio qwen3_asr vibevoice_asr "
+    "voxtral",
+    "image-text-to-text": "dots3_note gemma4 gemma4_unified inkling_mm_model muse_spark nemotron_h_omni "
+    "qwen2_5_omni_thinker",
+    "multimodal-lm": "fun_asr_nano",
+}
+ALIKE = {
+    "seq2seq": "granite_speech granite_speech_plus nemo_speechlm",
+    "image-text-to-text": "gemma3n qwen3_omni_moe_thinker",
+    "multimodal-lm": "phi4_multimodal",
+}
+CHUNKED = ("qwen3_omni_moe_thinker",)
+"""Types whose chunks have 100 frames."""
+RESULTS = Path(__file__).parents[2] / "compat" / "results"
+TASK_OF = {name: task for tasks in (TASKS, ALIKE) for task, types in tasks.items() for name in types.split()}
+
+
+def types_of(tasks: dict[str, str]) -> list[str]:
+    return [name for types in tasks.values() for name in types.split()]
+
+
+def with_sounds(model_type: str, **others: Any) -> Any:
+    implementation = "eager" if model_type in EAGER else "sdpa"
+    model = tiny.build(
+        model_type,
+        task=TASK_OF[model_type],
+        attn_implementation=implementation,
+        **sounds.overrides(model_type),
+        **others,
+    )
+    cast(model, others.get("dtype", torch.float32))
+    return model
+
+
+def hold(errors: dict[str, float]) -> None:
+    bounds = {"worst": FLOAT32, "influence": FLOAT32, "loss": 1e-3, "gradient": 1e-3}
+    assert all(value <= bounds[name] for name, value in errors.items()), errors
+
+
+def worst_error(logits: torch.Tensor, stock: Any, found: list[Document]) -> float:
+    """Of the documents of one row."""
+    return max(error(logits[row, a:b], alone(stock, d).logits[0]) for d, row, a, b in spans([found]))
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("model_type", types_of(TASKS))
+def test_documents_with_sounds_get_what_they_get_alone(model_type):
+    stock, model = with_sounds(model_type), with_sounds(model_type)
+    with autopack.enable(model, verify="never"):
+        hold(compare(model, stock, found=documents(stock)))
+
+
+WINDOWS = "audioflamingo3 glmasr moss_transcribe_diarize musicflamingo qwen2_audio voxtral".split()
+"""Types whose sounds are windows of one length, to which silence belongs."""
+
+
+@pytest.mark.parametrize("model_type", sorted({*types_of(TASKS)} - {*WINDOWS}))
+def test_sounds_of_any_lengths(model_type):
+    """Frames are put together by eights: every remainder, beside a longer sound and one of several windows."""
+    stock, model = with_sounds(model_type), with_sounds(model_type)
+    lengths = [n for n in (*range(9, 25), 39, 130) if not (model_type == "nemotron_h_omni" and n % 8 == 0)]
+    lengths = [n for n in lengths if n < 40 or model_type != "dots3_note"]  # whose chunks have 40
+    found = [sounds.document(stock, [1, SOUND, 2], seed=2 * n, frames=n) for n in lengths]
+    with autopack.enable(model, verify="never"):
+        logits = model(**packed(model, [found])).logits
+    assert worst_error(logits, stock, found) <= FLOAT32
+
+
+@pytest.mark.parametrize("model_type", types_of(ALIKE))
+def test_where_padding_would_tell_sounds_have_one_length(model_type):
+    stock, model = with_sounds(model_type), with_sounds(model_type)
+    with autopack.enable(model, verify="never"):
+        hold(compare(model, stock, found=documents(stock, alike=True)))
+        with pytest.raises(InvalidPacking, match="sounds with packed rows that it would not keep apart"):
+            model(**packed(model, [documents(stock)]))
+        one = documents(stock)[:1] + documents(stock)[2:3]  # with nothing longer beside it
+        assert worst_error(model(**packed(model, [one])).logits, stock, one) <= FLOAT32
+
+
+@pytest.mark.parametrize("model_type", types_of(ALIKE))
+def test_padding_tells_there(model_type):
+    """Negative control: stock gives a sound something else in a batch where another is longer, in no packed row."""
+    stock = with_sounds(model_type)
+    worst = 0.0
+    for seed in (2, 4, 6, 8):  # of the speakers that Nemotron tells in the last frames, few change
+        short = sounds.document(stock, [2, SOUND, 3], seed=seed, frames=17)
+        long = sounds.document(stock, [2, SOUND, 3], seed=seed + 1, frames=126 if model_type in CHUNKED else 40)
+        columns = max(len(short), len(long))
+        call = images.row(stock, [short, long])
+        for name in short.tokens:
+            rows = (d.tokens[name][0] for d in (short, long))
+            call[name] = torch.stack([torch.nn.functional.pad(row, (0, columns - len(row))) for row in rows])
+        mask = torch.stack([(torch.arange(columns) < len(d)).long() for d in (short, long)])
+        logits = stock(**call, attention_mask=mask, use_cache=False).logits
+        worst = max(worst, error(logits[0, : len(short)], alone(stock, short).logits[0]))
+    assert worst > LEAK
+
+
+@pytest.mark.parametrize(
+    "model_type", ["qwen2_audio", "qwen2_5_omni_thinker", "gemma3n", "nemo_speechlm", "fun_asr_nano"]
+)
+def test_stock_leaks_in_the_plain_call(model_type):
+    stock = with_sounds(model_type)
+    found = documents(stock, alike=model_type in types_of(ALIKE))
+    call = packed(stock, [found])
+    if model_type == "fun_asr_nano":
+        call["attention_mask"] = torch.ones_like(call["input_ids"])
+    assert worst_error(stock(**call).logits, stock, found) > LEAK
+
+
+def test_two_rows_with_padding_behind_them():
+    stock, model = with_sounds("qwen3_asr"), with_sounds("qwen3_asr")
+    found = documents(stock)
+    rows, columns = (found[:3], found[3:]), max(sum(map(len, found[:3])), len(found[3]))
+    call = images.rows(stock, [found])
+    ids = [torch.cat([d.tokens["input_ids"][0] for d in each]) for each in rows]
+    call["input_ids"] = torch.stack([torch.nn.functional.pad(row, (0, columns - len(row))) for row in ids])
+    numbers = [torch.cat([torch.full((len(d),), n + 1) for n, d in enumerate(each)]) for each in rows]
+    call["attention_mask"] = torch.stack([torch.nn.functional.pad(row, (0, columns - len(row))) for row in numbers])
+    assert (call["attention_mask"] == 0).any()
+    with autopack.enable(model, verify="never"):
+        logits = model(**call).logits
+    for document, row, a, b in spans(rows):
+        assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
+
+
+class TestPaddingOfSounds:
+    """Lengths alone do not tell: what a rule asks is whether padding would change a sound."""
+
+    def test_a_window_of_glm_asr_is_a_window_whatever_it_holds(self):
+        """Its processor pads to 30 s. Padded to the longest, which no mask takes out, sounds would tell each other."""
+        stock, model = with_sounds("glmasr"), with_sounds("glmasr")
+        found = documents(stock)
+        with autopack.enable(model, verify="never"):
+            call = packed(model, [found])
+            whole = 2 * model.config.audio_config.max_position_embeddings
+            assert call["input_features"].shape[-1] == whole
+            assert call["input_features_mask"].sum(-1).unique().numel() > 1
+            model(**call)
+            for name in ("input_features", "input_features_mask"):
+                call[name] = call[name][..., : whole - 8]
+            with pytest.raises(InvalidPacking, match="they have 22 to 31 frames"):
+                model(**call)
+
+    def test_sounds_longer_than_a_chunk_of_qwen3_omni(self):
+        stock, model = with_sounds("qwen3_omni_moe_thinker"), with_sounds("qwen3_omni_moe_thinker")
+        chunk = 2 * model.config.audio_config.n_window
+        long = sounds.document(stock, [SOUND, 4], seed=1)
+        longer = sounds.document(stock, [2, SOUND, 3], seed=1)
+        picture = longer.images[0]
+        cut = {name: value[..., : chunk + 6] for name, value in picture.items()}
+        assert picture["feature_attention_mask"].sum() > cut["feature_attention_mask"].sum() > chunk
+        kept = [0, 1, *range(5, len(longer))]  # without three placeholders, as many as the frames that were cut give
+        fewer = Document({name: value[:, kept] for name, value in longer.tokens.items()}, (cut,))
+        found = [long, fewer]
+        with autopack.enable(model, verify="never"):
+            assert worst_error(model(**packed(model, [found])).logits, stock, found) <= FLOAT32
+
+    def test_nemotron_h_omni_makes_a_feature_of_padding(self, monkeypatch):
+        """Of 24 frames it makes four features, of which the mask covers three; of 22 and 31, three and four."""
+        stock, model = with_sounds("nemotron_h_omni"), with_sounds("nemotron_h_omni")
+        monkeypatch.setattr(sounds, "FRAMES", 24)
+        found = documents(stock)
+        with autopack.enable(model, verify="never") as handle:
+            with pytest.raises(InvalidPacking, match="they have 24 to 33 frames, and the last feature"):
+                model(**packed(model, [found]))
+            handle.enabled.traits = dataclasses.replace(handle.enabled.traits, sounds_together=None)
+            assert worst_error(model(**packed(model, [found])).logits, stock, found) > LEAK
+
+    def test_granite_speech_says_of_no_frame_whether_it_is_padding(self):
+        """Two sounds of as many features, of which one is a frame shorter: padding with zeros is what is seen of it."""
+        stock, model = with_sounds("granite_speech"), with_sounds("granite_speech")
+        found = documents(stock, alike=True)[:2]
+        features = found[1].images[0]["input_features"]
+        shorter = {**found[1].images[0], "input_features": features[:, :-1]}
+        found[1] = dataclasses.replace(found[1], images=(shorter,))
+        call = packed(model, [found])
+        assert call["input_features_mask"].all()
+        with autopack.enable(model, verify="never") as handle:
+            with pytest.raises(InvalidPacking, match="sound 1 ends in silence or padding"):
+                model(**call)
+            handle.enabled.traits = dataclasses.replace(handle.enabled.traits, sounds_together=None)
+            assert worst_error(model(**call).logits, stock, found) > LEAK
+
+
+def test_sounds_of_music_flamingo_must_not_touch():
+    """It numbers windows in a run of placeholders; processors put a token before and behind each sound."""
+    stock, model = with_sounds("musicflamingo"), with_sounds("musicflamingo")
+    found = documents(stock)[:2]
+    bare = []
+    for document in found:
+        ids = document.tokens["input_ids"]
+        kept = (ids != stock.config.audio_bos_token_id) & (ids != stock.config.audio_eos_token_id)
+        bare.append(dataclasses.replace(document, tokens={"input_ids": ids[kept][None]}))
+    with autopack.enable(model, verify="never") as handle:
+        with pytest.raises(InvalidPacking, match="a document ends with one, and the next begins with one"):
+            model(**packed(model, [bare]))
+        apart = [bare[1], bare[0]]
+        assert worst_error(model(**packed(model, [apart])).logits, stock, apart) <= FLOAT32
+        handle.enabled.traits = dataclasses.replace(handle.enabled.traits, sounds_together=None)
+        assert worst_error(model(**packed(model, [bare])).logits, stock, bare) > 1e-3
+
+
+def test_one_placeholder_for_each_sound_of_qwen2_audio_is_an_error():
+    """Upstream still puts in the others itself, and makes other rows of it than those that were packed."""
+    model = with_sounds("qwen2_audio")
+    found = documents(model)
+    short = []
+    for document in (found[1], found[0]):  # those of two documents that touch would follow each other
+        ids = document.tokens["input_ids"][0]
+        repeated = torch.nn.functional.pad((ids[1:] == ids[:-1]) & (ids[1:] == model.config.audio_token_id), (1, 0))
+        short.append(dataclasses.replace(document, tokens={"input_ids": ids[~repeated][None]}))
+    with autopack.enable(model, verify="never"), pytest.raises(InvalidPacking, match="one placeholder for each sound"):
+        model(**packed(model, [short]))
+
+
+COLLATED = """
+audioflamingo3 dots3_note fun_asr_nano gemma4 inkling_mm_model musicflamingo qwen2_5_omni_thinker qwen2_audio qwen3_asr
+vibevoice_asr voxtral
+""".split()
+
+
+@pytest.mark.parametrize("model_type", COLLATED)
+def test_the_collator_joins_what_a_processor_made_of_each_document(model_type):
+    """In the order of the documents, the shorter padded with zeros: what `compat.images.packed` gives."""
+    model = with_sounds(model_type)
+    found = documents(model)
+    examples = []
+    for document in found:
+        example: dict[str, Any] = {name: value[0].tolist() for name, value in document.tokens.items()}
+        for name in document.images[0] if document.images else ():
+            example[name] = images.row(model, [document])[name].numpy()
+        examples.append({**example, "labels": example["input_ids"]})
+    batch = autopack.PackingCollator.for_model(model)(examples)
+    expected = packed(model, [found])
+    assert batch.keys() >= expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(torch.as_tensor(batch[name]), value), name
+    labels = batch.pop("labels")
+    with autopack.enable(model, verify="never"):
+        assert torch.isfinite(model(**batch, labels=labels).loss)
+
+
+def test_sounds_are_padded_with_zeros():
+    model = with_sounds("qwen2_5_omni_thinker")
+    call = packed(model, [documents(model)])
+    mask = call["feature_attention_mask"]
+    assert mask.sum(-1).tolist() == [31, 22, 22, 31]
+    assert call["input_features"].shape[-1] == 31
+
+
+def test_every_type_that_takes_sounds_has_been_run_with_them():
+    said = {t for family in registry.families() for t in family.media_types.get("sound", ())}
+    measured: set[str] = set()
+    for path in RESULTS.glob("exactness*.json"):
+        for name, cells in json.loads(path.read_text()).items():
+            assert not any(cell.get("sounds") == "LEAK" for cell in cells.values()), name
+            if any(cell.get("sounds") == "exact" for cell in cells.values()):
+                measured.add(name)
+    # encoders of speech are encoder-decoders (docs/encoder_decoder.md); the last is listed for no task that is recorded
+    assert said - {"whisper", "moonshine", "speech_to_text"} - {"fun_asr_nano"} == measured

@@ -1,0 +1,102 @@
+"""Programs of test_kills.py: a job of an array and a driver of Ray that stop somewhere for whoever kills them.
+
+    python -m tests.packing.killed job SHARD COUNT FOLDER [STAGE]
+    python -m tests.packing.killed ray PLAN COUNT FOLDER [STAGE]
+
+At a stage a process writes its number to `FOLDER/../at-NAME` and goes on when `FOLDER/../go` is there. What is run
+again does not stop.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+MAX_LENGTH = 32
+STAGES = ("within", "before", "whole", "named")
+"""In the middle of a file; before it is opened; when it is whole and has no name yet; when it has its name."""
+
+
+def stopping(stage: str) -> type:
+    """A folder that stops at a stage; made in a function, so that workers of Ray get the class and not its name."""
+    from autopack.packing import parts
+
+    class Stopping(parts.Folder):
+        def wait(self, name: str | None) -> None:
+            about = Path(self.base).parent
+            flag = about / f"at-{name}"
+            if not flag.exists():
+                hidden = about / f".{name}.{os.getpid()}"
+                hidden.write_text(str(os.getpid()))
+                hidden.rename(flag)
+                while not (about / "go").exists():
+                    time.sleep(0.01)
+
+        def write(self, tables: Any, marked: str, name: str | None = None) -> Any:
+            def with_a_stop() -> Iterator[Any]:
+                for number, table in enumerate(tables):
+                    yield table
+                    if number == 0:
+                        self.wait(name)
+
+            if stage == "before":
+                self.wait(name)
+            return super().write(with_a_stop() if stage == "within" else tables, marked, name)
+
+        def publish(self, hidden: str, name: str) -> None:
+            if stage == "whole":
+                self.wait(name)
+            super().publish(hidden, name)
+            if stage == "named":
+                self.wait(name)
+
+    return Stopping
+
+
+def job(shard: int, count: int, folder: str) -> None:
+    """A job as docs/scale.md has it: it writes its shard unless that is there."""
+    import datasets
+
+    import autopack
+
+    dataset = datasets.load_from_disk(Path(folder).parent / "corpus")
+    if not os.path.exists(f"{folder}/rows-{shard:05d}-of-{count:05d}.parquet"):
+        autopack.packing.pack_shards(dataset, MAX_LENGTH, folder, num_shards=count, shard=shard)
+
+
+def drive(plan: Any, count: int, folder: str) -> None:
+    """A program that packs with two workers of Ray."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import datasets
+    import ray
+
+    import autopack
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    table = datasets.load_from_disk(Path(folder).parent / "corpus").data.table.combine_chunks()
+    half = table.num_rows // 2
+    data = ray.data.from_arrow([table.slice(0, half), table.slice(half)])
+    autopack.packing.pack_shards(data, MAX_LENGTH, folder, plan=plan, num_shards=count)
+    ray.shutdown()
+
+
+def main(kind: str, *arguments: str) -> None:
+    """Run a program, its folder one that stops where a stage is named."""
+    from autopack.packing import parts
+
+    if len(arguments) > 3:
+        parts.Folder = stopping(arguments[3])  # type: ignore[misc]
+    parts.BLOCK = 4 * MAX_LENGTH  # a few rows at a time, so that a file has a middle
+    if kind == "job":
+        job(int(arguments[0]), int(arguments[1]), arguments[2])
+    else:
+        drive(arguments[0], int(arguments[1]), arguments[2])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

