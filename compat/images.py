@@ -18,6 +18,7 @@ from autopack.inspection.source import shifts_labels
 from autopack.registry import first_position
 from autopack.tiny import images
 from autopack.tiny.images import IMAGE, Document
+from compat.videos import as_videos as as_videos
 
 # The first ends where the next begins with an image: blocks of image tokens touch. One document has none.
 DOCUMENTS: tuple[tuple[int | str, ...], ...] = ((3, IMAGE), (IMAGE, 4), (7,), (2, IMAGE, 3, IMAGE, 4))
@@ -46,24 +47,6 @@ def numbered(found: Sequence[Document], name: str) -> torch.Tensor:
     """The numbers of the documents of a row, from one, for each token that they have under this name."""
     lengths = [d.tokens[name].shape[1] for d in found]
     return torch.repeat_interleave(torch.arange(1, len(found) + 1), torch.tensor(lengths))[None]
-
-
-def as_videos(model: PreTrainedModel, document: Document) -> Document:
-    """The document with videos of one frame in place of its images, for types that take a grid of each."""
-    config: Any = model.config
-    tokens = {name: value.clone() for name, value in document.tokens.items()}
-    places = tokens["input_ids"] == config.image_token_id
-    tokens["input_ids"][places] = config.video_token_id
-    if "mm_token_type_ids" in tokens:
-        tokens["mm_token_type_ids"][places] = 2
-    names = {
-        "pixel_values": "pixel_values_videos",
-        "image_grid_thw": "video_grid_thw",
-        "image_merge_sizes": "video_merge_sizes",
-        "target_sizes": "target_sizes_videos",
-    }
-    videos = tuple({names[name]: value for name, value in picture.items()} for picture in document.images)
-    return Document(tokens, videos)
 
 
 def alone(model: PreTrainedModel, document: Document, **others: Any) -> Any:

@@ -25,8 +25,9 @@ qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe shieldgemma2 sm
 video_llama_3 video_llava vipllava
 """
 _VIDEO_TYPES = """
-cohere_compass cosmos3_edge cosmos3_omni dots3_note exaone4_5 hyperclovax_vision_v2 kimi_k25 muse_glimmer muse_spark
-perception_lm qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe video_llama_3
+cohere_compass cosmos3_edge cosmos3_omni dots3_note ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe glm_ocr glmga
+hyperclovax_vision_v2 kimi_k25 llava_next_video llava_onevision muse_glimmer muse_spark perception_lm
+qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe video_llama_3 video_llava
 """
 _IMAGES = {
     "grid": """

@@ -124,7 +124,7 @@ FAMILY = Family(
         "ProphetNetDecoder": _Streams(_STREAMS),
         **dict.fromkeys("ReformerModelWithLMHead ReformerForMaskedLM ReformerModel".split(), _REFORMER),
     },
-    media_types={"image": _WITH_IMAGES, "video": frozenset({"minimax_m3_vl"})},
+    media_types={"image": _WITH_IMAGES, "video": frozenset({"glm5_next", "minimax_m3_vl"})},
     numbering={"mra": Numbering(start=2)},
     tiny=Tiny(
         configs=_TINY,

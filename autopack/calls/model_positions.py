@@ -54,6 +54,7 @@ def positions_of_documents(
     sizes = media.given({name: value for name, value in arguments.items() if name in parameters})
     if not sizes:
         return None  # text is numbered as everywhere
+    arguments = {**arguments, **_by_other_names(parameters, arguments)}
     if arguments.get("input_ids") is None:
         raise InvalidPacking(
             f"{type(model).__name__} numbers the tokens of a document by its input_ids and {', '.join(sizes)}, but "
@@ -78,6 +79,14 @@ def positions_of_documents(
     return None if positions is None else real(positions)
 
 
+def _by_other_names(parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What Qwen-Omni hands on to where it numbers tokens by other names than those of its call."""
+    lengths, mask = arguments.get("audio_feature_lengths"), arguments.get("feature_attention_mask")
+    lengths = mask.sum(dim=1) if mask is not None else lengths
+    found = {"audio_seqlens": lengths, "second_per_grids": arguments.get("video_second_per_grid")}
+    return {name: value for name, value in found.items() if name in parameters and value is not None}
+
+
 def _as_rows(
     parameters: Mapping[str, Any], arguments: Mapping[str, Any], layout: PackedLayout
 ) -> tuple[dict[str, Any], Callable[[torch.Tensor], torch.Tensor]]:
@@ -88,7 +97,7 @@ def _as_rows(
     for name, parameter in parameters.items():
         value = arguments.get(name)
         # The sizes of two images may have the shape of two short rows.
-        if isinstance(value, torch.Tensor) and not media.holds_media(name):
+        if isinstance(value, torch.Tensor) and not media.holds_media(name) and name != "second_per_grids":
             form = frame.form_of(name, value)
             value = frame.each(value, form, documents.spread) if form.of is Of.TOKEN else value
         if value is not None or parameter.default is inspect.Parameter.empty:

@@ -20,7 +20,7 @@ _NAMES = re.compile(
     r"|feature_attention_mask|^chunk_sample_lengths$|^padding_mask$"
 )
 _OTHERS = re.compile(
-    r"^(vision_feature|output_|use_|num_(?!local_patches))|token_type|position_mask|patches_indices|codes"
+    r"^(vision_feature|output_|use_|num_(?!local_patches|frames_per_video))|token_type|position_mask|patches_indices|codes"
 )
 """Arguments that only choose how media are read, or say something of every token."""
 _KINDS = {

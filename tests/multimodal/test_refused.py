@@ -129,7 +129,8 @@ class TestNumbersOfPatches:
 REFUSED = {
     ("mllama", "cross_attention_states"): "which states are whose is not known",
     ("evolla", "protein_input_ids"): "attends to proteins across",
-    ("llava_next_video", "pixel_values_videos"): "with videos",
+    ("nemotron_h_omni", "pixel_values_videos"): "with videos: it takes frames in groups",
+    ("molmo2", "pixel_values_videos"): "with videos",
     ("llava", "input_features"): "with sounds",
 }
 
