@@ -87,7 +87,7 @@ def _video(model: PreTrainedModel, picture: dict[str, Any]) -> dict[str, Any]:
 
 def _features(model: Any, video: dict[str, Any]) -> int:
     """How many features a video has, as the model says."""
-    holder = next(m for m in (getattr(model, "model", None), model) if hasattr(m, "get_video_features"))
+    holder: Any = next(m for m in (getattr(model, "model", None), model) if hasattr(m, "get_video_features"))
     named = inspect.signature(holder.get_video_features).parameters
     config = model.config
     layers = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import email
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WAYS = ("padded", "packed")
 NEAR = 1e-6
 """Of float32: a sum in another order. About 3e-7 is seen of states and logits, and a leak is 0.5."""
-GRADIENT_NEAR = 5e-6
-"""The same for gradients, in which sums over all tokens cancel: about 1e-6 is seen."""
+GRADIENT_NEAR = 1e-5
+"""The same for gradients after a step, in which sums over all tokens cancel: up to 7e-6 is seen, and a leak is above
+1e-2. They are compared with float64 too, from which they may be no further than those of stock."""
 MARGIN = 1.2
 """Half precision rounds each sum in its own way. Against float64 a run may be off by as much as stock is, alone or
 padded, and a fifth: errors are sums of many roundings, whose norm hardly varies (within 5 % is seen)."""
@@ -38,7 +39,8 @@ BY_MODEL = {"minilm": MINILM, "smollm2": SMOLLM2}
 TEXTS = {"minilm": (12, 48), "smollm2": (5, 16)}
 """How many, and after how many tokens they are cut: half precision of 134 million parameters is slow on CPUs."""
 
-Run = Callable[[Any], list[torch.Tensor]]
+RATES = {"minilm": 1e-2, "smollm2": 1e-3}
+"""Steps after which losses have moved and the models are still calm: a diverging one blows up rounding."""
 
 
 @cache
@@ -83,6 +85,8 @@ def outputs(way: str, model: Any, texts: Sequence[torch.Tensor], **more: Any) ->
     if way == "alone":
         return [_of(model(input_ids=text[None], **more))[0] for text in texts]
     if way == "padded":
+        if model.config.model_type == "llama":
+            more["use_cache"] = False  # an evaluation that may want the cache keeps its padding
         found = _of(model(**padded(texts), **more))
         return [row[:length] for row, length in zip(found, lengths, strict=True)]
     positions = torch.cat([torch.arange(length) for length in lengths])
@@ -160,8 +164,9 @@ def test_another_text_moves_no_other(name, dtype, way):
     """The same shapes are computed, so that nothing is rounded otherwise: other texts are equal to the last bit."""
     model, texts = model_in(name, dtype).eval(), documents(name)
     other = [*texts[:2], texts[2].flip(0), *texts[3:]]
-    with autopack.enable(model), torch.no_grad():
+    with autopack.enable(model) as handle, torch.no_grad():
         before, after = outputs(way, model, texts), outputs(way, model, other)
+        assert way == "packed" or handle.tally.padding > 0
     assert relative(after[2:3], before[2:3]) > LEAK
     for place in (0, 1, *range(3, len(texts))):
         assert torch.equal(after[place], before[place])
@@ -171,7 +176,7 @@ def trained(name: str, way: str, model: Any) -> dict[str, list[torch.Tensor]]:
     """Two steps of gradient descent: the losses of each, and the gradients of the second."""
     model.train()
     texts, losses = documents(name), []
-    for rate in (1e-2, 0.0):
+    for rate in (RATES[name], 0.0):
         model.zero_grad(set_to_none=True)
         more = {"use_cache": False} if name == "smollm2" else {}
         found = losses_of(name, outputs(way, model, texts, **more), texts)

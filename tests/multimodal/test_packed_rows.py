@@ -86,11 +86,33 @@ def test_in_float64_only_rounding_is_left(model_type):
     assert max(errors[name] for name in ("worst", "influence", "gradient")) <= 1e-6, errors
 
 
-@pytest.mark.parametrize("model_type", ["qwen2_5_vl", "qwen3_vl", "video_llama_3"])
+VIDEOS = """
+ernie4_5_vl_moe gemma4 glm4v glm5_next llava_next_video llava_onevision qwen2_5_vl qwen3_vl video_llama_3 video_llava
+""".split()
+
+
+@pytest.mark.parametrize("model_type", VIDEOS)
 def test_videos_are_exact_too(model_type):
-    stock, model = twins_with_images(model_type)
-    with autopack.enable(model):
+    """One or two frames, in the forms of `compat.videos`; the plain call of stock is the control."""
+    implementation = "eager" if model_type == "glm5_next" else "sdpa"
+    stock, model = twins_with_images(model_type, attn_implementation=implementation)
+    found = [as_videos(stock, document) for document in documents(stock)]
+    assert "pixel_values_videos" in images.row(stock, found)
+    with autopack.enable(model, verify="never"):
         hold(compare(model, stock, videos=True))
+    logits = stock(**packed(stock, [found])).logits
+    assert max(error(logits[row, a:b], alone(stock, d).logits[0]) for d, row, a, b in spans([found])) > LEAK
+
+
+def test_frames_of_nemotron_h_omni_are_grouped_over_the_videos_of_a_call():
+    """Why its videos are refused: of three frames and three, the second group holds one of each."""
+    stock = with_images("nemotron_h_omni")
+    frames = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        together, alone = (stock.get_video_features(each).pooler_output for each in (frames, frames[:3]))
+    assert together.shape[0] == 3
+    assert error(together[0], alone[0]) <= FLOAT32
+    assert error(together[1], alone[1]) > LEAK
 
 
 @pytest.mark.parametrize("model_type", TYPES)

@@ -1,0 +1,100 @@
+"""Documents with sounds, images and videos in one row: positions are of all media, and each kind keeps its order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import autopack
+from autopack import InvalidPacking
+from autopack.tiny import images, sounds
+from autopack.tiny.images import IMAGE, Document
+from autopack.tiny.sounds import SOUND
+from compat.images import as_videos, labels_of
+from tests.conftest import FLOAT32, LEAK, error, gradients
+from tests.multimodal.test_sounds import with_sounds
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+KINDS: tuple[tuple[str, ...], ...] = (("image", "sound"), ("sound", "video", "image"), (), ("video", "sound", "sound"))
+"""The media of four documents, in order, with text between them."""
+
+
+def piece(model: Any, kind: str, seed: int) -> Document:
+    """Text and one of a kind of media; sounds of one length, which Qwen3-Omni wants."""
+    if kind == "sound":
+        return sounds.document(model, [2, SOUND, 1], seed=seed, frames=sounds.FRAMES)
+    found = images.document(model, [2, IMAGE, 1], seed=seed)
+    return as_videos(model, found) if kind == "video" else found
+
+
+def joined(model: Any, pieces: list[Document]) -> dict[str, Any]:
+    """The arguments of a row of pieces, with the media of each kind in order."""
+    call: dict[str, Any] = {}
+    for kind in ("pixel_values", "pixel_values_videos", "input_features"):
+        of_kind = [p for p in pieces if p.images and kind in p.images[0]]
+        call |= images.row(model, of_kind) if of_kind else {}
+    names = [name for name in pieces[0].tokens if all(name in p.tokens for p in pieces)]
+    return call | {name: torch.cat([p.tokens[name] for p in pieces], dim=1) for name in names}
+
+
+def alone(model: Any, pieces: list[Document], **others: Any) -> Any:
+    call = joined(model, pieces)
+    return model(**call, attention_mask=torch.ones_like(call["input_ids"]), use_cache=False, **others)
+
+
+def documents(model: Any) -> list[list[Document]]:
+    found = []
+    for number, kinds in enumerate(KINDS):
+        of_media = [piece(model, kind, 10 * number + place + 1) for place, kind in enumerate(kinds)]
+        found.append(of_media or [images.document(model, [7], seed=10 * number)])
+    return found
+
+
+def packed(model: Any, found: list[list[Document]]) -> dict[str, Any]:
+    lengths = [sum(map(len, pieces)) for pieces in found]
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    return {**joined(model, [p for pieces in found for p in pieces]), "position_ids": positions}
+
+
+TYPES = ["qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "gemma4", "dots3_note", "muse_spark"]
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_documents_with_all_kinds_of_media(model_type):
+    stock, model = with_sounds(model_type), with_sounds(model_type)
+    found = documents(stock)
+    labels = torch.cat([torch.cat([labels_of(p) for p in pieces], dim=1) for pieces in found], dim=1)
+    with autopack.enable(model, verify="never"):
+        out = model(**packed(model, found), labels=labels)
+        out.loss.backward()
+    first, total, count = 0, 0.0, 0
+    for pieces in found:
+        own = torch.cat([labels_of(p) for p in pieces], dim=1)
+        expected = alone(stock, pieces, labels=own)
+        length = own.shape[1]
+        assert error(out.logits[0, first : first + length], expected.logits[0]) <= FLOAT32
+        compared = int((own[:, 1:] != -100).sum())
+        total, count, first = total + expected.loss * compared, count + compared, first + length
+    (total / count).backward()
+    assert float(out.loss.detach()) == pytest.approx(float(total.detach() / count), rel=1e-4)
+    for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
+        assert (mine - theirs).abs().max() <= 1e-5 + 1e-3 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("model_type", TYPES[:2])
+def test_what_qwen_omni_numbers_by(model_type):
+    """Seconds between frames, and lengths of sounds beside images: without them documents have other positions."""
+    stock, model = with_sounds(model_type), with_sounds(model_type)
+    found = documents(stock)
+    call = packed(model, found)
+    with autopack.enable(model, verify="never"):
+        right = model(**call).logits
+        slower = model(**{**call, "video_second_per_grid": 3 * call["video_second_per_grid"]}).logits
+        with pytest.raises(InvalidPacking, match="cannot number each document with its own media"):
+            model(**{**call, "video_second_per_grid": None})
+    assert error(slower, right) > LEAK
+    rows = stock(**call, use_cache=False).logits
+    assert error(rows[0, : sum(map(len, found[0]))], alone(stock, found[0]).logits[0]) > LEAK
