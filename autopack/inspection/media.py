@@ -16,7 +16,7 @@ STATES = "image_hidden_states"
 """What models name the states of images among their results: in the order of the images, however tokens lie."""
 _NAMES = re.compile(
     r"pixel|image|video|audio|protein|patches|input_features|input_values|encoder_outputs|target_sizes|qformer"
-    r"|aspect_ratio|cross_attention_mask"
+    r"|^aspect_ratio_|cross_attention_mask"
     r"|feature_attention_mask|^chunk_sample_lengths$|^padding_mask$"
 )
 _OTHERS = re.compile(
