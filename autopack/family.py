@@ -75,7 +75,8 @@ class Family:
     type why none has, where that is known. `counts_images` are types whose models number the images of a batch over
     all its rows, so that each row has to be numbered by itself. `image_mask` is the argument by which text attends to
     images across, (rows, columns, images, ...); `image_of_each` are types whose text attends across to
-    one image for each document, without a mask.
+    one image for each document, without a mask. `unpads_images` are types whose padded batches are one row with their
+    images, in the order of the rows: those that make masks of rows outside of the text model.
     `wrong_media` says why the media among these arguments of a packed call are not those of its documents, or None.
     `sounds_together` says by model type, from the configuration, the arguments of a packed call and its layout, why one
     of its sounds would change what another gives, or None; it may name types of other families.
@@ -102,6 +103,7 @@ class Family:
     counts_images: frozenset[str] = frozenset()
     image_mask: str | None = None
     image_of_each: frozenset[str] = frozenset()
+    unpads_images: frozenset[str] = frozenset()
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None = None
     sounds_together: Mapping[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None]] = field(
         default_factory=dict

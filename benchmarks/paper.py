@@ -51,7 +51,7 @@ from benchmarks.paper_training import MODELS, shape_of, speeds, train
 DEFAULTS: dict[str, dict[str, Any]] = {
     "cpu": {"scale": 8, "documents": 800, "dtype": "float32", "model": "tiny", "timed": 256, "rounds": 3},
     "cuda": {"scale": 1, "documents": 2000, "dtype": "bfloat16", "model": "tiny", "timed": 256, "rounds": 3},
-    "full": {"scale": 1, "documents": 200, "dtype": "float32", "model": "small", "timed": 80, "rounds": 3},
+    "full": {"scale": 1, "documents": 240, "dtype": "float32", "model": "small", "timed": 96, "rounds": 3},
     "trial": {"scale": 16, "documents": 12, "dtype": "float32", "model": "tiny", "timed": 8, "rounds": 1},
 }
 LEARNING_RATES = {"tiny": 1e-3, "small": 1e-3, "1b": 3e-4}
@@ -70,7 +70,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--vocabulary", type=int, default=4096, help="of --tokenizer words (4096)")
     parser.add_argument("--scale", type=int, help="divide all lengths by this (8; on CUDA and full 1)")
     parser.add_argument(
-        "--documents", type=int, help="for training, an eighth more for validation (800; on CUDA 2000; full 200)"
+        "--documents", type=int, help="for training, an eighth more for validation (800; on CUDA 2000; full 240)"
     )
     parser.add_argument("--max-length", type=int, help="the most tokens of a document and of a row (4096 / scale)")
     parser.add_argument("--batch-size", type=int, default=4, help="documents of a mini-batch (4)")
@@ -80,7 +80,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="(float32; on CUDA bfloat16)")
     parser.add_argument("--attn", default="sdpa", help="attn_implementation of the model (sdpa)")
     parser.add_argument("--learning-rate", type=float, help="(1e-3; of 1b 3e-4)")
-    parser.add_argument("--timed", type=int, help="documents of a round of timing (256; full 80)")
+    parser.add_argument("--timed", type=int, help="documents of a round of timing (256; full 96)")
     parser.add_argument("--rounds", type=int, help="of timing (3)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)

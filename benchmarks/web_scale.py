@@ -1,6 +1,6 @@
 """What it costs to pack 10^12 tokens in 10^9 documents: measured at three sizes, fitted, and simulated shard by shard.
 
-    python -m benchmarks.web_scale --json benchmarks/results/web_scale.json          about ten minutes on two cores
+    python -m benchmarks.web_scale --json benchmarks/results/web_scale.json          some twelve minutes on two cores
     python -m benchmarks.web_scale --trial                                           a first look in a minute
 
 * **plan**: `autopack.packing.plan` of all documents at once: seconds, the largest resident memory of its process, the

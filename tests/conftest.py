@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
+
+# Tiny models gain nothing from threads, and those of several processes spin against each other; before torch is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import pytest

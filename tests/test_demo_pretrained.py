@@ -21,6 +21,7 @@ from autopack.demo.pretrained.pairs import Pair, collect_pairs, draw_apart
 from autopack.demo.pretrained.sentences import Retrieval, SentenceComparison, SentenceSettings, retrieval
 from autopack.demo.pretrained.table import language_model_table, sentences_table
 from autopack.demo.pretrained.weights import MINILM, SMOLLM2, Weights, WeightsChanged, WeightsMissing, checked_folder
+from benchmarks import pretrained
 
 TREE = Path(__file__).parents[1]
 CONTENT = b"weights"
@@ -222,6 +223,33 @@ def test_losses_of_a_language_model_that_differ_are_failures(field):
     assert not result.succeeded
     assert "NOT equal" in language_model_table(result)
     assert "FAILED: the losses" in language_model_table(result)
+
+
+def test_the_table_of_the_documentation_is_that_of_the_record():
+    result, page = pretrained.recorded(), pretrained.PAGE.read_text()
+    assert pretrained.with_table(page, result) == page
+    assert ("No speeds are recorded yet" in page) == (result is None)
+    if result is not None:
+        assert pretrained.RECORD.with_suffix(".txt").read_text() == pretrained.describe(result) + "\n"
+        assert {name: found["sha256"] for name, found in result["weights"].items()} == {
+            which.model: which.files for which in (MINILM, SMOLLM2)
+        }
+
+
+def test_a_table_holds_the_medians_of_every_arm():
+    speed = {"median": 2.04, "min": 2.1, "cpu median": 2.2}
+    versions = dict.fromkeys(("torch", "transformers", *pretrained.PACKAGES), "1.0")
+    result = {
+        "origin": {"cores": 2, "device": "a processor", "load at start": 0.1, **versions},
+        "settings": {"rounds": 5},
+        "largest differences": {"documents, training": {"packed": 3e-7, "alone": 0.0}},
+        "speed of stock": {"documents, training": {"packed": speed, "alone": {**speed, "median": 0.9}}},
+    }
+    shown = pretrained.table(result)
+    assert "| documents, training |  | 2.0 × | 0.9 × |" in shown
+    assert "within 3e-07" in shown
+    page = f"before\n{pretrained.BEGIN}\nold\n{pretrained.END}\nafter\n"
+    assert pretrained.with_table(page, result) == f"before\n{pretrained.BEGIN}\n{shown}\n{pretrained.END}\nafter\n"
 
 
 def test_checksums_are_of_sha_256():

@@ -13,6 +13,7 @@ import torch
 import transformers
 from packaging import version
 
+from autopack.demo.pretrained.weights import MINILM, missing
 from compat.engines.start import launched
 from tests.support import pages
 
@@ -23,7 +24,8 @@ pytest.importorskip("nbclient")
 nbformat: Any = pytest.importorskip("nbformat")
 
 TREE = Path(__file__).parents[1]
-PICTURES = {"embeddings": 1, "estimate_pack_train": 1, "own_family": 2, "prefixes": 1, "trainer": 3, "trl": 1}
+PICTURES = {"embeddings": 1, "estimate_pack_train": 1, "own_family": 2, "prefixes": 1, "real_sentences": 1}
+PICTURES |= {"trainer": 3, "trl": 1}
 """Every notebook, and how many pictures it draws."""
 STEPS = 4
 ROUNDING = 1e-4
@@ -151,6 +153,22 @@ def test_prefixes(executed):
     apart, together = map(int, re.search(r"in (\d+) rows, or in (\d+) of groups", text(executed, "groups")).groups())
     assert together < apart / 2
     assert "1,792 of them computed with those of another row" in text(executed, "packed")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(bool(missing(MINILM)), reason=f"needs the weights: {MINILM.install}")
+@pytest.mark.parametrize("executed", ["real_sentences"], indirect=True)
+def test_real_sentences(executed):
+    differences = numbers(executed, "encode", r"^largest difference.*: +(\S+)$")
+    assert len(differences) == 2
+    assert max(differences) < 1e-6
+    for cell, count in (("retrieval", 3), ("after", 2)):
+        found = re.findall(r"accuracy@1 (\S+)  MRR (\S+)", text(executed, cell))
+        assert len(found) == count
+        assert len(set(found)) == 1
+    stock, enabled, _ = columns(executed, "train")
+    assert len(stock) == 6
+    assert enabled == pytest.approx(stock, rel=ROUNDING)
 
 
 @pytest.mark.exhaustive

@@ -131,6 +131,7 @@ FAMILY = Family(
     numbering=dict.fromkeys(_AFTER_PAD_TOKEN.split(), AFTER_PAD_TOKEN)
     | {"biogpt": Numbering(changed=True), "opt": Numbering(along_mask=True)},
     media_types={"image": _SQUARE | _PATCHES | _FLAT_PATCHES, "video": _PATCHES, "sound": _SOUNDS},
+    unpads_images=frozenset("gemma3 gemma4 gemma4_unified".split()),
     dense_types=frozenset("axk2 deepseek_v32 dots3_note_text glm_moe_dsa hy_v4".split()),
     tiny=Tiny(
         configs=_TINY,

@@ -18,7 +18,7 @@ _TYPES = frozenset("pix2struct pp_formulanet vision-encoder-decoder".split())
 FAMILY = Family(
     name="image_encoders",
     model_types=_TYPES - {"vision-encoder-decoder"},  # it is served as its decoder is
-    how="the encoder as it is, an image for each document; attention within documents, in the decoder and across",
+    how="the encoder as it is, an image for each document; attention document by document in the decoder",
     mixers={
         "Pix2StructTextAttention": RELATIVE,
         "PPFormulaNetLearnedPositionalEmbedding": _OfInputIds(),

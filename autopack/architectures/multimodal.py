@@ -153,6 +153,7 @@ FAMILY = Family(
         {"Kosmos2ImageToTextProjection", "Kosmos2_5ImageToTextProjection", "Emu3VQVAEAttentionBlock"}
     ),
     dense_types=frozenset({"dots3_note"}),
+    unpads_images=frozenset({"paligemma", "shieldgemma2"}),
     refusal=_refusal,
     media_types={
         "image": frozenset(" ".join(_IMAGES.values()).split()),

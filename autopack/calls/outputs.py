@@ -17,6 +17,7 @@ from transformers.utils import ModelOutput
 
 from autopack.calls.in_graph import Place, tied
 from autopack.errors import UnsupportedModel
+from autopack.inspection import media
 from autopack.layout.forms import Form, Frame, Of, in_rows, rows_first, stands_for_no_router
 from autopack.layout.padding import Padding
 from autopack.layout.pair import Pair
@@ -145,7 +146,7 @@ def _restored(name: str | None, value: Any, padding: Padding | None, pooled: boo
     if isinstance(value, tuple | list):
         parts = [_restored(name, part, padding, False) for part in value]  # one for each layer
         return value if all(part is own for part, own in zip(parts, value, strict=True)) else type(value)(parts)
-    if not isinstance(value, torch.Tensor) or value.dim() == 0:
+    if not isinstance(value, torch.Tensor) or value.dim() == 0 or name == media.STATES:
         return value
     if pooled and value.dim() == 2 and value.shape[0] == padding.rows:
         return value

@@ -113,7 +113,13 @@ def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
             continue
         if name not in known and value is not None and value is not False:
             yield f"{name} is no argument of the model's own forward"
-        if not has_a_place(name, value, padding):
+        in_order = (
+            traits.unpads_images
+            and not call.wants_tuple
+            and media.holds_media(name)
+            and media.kinds(name, value) <= traits.media
+        )
+        if not (in_order or has_a_place(name, value, padding)):
             yield f"{name} has no place in a packed row"
     if any(not _is_zero(given.get(name)) for name in LAST_LOGITS):
         yield "the last logits of every row are asked for"

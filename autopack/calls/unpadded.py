@@ -70,7 +70,8 @@ class Unpadded(Plan):
 
     @torch._dynamo.disable
     def finish(self, module: nn.Module, output: Any) -> Any:
-        names = per_row_outputs.of_each_row(output, 1, self.padding.tokens, self.call.model.widths)
+        most = 2 if media.given(self.call.arguments) else 9  # images may be as many as rows
+        names = per_row_outputs.of_each_row(output, 1, self.padding.tokens, self.call.model.widths, most)
         if not names or (self.pooled and self.padding.rows == 1):
             return restore(output, self.padding, self.pooled, self.call.model.padding_read)
         if self.call.documents is not None:

@@ -12,6 +12,8 @@ from typing import Any
 
 PICTURES = ("images", "image")
 """Columns of pictures of data sets: one, several or none for each document; those of a packed row in a list."""
+STATES = "image_hidden_states"
+"""What models name the states of images among their results: in the order of the images, however tokens lie."""
 _NAMES = re.compile(
     r"pixel|image|video|audio|protein|patches|input_features|input_values|encoder_outputs|target_sizes|qformer"
     r"|aspect_ratio|cross_attention_mask"

@@ -122,6 +122,8 @@ class Traits:
     """Whether it numbers the images of a batch over all its rows."""
     image_of_each: bool
     """Whether its text attends across to one image for each document."""
+    unpads_images: bool
+    """Whether padded batches with images are one row of their tokens, and the images in the order of the rows."""
     image_mask: str | None
     """The argument that says which tokens see which images, where text attends to images across."""
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None
@@ -161,6 +163,7 @@ class Traits:
             why_no_media=family.why_no_media.get(anatomy.model_type),
             counts_images=anatomy.model_type in family.counts_images,
             image_of_each=anatomy.model_type in family.image_of_each,
+            unpads_images=anatomy.model_type in family.unpads_images,
             image_mask=family.image_mask,
             wrong_media=family.wrong_media,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import email
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,20 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WAYS = ("padded", "packed")
 NEAR = 1e-6
 """Of float32: a sum in another order. About 3e-7 is seen of states and logits, and a leak is 0.5."""
-GRADIENT_NEAR = 5e-6
-"""The same for gradients, in which sums over all tokens cancel: about 1e-6 is seen."""
+GRADIENT_NEAR = 1e-5
+"""The same for gradients after a step, in which sums over all tokens cancel: up to 7e-6 is seen, and a leak is above
+1e-2. They are compared with float64 too, from which they may be no further than those of stock."""
 MARGIN = 1.2
 """Half precision rounds each sum in its own way. Against float64 a run may be off by as much as stock is, alone or
 padded, and a fifth: errors are sums of many roundings, whose norm hardly varies (within 5 % is seen)."""
+MARGIN_OF_FEW = 3.0
+"""The same for the losses of a dozen pairs: the norm of so few errors scatters more, and that of stock may be small."""
 BY_MODEL = {"minilm": MINILM, "smollm2": SMOLLM2}
-COUNT = 6
-LONGEST = 48
+TEXTS = {"minilm": (12, 48), "smollm2": (5, 16)}
+"""How many, and after how many tokens they are cut: half precision of 134 million parameters is slow on CPUs."""
 
-Run = Callable[[Any], list[torch.Tensor]]
+RATES = {"minilm": 1e-2, "smollm2": 1e-3}
+"""Steps after which losses have moved and the models are still calm: a diverging one blows up rounding."""
 
 
 @cache
@@ -56,11 +60,12 @@ def stock(name: str) -> tuple[Any, Any]:
 @cache
 def documents(name: str) -> list[torch.Tensor]:
     """Tokens of docstrings of very different lengths, each (tokens,)."""
-    texts = sorted(collect_documents(Path(email.__file__).parent), key=len)
-    spread = [texts[len(texts) * place // COUNT] for place in range(COUNT)]
-    spread[1:3] = reversed(spread[1:3])  # in no order of length
+    count, longest = TEXTS[name]
+    texts = sorted(collect_documents(Path(email.__file__).parent), key=lambda text: (len(text), text))
+    spread = [texts[len(texts) * place // count] for place in range(count)]
     _, tokenizer = stock(name)
-    return [torch.tensor(tokenizer(text)["input_ids"][:LONGEST]) for text in spread]
+    ends = [longest // (1, 4, 2, 3)[place % 4] for place in range(count)]  # in no order of length
+    return [torch.tensor(tokenizer(text)["input_ids"][:end]) for text, end in zip(spread, ends, strict=True)]
 
 
 def model_in(name: str, dtype: torch.dtype) -> Any:
@@ -80,6 +85,8 @@ def outputs(way: str, model: Any, texts: Sequence[torch.Tensor], **more: Any) ->
     if way == "alone":
         return [_of(model(input_ids=text[None], **more))[0] for text in texts]
     if way == "padded":
+        if model.config.model_type == "llama":
+            more["use_cache"] = False  # an evaluation that may want the cache keeps its padding
         found = _of(model(**padded(texts), **more))
         return [row[:length] for row, length in zip(found, lengths, strict=True)]
     positions = torch.cat([torch.arange(length) for length in lengths])
@@ -92,15 +99,15 @@ def _of(output: Any) -> torch.Tensor:
     return output.logits if "logits" in output else output.last_hidden_state
 
 
-def loss_of(name: str, found: list[torch.Tensor], texts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Of an encoder that of pairs, by means of tokens; of a language model that of the next tokens."""
+def losses_of(name: str, found: list[torch.Tensor], texts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of an encoder those of pairs, both ways, by means of tokens; of a language model those of the next tokens."""
     wide = torch.promote_types(found[0].dtype, torch.float32)
     if name == "smollm2":
         told = torch.cat([logits[:-1] for logits in found]).to(wide)
-        return torch.nn.functional.cross_entropy(told, torch.cat([text[1:] for text in texts]))
+        return torch.nn.functional.cross_entropy(told, torch.cat([text[1:] for text in texts]), reduction="none")
     vectors = torch.nn.functional.normalize(torch.stack([states.mean(0) for states in found]).to(wide), dim=-1)
-    scores = 20 * vectors[0::2] @ vectors[1::2].T
-    return torch.nn.functional.cross_entropy(scores, torch.arange(len(scores)))
+    scores, own = 20 * vectors[0::2] @ vectors[1::2].T, torch.arange(len(vectors) // 2)
+    return torch.cat([torch.nn.functional.cross_entropy(each, own, reduction="none") for each in (scores, scores.T)])
 
 
 def relative(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> float:
@@ -109,12 +116,14 @@ def relative(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) ->
     return (off / sum(float(e.double().square().sum()) for e in expected)) ** 0.5
 
 
-def assert_near(run: dict[str, Sequence[torch.Tensor]], dtype: torch.dtype, near: float = NEAR) -> None:
+def assert_near(
+    run: dict[str, Sequence[torch.Tensor]], dtype: torch.dtype, near: float = NEAR, margin: float = MARGIN
+) -> None:
     """What was found equals alone in float32, and is no further from float64 than stock, alone or padded."""
     if dtype == torch.float32:
         assert relative(run["found"], run["alone"]) <= near
     found, *of_stock = (relative(run[way], run["float64"]) for way in ("found", "alone", "padded"))
-    assert found <= MARGIN * max(of_stock)
+    assert found <= margin * max(of_stock)
 
 
 def evaluated(name: str, way: str, model: Any) -> list[torch.Tensor]:
@@ -155,23 +164,24 @@ def test_another_text_moves_no_other(name, dtype, way):
     """The same shapes are computed, so that nothing is rounded otherwise: other texts are equal to the last bit."""
     model, texts = model_in(name, dtype).eval(), documents(name)
     other = [*texts[:2], texts[2].flip(0), *texts[3:]]
-    with autopack.enable(model), torch.no_grad():
+    with autopack.enable(model) as handle, torch.no_grad():
         before, after = outputs(way, model, texts), outputs(way, model, other)
+        assert way == "packed" or handle.tally.padding > 0
     assert relative(after[2:3], before[2:3]) > LEAK
-    for place in (0, 1, *range(3, COUNT)):
+    for place in (0, 1, *range(3, len(texts))):
         assert torch.equal(after[place], before[place])
 
 
 def trained(name: str, way: str, model: Any) -> dict[str, list[torch.Tensor]]:
-    """Two steps of gradient descent: the loss of each, and the gradients of the second."""
+    """Two steps of gradient descent: the losses of each, and the gradients of the second."""
     model.train()
     texts, losses = documents(name), []
-    for rate in (1e-2, 0.0):
+    for rate in (RATES[name], 0.0):
         model.zero_grad(set_to_none=True)
         more = {"use_cache": False} if name == "smollm2" else {}
-        loss = loss_of(name, outputs(way, model, texts, **more), texts)
-        loss.backward()
-        losses.append(loss.detach())
+        found = losses_of(name, outputs(way, model, texts, **more), texts)
+        found.mean().backward()
+        losses.append(found.detach())
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.grad is not None and rate:
@@ -200,19 +210,14 @@ def test_training_is_that_of_texts_alone(name, dtype, way):
     with autopack.enable(model) as handle:
         if way == "padded":  # those that ask whether padding is read
             for _ in range(2):
-                loss_of(name, outputs(way, model.train(), documents(name)), documents(name)).backward()
+                losses_of(name, outputs(way, model.train(), documents(name)), documents(name)).mean().backward()
         before = handle.tally.padding
         found = trained(name, way, model)
         assert way == "packed" or handle.tally.padding > before
     run = {each: trained_by_stock(name, each, dtype) for each in ("alone", "padded")}
     run |= {"found": found, "float64": trained_by_stock(name, "alone", torch.float64)}
-    for step in range(2):
-        losses = {each: float(kept["losses"][step]) for each, kept in run.items()}
-        off = {each: abs(loss / losses["float64"] - 1) for each, loss in losses.items()}
-        if dtype == torch.float32:
-            assert abs(losses["found"] / losses["alone"] - 1) <= NEAR
-        else:  # a single number, whose error may be anything below its dtype's rounding
-            assert off["found"] <= max(MARGIN * max(off["alone"], off["padded"]), torch.finfo(dtype).eps)
+    few = MARGIN_OF_FEW if name == "minilm" else MARGIN
+    assert_near({each: kept["losses"] for each, kept in run.items()}, dtype, margin=few)
     assert len(found["gradients"]) > 50
     assert_near({each: kept["gradients"] for each, kept in run.items()}, dtype, GRADIENT_NEAR)
 
@@ -222,7 +227,7 @@ def test_gradients_of_stock_leak_in_the_packed_row(name):
     """Negative control of training. In a row without a cache transformers tells documents apart where it has masks."""
     alone = trained_by_stock(name, "alone", torch.float32)
     model = model_in(name, torch.float32).train()
-    loss_of(name, outputs("packed", model, documents(name)), documents(name)).backward()
+    losses_of(name, outputs("packed", model, documents(name)), documents(name)).mean().backward()
     found = [p.grad for p in model.parameters() if p.grad is not None]
     assert relative(found, alone["gradients"]) > LEAK
 

