@@ -41,7 +41,7 @@ from compat.old_releases import bind_flash, chosen_when_built, without_hardware_
 from compat.standins import flash_standin, flex_standin, float64_throughout, set_implementation
 from compat.tables import json_by_lines
 from compat.with_images import cast, with_images
-from compat.with_sounds import with_sounds
+from compat.with_sounds import ABOUT_SOUNDS, with_sounds
 
 RESULTS = Path(__file__).parent / "results"
 BACKENDS = ("eager", "sdpa", "flex", "flash")
@@ -254,12 +254,6 @@ _ABOUT_IMAGES = (
     "train, packed calls with pixels raise. `-` before the second result: transformers cannot run the type without "
     "images. Types that take sounds have one result more, as those of speech have in the table of seq2seq."
 )
-_ABOUT_SOUNDS = (
-    "A second result is that of documents with sounds beside text (docs/speech.md), in one row and in two, with a "
-    "document that has none, two that touch with their sounds, and one with two; sounds have different lengths, or, "
-    "where it says `alike`, one length, since packed calls with others raise. Gradients include those of the encoder "
-    "of sounds, and another text or sound of one document leaves the others as they were."
-)
 
 
 def _markdown(results: dict[str, dict[str, dict[str, Any]]], task: str, counts: str) -> str:
@@ -277,7 +271,7 @@ def _markdown(results: dict[str, dict[str, dict[str, Any]]], task: str, counts: 
         "CPU stand-ins of the kernels' signatures.",
         "",
         *([_ABOUT_IMAGES, ""] if task in _WITH_MEDIA else []),
-        *([_ABOUT_SOUNDS, ""] if any("sounds" in c for cells in results.values() for c in cells.values()) else []),
+        *([ABOUT_SOUNDS, ""] if any("sounds" in c for cells in results.values() for c in cells.values()) else []),
         counts,
         "",
         "| model type | " + " | ".join(BACKENDS) + " | path, or reason of refusal |",

@@ -6,7 +6,7 @@ their own. Encoders take no tokens and keep sounds apart by themselves. What dif
 come along with longer ones: some encoders let it change the last frames of a sound, or all of them. Their rules say so
 of a call (`Family.sounds_together`), and it raises.
 
-Lines named here are those of transformers 5.23.
+Names are those of transformers 5.23.
 """
 
 from __future__ import annotations
@@ -76,6 +76,19 @@ _WITH_SOUNDS: dict[str, dict[str, Any]] = {
 }
 
 
+_UPSTREAM = {
+    "gemma3n": "Gemma3nAudioSSCPConvBlock reads what stands behind a shorter one",
+    "glmasr": "GlmAsrEncoder.forward takes no mask of what stands behind a shorter one",
+    "granite_speech": "GraniteSpeechCTCEncoder.forward takes no mask of what stands behind a shorter one",
+    "granite_speech_plus": "GraniteSpeechPlusCTCEncoder.forward takes no mask of what stands behind a shorter one",
+    "nemo_speechlm": "Nemotron3DiarizationModel.upsampler reads what stands behind a shorter one",
+    "nemotron_h_omni": "get_audio_features makes the last feature of a shorter one of what stands behind it",
+    "phi4_multimodal": "Phi4MultimodalAudioNemoConvSubsampling reads what stands behind a shorter one",
+    "qwen3_omni_moe_thinker": "Qwen3OmniMoeAudioEncoder.conv2d2 reads what stands behind one shorter than a chunk",
+}
+"""What of transformers 5.23 lets padding change a sound."""
+
+
 def _lengths(given: Mapping[str, Any]) -> np.ndarray | None:
     """How many frames each sound has, where the call says it."""
     if given.get("audio_feature_lengths") is not None:
@@ -88,15 +101,15 @@ def _lengths(given: Mapping[str, Any]) -> np.ndarray | None:
     return found if found.ndim == 1 else found.sum(-1)
 
 
-def _differ(lengths: np.ndarray | None) -> str | None:
+def _differ(config: Any, lengths: np.ndarray | None) -> str | None:
     if lengths is None or lengths.min() == lengths.max():
         return None
-    return f"they have {lengths.min()} to {lengths.max()} frames"
+    return f"they have {lengths.min()} to {lengths.max()} frames, and {_UPSTREAM[config.model_type]}"
 
 
 def _padded(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
     """Sounds of several lengths, in an encoder that reads what stands behind a sound."""
-    return _differ(_lengths(given))
+    return _differ(config, _lengths(given))
 
 
 def _padded_without_a_mask(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
@@ -108,25 +121,24 @@ def _padded_without_a_mask(config: Any, given: Mapping[str, Any], layout: Packed
         last = features[:, -1]
         ends_in_silence = host_values(last.amax(-1) == last.amin(-1))
         if ends_in_silence.any():
-            return f"sound {int(np.argmax(ends_in_silence))} ends in silence or padding, and no mask says which it is"
-    return _differ(_lengths(given))
+            which = f"sound {int(np.argmax(ends_in_silence))} ends in silence or padding, which no mask tells apart"
+            return f"{which}, and {_UPSTREAM[config.model_type]}"
+    return _differ(config, _lengths(given))
 
 
 def _within_the_longest_chunk(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
     """Qwen3-Omni pads chunks to the longest of the call; its second convolution reads what the first made of that."""
     lengths = _lengths(given)
-    return None if lengths is None else _differ(np.minimum(lengths, 2 * config.audio_config.n_window))
+    return None if lengths is None else _differ(config, np.minimum(lengths, 2 * config.audio_config.n_window))
 
 
 def _with_a_frame_more(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
     """Nemotron-H Omni counts a frame more than the mask, and where that begins a feature, it is one of padding."""
     lengths = _lengths(given)
-    if (
-        lengths is None
-        or not ((lengths < lengths.max()) & (lengths % config.audio_config.subsampling_factor == 0)).any()
-    ):
+    if lengths is None:
         return None
-    return f"{_differ(lengths)}, and the last feature of a shorter one is made of padding"
+    begun = (lengths < lengths.max()) & (lengths % config.audio_config.subsampling_factor == 0)
+    return _differ(config, lengths) if begun.any() else None
 
 
 def _within_the_longest(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
@@ -134,7 +146,7 @@ def _within_the_longest(config: Any, given: Mapping[str, Any], layout: PackedLay
     features = given.get("input_features")
     if features is None or features.shape[-1] >= 2 * config.audio_config.max_position_embeddings:
         return None
-    return _differ(_lengths(given))
+    return _differ(config, _lengths(given))
 
 
 def _as_one_sound(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
@@ -146,7 +158,7 @@ def _as_one_sound(config: Any, given: Mapping[str, Any], layout: PackedLayout) -
     first = layout.starts[:, 1:] == np.arange(1, layout.columns)
     if not (first & placeholders[:, 1:] & placeholders[:, :-1]).any():
         return None
-    return "a document ends with one, and the next begins with one: it would number the windows of both as one sound's"
+    return "a document ends with one, and the next begins with one: _build_audio_timestamps would number both as one"
 
 
 def _one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
@@ -157,20 +169,23 @@ def _one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -
     placeholders = host_values(ids == config.audio_token_id)
     if (placeholders[:, 1:] & placeholders[:, :-1]).any():
         return None
-    return "they have one placeholder for each sound, of which it makes other rows; give one for each feature"
+    return (
+        "they have one placeholder for each sound, of which _merge_input_ids_with_audio_features makes other rows; "
+        "give one for each feature"
+    )
 
 
 _TOGETHER: dict[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None]] = {
-    "gemma3n": _padded,  # Gemma3nAudioSSCPConvBlock
-    "glmasr": _within_the_longest,  # GlmAsrEncoder.forward takes no mask
-    "granite_speech": _padded_without_a_mask,  # GraniteSpeechCTCEncoder.forward takes no mask
+    "gemma3n": _padded,
+    "glmasr": _within_the_longest,
+    "granite_speech": _padded_without_a_mask,
     "granite_speech_plus": _padded_without_a_mask,
-    "musicflamingo": _as_one_sound,  # MusicFlamingoModel._build_audio_timestamps
-    "nemo_speechlm": _padded,  # Nemotron3DiarizationModel.upsampler
-    "nemotron_h_omni": _with_a_frame_more,  # get_audio_features
-    "phi4_multimodal": _padded_without_a_mask,  # Phi4MultimodalAudioNemoConvSubsampling
-    "qwen2_audio": _one_for_each,  # Qwen2AudioModel._merge_input_ids_with_audio_features
-    "qwen3_omni_moe_thinker": _within_the_longest_chunk,  # Qwen3OmniMoeAudioEncoder.conv2d2
+    "musicflamingo": _as_one_sound,
+    "nemo_speechlm": _padded,
+    "nemotron_h_omni": _with_a_frame_more,
+    "phi4_multimodal": _padded_without_a_mask,
+    "qwen2_audio": _one_for_each,
+    "qwen3_omni_moe_thinker": _within_the_longest_chunk,
 }
 
 FAMILY = Family(

@@ -1,0 +1,73 @@
+"""Kyutai's speech to text takes a text token and codes of the sound at each place: tokens of a third axis, no media."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import autopack
+from autopack.tiny.weights import randomize
+from tests.conftest import FLOAT32, LEAK, error, gradients
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+CODEBOOKS = 4
+
+
+def built() -> Any:
+    transformers = pytest.importorskip("transformers")
+    codec = transformers.MimiConfig(
+        hidden_size=32, num_filters=4, upsampling_ratios=[2, 2], codebook_size=16, codebook_dim=8, num_quantizers=4,
+        vector_quantization_hidden_dimension=8, num_semantic_quantizers=1, upsample_groups=32, num_hidden_layers=1,
+        intermediate_size=32, num_attention_heads=4, num_key_value_heads=4, head_dim=8,
+    )  # fmt: skip
+    config = transformers.KyutaiSpeechToTextConfig(
+        codec_config=codec, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
+        head_dim=16, ffn_dim=96, vocab_size=128, codebook_vocab_size=17, num_codebooks=CODEBOOKS, sliding_window=6,
+        max_position_embeddings=64, audio_bos_token_id=16, audio_pad_token_id=196, bos_token_id=1, pad_token_id=3,
+    )  # fmt: skip
+    model = transformers.KyutaiSpeechToTextForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    randomize(model, 0)
+    return model.eval()
+
+
+def document(length: int, generator: torch.Generator) -> torch.Tensor:
+    text = torch.randint(8, 100, (1, length, 1), generator=generator)
+    return torch.cat([text, torch.randint(0, 16, (1, length, CODEBOOKS), generator=generator)], dim=-1)
+
+
+def test_codes_are_tokens():
+    stock, model = built(), built()
+    generator = torch.Generator().manual_seed(0)
+    found = [document(length, generator) for length in (5, 9, 7)]
+    ids = torch.cat(found, dim=1)
+    call = {"input_ids": ids, "position_ids": torch.cat([torch.arange(d.shape[1]) for d in found])[None]}
+    labels = ids[..., 0]
+    with autopack.enable(model, verify="never"):
+        out = model(**call, labels=labels)
+        out.loss.backward()
+        other = ids.clone()
+        other[0, 2, 1:] = 15 - other[0, 2, 1:]  # the sound of the first document
+        moved = (model(**{**call, "input_ids": other}).logits - out.logits)[0].abs().amax(-1)
+    assert moved[:5].max() > LEAK
+    assert moved[5:].max() == 0
+    first, total, count = 0, torch.zeros(()), 0
+    for each in found:
+        expected = stock(input_ids=each, labels=each[..., 0], use_cache=False)
+        assert error(out.logits[0, first : first + each.shape[1]], expected.logits[0]) <= FLOAT32
+        first, count = first + each.shape[1], count + each.shape[1] - 1
+        total = total + expected.loss * (each.shape[1] - 1)
+    (total / count).backward()
+    assert float(out.loss.detach()) == pytest.approx(float(total.detach() / count), rel=1e-5)
+    for mine, theirs in zip(gradients(model), gradients(stock), strict=True):
+        assert (mine - theirs).abs().max() <= 1e-5 + 1e-3 * theirs.abs().max()
+    leaking = stock(**call, attention_mask=torch.ones_like(labels)).logits
+    assert error(leaking[0, 5:14], stock(input_ids=found[1]).logits[0]) > LEAK
+
+
+def test_the_auditor_has_no_codes_to_draw():
+    """Nothing measured the type under its name, so enabling it audits it, on tokens of two axes, and says so."""
+    with pytest.raises(autopack.UnsupportedModel, match="it is not exact"):
+        autopack.enable(built())
