@@ -68,7 +68,7 @@ class Arm:
 
         started = time.perf_counter()
         self.losses.append(self.backward(batch))
-        # The first steps of some seeds would otherwise diverge, which blows up rounding, whichever way batches are made.
+        # Steps of some seeds would otherwise diverge, which blows up rounding, whichever way batches are made.
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         with torch.no_grad():
             for parameter in self.model.parameters():
