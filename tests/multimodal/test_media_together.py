@@ -98,3 +98,42 @@ def test_what_qwen_omni_numbers_by(model_type):
     assert error(slower, right) > LEAK
     rows = stock(**call, use_cache=False).logits
     assert error(rows[0, : sum(map(len, found[0]))], alone(stock, found[0]).logits[0]) > LEAK
+
+
+@pytest.mark.parametrize("model_type", TYPES[:2])
+def test_the_sound_of_a_video(model_type):
+    """`use_audio_in_video`: sounds stand within their videos, and one text counts both in turn."""
+    stock, model = with_sounds(model_type), with_sounds(model_type)
+    config = stock.config
+    starts = [config.vision_start_token_id, config.audio_start_token_id]
+    found = []
+    for seed in (1, 2, 3):
+        video, sound = piece(stock, "video", seed), piece(stock, "sound", seed)
+        of_video, of_sound = (p.tokens["input_ids"][0] for p in (video, sound))
+        placeholders = {config.video_token_id, getattr(config, "audio_token_id", None) or config.audio_token_index}
+        runs = [[int(t) for t in ids if int(t) in placeholders] for ids in (of_video, of_sound)]
+        ends = [getattr(config, "audio_end_token_id", None) or 9, getattr(config, "vision_end_token_id", None) or 9]
+        ids = torch.tensor([[10 + seed, *starts, *runs[0], *runs[1], *ends, 20 + seed]])
+        found.append(([Document({"input_ids": ids}, video.images), Document({}, sound.images)], ids))
+    media = joined_media(stock, [p for pieces, _ in found for p in pieces])
+    ids = torch.cat([ids for _, ids in found], dim=1)
+    positions = torch.cat([torch.arange(each.shape[1]) for _, each in found])[None]
+    with autopack.enable(model, verify="never"):
+        logits = model(input_ids=ids, position_ids=positions, **media, use_audio_in_video=True).logits[0]
+    leaking = stock(input_ids=ids, position_ids=positions, **media, use_audio_in_video=True).logits[0]
+    first = 0
+    for pieces, each in found:
+        call = {"input_ids": each, "attention_mask": torch.ones_like(each), **joined_media(stock, pieces)}
+        expected = stock(**call, use_cache=False, use_audio_in_video=True).logits[0]
+        assert error(logits[first : first + each.shape[1]], expected) <= FLOAT32
+        assert first == 0 or error(leaking[first : first + each.shape[1]], expected) > LEAK
+        first += each.shape[1]
+
+
+def joined_media(model: Any, pieces: list[Document]) -> dict[str, Any]:
+    """The media of pieces without their tokens, those of each kind in order."""
+    call: dict[str, Any] = {}
+    for kind in ("pixel_values_videos", "input_features"):
+        of_kind = [Document({}, p.images) for p in pieces if p.images and kind in p.images[0]]
+        call |= images.row(model, of_kind)
+    return call
