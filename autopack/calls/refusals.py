@@ -296,8 +296,11 @@ def _refuse_sounds_together(call: Call, layout: PackedLayout) -> None:
 
 def refuse_images_of_others(call: Call) -> None:
     """Raise `InvalidPacking` where the text attends across to one image of each document, and they are not as many."""
-    layout, pixels = call.declared.layout, call.arguments.get("pixel_values")
-    if not call.model.traits.image_of_each or layout is None or pixels is None:
+    pixels = call.arguments.get("pixel_values")
+    if not call.model.traits.image_of_each or pixels is None:
+        return
+    layout = call.declared.layout
+    if layout is None:
         return
     documents = len(layout.lengths) - (0 if layout.is_padding is None else int(layout.is_padding.sum()))
     if len(pixels) != documents:
