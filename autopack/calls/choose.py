@@ -46,7 +46,7 @@ def choose(call: Call) -> Plan:
     if generates(call.model):
         return Untouched(call.model, _GENERATES)
     plan = _choose(call)
-    if plan.scope.layout is None and call.outer is None:
+    if plan.scope.layout is None and call.outer is None and call.model.options.unpad != "never":
         _keep_images_to_rows(call, plan)
     return plan
 
