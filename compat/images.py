@@ -15,10 +15,13 @@ from autopack.errors import AutopackError
 from autopack.inspection.media import holds_media
 from autopack.inspection.parameters import parameters_of
 from autopack.inspection.source import shifts_labels
-from autopack.registry import first_position
 from autopack.tiny import images
 from autopack.tiny.images import IMAGE, Document
-from compat.videos import as_videos as as_videos
+from autopack.tiny.media_rows import alone as alone
+from autopack.tiny.media_rows import numbered as numbered
+from autopack.tiny.media_rows import packed as packed
+from autopack.tiny.media_rows import spans as spans
+from autopack.tiny.videos import as_videos as as_videos
 
 # The first ends where the next begins with an image: blocks of image tokens touch. One document has none.
 DOCUMENTS: tuple[tuple[int | str, ...], ...] = ((3, IMAGE), (IMAGE, 4), (7,), (2, IMAGE, 3, IMAGE, 4))
@@ -28,47 +31,6 @@ def documents(model: PreTrainedModel, parts: Sequence[Sequence[int | str]] = DOC
     """One document for each list of parts, all different; without those that the type cannot run by themselves."""
     parts = [each for each in parts if IMAGE in each or not images.needs_images(model)]
     return [images.document(model, each, seed=number + 1) for number, each in enumerate(parts)]
-
-
-def packed(model: PreTrainedModel, found: Sequence[Sequence[Document]], **others: Any) -> dict[str, Any]:
-    """The arguments of packed rows of documents, with position_ids as collators write them; those of the halves of an
-    encoder-decoder come with masks that number them."""
-    if model.config.is_encoder_decoder:
-        halves = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
-        taken = {name: tokens for name, tokens in halves.items() if tokens in found[0][0].tokens}
-        masks = {name: torch.cat([numbered(each, tokens) for each in found]) for name, tokens in taken.items()}
-        return {**images.rows(model, found), **masks, **others}
-    first = first_position(model.config)
-    where = [torch.cat([torch.arange(first, first + len(d)) for d in each]) for each in found]
-    return {**images.rows(model, found), "position_ids": torch.stack(where), **others}
-
-
-def numbered(found: Sequence[Document], name: str) -> torch.Tensor:
-    """The numbers of the documents of a row, from one, for each token that they have under this name."""
-    lengths = [d.tokens[name].shape[1] for d in found]
-    return torch.repeat_interleave(torch.arange(1, len(found) + 1), torch.tensor(lengths))[None]
-
-
-def alone(model: PreTrainedModel, document: Document, **others: Any) -> Any:
-    """The output for one document by itself, which the model numbers as it always does."""
-    arguments: dict[str, Any] = images.row(model, [document])
-    # Every processor gives a mask, and some models compute positions only beside one.
-    if "input_ids" in arguments:
-        arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])
-    output = model(**arguments, use_cache=False, **others)
-    output.logits = output.logits[:, -len(document) :]  # GIT has some of the image too
-    return output
-
-
-def spans(found: Sequence[Sequence[Document]]) -> list[tuple[Document, int, int, int]]:
-    """Each document with its row, first and end column."""
-    places = []
-    for row, each in enumerate(found):
-        first = 0
-        for document in each:
-            places.append((document, row, first, first + len(document)))
-            first += len(document)
-    return places
 
 
 def labels_of(document: Document) -> torch.Tensor:

@@ -7,7 +7,7 @@ from functools import partial
 from transformers import PreTrainedModel
 
 from autopack import registry
-from autopack.enabling import parts_by_twin, prefixes_by_twin
+from autopack.enabling import media_by_twin, parts_by_twin, prefixes_by_twin
 from autopack.enabling.attach import attach, look_at, remove_hooks, strip_severed
 from autopack.enabling.by_twin import first_label_counts_in_twin
 from autopack.enabling.prove import prove
@@ -62,4 +62,6 @@ def settle(
         enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its audit
         code = attach(model, enabled, family, lambda level: first_label_counts_in_twin(model, level))
         prove(model, enabled, code, packs, on_one_rank)
+        enabled.media_proven_by = None if media_by_twin.is_recorded(enabled) else media_by_twin.why_apart
+        enabled.media_apart = {}
         enabled.watch = Watch(model, code, enabled.anatomy.configs)

@@ -64,6 +64,8 @@ def _size_what_is_sized(config: PretrainedConfig, found: PretrainedConfig) -> No
             _size_what_is_sized(value, inner)
         elif isinstance(value, int) and value > 1 and name in rules.FIELDS and inner is None:
             vars(found)[name] = rules.FIELDS[name]
+        elif name == "pad_token_id" and value is not None and inner is None:  # of a part that has no tokens, too
+            vars(found)[name] = 0
         elif name in _OF_EMBEDDINGS and value not in (None, of_layers) and inner == rules.HIDDEN:
             vars(found)[name] = rules.HIDDEN // 2
 

@@ -42,11 +42,11 @@ _RUN_TIME = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.", "torch.n
 _NOT_OF_THE_CODE = frozenset(
     "training gradient_checkpointing name_or_path is_gradient_checkpointing peft_config hf_device_map hf_quantizer "
     "is_quantized quantization_method is_loaded_in_4bit is_loaded_in_8bit is_4bit_serializable "
-    "is_8bit_serializable model_tags vocab_size".split()
+    "is_8bit_serializable model_tags vocab_size rope_deltas".split()
 )
 """Attributes that say how a module is used now, which one of many it is, what its weights were loaded by, what its
-model card says (`add_model_tags`, which TRL and others call), or how many tokens it has been given embeddings for
-(`resize_token_embeddings` puts that on models whose class has none)."""
+model card says (`add_model_tags`, which TRL and others call), how many tokens it has been given embeddings for
+(`resize_token_embeddings` puts that on models whose class has none), or what its last call has left for generation."""
 
 _LEFT_BY_PROGRAMS = frozenset(
     "ds_id ds_inflight_param_registry ds_recompute_parameters ds_external_parameters all_parameters pre_bwd_fn "

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Literal, Protocol
@@ -27,6 +24,7 @@ from autopack.layout.packed import PackedLayout
 from autopack.patching import SiteLease
 from autopack.runtime.padding_read import PaddingRead
 from autopack.runtime.row_group import RowGroup
+from autopack.runtime.settling import SETTLERS, one_at_a_time
 from autopack.runtime.tally import Tally
 
 Labels = Literal["no", "shifted", "as they are"]
@@ -286,6 +284,11 @@ class EnabledModel:
         """Says why ranks that share rows would get something else, in calls with such labels; it runs a twin."""
         self.parts_apart: dict[Labels, str | None] = {}
         """What it has said of the model as it is."""
+        self.media_proven_by: Callable[[Any, EnabledModel, str], str | None] | None = None
+        """Says why documents may not get what they get alone with a kind of media; it runs a twin. None where a
+        released run has measured them."""
+        self.media_apart: dict[str, str | None] = {}
+        """What it has said of the model as it is."""
         self._renew = renew
         self._settler: object | None = None
         """The thread that looks at it, marks it and proves it now."""
@@ -316,7 +319,7 @@ class EnabledModel:
             self._renew_if(lambda: self.proof.waits, packs=True)
 
     def _renew_if(self, needed: Callable[[], bool], packs: bool) -> None:
-        with _one_at_a_time():
+        with one_at_a_time():
             # Another thread may have been first, and what settles a model calls it.
             if not self.is_settling and needed():
                 self._renew(self, packs)
@@ -324,14 +327,14 @@ class EnabledModel:
     @contextmanager
     def settling(self) -> Iterator[None]:
         """While a thread looks at the model, marks it and proves it; its own calls of the model go on meanwhile."""
-        with _one_at_a_time():
+        with one_at_a_time():
             self._settler = object()
-            token = _settlers.set((*_settlers.get(), self._settler))
+            token = SETTLERS.set((*SETTLERS.get(), self._settler))
             try:
                 yield
             finally:
                 self._settler = None
-                _settlers.reset(token)
+                SETTLERS.reset(token)
 
     @property
     def is_settling(self) -> bool:
@@ -339,7 +342,7 @@ class EnabledModel:
 
         What a twin runs may call the model itself (a function on it that holds it): that proves it no second time.
         """
-        return self._settler is not None and self._settler in _settlers.get()
+        return self._settler is not None and self._settler in SETTLERS.get()
 
     def _is_stale(self) -> bool:
         return self.watch is None or self.watch.changed() is not None
@@ -363,36 +366,16 @@ class EnabledModel:
                 self.parts_apart[labels] = self.parts_proven_by(self.anatomy.entries[0], self, labels)
         return self.parts_apart[labels]
 
+    def why_media_meet(self, kind: str) -> str | None:
+        """Why documents may not get what they get alone with such media, as its twin says; None where they do."""
+        if self.options.verify == "never" or self.is_settling or self.media_proven_by is None:
+            return None
+        if kind not in self.media_apart:
+            with self.settling():
+                self.media_apart[kind] = self.media_proven_by(self.anatomy.entries[0], self, kind)
+        return self.media_apart[kind]
+
     def implementations(self) -> tuple[str, ...]:
         """The attention implementations that this model's attention modules ask for now."""
         configs = configs_of(self.anatomy.attention)
         return tuple(sorted({getattr(config, "_attn_implementation", None) or "eager" for config in configs}))
-
-
-_settling = threading.Lock()  # of the process and not of the model, for locks cannot be copied or pickled
-_has_lock: ContextVar[bool] = ContextVar("autopack_has_lock", default=False)
-_settlers: ContextVar[tuple[object, ...]] = ContextVar("autopack_settlers", default=())
-
-
-@contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Hold the lock, once. Threads that are given the context of its holder, as those of twins are, have it, too."""
-    if _has_lock.get():
-        yield
-        return
-    with _settling:
-        token = _has_lock.set(True)
-        try:
-            yield
-        finally:
-            _has_lock.reset(token)
-
-
-def _begin_anew() -> None:
-    """In a child of fork: the thread of the parent that holds it is not here."""
-    global _settling
-    _settling = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_begin_anew)

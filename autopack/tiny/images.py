@@ -237,7 +237,8 @@ def _placeholders(model: PreTrainedModel, picture: dict[str, Any]) -> int:
         return int(model.config.latent_query_num)
     asked = "get_video_features" if form_of(model) == _FRAMES else "get_image_features"
     function = next(getattr(m, asked) for m in (getattr(model, "model", None), model) if hasattr(m, asked))
-    named = inspect.signature(function).parameters
+    known = inspect.signature(function).parameters
+    named = known if known.keys() & picture.keys() else picture  # one of somebody's that hands all on
     with torch.no_grad():
         features = function(**{name: value for name, value in picture.items() if name in named})
     found = getattr(features, "pooler_output", None)

@@ -113,7 +113,8 @@ def _placeholders(model: Any, sound: dict[str, Any]) -> int:
         return int(lengths(mask.sum(-1))[1])
     holder: Any = next(m for m in (getattr(model, "model", None), model) if hasattr(m, "get_audio_features"))
     function = holder.get_audio_features
-    named = inspect.signature(function).parameters
+    known_names = inspect.signature(function).parameters
+    named = known_names if known_names.keys() & sound.keys() else sound  # one of somebody's that hands all on
     with torch.no_grad():
         # MOSS asks for a mask that it does not read
         given = {name: sound.get(name) for name in named if name in sound or name == "padding_mask"}

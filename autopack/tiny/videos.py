@@ -22,8 +22,6 @@ _AS_IMAGES = frozenset("glm46v glm4v glm4v_moe glm_ocr glmga".split())
 """Types whose videos have the placeholders of images; token types tell the two apart."""
 _WHOLE = frozenset("ernie4_5_vl_moe qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker".split())
 """Types whose frames stand one behind the other; others have text between them, and so a run of placeholders each."""
-
-
 _IN_SPANS = frozenset({"glm5_next"})
 """Types whose videos have the placeholders of images, between a token that begins a video and one that ends it."""
 

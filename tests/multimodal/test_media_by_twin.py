@@ -1,0 +1,151 @@
+"""Code that no run has measured with media: its tiny twin is asked, with tiny images, videos and sounds.
+
+Of text alone such code may be exact and still let the images of a call meet.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import autopack
+from autopack import tiny
+from autopack.tiny import images, media_rows, sounds
+from autopack.tiny.images import IMAGE
+from autopack.tiny.sounds import SOUND
+from tests.conftest import FLOAT32, LEAK, error
+
+REFUSED = "no released run has measured documents with {}s in this very code and release"
+
+
+def features_of(output):
+    return output.pooler_output if hasattr(output, "pooler_output") else output
+
+
+def mixed(output):
+    """Features of images or sounds with something of all others of the call."""
+    found = features_of(output)
+    parts = found if isinstance(found, (list, tuple)) else [found]
+    mean = torch.stack([part.mean() for part in parts]).mean()
+    made = type(found)(part + mean for part in found) if isinstance(found, (list, tuple)) else found + mean
+    if hasattr(output, "pooler_output"):
+        output.pooler_output = made
+        return output
+    return made
+
+
+def written(model_type: str, inner: type, name: str, mixes: bool, task: str = "image-text-to-text"):
+    """A model of one's own class, whose inner model is one of one's own too."""
+    base = tiny.build(model_type, task=task, pad_token_id=0)
+
+    def ask(self, *args, **given):
+        found = getattr(super(own, self), name)(*args, **given)
+        return mixed(found) if mixes else found
+
+    own = type("Inner", (inner,), {name: ask})
+
+    def __init__(self, config):
+        super(outer, self).__init__(config)
+        self.model = own(config)
+        self.post_init()
+
+    outer = type("Outer", (type(base),), {"__init__": __init__})
+    torch.manual_seed(0)
+    return outer(base.config).eval()
+
+
+def documents(model):
+    return [
+        images.document(model, (4, IMAGE, 5), seed=1),
+        images.document(model, (IMAGE, 3), seed=2),
+        images.document(model, (6,), seed=3),
+    ]
+
+
+def apart(model, found, **options):
+    """How far packed rows are from documents alone, with a model that is enabled for it."""
+    alone = torch.cat([media_rows.alone(model, each).logits[0] for each in found]).detach()
+    with autopack.enable(model, **options):
+        return error(model(**media_rows.packed(model, [found])).logits[0].detach(), alone)
+
+
+def inner_of(model_type, task="image-text-to-text"):
+    return type(tiny.build(model_type, task=task).model)
+
+
+@pytest.mark.parametrize("model_type", ["llava", "qwen2_vl"])
+def test_a_class_of_ones_own_that_keeps_images_apart_is_served(model_type):
+    model = written(model_type, inner_of(model_type), "get_image_features", mixes=False)
+    assert apart(model, documents(model)) <= FLOAT32
+
+
+@pytest.mark.parametrize("model_type", ["llava", "qwen2_vl"])
+def test_one_that_lets_them_meet_is_refused_with_images_and_serves_text(model_type):
+    model = written(model_type, inner_of(model_type), "get_image_features", mixes=True)
+    found = documents(model)
+    assert apart(model, found, verify="never") > LEAK
+    with autopack.enable(model):
+        for _ in range(2):
+            with pytest.raises(autopack.UnsupportedModel, match=REFUSED.format("image")):
+                model(**media_rows.packed(model, [found]))
+    text = [images.document(model, (5,), seed=4), images.document(model, (8,), seed=5)]
+    assert apart(model, text) <= FLOAT32
+
+
+def test_masks_of_images_that_a_class_of_ones_own_makes_are_not_lost_in_silence():
+    """Gemma 3 makes the masks of its blocks outside of the text model; in a class of one's own they do not arrive."""
+    model = written("gemma3", inner_of("gemma3"), "get_image_features", mixes=False)
+    found = documents(model)
+    assert apart(model, found, verify="never") > LEAK
+    with autopack.enable(model), pytest.raises(autopack.UnsupportedModel, match=REFUSED.format("image")):
+        model(**media_rows.packed(model, [found]))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_hook_on_the_vision_tower(when):
+    model = tiny.build("llava", task="image-text-to-text", pad_token_id=0).eval()
+    found = documents(model)
+
+    def hook(module, given, output):
+        output.hidden_states = tuple(states + states.mean() for states in output.hidden_states)
+        return output
+
+    if when == "before":
+        model.model.vision_tower.register_forward_hook(hook)
+    with autopack.enable(model):
+        if when == "after":
+            model.model.vision_tower.register_forward_hook(hook)
+        with pytest.raises(autopack.UnsupportedModel):
+            model(**media_rows.packed(model, [found]))
+
+
+def test_where_no_twin_tells():
+    model = tiny.build("llava", task="image-text-to-text").eval()
+    inner = type(model.model)
+    put = {"get_image_features": lambda self, *args, **given: inner.get_image_features(self, *args, **given)}
+    model.model.__class__ = type("Patched", (inner,), put)
+    found = documents(model)
+    with autopack.enable(model), pytest.raises(autopack.UnsupportedModel, match="no twin of it tells"):
+        model(**media_rows.packed(model, [found]))
+    assert apart(model, found, verify="never") <= FLOAT32
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_sounds(mixes):
+    model = written("voxtral", inner_of("voxtral", "seq2seq"), "get_audio_features", mixes, "seq2seq")
+    parts = ((3, SOUND), (SOUND, 4), (7,))
+    found = [sounds.document(model, each, seed=number + 1) for number, each in enumerate(parts)]
+    if not mixes:
+        assert apart(model, found) <= FLOAT32
+        return
+    assert apart(model, found, verify="never") > LEAK
+    with autopack.enable(model), pytest.raises(autopack.UnsupportedModel, match=REFUSED.format("sound")):
+        model(**media_rows.packed(model, [found]))
+
+
+def test_what_is_measured_is_not_asked(monkeypatch):
+    model = tiny.build("llava", task="image-text-to-text").eval()
+    with autopack.enable(model) as handle:
+        assert handle.enabled.proof.source != "recorded" or handle.enabled.media_proven_by is None
+        model(**media_rows.packed(model, [documents(model)]))
+        assert not handle.enabled.media_apart or handle.enabled.media_apart == {"image": None}
