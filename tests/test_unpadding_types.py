@@ -12,7 +12,7 @@ from tests.support.padded import FLOAT32, PADDED, batch, logit_error, loss_error
 
 WITHOUT_PADDING = {"xlnet", "reformer masked-lm"}
 """Types that stock transformers cannot run on a padded batch in the form that `tiny` builds."""
-WITHOUT_LABELS = {t for f in registry.families() if "labels" in f.refused_arguments for t in f.model_types}
+WITHOUT_LABELS = {t for f in registry.families() if "labels" in f.refused_without_images for t in f.model_types}
 """Types whose loss stock transformers cannot compute on text alone."""
 OF_POOLER = "the token that the head reads is padding in some row"
 LABELS = {"causal-lm": "causal LM", "masked-lm": "masked LM"}
