@@ -29,18 +29,6 @@ _REFORMER = OneByOne("its hashes and chunks go over the row", numbers_itself=Tru
 """It pads documents to whole chunks by itself, and cannot do so beside positions."""
 
 
-_PERCEIVER = OneByOne("its latents attend to all tokens of the row", heeds_masks=True)
-"""Tokens are read by latents alone, which a mask keeps from padding. Most of its work is that of latents, which are as
-many for short documents as for long ones."""
-
-
-_PERCEIVER_OF_BYTES = (
-    "it gives as many logits as config.max_position_embeddings says, whatever a document's length "
-    "(PerceiverForMaskedLM.__init__: `output_index_dims=config.max_position_embeddings`), and its loss takes labels of "
-    "no other number, so the tokens of a packed row have none of their own"
-)
-
-
 class _Streams(OneByOne):
     """ProphetNet's decoder, which returns the streams of all n-grams one after the other: (documents, n * tokens, ...).
 
@@ -88,7 +76,6 @@ _TINY: dict[str, dict[str, Any]] = {
     | {"indexer_types": ["full", "full", "shared"], "mlp_layer_types": ["dense", "sparse", "sparse"], "index_kpool": 2}
     | {"qk_rope_head_dim": 0, "head_dim": 0, "hc_mult": 2, "linear_num_heads": 2, "linear_head_dim": 8},
     "glm5_next_vision": {"projection_intermediate_size": 96},
-    "perceiver": {"num_latents": 8, "d_latents": 64, "num_self_attends_per_block": 2},
     "minimax_m3_vl_text": {"layer_types": ["full_attention", "minimax_m3_sparse"]}
     | {"mlp_layer_types": ["dense", "sparse"], "index_n_heads": 2, "index_block_size": 4, "index_topk_blocks": 2},
     # it numbers every pair of positions that there may be in every call
@@ -100,7 +87,7 @@ _TINY: dict[str, dict[str, Any]] = {
 }
 
 _TYPES = """
-blt canine cpmant deepseek_v4 funnel glm5_next minimax_m3_vl minimax_m3_vl_text mra perceiver prophetnet reformer xlnet
+blt canine cpmant deepseek_v4 funnel glm5_next minimax_m3_vl minimax_m3_vl_text mra prophetnet reformer xlnet
 """
 _WITH_IMAGES = frozenset("glm5_next minimax_m3_vl".split())
 
@@ -117,10 +104,8 @@ FAMILY = Family(
     how="the whole model, documents of one length as a batch",
     attends=False,
     refusal=_refusal,
-    refused_classes={"PerceiverForMaskedLM": _PERCEIVER_OF_BYTES},
     mixers={
         **{name: OneByOne(reason) for reason, names in _MODELS.items() for name in names.split()},
-        "PerceiverForSequenceClassification": _PERCEIVER,
         "ProphetNetDecoder": _Streams(_STREAMS),
         **dict.fromkeys("ReformerModelWithLMHead ReformerForMaskedLM ReformerModel".split(), _REFORMER),
     },
