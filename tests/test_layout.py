@@ -151,3 +151,20 @@ def test_a_mask_of_other_rows_is_not_cut(shape):
     layout = PackedLayout.from_lengths([[3, 4], [5, 2]])
     with pytest.raises(UnsupportedModel, match=r"for 2 packed rows of 7 columns"):
         DocumentBatch.of(layout, np.array([1])).square(torch.zeros(shape))
+
+
+@given(rows_of_lengths(), st.sampled_from([(), (3,), (2, 3)]), st.booleans(), st.booleans(), st.booleans())
+def test_what_belongs_to_documents_is_what_stands_there(rows, between, one_row, more, wanted):
+    """Masks and biases of any form, of one row or all, with a key more, with a gradient or without."""
+    layout = PackedLayout.from_lengths(rows)
+    columns = sum(rows[0])
+    shape = (1 if one_row else len(rows), *between, columns, columns + more)
+    mask = torch.randn(shape, generator=torch.Generator().manual_seed(0), requires_grad=wanted)
+    number = 0
+    for row, lengths in enumerate(rows):
+        first = 0
+        for length in lengths:
+            found = DocumentBatch.of(layout, np.array([number])).square(mask)
+            own = mask[0 if one_row else row, ..., first : first + length, first : first + length]
+            assert torch.equal(found[0], own)
+            number, first = number + 1, first + length

@@ -105,7 +105,13 @@ class DocumentBatch:
             )
         column = self.where % self.layout.columns
         row = self.where[:, 0] // self.layout.columns
-        return gather_pairs(mask[row if len(mask) > 1 else row * 0], column, column)
+        row = row if len(mask) > 1 else row * 0
+        if mask.dim() < 3 or mask.shape[-2] == 1 or mask.requires_grad:
+            return gather_pairs(mask[row], column, column)
+        # What belongs to the documents alone is read, where that above copies whole rows for each of them.
+        between = (slice(None),) * (mask.dim() - 3)
+        found = mask[(row[:, None, None], *between, column[:, :, None], column[:, None])]
+        return found.movedim((1, 2), (-2, -1))
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tokens of an output (documents, longest, ...) without padding: (tokens, ...)."""
