@@ -59,6 +59,7 @@ TAKEN: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", TAKEN)
 def test_a_branch_that_mixes_tokens_is_refused(kind):
     with pytest.raises(UnsupportedModel, match="all draws near [01]"):

@@ -45,7 +45,7 @@ def _itself(layer, backend):
     layer.self_attn.compile(backend=backend)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
 @pytest.mark.parametrize("compile_attention", [_forward, _in_its_place, _itself])

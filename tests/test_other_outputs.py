@@ -145,6 +145,7 @@ def test_what_nobody_can_attribute_to_documents_is_refused_by_its_name():
         autopack.enable(build(unattributable))
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("names", ["more", ["more"], ("absent", "more")])
 @pytest.mark.parametrize("kind", ["nobody can attribute", *LEAKS])
 def test_what_is_left_out_by_name_is_not_returned_by_packed_calls_and_all_else_is_exact(kind, names):

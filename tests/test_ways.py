@@ -62,6 +62,7 @@ assert "found a column 'chapter', so the examples are packed rows" in said, said
 """
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("code", [CALL, HALVES, EXAMPLES], ids=["call", "halves", "examples"])
 def test_one_line_is_a_way(code):
     done = subprocess.run([sys.executable, "-c", BEFORE + code], capture_output=True, text=True, check=False)

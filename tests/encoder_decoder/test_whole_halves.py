@@ -37,6 +37,7 @@ def build(model_type: str, **options):
     return tiny.build(model_type, task="seq2seq", **options)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("model_type", "options"), VARIANTS)
 def test_variants_in_training_with_checkpointing(model_type, options):
     pairs, model = Pairs.draw(), build(model_type, **options).train()

@@ -85,6 +85,7 @@ WINDOWS = "audioflamingo3 glmasr moss_transcribe_diarize musicflamingo qwen2_aud
 """Types whose sounds are windows of one length, to which silence belongs."""
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("model_type", sorted({*types_of(TASKS)} - {*WINDOWS}))
 def test_sounds_of_any_lengths(model_type):
     """Frames are put together by eights: every remainder, beside a longer sound and one of several windows."""

@@ -77,6 +77,7 @@ def _bins(model: Any) -> int:
     return int(found or getattr(model.config, "encoder_config", model.config).num_mel_bins)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model_type", APART)
 def test_encoders_that_take_padding_out(model_type):
     assert moved(model_type, "layer", masked=True) <= FLOAT32

@@ -115,6 +115,7 @@ def check(folder: Path, corpus: Any) -> None:
     assert rows[:] == autopack.pack(corpus, MAX_LENGTH)[:]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "stage", [pytest.param(s, marks=[] if s == "within" else pytest.mark.exhaustive) for s in STAGES]
 )

@@ -77,6 +77,7 @@ def test_the_second_model_of_a_process_needs_no_twin(made):
     assert len(made) == twins
 
 
+@pytest.mark.exhaustive
 def test_the_next_process_needs_none_either(folder):
     assert in_process()[1] >= 1
     (file,) = files(folder)

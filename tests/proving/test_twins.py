@@ -316,6 +316,7 @@ IN_FORCE = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", IN_FORCE)
 def test_whatever_is_in_force_where_a_model_is_enabled(name):
     model = built(Mine)

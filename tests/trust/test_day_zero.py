@@ -132,6 +132,7 @@ class TestOtherModels:
             saved=case("starcoder2"),
         )
 
+    @pytest.mark.sampled(2)
     @pytest.mark.parametrize("name", [*UNTOUCHED, "remarks", "saved"])
     def test_what_says_the_same_is_covered(self, found, name):
         assert is_exact(found[name], "recorded"), found[name]

@@ -179,6 +179,7 @@ def test_what_mixes_tokens_is_refused_before(name):
             assert error(packed(model), expected) > LEAK, "the control shows no leak"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ALL)
 def test_what_mixes_tokens_is_refused_after(name):
     model = tiny.build("llama")
@@ -188,6 +189,7 @@ def test_what_mixes_tokens_is_refused_after(name):
             packed(model)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ALL)
 def test_what_mixes_none_is_served(name):
     model = tiny.build("llama")
@@ -199,6 +201,7 @@ def test_what_mixes_none_is_served(name):
             assert recorded == (name == "a softmax over the tokens"), handle.verified  # a SiLU is what its class has
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ALL)
 def test_what_mixes_none_is_served_after(name):
     model = tiny.build("llama")

@@ -32,7 +32,7 @@ def left_by_0_1(tmp_path):
     return tmp_path
 
 
-def test_the_script_runs_as_it_did(left_by_0_1):
+def test_the_script_runs_as_it_did_and_every_old_name_says_what_to_write(left_by_0_1):
     done = run(left_by_0_1, "read")
     assert done.returncode == 0, done.stderr
     now = json.loads(done.stdout.splitlines()[-1])
@@ -42,13 +42,8 @@ def test_the_script_runs_as_it_did(left_by_0_1):
     assert now["apart"] < 2e-6
     if version("torch").startswith("2.13"):  # the numbers that a seed draws may be others elsewhere
         assert now["losses"] == pytest.approx(THEN["losses"], rel=1e-5)
-
-
-def test_every_old_name_says_what_to_write(left_by_0_1):
-    said = re.findall(
-        r"FutureWarning: (\S+) is (?:called )?(\S+) now; the old name goes with autopack 0\.3",
-        run(left_by_0_1, "read").stderr,
-    )
+    pattern = r"FutureWarning: (\S+) is (?:called )?(\S+) now; the old name goes with autopack 0\.3"
+    said = re.findall(pattern, done.stderr)
     assert dict(said) == {
         "max_tokens": "max_length",
         "capacity": "max_length",
@@ -63,6 +58,7 @@ def test_every_old_name_says_what_to_write(left_by_0_1):
     }
 
 
+@pytest.mark.exhaustive
 def test_what_it_keeps_now_is_what_0_1_kept(tmp_path):
     done = run(tmp_path, "write", "-W", "ignore")
     assert done.returncode == 0, done.stderr
