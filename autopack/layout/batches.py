@@ -109,9 +109,9 @@ class DocumentBatch:
         if mask.dim() < 3 or mask.shape[-2] == 1 or mask.requires_grad:
             return gather_pairs(mask[row], column, column)
         # What belongs to the documents alone is read, where that above copies whole rows for each of them.
-        between = (slice(None),) * (mask.dim() - 3)
-        found = mask[(row[:, None, None], *between, column[:, :, None], column[:, None])]
-        return found.movedim((1, 2), (-2, -1))
+        between = [slice(None)] * (mask.dim() - 3)
+        places: Any = (row[:, None, None], *between, column[:, :, None], column[:, None])
+        return mask[places].movedim((1, 2), (-2, -1))
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tokens of an output (documents, longest, ...) without padding: (tokens, ...)."""
