@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,8 +25,10 @@ from autopack.tiny.sounds import SOUND
 from autopack.tiny.videos import as_videos
 from autopack.trust.data import load
 
-_PARTS: tuple[tuple[int | str, ...], ...] = ((3, "medium"), ("medium", 4), (7,), (2, "medium", 3))
-"""Runs of text, and media: two touch across the end of a document, and one document has none."""
+_PARTS: tuple[tuple[int | str, ...], ...] = ((3, "medium"), ("medium", 4), (7,), (2, "medium", 3, "medium"))
+"""Runs of text, and media, over and over: some touch across the end of a document, and some documents have none."""
+_MOST = 256
+"""Of more media in a call than this no twin is asked."""
 
 
 def is_recorded(enabled: EnabledModel) -> bool:
@@ -33,15 +36,18 @@ def is_recorded(enabled: EnabledModel) -> bool:
     return enabled.proof.source == "recorded" and release == load()["with"]["transformers"]
 
 
-def why_apart(model: PreTrainedModel, enabled: EnabledModel, kind: str) -> str | None:
-    """Why documents with a kind of media may not get what they get alone, in words; None where those of its twin do.
+def why_apart(model: PreTrainedModel, enabled: EnabledModel, kind: str, count: int) -> str | None:
+    """Why documents with `count` media of a kind may not get what they get alone, in words; None where its twin's do.
 
     `kind` is "image", "video" or "sound". Norms over a batch stay in evaluation: while they train, such calls raise.
     """
 
+    if count > _MOST:
+        return f"a call has more than {_MOST} {kind}s or documents, of which no twin is asked"
+
     def ask(make: MakeTwin, dtype: torch.dtype) -> str | None:
         twin = make()
-        found = _documents(twin, kind)
+        found = _documents(twin, kind, count)
         wanted: Results = {}
         got: Results = {}
         twin_enabled = enabled_like(twin, enabled)
@@ -57,7 +63,7 @@ def why_apart(model: PreTrainedModel, enabled: EnabledModel, kind: str) -> str |
             detach(twin, twin_enabled)
         return twin_calls.difference(got, wanted, dtype)
 
-    return twin_calls.why_not(model, enabled, f"documents with {kind}s", ask)
+    return twin_calls.why_not(model, enabled, f"documents with {count} {kind}s", ask)
 
 
 def _to(model: torch.nn.Module, training: bool) -> None:
@@ -67,13 +73,17 @@ def _to(model: torch.nn.Module, training: bool) -> None:
             module.eval()
 
 
-def _documents(twin: PreTrainedModel, kind: str) -> list[Document]:
-    """Different documents with media of this kind, as far as the type can be run without. Raises `NoTwin`."""
+def _documents(twin: PreTrainedModel, kind: str, count: int) -> list[Document]:
+    """Different documents with media of this kind, as far as the type can be run without: `count`, and as many media.
+
+    Raises `NoTwin` where nobody knows how the type takes them.
+    """
     model: Any = twin
     if (sounds if kind == "sound" else images).form_of(model) is None:
         raise NoTwin(f"nobody knows how a tiny {model.config.model_type!r} takes {kind}s")
     medium = SOUND if kind == "sound" else IMAGE
-    parts = [[medium if part == "medium" else part for part in each] for each in _PARTS]
+    chosen = itertools.islice(itertools.cycle(_PARTS), count)
+    parts = [[medium if part == "medium" else part for part in each] for each in chosen]
     if kind == "sound":
         return [sounds.document(model, each, seed=n + 1, frames=sounds.FRAMES) for n, each in enumerate(parts)]
     parts = [each for each in parts if medium in each or not images.needs_images(model)]

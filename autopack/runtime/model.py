@@ -284,11 +284,11 @@ class EnabledModel:
         """Says why ranks that share rows would get something else, in calls with such labels; it runs a twin."""
         self.parts_apart: dict[Labels, str | None] = {}
         """What it has said of the model as it is."""
-        self.media_proven_by: Callable[[Any, EnabledModel, str], str | None] | None = None
+        self.media_proven_by: Callable[[Any, EnabledModel, str, int], str | None] | None = None
         """Says why documents may not get what they get alone with a kind of media; it runs a twin. None where a
         released run has measured them."""
-        self.media_apart: dict[str, str | None] = {}
-        """What it has said of the model as it is."""
+        self.media_apart: dict[tuple[str, int], str | None] = {}
+        """What it has said of the model as it is, by kind and number of media in a call."""
         self._renew = renew
         self._settler: object | None = None
         """The thread that looks at it, marks it and proves it now."""
@@ -366,14 +366,18 @@ class EnabledModel:
                 self.parts_apart[labels] = self.parts_proven_by(self.anatomy.entries[0], self, labels)
         return self.parts_apart[labels]
 
-    def why_media_meet(self, kind: str) -> str | None:
-        """Why documents may not get what they get alone with such media, as its twin says; None where they do."""
+    def why_media_meet(self, kind: str, count: int) -> str | None:
+        """Why documents may not get what they get alone with so many such media, as its twin says; None where they do.
+
+        The twin has a power of two of them, at least as many, since code may treat the tenth otherwise than the first.
+        """
         if self.options.verify == "never" or self.is_settling or self.media_proven_by is None:
             return None
-        if kind not in self.media_apart:
+        asked = kind, max(4, 1 << (count - 1).bit_length())
+        if asked not in self.media_apart:
             with self.settling():
-                self.media_apart[kind] = self.media_proven_by(self.anatomy.entries[0], self, kind)
-        return self.media_apart[kind]
+                self.media_apart[asked] = self.media_proven_by(self.anatomy.entries[0], self, *asked)
+        return self.media_apart[asked]
 
     def implementations(self) -> tuple[str, ...]:
         """The attention implementations that this model's attention modules ask for now."""

@@ -9,6 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from transformers import PerceiverForSequenceClassification
 
 import autopack
 from autopack import tiny
@@ -81,6 +82,27 @@ def test_latents_read_all_documents_at_once(wants_weights):
         output = packed(model, **labels, output_attentions=wants_weights)
         agrees(model, stock, output, IDS[0].split(LENGTHS), labels, FLOAT32)
     assert len(batches) == (len(LENGTHS) if wants_weights else 1)
+
+
+class Reading(PerceiverForSequenceClassification):
+    def forward(self, input_ids=None, attention_mask=None, return_dict=None, output_hidden_states=None, labels=None):
+        given = {"return_dict": True, "output_hidden_states": output_hidden_states, "labels": labels}
+        output = super().forward(input_ids=input_ids, attention_mask=attention_mask, **given)
+        output.logits = output.logits + input_ids.float().mean(1, keepdim=True)
+        return output
+
+
+def test_a_forward_of_ones_own_that_reads_padding_gets_documents_of_one_length():
+    config = with_head("perceiver", "sequence-classification", torch.float32).config
+    torch.manual_seed(0)
+    model = Reading(config).eval()
+    documents = IDS[0].split(LENGTHS)
+    expected = torch.cat([model(input_ids=document[None]).logits for document in documents])
+    padded = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True)
+    mask = (torch.arange(padded.shape[1]) < torch.tensor(LENGTHS)[:, None]).long()
+    assert error(model(input_ids=padded, attention_mask=mask).logits, expected) > LEAK
+    with autopack.enable(model):
+        assert error(torch.stack(list(results(packed(model)))), expected) < FLOAT32
 
 
 def test_latents_read_padding_that_no_mask_hides(monkeypatch):

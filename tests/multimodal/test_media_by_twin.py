@@ -10,6 +10,7 @@ import torch
 
 import autopack
 from autopack import tiny
+from autopack.enabling import media_by_twin
 from autopack.tiny import images, media_rows, sounds
 from autopack.tiny.images import IMAGE
 from autopack.tiny.sounds import SOUND
@@ -34,13 +35,13 @@ def mixed(output):
     return made
 
 
-def written(model_type: str, inner: type, name: str, mixes: bool, task: str = "image-text-to-text"):
+def written(model_type: str, inner: type, name: str, mixes: bool, task: str = "image-text-to-text", beyond: int = 0):
     """A model of one's own class, whose inner model is one of one's own too."""
     base = tiny.build(model_type, task=task, pad_token_id=0)
 
     def ask(self, *args, **given):
         found = getattr(super(own, self), name)(*args, **given)
-        return mixed(found) if mixes else found
+        return mixed(found) if mixes and len(features_of(found)) > beyond else found
 
     own = type("Inner", (inner,), {name: ask})
 
@@ -90,6 +91,27 @@ def test_one_that_lets_them_meet_is_refused_with_images_and_serves_text(model_ty
                 model(**media_rows.packed(model, [found]))
     text = [images.document(model, (5,), seed=4), images.document(model, (8,), seed=5)]
     assert apart(model, text) <= FLOAT32
+
+
+@pytest.mark.parametrize("beyond", [3, 5, 12])
+def test_what_begins_with_a_later_image_is_found_by_a_twin_with_as_many(beyond):
+    """Every document has an image, so no check of the call could run one that has none."""
+    model = written("llava", inner_of("llava"), "get_image_features", mixes=True, beyond=beyond)
+    few, many = ([images.document(model, (IMAGE, 3 + n % 3), seed=n) for n in range(count)] for count in (2, 13))
+    if beyond == 12:
+        assert apart(model, few) <= FLOAT32
+    assert apart(model, many, verify="never") > LEAK
+    with autopack.enable(model), pytest.raises(autopack.UnsupportedModel, match=REFUSED.format("image")):
+        model(**media_rows.packed(model, [many]))
+
+
+def test_of_more_than_a_twin_is_asked_of_is_refused(monkeypatch):
+    monkeypatch.setattr(media_by_twin, "_MOST", 8)
+    model = written("llava", inner_of("llava"), "get_image_features", mixes=False)
+    found = [images.document(model, (IMAGE, 3), seed=n) for n in range(9)]
+    assert apart(model, found[:8]) <= FLOAT32
+    with autopack.enable(model), pytest.raises(autopack.UnsupportedModel, match="more than 8 images or documents"):
+        model(**media_rows.packed(model, [found]))
 
 
 def test_masks_of_images_that_a_class_of_ones_own_makes_are_not_lost_in_silence():
@@ -148,4 +170,4 @@ def test_what_is_measured_is_not_asked(monkeypatch):
     with autopack.enable(model) as handle:
         assert handle.enabled.proof.source != "recorded" or handle.enabled.media_proven_by is None
         model(**media_rows.packed(model, [documents(model)]))
-        assert not handle.enabled.media_apart or handle.enabled.media_apart == {"image": None}
+        assert not handle.enabled.media_apart or handle.enabled.media_apart == {("image", 4): None}

@@ -44,7 +44,7 @@ class DocumentsAlone(Plan):
         """Numbers of the documents of each batch; of one, where documents are not run `together`."""
         if not together:
             self.groups = list(np.arange(given.documents)[:, None])
-        elif self.scope.model.traits.heeds_masks and not call.wants_weights:
+        elif self._as_one_batch(call):
             self.groups, self.what = [np.arange(given.documents)], "runs on documents alone, as a padded batch"
         else:
             self.groups = by_length(given.batch.lengths)
@@ -62,6 +62,11 @@ class DocumentsAlone(Plan):
             each |= items_of_share(each, count, sum(self.counts))
         self.arguments = self.calls[0]
         self.buffers = Buffers(call.module)
+
+    @staticmethod
+    def _as_one_batch(call: Call) -> bool:
+        """Whether padding changes nothing: somebody's forward may read it, and weights have a column for each token."""
+        return call.model.traits.heeds_masks and not call.wants_weights and call.entry.foreign is None
 
     def _check_ignored(self) -> None:
         head, lengths = self.given.head, self.given.batch.lengths
