@@ -13,6 +13,7 @@ from autopack.calls.encoder_decoder.pairs import PairAsRows, PairCall
 from autopack.calls.entry import Entry, Kind
 from autopack.calls.generation import generates
 from autopack.calls.heads import documents, per_row_outputs
+from autopack.calls.media_calls import why_media_meet
 from autopack.calls.model_positions import positions_of_rows
 from autopack.calls.packed import Packed
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
@@ -20,6 +21,7 @@ from autopack.calls.plan import Deferred, LookedAt, MaskedApart, Plan, Untouched
 from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
 from autopack.calls.unmasked import point_out
 from autopack.calls.unpadded import Unpadded
+from autopack.inspection import media
 from autopack.inspection.modules import is_pair
 from autopack.runtime.padding_read import LOOKS
 from autopack.runtime.scope import Activation
@@ -53,7 +55,12 @@ def choose(call: Call) -> Plan:
 
 def _keep_images_to_rows(call: Call, plan: Plan) -> None:
     """Give each row of a batch what it gets alone, where upstream's images are a matter of all rows."""
-    if call.model.traits.counts_images and plan.arguments is None:
+    traits = call.model.traits
+    if not (traits.counts_images or traits.image_mask) or not media.given(call.arguments):
+        return
+    if why_media_meet(call, "image") is not None:
+        return  # of code that no run has measured, whose images may be a matter of something else
+    if traits.counts_images and plan.arguments is None:
         positions = positions_of_rows([call.module, *call.entry.inner], call.arguments)
         if positions is not None:
             plan.arguments = {**call.arguments, "position_ids": positions}

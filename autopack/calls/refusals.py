@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from autopack.calls.call import Call
-from autopack.calls.entry import Entry, Kind
+from autopack.calls.entry import Entry
 from autopack.calls.loss_site import documents_of
+from autopack.calls.media_calls import why_media_meet
 from autopack.calls.outputs import loss_of
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.inspection import media
@@ -270,7 +271,7 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
                 f"is served), or run the documents one per row."
             )
         for kind in sorted(media.kinds(name, given[name])):
-            apart = call.model.why_media_meet(kind, _count_of_media(call))
+            apart = why_media_meet(call, kind)
             if apart is not None:
                 raise UnsupportedModel(
                     f"{name} was given to {call.name} with packed rows, and no released run has measured documents "
@@ -289,14 +290,6 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
     wrong = None if traits.wrong_media is None else traits.wrong_media(given)
     if wrong is not None:
         raise InvalidPacking(f"{call.name} got media with packed rows that are not those of its documents: {wrong}.")
-
-
-def _count_of_media(call: Call) -> int:
-    """How many images or the like a packed call has, as far as its arguments tell: as many as documents, or more."""
-    values = (call.arguments[name] for name in media.given(call.arguments))
-    counts = [len(value) for value in values if isinstance(value, torch.Tensor) and value.dim()]
-    layout = None if call.entry.kind is Kind.PAIR else call.declared.layout
-    return max(1, 0 if layout is None else len(layout.lengths), min(counts, default=0))
 
 
 def _refuse_sounds_together(call: Call, layout: PackedLayout) -> None:

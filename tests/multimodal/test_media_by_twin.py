@@ -15,6 +15,8 @@ from autopack.tiny import images, media_rows, sounds
 from autopack.tiny.images import IMAGE
 from autopack.tiny.sounds import SOUND
 from tests.conftest import FLOAT32, LEAK, error
+from tests.multimodal.test_across import PARTS, opened, padded
+from tests.multimodal.test_across import documents as parts_of_mllama
 
 REFUSED = "no released run has measured documents with {}s in this very code and release"
 
@@ -171,3 +173,18 @@ def test_what_is_measured_is_not_asked(monkeypatch):
         assert handle.enabled.proof.source != "recorded" or handle.enabled.media_proven_by is None
         model(**media_rows.packed(model, [documents(model)]))
         assert not handle.enabled.media_apart or handle.enabled.media_apart == {("image", 4): None}
+
+
+def test_padded_batches_are_left_to_stock_where_no_twin_tells():
+    """Mllama's rows get what they get alone, and not what stock gives them, only where its code is known to be so."""
+    stock, model = opened("mllama")
+    found = parts_of_mllama(stock, PARTS)
+    call, mask = padded(stock, found, "right")
+    expected = stock(**call, attention_mask=mask, use_cache=False).logits
+    with autopack.enable(model):
+        assert error(model(**call, attention_mask=mask, use_cache=False).logits, expected) > LEAK
+    inner = type(model.model)
+    put = {"get_input_embeddings": lambda self: inner.get_input_embeddings(self)}
+    model.model.__class__ = type("Patched", (inner,), put)
+    with autopack.enable(model):
+        assert torch.equal(model(**call, attention_mask=mask, use_cache=False).logits, expected)
