@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopack import tiny
+from autopack.bench import table
 from autopack.bench.arms import ARMS, BASELINE, STOCK_ROW, calls_of
 from autopack.bench.batches import Batch, grouped
 from autopack.bench.machine import in_turn
@@ -312,3 +313,8 @@ def test_nothing_is_written_where_nothing_was_asked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert bench("llama", *QUICK, "--forward") == 0
     assert list(Path().iterdir()) == []
+
+
+def test_cells_as_wide_as_their_columns_stay_apart():
+    row = ["padded, grouped by length", "1,108,000 (1,102,000..1,110,000)", "0.747 (0.732..0.770)", "12,345"]
+    assert table._line(row).split() == " ".join(row).split()

@@ -82,7 +82,8 @@ def _row(result: Result, outcome: Outcome) -> list[str]:
 def _line(row: list[str]) -> str:
     if len(row) < len(HEAD):
         return f"{row[0]:<{_ARM}}" + textwrap.shorten(row[1], 79 - _ARM, placeholder=" ...")
-    return f"{row[0]:<{_ARM}}{row[1]:>{_SPEED}}{row[2]:>{_RATIO}}{row[3]:>{_PEAK}}"
+    # A cell as wide as its column keeps a space before it.
+    return f"{row[0]:<{_ARM}}{' ' + row[1]:>{_SPEED}}{' ' + row[2]:>{_RATIO}}{' ' + row[3]:>{_PEAK}}"
 
 
 def mebibytes(count: int | None) -> str:
