@@ -299,7 +299,6 @@ def flex_standin(broadcast: bool = False) -> Iterator[None]:
     the time; they have to be made of functions that broadcast.
     """
     from torch.nn.attention import flex_attention as torch_flex
-    from torch.nn.attention.flex_attention import create_block_mask
     from transformers.integrations import flex_attention as flex
 
     def reference(
@@ -332,18 +331,12 @@ def flex_standin(broadcast: bool = False) -> Iterator[None]:
         attended = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0) @ value
         return (attended, scores.logsumexp(-1)) if return_lse else attended
 
-    def uncompiled(*args: Any, **kwargs: Any) -> Any:
-        return create_block_mask(*args, **{**kwargs, "_compile": False})
-
     with contextlib.ExitStack() as stack:
         # before 4.50 models called the function itself, and before 4.53 there was no module of masks
         named = "compile_friendly_flex_attention"
         stack.enter_context(mock.patch.object(flex, named if hasattr(flex, named) else "flex_attention", reference))
-        for module in ("transformers.masking_utils", flex.__name__):
-            found = import_module(module) if find_spec(module) is not None else None
-            for name in ("create_block_mask", "create_block_causal_mask_flex"):
-                if hasattr(found, name):
-                    stack.enter_context(mock.patch.object(found, name, uncompiled))
+        # Masks are made without compiling, by functions that stay transformers' own.
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         if broadcast:
             stack.enter_context(mock.patch.object(torch_flex, "create_mask", _mask_by_broadcasting))
         yield
