@@ -26,25 +26,35 @@ KINDS: dict[str, tuple[str, ...]] = {
     "measured code that is not whole: types of weights, functions on instances, patched functions, hooks, own code "
     "that changes later": ("tests/trust/test_whole_objects.py",),
     "code that mixes tokens beyond what its proof has run: lengths, counts, tokens, arguments, modes": (
-        "tests/test_envelope.py",
-        "tests/test_envelope_modes.py",
-        "tests/test_watched_calls.py",
-        "tests/test_branches_by_chance.py",
+        "tests/watching/test_envelope.py",
+        "tests/watching/test_envelope_modes.py",
+        "tests/watching/test_watched_calls.py",
+        "tests/auditing/test_branches_by_chance.py",
     ),
-    "outputs beside logits: whole numbers, lists, objects, numbers of a call": ("tests/test_other_outputs.py",),
-    "padding that is read": ("tests/test_padding_read.py", "tests/test_padding_beside_labels.py"),
-    "tokens of padding inside documents, and positions that do not begin at 0": ("tests/test_first_positions.py",),
+    "outputs beside logits: whole numbers, lists, objects, numbers of a call": (
+        "tests/auditing/test_other_outputs.py",
+    ),
+    "padding that is read": ("tests/calls/test_padding_read.py", "tests/calls/test_padding_beside_labels.py"),
+    "tokens of padding inside documents, and positions that do not begin at 0": (
+        "tests/calls/test_first_positions.py",
+    ),
     "subclasses, replaced parts, patched code, losses, configurations, environments": ("tests/unfamiliar",),
     "layers of somebody else's in a known model": ("tests/proving",),
-    "hooks and wrappers around models and layers": ("tests/test_onlookers.py", "tests/test_wrapping.py"),
-    "copies, pickles, several models and threads": (
-        "tests/test_copies.py",
-        "tests/test_copies_of_parts.py",
-        "tests/test_several_models.py",
-        "tests/test_lifetime.py",
+    "hooks and wrappers around models and layers": (
+        "tests/inspection/test_onlookers.py",
+        "tests/enabling/test_wrapping.py",
     ),
-    "errors and interrupts in the middle of a call or of enabling": ("tests/test_interrupts.py", "tests/test_drift.py"),
-    "values of a batch that change after they were moved": ("tests/test_host_reads.py",),
+    "copies, pickles, several models and threads": (
+        "tests/runtime/test_copies.py",
+        "tests/runtime/test_copies_of_parts.py",
+        "tests/enabling/test_several_models.py",
+        "tests/runtime/test_lifetime.py",
+    ),
+    "errors and interrupts in the middle of a call or of enabling": (
+        "tests/runtime/test_interrupts.py",
+        "tests/enabling/test_drift.py",
+    ),
+    "values of a batch that change after they were moved": ("tests/runtime/test_host_reads.py",),
 }
 
 

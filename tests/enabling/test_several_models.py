@@ -7,7 +7,7 @@ import pytest
 import autopack
 from autopack import tiny
 from tests.conftest import attributes, llama, same
-from tests.test_wrapping import Holder, trainer
+from tests.enabling.test_wrapping import Holder, trainer
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 

@@ -1,4 +1,4 @@
-"""The code of the documentation, run as it stands there, page by page; docs/packing.md has tests/test_recipes.py.
+"""The code of the documentation, run as it stands there, page by page; docs/packing.md has tests/docs/test_recipes.py.
 
 One list, `PAGES`, says what the blocks of each page take for granted. A block that no test runs has to say why.
 """
@@ -26,7 +26,7 @@ from tests.conftest import positions
 from tests.support import pages
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
-ELSEWHERE = {"packing.md": "tests/test_recipes.py"}
+ELSEWHERE = {"packing.md": "tests/docs/test_recipes.py"}
 """Pages whose blocks other tests run, one by one."""
 NOT_RUN = {
     "it audits 187 models, which takes minutes": 1,

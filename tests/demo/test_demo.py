@@ -18,7 +18,7 @@ from autopack.demo.corpus import CorpusTooSmall, collect_documents
 from autopack.demo.table import verdict, write_table
 from autopack.demo.training import Comparison, Settings, compare
 
-TREE = Path(__file__).parents[1]
+TREE = Path(__file__).parents[2]
 SMALL = Settings(steps=4, batch_size=6, longest=96, vocabulary=512, hidden=64, layers=2)
 
 

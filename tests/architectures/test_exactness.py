@@ -28,7 +28,7 @@ AVAILABLE = set(tiny.types_for("causal-lm"))
 DOZEN = ["llama", "mistral", "minicpm3", "doge", "gpt2", "bert", "whisper", "opt", "phi3", "gpt_neox", "qwen3",
          "modernbert-decoder", "roberta"]  # fmt: skip
 BACKENDS = ("eager", "sdpa", "flash")
-RESULTS = Path(__file__).parents[1] / "compat" / "results" / "exactness.json"
+RESULTS = Path(__file__).parents[2] / "compat" / "results" / "exactness.json"
 
 
 def _check(model_type: str, backend: str, dtype: torch.dtype = torch.float32, **modes: Any) -> None:
@@ -86,7 +86,7 @@ def test_casts_to_float32_in_upstreams_code_are_all_that_keeps_a_type_from_float
 
 @pytest.mark.parametrize("model_type", _types(DOZEN))
 def test_without_autopack_the_same_rows_leak(model_type):
-    """tests/test_tiny.py shows it for every type."""
+    """tests/tiny/test_tiny.py shows it for every type."""
     model = tiny.build(model_type)
     report = autopack.audit(model, modes=("all-ones mask", "two rows"), training=(False,), gradients=False)
     assert report.worst > 1e-2

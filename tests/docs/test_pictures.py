@@ -11,7 +11,7 @@ import pytest
 import autopack
 from autopack import tiny
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")

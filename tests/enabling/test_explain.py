@@ -14,7 +14,7 @@ from tests.conftest import positions
 
 @pytest.fixture(autouse=True)
 def _nothing_is_differentiated():
-    """Whether padding is read is found out where something is (tests/test_padding_read.py)."""
+    """Whether padding is read is found out where something is (tests/calls/test_padding_read.py)."""
     with torch.no_grad():
         yield
 

@@ -18,7 +18,7 @@ from autopack.inspection.configs import text_config
 from autopack.mixers import Alone
 from autopack.registry import Family
 from tests.conftest import FLOAT64, alone, error, positions, token_ids
-from tests.test_older_code import ROWS, Rotating, build
+from tests.inspection.test_older_code import ROWS, Rotating, build
 
 
 @pytest.fixture

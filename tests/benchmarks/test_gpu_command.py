@@ -317,7 +317,7 @@ def test_waits_are_counted_by_line_and_the_mode_is_given_back(cuda):
 
     found = Machine("cuda").waits(call)
     assert list(found.values()) == [3]
-    assert next(iter(found)).startswith("tests/test_gpu_command.py:")
+    assert next(iter(found)).startswith("tests/benchmarks/test_gpu_command.py:")
     assert cuda.mode == 0
     with pytest.raises(ZeroDivisionError):
         Machine("cuda").waits(lambda: 1 / 0)

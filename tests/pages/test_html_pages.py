@@ -174,7 +174,7 @@ def test_speeds_and_memory_are_drawn_as_they_were_measured():
 
     from autopack.bench.picture import draw_memory, draw_speeds
     from autopack.bench.table import rows_of
-    from tests.test_bench import bare_result
+    from tests.bench.test_bench import bare_result
 
     result = bare_result()
     for number, outcome in enumerate(result.outcomes):
@@ -204,7 +204,7 @@ def test_texts_of_figures_are_no_formulas_and_their_colours_those_of_the_page():
 
 def test_the_path_of_a_model_in_a_picture_is_no_formula(tmp_path):
     from autopack.bench.picture import draw
-    from tests.test_bench import bare_result
+    from tests.bench.test_bench import bare_result
 
     draw(bare_result(name=f"{HOSTILE}\x1b\udcff")).savefig(tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000
@@ -223,7 +223,7 @@ def test_hostile_names_are_texts(tmp_path):
 
 def test_arms_that_failed_say_so_whatever_their_errors_hold():
     from autopack.bench.page import body
-    from tests.test_bench import bare_result
+    from tests.bench.test_bench import bare_result
 
     result = bare_result()
     for outcome in result.outcomes[1:]:

@@ -13,7 +13,7 @@ import pytest
 from autopack import __version__
 from autopack.cli import COMMANDS, main
 
-TREE = Path(__file__).parents[1]
+TREE = Path(__file__).parents[2]
 
 
 def run_in_new_process(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ import torch
 
 from autopack import InvalidPacking
 from autopack.layout.declarations import read
-from tests.test_declarations import CPU, ELSEWHERE, ONE_ROW, _bounds, _read, _tensor
+from tests.layout.test_declarations import CPU, ELSEWHERE, ONE_ROW, _bounds, _read, _tensor
 
 
 def test_the_first_of_four_sections_holds_the_text_positions():

@@ -23,7 +23,7 @@ from autopack.demo.pretrained.table import language_model_table, sentences_table
 from autopack.demo.pretrained.weights import MINILM, SMOLLM2, Weights, WeightsChanged, WeightsMissing, checked_folder
 from benchmarks import pretrained
 
-TREE = Path(__file__).parents[1]
+TREE = Path(__file__).parents[2]
 CONTENT = b"weights"
 
 

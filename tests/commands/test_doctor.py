@@ -19,7 +19,7 @@ from autopack.cli import main
 from autopack.enabling.options import CHOICES
 from autopack.version import MINIMUM, mismatch, problem
 
-TREE = Path(__file__).parents[1]
+TREE = Path(__file__).parents[2]
 
 
 def install(site: Path, name: str, version: str) -> None:

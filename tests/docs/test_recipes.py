@@ -31,7 +31,7 @@ ROUNDING = 1e-5
 ELSEWHERE = {
     "class PackedDPOTrainer": "tests/packing/test_preference.py",
     "ray.data": "tests/packing/test_ray.py",
-    "autopack.packing.HostBatch(batch)": "tests/test_host_reads.py",
+    "autopack.packing.HostBatch(batch)": "tests/runtime/test_host_reads.py",
 }
 """Recipes that other tests run: what is in them, and where."""
 

@@ -23,7 +23,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("nbclient")
 nbformat: Any = pytest.importorskip("nbformat")
 
-TREE = Path(__file__).parents[1]
+TREE = Path(__file__).parents[2]
 PICTURES = {"embeddings": 1, "estimate_pack_train": 1, "own_family": 2, "prefixes": 1, "real_sentences": 1}
 PICTURES |= {"trainer": 3, "trl": 1}
 """Every notebook, and how many pictures it draws."""
