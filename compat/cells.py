@@ -34,6 +34,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from compat.words import said
+
 STATUSES = ("exact", "refused", "LEAK", "crash", "upstream error", "absent", "unbuildable")
 BAD = ("LEAK", "crash")
 _CALLS = ("default", "padding mask", "two rows", "right-padded", "left-padded")
@@ -83,29 +85,21 @@ def measure(task: str, model_type: str, mode: str) -> dict[str, Any]:
 
 def enabled_and_audited(model: Any) -> dict[str, Any]:
     """Enable a model as users do and audit packed and padded calls of it: its cell."""
-    import autopack
-    from autopack.errors import AutopackError
-    from compat.survey import REFUSALS, upstream_error
+    from compat.outcome import outcome, upstream_error
 
-    handle = None
-    try:
-        handle = autopack.enable(model)
-        report = autopack.audit(model, modes=_CALLS, training=(True,), lengths=_LENGTHS)
-    except AutopackError as error:
-        found = {"status": "refused", "reason": _reason(error)}
-    except Exception as error:
-        found = {"status": "crash", "reason": _said(error)}
-    else:
-        proof = handle.enabled.proof
-        of = {"proof": proof.source, **_left_out(proof, report)}
-        if report.exact:
-            return {"status": "exact", "worst": float(f"{report.worst:.0e}"), **of}
-        failures = [result.failure for result in report.results if result.failure is not None]
-        if failures and all(failure.startswith(REFUSALS) for failure in failures):
-            return {"status": "refused", "reason": failures[0], **of}
-        found = {"status": "crash" if failures else "LEAK", "reason": report.worst_case, **of}
-    upstream = upstream_error(model, handle)
-    return found if upstream is None else {"status": "upstream error", "reason": upstream}
+    found = outcome(model, audit={"modes": _CALLS, "training": (True,), "lengths": _LENGTHS})
+    if found.status == "refused" and found.report is None:
+        upstream = upstream_error(model, found.handle)  # what the default's audit met may be stock's own fault
+        if upstream is not None:
+            return {"status": "upstream error", "reason": upstream}
+        return {"status": "refused", "reason": _reason(str(found.reason))}
+    if found.status == "upstream error" or found.report is None:
+        return {"status": found.status, "reason": found.reason}
+    proof = found.handle.enabled.proof
+    of = {"proof": proof.source, **_left_out(proof, found.report)}
+    if found.status == "exact":
+        return {"status": "exact", "worst": float(f"{found.report.worst:.0e}"), **of}
+    return {"status": found.status, "reason": found.reason, **of}
 
 
 def _left_out(proof: Any, report: Any) -> dict[str, str]:
@@ -129,19 +123,14 @@ def control(task: str, model_type: str) -> dict[str, Any]:
         model = tiny.build(model_type, task=task)
         report = autopack.audit(model, modes=("default",), training=(False,), gradients=False, lengths=_LENGTHS)
     except Exception as error:
-        return {"status": "upstream error", "reason": _said(error)}
+        return {"status": "upstream error", "reason": said(error)}
     if failures := [result.failure for result in report.results if result.failure is not None]:
         return {"status": "upstream error", "reason": failures[0]}
     return {"status": "exact" if report.exact else "leaks"}
 
 
-def _reason(error: Exception) -> str:
-    text = str(error).split("cannot be packed exactly: ")[-1].split(". Nothing was changed")[0]
-    return text.split("and it is not exact: ")[-1].split(" (audited because")[0]
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+def _reason(reason: str) -> str:
+    return reason.split("and it is not exact: ")[-1].split(" (audited because")[0]
 
 
 def short(reason: str) -> str:
@@ -166,7 +155,7 @@ def introduce() -> dict[str, Any]:
 
         return {**about, "types": {task: tiny.types_for(task) for task in tiny.TASKS if _has_task(task)}}
     except Exception as error:
-        return {**about, "crash": f"import of autopack: {_said(error)}"}
+        return {**about, "crash": f"import of autopack: {said(error)}"}
 
 
 def _has_task(task: str) -> bool:
@@ -183,7 +172,7 @@ def measured(task: str, model_type: str, mode: str) -> dict[str, Any]:
     try:
         found = control(task, model_type) if mode == "control" else measure(task, model_type, mode)
     except Exception as error:
-        found = {"status": "crash", "reason": f"measuring: {_said(error)}"}
+        found = {"status": "crash", "reason": f"measuring: {said(error)}"}
     for name in found.keys() & {"reason", "padded", "labels"}:
         found[name] = short(found[name])
     seconds = round(time.monotonic() - start, 2)

@@ -31,13 +31,11 @@ from tqdm import tqdm
 
 import autopack
 from autopack import registry, tiny
-from autopack.auditing.fields import of_rows
-from autopack.errors import AutopackError
 from autopack.inspection import releases
-from autopack.inspection.modules import is_pair
 from autopack.tiny.images import needs_images
 from autopack.trust.data import MEASURED
 from compat.old_releases import bind_flash, chosen_when_built, without_hardware_checks
+from compat.outcome import outcome
 from compat.standins import flash_standin, flex_standin, float64_throughout, set_implementation
 from compat.tables import json_by_lines
 from compat.with_images import cast, with_images
@@ -72,26 +70,22 @@ def measure(
             return {"status": "undeclared"}
         except tiny.CannotBuild as error:
             return {"status": "unbuildable", "reason": error.reason}
-        try:
-            # Verification would refuse what this is here to measure.
-            handle = autopack.enable(model, verify="never")
-        except AutopackError as error:
-            return {"status": "refused", "reason": _reason(error)}
-        try:
-            report = autopack.audit(model, modes=modes, training=training)
-            upstream_error = _upstream_error(model, handle) if not report.exact else None
-        except AutopackError as error:
-            if not needs_images(model):  # its encoder takes nothing else
-                return {"status": "refused", "reason": _reason(error)}
-            handle.remove()
-            upstream_error = _reason(error)
-    if upstream_error is not None:
-        return _images_alone(model, backend, task, dtype, upstream_error)
+        # What is recorded here is what the default goes by, so it cannot be asked for it.
+        found = outcome(model, audit={"modes": modes, "training": training}, verify="never")
+    # Where `enable` served it and the audit could not, its encoder may take nothing but images.
+    no_text = found.status == "refused" and found.report is None and found.handle is not None and needs_images(model)
+    if no_text:
+        found.handle.remove()
+    if found.status == "upstream error" or no_text:
+        return _images_alone(model, backend, task, dtype, str(found.reason))
+    report = found.report
+    if report is None:
+        return {"status": found.status, "reason": found.reason}
     with stand_in(backend):
         images = with_images(model, task, dtype) if task in _WITH_MEDIA else {}
         images |= _with_sounds(model_type, backend, dtype, task)
     result = {
-        "status": "exact" if report.exact else "LEAK",
+        "status": found.status,
         "config": model.config.model_type,
         "path": registry.look_up(model)[0].how,
         "worst": report.worst,
@@ -102,7 +96,7 @@ def measure(
     for kind in ("images", "sounds"):
         if result["status"] == "exact" and images.get(kind) == "LEAK":
             return {**result, "status": "LEAK", "reason": f"with {kind}: {images[f'{kind} worst']}"}
-    return result if report.exact else {**result, "reason": report.worst_case}
+    return result if report.exact else {**result, "reason": found.reason}
 
 
 def _with_sounds(model_type: str, backend: str, dtype: torch.dtype, task: str) -> dict[str, Any]:
@@ -191,23 +185,6 @@ def measure_in_float64(model_type: str, backend: str, task: str) -> dict[str, An
     return {**lifted, "with casts": found["reason"]} if lifted["status"] == "exact" else found
 
 
-def _upstream_error(model: Any, handle: Any) -> str | None:
-    """What stock transformers itself raises for one unpacked document with this implementation, if anything."""
-    handle.remove()
-    ids = tiny.tokens(model.config, 1, 7)
-    tokens = {"input_ids": ids, "decoder_input_ids": ids} if is_pair(model) else {"input_ids": ids}
-    try:
-        of_rows(model(**tokens, use_cache=False))[0].sum().backward()
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return None
-
-
-def _reason(error: Exception) -> str:
-    text = str(error)
-    return text.split("cannot be packed exactly: ")[-1].split(". Nothing was changed")[0]
-
-
 def _cell(result: dict[str, Any]) -> str:
     if result["status"] == "exact":
         text = ("*" if "with casts" in result else "") + _number(result["worst"])
@@ -268,7 +245,8 @@ def _markdown(results: dict[str, dict[str, dict[str, Any]]], task: str, counts: 
         "A number is the worst error of a logit, packed against alone, relative to the standard deviation of the "
         "logits, over all call modes of the auditor in train and eval; gradients agree within 1e-3 and losses within "
         "1e-3 relative. `-`: the model's class declares no support of that implementation. `flex` and `flash` ran on "
-        "CPU stand-ins of the kernels' signatures.",
+        'CPU stand-ins of the kernels\' signatures. Models were enabled with `verify="never"`: this is the record that '
+        "the plain `enable(model)` goes by; what that says is in [releases](releases), of every release.",
         "",
         *([_ABOUT_IMAGES, ""] if task in _WITH_MEDIA else []),
         *([ABOUT_SOUNDS, ""] if any("sounds" in c for cells in results.values() for c in cells.values()) else []),

@@ -31,22 +31,16 @@ import torch
 import transformers
 from tqdm import tqdm
 
-import autopack
-from autopack import errors, tiny
-from autopack.auditing.asking import argument_names
-from autopack.auditing.fields import of_rows
-from autopack.enabling.handle import Handle
+from autopack import tiny
 from autopack.enabling.reading import LENGTHS
-from autopack.errors import AutopackError
 from autopack.inspection import releases
-from autopack.inspection.heads import end_token, row_head
-from autopack.inspection.modules import is_pair
+from autopack.inspection.heads import row_head
 from autopack.proving import twin
 from autopack.tiny.weights import randomize
 from autopack.trust import configuration
 from autopack.trust.own import class_name
 from compat import survey_results as results
-from compat.exactness import _reason
+from compat.outcome import outcome
 from compat.published import PUBLISHED, measure
 from compat.variants import Variant, variants
 
@@ -78,10 +72,6 @@ _DEPTHS: dict[Depth, dict[str, Any]] = {
 }
 _OF_ALL = frozenset({*vars(transformers.PretrainedConfig()), "num_labels", "problem_type"})
 """Fields that every configuration has, whether or not its models read them."""
-REFUSALS = tuple(
-    name for name, found in vars(errors).items() if isinstance(found, type) and issubclass(found, AutopackError)
-)
-"""Names of autopack's errors, with which the message of a refused call begins."""
 
 
 def survey(
@@ -240,60 +230,14 @@ def _audited_model(
         return {"status": "not built", "reason": f"{type(error).__name__}: {error}"}
     if base is not None and str(model.config) == str(base):
         return {"status": "no change"}
-    handle = None
-    try:
-        handle = autopack.enable(model, verify="never")
-        report = autopack.audit(model, **_DEPTHS[depth])
-    except AutopackError as error:
-        return {"status": "refused", "reason": _reason(error)}
-    except Exception as error:
-        upstream = upstream_error(model, handle)
-        if upstream is not None:
-            return {"status": "upstream error", "reason": upstream}
-        return {"status": "crash", "reason": f"{type(error).__name__}: {error}"}
-    if not report.exact:
-        upstream = upstream_error(model, handle)
-        if upstream is not None:
-            return {"status": "upstream error", "reason": upstream}
-        failures = [result.failure for result in report.results if result.failure is not None]
-        if failures and all(failure.startswith(REFUSALS) for failure in failures):
-            return {"status": "refused", "reason": failures[0]}
-        return {"status": "crash" if failures else "LEAK", "reason": report.worst_case}
+    # What is recorded here is what the default goes by, so it cannot be asked for it.
+    found = outcome(model, audit=_DEPTHS[depth], verify="never")
+    if found.status != "exact":
+        return {"status": found.status, "reason": found.reason}
     for part, fields in configuration.describe(model.config).items():
         for field, values in fields.items():
             words.setdefault(part, {}).setdefault(field, set()).update(values)
     return {"status": "exact"}
-
-
-def upstream_error(model: Any, handle: Handle | None) -> str | None:
-    """What stock transformers raises for any of the documents alone, or what is no result; None where it works.
-
-    Of a model that takes no tokens it says nothing: the question would be wrong, not the answer.
-    """
-    if handle is not None:
-        handle.remove()
-    names, end = argument_names(model), end_token(model)
-    if "input_ids" not in names:
-        return None
-    try:
-        with torch.no_grad():
-            for length in _LENGTHS:
-                ids = tiny.tokens(model.config, 1, length)
-                if end is not None:
-                    ids[:, -1] = end
-                tokens = {"input_ids": ids}
-                if is_pair(model) and row_head(model) is None:  # others make the decoder's tokens of these
-                    tokens["decoder_input_ids"] = ids
-                output = model(**tokens)  # with the cache that is the default, as the audit calls it too
-                if "use_cache" in names:
-                    output = model(**tokens, use_cache=False)
-                if not all(t.isfinite().all() for t in output.values() if isinstance(t, torch.Tensor)):
-                    return "its results for a document alone are not finite"
-                if float(of_rows(output).std()) == 0:
-                    return "its results for a document alone are all the same number"
-    except Exception as error:
-        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return None
 
 
 def _has_experts(model: Any) -> bool:

@@ -35,6 +35,11 @@ _WORD = re.compile(
 Cell = dict[str, Any]
 
 
+def said(error: BaseException) -> str:
+    """An error in one line: its name and its message."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def source_of(cell: Mapping[str, Any]) -> str | None:
     """By what a cell was proven, among `SOURCES`; None where it was not enabled, or the record is older than that."""
     return (cell["proof"] or "unproven") if "proof" in cell else None

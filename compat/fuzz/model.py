@@ -25,7 +25,8 @@ from autopack.tiny.rules import ORDINARY
 from compat.exactness import Undeclared, built
 from compat.fuzz.case import Arranged, Spec
 from compat.fuzz.packing import by_place, collated, ignoring, labels_of, placed
-from compat.survey import upstream_error
+from compat.outcome import upstream_error
+from compat.words import said
 
 
 class NoStock(Exception):
@@ -233,11 +234,6 @@ def backward(total: torch.Tensor | None) -> None:
 def taken(parameters: list[torch.nn.Parameter]) -> list[torch.Tensor]:
     """The gradients of parameters, zero where there is none."""
     return [torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() for p in parameters]
-
-
-def said(error: BaseException) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _collates(labels: Labels | None) -> bool:

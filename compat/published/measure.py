@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from compat.published import PUBLISHED
+from compat.words import said
 
 STATUSES = ("enabled", "refused", "crash", "upstream error", "absent")
 BAD = ("refused", "crash")
@@ -62,7 +63,7 @@ def measure(name: str) -> dict[str, Any]:
     try:
         model = build(name)
     except Exception as error:  # stock's own code may raise anything, of which this is the record
-        return {"name": name, "status": "upstream error", "reason": _said(error)}
+        return {"name": name, "status": "upstream error", "reason": said(error)}
     found: dict[str, Any] = {"name": name, "parameters": sum(p.numel() for p in model.parameters())}
     with spending() as spent:
         try:
@@ -72,7 +73,7 @@ def measure(name: str) -> dict[str, Any]:
         except AutopackError as error:
             found |= {"status": "refused", "reason": str(error)}
         except Exception as error:  # a crash is a result, too
-            found |= {"status": "crash", "reason": _said(error)}
+            found |= {"status": "crash", "reason": said(error)}
     return {**found, "seconds": round(spent.seconds, 2), "megabytes": round(spent.bytes / 2**20)}
 
 
@@ -113,7 +114,3 @@ def _quiet() -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     logging.disable(logging.WARNING)
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

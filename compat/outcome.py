@@ -1,0 +1,107 @@
+"""What becomes of a model that is enabled and audited: the one question that the tables of compat ask.
+
+`compat.cells` asks it of the plain `enable(model)`, as users call it; `compat.exactness` and `compat.survey` with
+`verify="never"`, since what they record is what the default goes by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import autopack
+from autopack import errors, tiny
+from autopack.auditing.asking import argument_names
+from autopack.auditing.fields import of_rows
+from autopack.errors import AutopackError
+from autopack.inspection.heads import end_token, row_head
+from autopack.inspection.modules import is_pair
+from compat.words import said
+
+REFUSALS = tuple(
+    name for name, found in vars(errors).items() if isinstance(found, type) and issubclass(found, AutopackError)
+)
+"""Names of autopack's errors, with which the message of a refused call begins."""
+_LENGTHS = (13, 6)
+"""Documents that stock is asked for alone: on both sides of the thresholds that `compat.variants` sets."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`status` is exact, refused, LEAK, crash or upstream error, with the `reason` where it is not exact.
+
+    The report of the audit and the handle are there as far as it came.
+    """
+
+    status: str
+    reason: str | None
+    report: Any
+    handle: Any
+
+
+def outcome(model: Any, *, audit: dict[str, Any], **enable: Any) -> Outcome:
+    """Enable a model and audit it, with these options; of what is served and not exact, stock is asked, too.
+
+    A model that stock does not run itself has an `upstream error`, and is no longer enabled. Of one that `enable`
+    refuses, stock is not asked: it may take more than tokens.
+    """
+    handle = report = None
+    try:
+        handle = autopack.enable(model, **enable)
+        report = autopack.audit(model, **audit)
+    except AutopackError as error:
+        return Outcome("refused", reason_of(error), None, handle)
+    except Exception as error:  # whatever autopack did not mean to raise is a result
+        status, reason = "crash", said(error)
+    else:
+        if report.exact:
+            return Outcome("exact", None, report, handle)
+        failures = [result.failure for result in report.results if result.failure is not None]
+        if failures and all(failure.startswith(REFUSALS) for failure in failures):
+            status, reason = "refused", failures[0]
+        else:
+            status, reason = "crash" if failures else "LEAK", report.worst_case
+    upstream = upstream_error(model, handle)
+    return Outcome(*((status, reason) if upstream is None else ("upstream error", upstream)), report, handle)
+
+
+def upstream_error(model: Any, handle: Any = None) -> str | None:
+    """What stock transformers raises for any of the documents alone, or what is no result; None where it works.
+
+    Of a model that takes no tokens it says nothing: the question would be wrong, not the answer.
+    """
+    if handle is not None:
+        handle.remove()
+    names, end = argument_names(model), end_token(model)
+    if "input_ids" not in names:
+        return None
+    try:
+        for length in _LENGTHS:
+            ids = tiny.tokens(model.config, 1, length)
+            if end is not None:
+                ids[:, -1] = end
+            tokens = {"input_ids": ids}
+            if is_pair(model) and row_head(model) is None:  # others make the decoder's tokens of these
+                tokens["decoder_input_ids"] = ids
+            with torch.no_grad():
+                output = model(**tokens)  # with the cache that is the default, as the audit calls it too
+            output = model(**tokens, **({"use_cache": False} if "use_cache" in names else {}))
+            if not all(t.isfinite().all() for t in output.values() if isinstance(t, torch.Tensor)):
+                return "its results for a document alone are not finite"
+            results = of_rows(output)
+            if float(results.detach().std()) == 0:
+                return "its results for a document alone are all the same number"
+            if results.requires_grad:
+                results.sum().backward()
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    finally:
+        model.zero_grad(set_to_none=True)
+    return None
+
+
+def reason_of(error: Exception) -> str:
+    """Why `enable` refused a model, without what its message says around that."""
+    return str(error).split("cannot be packed exactly: ")[-1].split(". Nothing was changed")[0]
