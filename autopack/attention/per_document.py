@@ -97,21 +97,18 @@ def _is_by_head(call: AttentionCall, name: str, option: torch.Tensor) -> bool:
 
 
 def _is_plain_batch(call: AttentionCall) -> bool:
-    """Whether the documents are equally long, and nothing that comes with them has to be cut."""
+    """Whether the documents are equally long, and nothing that comes with them has to be cut but numbers of columns."""
+    layout = call.layout
+    of_columns = (1, layout.columns), (layout.rows, layout.columns)
     return (
-        len(set(call.layout.lengths)) == 1
+        len(set(layout.lengths)) == 1
         and (call.mask is None or (isinstance(call.mask, DocumentMask) and not call.mask.absolute))
-        and all(not _has_axes(option) or _is_of_columns(option, call.layout) for option in call.options.values())
+        and all(not _has_axes(option) or option.shape in of_columns for option in call.options.values())
     )
 
 
 def _has_axes(option: Any) -> bool:
     return isinstance(option, torch.Tensor) and option.dim() >= 2
-
-
-def _is_of_columns(option: torch.Tensor, layout: PackedLayout) -> bool:
-    """Whether an option has a number for each column, as positions have."""
-    return option.dim() == 2 and option.shape[0] in (1, layout.rows) and option.shape[1] == layout.columns
 
 
 def _attend_as_batch(call: AttentionCall) -> torch.Tensor:

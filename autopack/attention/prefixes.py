@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autopack.attention.backend import Backend
+from autopack.attention.backends import Backend
 from autopack.attention.call import AttentionCall
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel

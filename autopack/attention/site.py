@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopack.attention import cross, images, prefixes, sequence_parallel
+from autopack.attention import cross, prefixes, sequence_parallel
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.choose import BACKENDS, choose
 from autopack.errors import SiteDrift, UnsupportedModel
@@ -54,7 +54,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
                     f"document sees which. Run the documents one per row."
                 )
             options = {name: option for name, option in kwargs.items() if name not in LAYOUT_KWARGS}
-            return images.attend(original, module, (query, key, value), attention_mask, options, seen)
+            return cross.attend_to_images(original, module, (query, key, value), attention_mask, options, seen)
         assert scope.layout is not None
         layout = scope.layout.to(query.device)
         memory = scope.memory.to(query.device) if scope.memory is not None and mark.reads_encoder else None
