@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autopack.family import Family, MixerCall, Tiny, Way
-from autopack.mixers.own_attention import attend_alone
+from autopack.mixers import ALONE
 
 
 class _EmbeddedAlone(Way):
@@ -18,7 +18,7 @@ class _EmbeddedAlone(Way):
     def run(self, call: MixerCall) -> Any:
         if not getattr(call.mixer, "token_dropout", True):
             return call.changed(lambda name, value: value)
-        return attend_alone(call)
+        return ALONE.run(call)
 
 
 FAMILY = Family(

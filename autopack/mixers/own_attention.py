@@ -6,7 +6,7 @@ it does to what a document alone would bring.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
-from autopack.family import MixerCall
+from autopack.family import MixerCall, Way
 from autopack.layout.batches import Batches, DocumentBatch, each_by_itself, equally_long, gather_pairs, spread_tokens
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import CACHES
@@ -25,72 +25,87 @@ STATES = ("key_value_states", "encoder_hidden_states")
 _MASKS = ("attention_mask", "mask", "attn_mask")
 
 
-def attend_alone(
-    call: MixerCall,
-    beginnings: tuple[tuple[str, int], ...] = (),
-    per_head: tuple[str, ...] = (),
-    channels_first: bool = False,
-    bias: torch.Tensor | None = None,
-    from_zero: bool = False,
-) -> Any:
-    """Run an attention module on the documents of packed rows, as if each were alone.
+@dataclass(frozen=True)
+class Alone(Way):
+    """For attention in a model's own code: documents of one length as a batch, with masks and biases cut out.
 
-    Masks and biases of pairs are cut out of those of the rows. `beginnings` names arguments with an axis of columns
-    whose beginning is what a document alone has there (tables of positions). `per_head` names biases (rows x heads, 1,
-    columns) of this kind. With `channels_first` the module takes and gives (rows, channels, columns). `bias` is that of
-    the longest document, (1, heads, tokens or 1, tokens or 1), for a module that takes a `position_bias` in which its
-    mask is counted already: documents get what is theirs of both. With `from_zero` positions are counted from the first
-    token of each document.
+    `beginnings` names arguments with an axis of columns whose beginning is what a document alone has there (tables of
+    positions), `per_head` biases (rows x heads, 1, columns) of this kind. `by_columns` says that padding changes its
+    positions, `reads_padding` that what stands in padding changes what it gives to tokens, `channels_first` that it
+    takes and gives (rows, channels, columns), `from_zero` that it cuts its table of rotations to as many as there are
+    tokens, so that positions have to count from the first token of each document.
     """
-    if channels_first:
-        call = _with_tokens_first(call)
-    call.check()
-    if call.memory is not None:
-        return _attend_across(call, call.memory, bias)
-    layout = call.layout
-    found = Batches.grouped(layout, each_by_itself if _reads_bias_by_row(call) else equally_long)
 
-    def change(name: str, value: Any, batch: DocumentBatch) -> Any:
-        documents, length = batch.shape
-        axis = dict(beginnings).get(name)
-        if name in CACHES:
-            return None
-        if bias is not None and name == "mask":
-            return None
-        if bias is not None and name == "position_bias":
-            mask = call.arguments.get("mask")
-            own = bias[..., :length, :length]
-            return own + _square(batch, mask) if isinstance(mask, torch.Tensor) else own
-        if isinstance(value, DocumentMask):
-            return _described(value, batch)
-        if not isinstance(value, torch.Tensor):
+    beginnings: tuple[tuple[str, int], ...] = ()
+    per_head: tuple[str, ...] = ()
+    by_columns: bool = False
+    reads_padding: bool = False
+    channels_first: bool = False
+    from_zero: bool = False
+    attends = True
+    recurs = False
+    words = "documents alone"
+    work = "the model's own attention, documents of one length as a batch"
+
+    @property
+    def counts(self) -> bool:  # type: ignore[override]
+        return self.by_columns
+
+    def run(self, call: MixerCall, bias: torch.Tensor | None = None) -> Any:
+        """Run an attention module on the documents of packed rows, as if each were alone.
+
+        `bias` is that of the longest document, (1, heads, tokens or 1, tokens or 1), for a module that takes a
+        `position_bias` in which its mask is counted already: documents get what is theirs of both.
+        """
+        if self.channels_first:
+            call = _with_tokens_first(call)
+        call.check()
+        if call.memory is not None:
+            return _attend_across(call, call.memory, bias)
+        layout = call.layout
+        found = Batches.grouped(layout, each_by_itself if _reads_bias_by_row(call) else equally_long)
+
+        def change(name: str, value: Any, batch: DocumentBatch) -> Any:
+            documents, length = batch.shape
+            axis = dict(self.beginnings).get(name)
+            if name in CACHES:
+                return None
+            if bias is not None and name == "mask":
+                return None
+            if bias is not None and name == "position_bias":
+                mask = call.arguments.get("mask")
+                own = bias[..., :length, :length]
+                return own + _square(batch, mask) if isinstance(mask, torch.Tensor) else own
+            if isinstance(value, DocumentMask):
+                return _described(value, batch)
+            if not isinstance(value, torch.Tensor):
+                return spread_tokens(value, layout, batch.spread)
+            if name == "cache_position":
+                return value[:length]
+            if name == "position_ids" and self.from_zero:
+                positions = spread_tokens(value, layout, batch.spread)
+                return positions - positions[:, :1]
+            if name in self.per_head:
+                heads = value.shape[0] // layout.rows
+                return value[:heads, :, :length].repeat(documents, 1, 1)
+            if axis is not None:
+                return value.narrow(axis, 0, min(length, value.shape[axis]))
+            if name == "relative_pos":  # distances, the same for all rows
+                return value[..., :length, :length]
+            of_pairs = name == "position_bias" or name.endswith("_mask") or value.shape[-2:] == (layout.columns,) * 2
+            if name in _MASKS or (value.dim() == 4 and of_pairs):
+                return _square(batch, value)
             return spread_tokens(value, layout, batch.spread)
-        if name == "cache_position":
-            return value[:length]
-        if name == "position_ids" and from_zero:
-            positions = spread_tokens(value, layout, batch.spread)
-            return positions - positions[:, :1]
-        if name in per_head:
-            heads = value.shape[0] // layout.rows
-            return value[:heads, :, :length].repeat(documents, 1, 1)
-        if axis is not None:
-            return value.narrow(axis, 0, min(length, value.shape[axis]))
-        if name == "relative_pos":  # distances, the same for all rows
-            return value[..., :length, :length]
-        of_pairs = name == "position_bias" or name.endswith("_mask") or value.shape[-2:] == (layout.columns,) * 2
-        if name in _MASKS or (value.dim() == 4 and of_pairs):
-            return _square(batch, value)
-        return spread_tokens(value, layout, batch.spread)
 
-    with without_layout():  # such code may go on to transformers' interface
-        outputs = [
-            call.changed(lambda name, value, batch=batch: change(name, value, batch))  # type: ignore[misc]
-            for batch in found.batches
-        ]
-    whole = found.together(outputs)
-    if call.want_weights:
-        whole = _with_weights(call, found.batches, whole, outputs)
-    return _transposed(whole) if channels_first else whole
+        with without_layout():  # such code may go on to transformers' interface
+            outputs = [
+                call.changed(lambda name, value, batch=batch: change(name, value, batch))  # type: ignore[misc]
+                for batch in found.batches
+            ]
+        whole = found.together(outputs)
+        if call.want_weights:
+            whole = _with_weights(call, found.batches, whole, outputs)
+        return _transposed(whole) if self.channels_first else whole
 
 
 def _with_tokens_first(call: MixerCall) -> MixerCall:

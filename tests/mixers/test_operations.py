@@ -16,7 +16,7 @@ from autopack import registry, tiny
 from autopack.inspection import modules, releases
 from autopack.layout.packed import PackedLayout
 from autopack.mixers import AtOperations, EqualRows
-from autopack.mixers.convolution import causal_convolution
+from autopack.mixers.operations import causal_convolution
 from autopack.mixers.rows import run_and_redo_first_tokens
 from autopack.mixers.selective_scan import LinearRecurrence, selective_scan
 from tests.conftest import FLOAT32, LEAK, alone, error, positions
