@@ -143,7 +143,7 @@ def _refusal(config: Any) -> str | None:
     )
 
 
-FAMILY = Family(
+MULTIMODAL = Family(
     name="multimodal",
     model_types=frozenset(_TYPES.split()),
     how="attention site, document by document; positions by document; images in the order of the documents",
@@ -165,5 +165,19 @@ FAMILY = Family(
         stand_ins=_STAND_INS,
         needs_images=frozenset("blip-2 instructblip instructblipvideo kosmos-2".split()),
         images={form: frozenset(types.split()) for form, types in _IMAGES.items()},
+    ),
+)
+
+# One of its axes of positions numbers the images, and upstream goes on counting from row to row. So documents are
+# numbered one at a time, as rows of their own, and each gets the numbers that it has alone.
+HUNYUAN_VL = Family(
+    name="hunyuan_vl",
+    model_types=frozenset({"hunyuan_vl"}),
+    how="attention site, document by document; positions document by document; images in the order of the documents",
+    media_types={"image": frozenset({"hunyuan_vl"})},
+    counts_images=frozenset({"hunyuan_vl"}),
+    tiny=Tiny(
+        configs={"hunyuan_vl_text": _m_rope(2, 2, 2, 2)},
+        images={"grid": frozenset({"hunyuan_vl"})},
     ),
 )
