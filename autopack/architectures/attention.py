@@ -41,8 +41,7 @@ xlm-roberta-xl xmod
 
 _SQUARE = frozenset("gemma3 gemma3n got_ocr2".split())
 _PATCHES = frozenset("gemma4 gemma4_unified".split())
-_FLAT_PATCHES = frozenset({"fuyu"})
-"""Types that take images, by the form in which they do."""
+_FLAT_PATCHES = frozenset({"fuyu"})  # types that take images, by the form in which they do
 _SOUNDS = frozenset("gemma3n gemma4 gemma4_unified moonshine moss_transcribe_diarize phi4_multimodal whisper".split())
 
 _SLIDING_AND_FULL: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"]}

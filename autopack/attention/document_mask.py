@@ -33,8 +33,7 @@ class DocumentMask:
         """Whether the rule reads per-token tensors, so that it must be asked with columns of the row."""
         skips = {"allow_is_causal_skip", "allow_is_bidirectional_skip"} & arguments.keys()
         self._no_skips = dict.fromkeys(skips, False)
-        self._made: dict[Any, Any] = {}
-        """Masks by the length of a document, descriptions by their function."""
+        self._made: dict[Any, Any] = {}  # masks by the length of a document, descriptions by their function
 
     def for_document(self, row: int, first: int, end: int) -> Any:
         """The mask of one document alone: (1, 1, length, length), or None where the model would have passed none."""

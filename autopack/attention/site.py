@@ -16,8 +16,7 @@ from autopack.inspection import releases, ulysses
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.patching import Site
-from autopack.runtime.marks import mark_of
-from autopack.runtime.scope import Scope, refuse_stranger, site_scope
+from autopack.runtime.scope import Scope, mark_of, refuse_stranger, site_scope
 
 PARAMETERS = ("module", "query", "key", "value", "attention_mask")
 """What an attention function of transformers takes first."""

@@ -27,10 +27,9 @@ from autopack.layout import declarations
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import FLASH_KWARGS, OF_PARTS
-from autopack.runtime.marks import mark_of
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.row_group import RowGroup
-from autopack.runtime.scope import Scope
+from autopack.runtime.scope import Scope, mark_of
 from autopack.runtime.tally import Volume
 
 _WITHOUT = "Train it without sequence parallelism."

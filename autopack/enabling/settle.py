@@ -15,8 +15,8 @@ from autopack.enabling.sites import needed_sites
 from autopack.errors import AutopackError
 from autopack.family import Family
 from autopack.inspection.changes import Watch
-from autopack.runtime.marks import MARK
 from autopack.runtime.model import EnabledModel, Proof
+from autopack.runtime.scope import MARK
 
 
 def renew(enabled: EnabledModel, packs: bool) -> None:

@@ -6,6 +6,7 @@ it does to what a document alone would bring.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,13 +16,20 @@ import torch
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall, Way
-from autopack.layout.batches import Batches, DocumentBatch, each_by_itself, equally_long, gather_pairs, spread_tokens
+from autopack.layout.batches import (
+    Batches,
+    DocumentBatch,
+    Grouping,
+    each_by_itself,
+    equally_long,
+    gather_pairs,
+    spread_tokens,
+)
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import CACHES
 from autopack.runtime.scope import without_layout
 
-STATES = ("key_value_states", "encoder_hidden_states")
-"""Arguments that hold what an encoder has made."""
+STATES = ("key_value_states", "encoder_hidden_states")  # arguments that hold what an encoder has made
 _MASKS = ("attention_mask", "mask", "attn_mask")
 
 
@@ -60,52 +68,52 @@ class Alone(Way):
         if self.channels_first:
             call = _with_tokens_first(call)
         call.check()
-        if call.memory is not None:
-            return _attend_across(call, call.memory, bias)
-        layout = call.layout
-        found = Batches.grouped(layout, each_by_itself if _reads_bias_by_row(call) else equally_long)
+        # Upstream's flex function looks for a bias of each row, and fails by one that all rows of a batch share.
+        by_row = getattr(getattr(call.mixer, "config", None), "_attn_implementation", None) == "flex_attention"
+        found, read = pairs_of(call.layout, call.memory, each_by_itself if by_row else equally_long)
 
-        def change(name: str, value: Any, batch: DocumentBatch) -> Any:
-            documents, length = batch.shape
-            axis = dict(self.beginnings).get(name)
-            if name in CACHES:
-                return None
-            if bias is not None and name == "mask":
-                return None
-            if bias is not None and name == "position_bias":
-                mask = call.arguments.get("mask")
-                own = bias[..., :length, :length]
-                return own + _square(batch, mask) if isinstance(mask, torch.Tensor) else own
-            if isinstance(value, DocumentMask):
-                return _described(value, batch)
-            if not isinstance(value, torch.Tensor):
-                return spread_tokens(value, layout, batch.spread)
-            if name == "cache_position":
-                return value[:length]
-            if name == "position_ids" and self.from_zero:
-                positions = spread_tokens(value, layout, batch.spread)
-                return positions - positions[:, :1]
-            if name in self.per_head:
-                heads = value.shape[0] // layout.rows
-                return value[:heads, :, :length].repeat(documents, 1, 1)
-            if axis is not None:
-                return value.narrow(axis, 0, min(length, value.shape[axis]))
-            if name == "relative_pos":  # distances, the same for all rows
-                return value[..., :length, :length]
-            of_pairs = name == "position_bias" or name.endswith("_mask") or value.shape[-2:] == (layout.columns,) * 2
-            if name in _MASKS or (value.dim() == 4 and of_pairs):
-                return _square(batch, value)
-            return spread_tokens(value, layout, batch.spread)
+        def run(ours: DocumentBatch, theirs: DocumentBatch | None) -> Any:
+            if theirs is None:
+                return call.changed(lambda name, value: self._within(call, bias, ours, name, value))
+            return call.changed(lambda name, value: _across(bias, ours, theirs, name, value))
 
         with without_layout():  # such code may go on to transformers' interface
-            outputs = [
-                call.changed(lambda name, value, batch=batch: change(name, value, batch))  # type: ignore[misc]
-                for batch in found.batches
-            ]
+            outputs = [run(*pair) for pair in zip(found.batches, read, strict=True)]
         whole = found.together(outputs)
-        if call.want_weights:
+        if call.want_weights and call.memory is None:
             whole = _with_weights(call, found.batches, whole, outputs)
         return _transposed(whole) if self.channels_first else whole
+
+    def _within(self, call: MixerCall, bias: torch.Tensor | None, batch: DocumentBatch, name: str, value: Any) -> Any:
+        """What an argument of a call is for attention within each document of a batch."""
+        layout, (documents, length) = call.layout, batch.shape
+        axis = dict(self.beginnings).get(name)
+        if name in CACHES or (bias is not None and name == "mask"):
+            return None
+        if bias is not None and name == "position_bias":
+            mask = call.arguments.get("mask")
+            own = bias[..., :length, :length]
+            return own + _square(batch, mask) if isinstance(mask, torch.Tensor) else own
+        if isinstance(value, DocumentMask):
+            return _described(value, batch)
+        if not isinstance(value, torch.Tensor):
+            return spread_tokens(value, layout, batch.spread)
+        if name == "cache_position":
+            return value[:length]
+        if name == "position_ids" and self.from_zero:
+            positions = spread_tokens(value, layout, batch.spread)
+            return positions - positions[:, :1]
+        if name in self.per_head:
+            heads = value.shape[0] // layout.rows
+            return value[:heads, :, :length].repeat(documents, 1, 1)
+        if axis is not None:
+            return value.narrow(axis, 0, min(length, value.shape[axis]))
+        if name == "relative_pos":  # distances, the same for all rows
+            return value[..., :length, :length]
+        of_pairs = name == "position_bias" or name.endswith("_mask") or value.shape[-2:] == (layout.columns,) * 2
+        if name in _MASKS or (value.dim() == 4 and of_pairs):
+            return _square(batch, value)
+        return spread_tokens(value, layout, batch.spread)
 
 
 def _with_tokens_first(call: MixerCall) -> MixerCall:
@@ -151,51 +159,37 @@ def _square(batch: DocumentBatch, mask: torch.Tensor) -> torch.Tensor:
     return batch.square(mask)
 
 
-def _attend_across(call: MixerCall, memory: PackedLayout, bias: torch.Tensor | None) -> Any:
-    """Run cross-attention on pairs of documents; those that are alike in both lengths share a batch."""
-    layout = call.layout
-    found, read = pairs_of(layout, memory, each_by_itself(layout) if _reads_bias_by_row(call) else None)
-
-    def change(name: str, value: Any, ours: DocumentBatch, theirs: DocumentBatch) -> Any:
-        if name in CACHES or isinstance(value, DocumentMask):
-            return None  # all that a document's encoder has made is seen
-        if bias is not None and name in ("mask", "position_bias"):
-            return bias if name == "position_bias" else None
-        if name in STATES:
-            return theirs.spread(value)
-        if name in _MASKS and isinstance(value, torch.Tensor) and value.shape[-1] == memory.columns:
-            return gather_pairs(value.expand(theirs.shape[0], *value.shape[1:]), ours.where, theirs.where)
-        return spread_tokens(value, layout, ours.spread)
-
-    with without_layout():
-        outputs = [
-            call.changed(lambda name, value, pair=pair: change(name, value, *pair))  # type: ignore[misc]
-            for pair in zip(found.batches, read, strict=True)
-        ]
-    return found.together(outputs)
+def _across(bias: torch.Tensor | None, ours: DocumentBatch, theirs: DocumentBatch, name: str, value: Any) -> Any:
+    """What an argument of a call is for cross-attention from documents of a batch to what the encoder has read."""
+    if name in CACHES or isinstance(value, DocumentMask):
+        return None  # all that a document's encoder has made is seen
+    if bias is not None and name in ("mask", "position_bias"):
+        return bias if name == "position_bias" else None
+    if name in STATES:
+        return theirs.spread(value)
+    if name in _MASKS and isinstance(value, torch.Tensor) and value.shape[-1] == theirs.layout.columns:
+        return gather_pairs(value.expand(theirs.shape[0], *value.shape[1:]), ours.where, theirs.where)
+    return spread_tokens(value, ours.layout, ours.spread)
 
 
 def pairs_of(
-    layout: PackedLayout, memory: PackedLayout, groups: list[np.ndarray] | None = None
-) -> tuple[Batches, list[DocumentBatch]]:
-    """The documents of a decoder and those that its encoder has read, those alike in both lengths as a batch."""
+    layout: PackedLayout, memory: PackedLayout | None, alone: Grouping
+) -> tuple[Batches, Sequence[DocumentBatch | None]]:
+    """The documents of rows as batches, grouped as they are `alone`, or where there is a `memory`, those of a decoder.
+
+    With these come the documents that the encoder has read; those alike in both lengths share a batch, unless none do.
+    """
+    if memory is None:
+        found = Batches.grouped(layout, alone)
+        return found, [None] * len(found.batches)
 
     def build() -> tuple[Batches, list[DocumentBatch]]:
-        chosen = _alike(layout, memory) if groups is None else groups
+        kinds, number = np.unique(np.stack([layout.lengths, memory.lengths]), axis=1, return_inverse=True)
+        alike = [np.flatnonzero(number.reshape(-1) == kind) for kind in range(kinds.shape[1])]
+        chosen = alone(layout) if alone is each_by_itself else alike
         return Batches.of(layout, chosen), [DocumentBatch.of(memory, group) for group in chosen]
 
     return layout.derived(("batches of pairs", memory), build)
-
-
-def _alike(layout: PackedLayout, memory: PackedLayout) -> list[np.ndarray]:
-    kinds, number = np.unique(np.stack([layout.lengths, memory.lengths]), axis=1, return_inverse=True)
-    return [np.flatnonzero(number.reshape(-1) == kind) for kind in range(kinds.shape[1])]
-
-
-def _reads_bias_by_row(call: MixerCall) -> bool:
-    """Whether a bias that all rows of a batch share fails there: upstream's flex function looks for one per row."""
-    implementation = getattr(getattr(call.mixer, "config", None), "_attn_implementation", None)
-    return implementation == "flex_attention"
 
 
 def _described(mask: DocumentMask, batch: DocumentBatch) -> Any:

@@ -25,8 +25,7 @@ from autopack.layout.ways import CACHES
 from autopack.patching import Site
 from autopack.runtime.buffers import from_the_same_buffers
 from autopack.runtime.lockstep import Steps, leaving_nothing, with_idle
-from autopack.runtime.marks import mark_of
-from autopack.runtime.scope import Scope, changed, running_scope, site_scope
+from autopack.runtime.scope import Scope, changed, mark_of, running_scope, site_scope
 
 _MASKS = ("attention_mask", "mask", "attn_mask")
 _OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention|block")

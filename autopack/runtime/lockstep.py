@@ -30,8 +30,7 @@ class Steps:
     def __init__(self, groups: Sequence[Group], total: int | None = None):
         self._groups = groups
         self._total = total
-        self.count = 0
-        """Runs of this rank so far."""
+        self.count = 0  # runs of this rank so far
 
     def begin(self) -> None:
         """Begin a run of one's own."""

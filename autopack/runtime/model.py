@@ -172,8 +172,7 @@ class Link:
 
     def __init__(self, model: EnabledModel | None = None):
         self.model = model
-        self.next_hook = 0
-        """A number that is higher than those of the model's hooks."""
+        self.next_hook = 0  # a number that is higher than those of the model's hooks
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": None, "next_hook": self.next_hook}
@@ -259,32 +258,25 @@ class EnabledModel:
         self.anatomy = anatomy
         self.traits = traits
         self.options = options
-        self.lease = lease
-        """The sites that it keeps installed."""
-        self.tally = Tally()
-        """What became of its padded batches."""
+        self.lease = lease  # the sites that it keeps installed
+        self.tally = Tally()  # what became of its padded batches
         self.logged: set[tuple[str, str, str]] = set()
         """What has been logged: kinds of decisions about calls, reasons of audits."""
         self.padding_read = None if options.unpad == "always" else PaddingRead()
         """Whether what it gives at padding is read; None where that is not to be found out."""
-        self.pooling: set[int] = set()
-        """Levels of the entries that have been observed to return one result per row."""
+        self.pooling: set[int] = set()  # levels of the entries that have been observed to return one result per row
         self.widths = frozenset(size for weight in anatomy.entries[0].parameters() for size in weight.shape)
         """The sizes that vectors of the model may have."""
-        self.active = False
-        """Whether it is enabled now; a handle outlives that."""
-        self.fed_by: weakref.ref[Any] | None = None
-        """The trainer whose data were last found to reach the model whole."""
+        self.active = False  # whether it is enabled now; a handle outlives that
+        self.fed_by: weakref.ref[Any] | None = None  # the trainer whose data were last found to reach the model whole
         self.lenient = False
         """Whether a call that would be refused runs as it would have without autopack (`autopack run`)."""
-        self.proof = Proof("not yet")
-        """What is known of its code."""
+        self.proof = Proof("not yet")  # what is known of its code
         self.watch: Watch | None = None
         """What it was when that was found out; None for a copy, at which nobody has looked yet."""
         self.sentinel: Sentinel | None = None
         """What is shown calls of the whole, their outputs, and whether they packed (`autopack.watching`)."""
-        self.watches = False
-        """Whether every training call is to be counted by it."""
+        self.watches = False  # whether every training call is to be counted by it
         self.runs_other_code = False
         """Whether code other than that of the libraries known here takes part, other than in hooks."""
         self.groups: tuple[Group, ...] = ()
@@ -300,10 +292,8 @@ class EnabledModel:
         """What these three have said of the model as it is: by "prefixes", "parts" and labels, or "media", kind and
         number in a call."""
         self._renew = renew
-        self._settler: object | None = None
-        """The thread that looks at it, marks it and proves it now."""
-        self.link = Link(self)
-        """What its marks and hooks know it by."""
+        self._settler: object | None = None  # the thread that looks at it, marks it and proves it now
+        self.link = Link(self)  # what its marks and hooks know it by
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

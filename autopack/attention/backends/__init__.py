@@ -37,6 +37,5 @@ class Backend:
     is_own: Callable[[str], bool] = lambda implementation: False
     stands_in: Mapping[str, str | None] = field(default_factory=dict)
     goes_first: frozenset[str] = frozenset()
-    devices: frozenset[str] | None = None
-    """None for all."""
+    devices: frozenset[str] | None = None  # None for all
     strict: bool = False
