@@ -1,7 +1,7 @@
 """Packed rows that several ranks share: each calls the model with its part of the columns of every row.
 
 What is declared is gathered from all ranks, so that every rank knows the documents of whole rows; attention exchanges
-tokens for heads (`autopack.attention.sequence_parallel`), and everything else in a model that packs exactly by
+tokens for heads (`autopack.attention.site`), and everything else in a model that packs exactly by
 attention alone looks at one token at a time.
 """
 
