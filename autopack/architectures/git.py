@@ -4,8 +4,6 @@ Of the logits and states of a document those of its text are kept. The loss of u
 image has, whether there is one or not, so labels need images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

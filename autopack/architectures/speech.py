@@ -9,8 +9,6 @@ of a call (`Family.sounds_together`), and it raises.
 Names are those of transformers 5.23.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
