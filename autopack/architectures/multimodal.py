@@ -176,8 +176,5 @@ HUNYUAN_VL = Family(
     how="attention site, document by document; positions document by document; images in the order of the documents",
     media_types={"image": frozenset({"hunyuan_vl"})},
     counts_images=frozenset({"hunyuan_vl"}),
-    tiny=Tiny(
-        configs={"hunyuan_vl_text": _m_rope(2, 2, 2, 2)},
-        images={"grid": frozenset({"hunyuan_vl"})},
-    ),
+    tiny=Tiny(configs={"hunyuan_vl_text": _m_rope(2, 2, 2, 2)}, images={"grid": frozenset({"hunyuan_vl"})}),
 )
