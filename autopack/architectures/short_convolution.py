@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from autopack.family import Family, Tiny
 from autopack.layout.packed import PackedLayout
@@ -52,20 +53,15 @@ def _by_convolutions_or_delayed_value(mixer: Any) -> int | None:
     return None if taps is None else max(taps, 1)
 
 
-def _temperature(config: Any, columns: torch.Tensor) -> torch.Tensor:
+def _temperature(config: Any, columns: Tensor) -> Tensor:
     return 1.0 + config.log_scaling_alpha * torch.log(
         ((columns + 1).float() / config.log_scaling_n_floor).clamp(min=1.0)
     )
 
 
 def _scale_by_position(
-    module: Any,
-    layout: PackedLayout,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    options: dict[str, Any],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    module: Any, layout: PackedLayout, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
     """Inkling's full attention scales queries and their distance bias by the column of the row, from a floor on."""
     if module.config.log_scaling_n_floor is not None and not module.is_sliding:
         column = torch.arange(layout.columns, device=query.device)[None]
@@ -80,8 +76,8 @@ def _scale_by_position(
 
 
 def _follow_positions(
-    module: Any, layout: PackedLayout, *states: torch.Tensor | dict[str, Any]
-) -> tuple[torch.Tensor | dict[str, Any], ...]:
+    module: Any, layout: PackedLayout, *states: Tensor | dict[str, Any]
+) -> tuple[Tensor | dict[str, Any], ...]:
     """Inkling 2 scales by `position_ids`, which is right in packed rows. In a batch with padding on the left they count
     the padding too, while its convolutions would start anew behind it; having an adjustment, it is left padded."""
     return states
