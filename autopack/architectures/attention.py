@@ -89,11 +89,8 @@ _TINY: dict[str, dict[str, Any]] = {
     "gemma4_unified_text": _GEMMA4,
     "gemma4_unified_vision": _POOLED | {"mm_embed_dim": 64, "mm_posemb_size": 16, "output_proj_dims": 64},
     "gemma4_vision": _POOLED,
-    "glm_moe_dsa": {
-        "layer_types": ["indexed_attention"] * 3,
-        "indexer_types": ["full", "full", "shared"],
-        "mlp_layer_types": ["dense", "sparse", "sparse"],
-    },
+    "glm_moe_dsa": {"layer_types": ["indexed_attention"] * 3, "indexer_types": ["full", "full", "shared"]}
+    | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
     "got_ocr2_vision": {"output_channels": 16},
     "granite_speech_encoder": {"hidden_dim": 64},
     "granite_speech_plus_encoder": {"hidden_dim": 64},

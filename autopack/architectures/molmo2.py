@@ -26,7 +26,11 @@ def _misplaced(given: Mapping[str, Any]) -> str | None:
     numbers, grids, crops = (host_values(given[name]) for name in (_NUMBERS, _GRIDS, _CROPS))
     numbers = numbers[(numbers >= 0).any(axis=-1)]  # the model leaves out places without patches
     places = grids[:, 0] * grids[:, 1] + grids[:, 2] * grids[:, 3]
-    if len(crops) != len(grids) or places.sum() != len(numbers) or crops.sum() * pixels.shape[-2] != _patches(pixels):
+    if (
+        len(crops) != len(grids)
+        or places.sum() != len(numbers)
+        or crops.sum() * pixels.shape[-2] != np.prod(pixels.shape[:-1])
+    ):
         return f"{_NUMBERS}, {_GRIDS}, {_CROPS} and pixel_values are not of the same images"
     ends = np.repeat(np.cumsum(crops), places) * pixels.shape[-2]
     starts = ends - np.repeat(crops, places) * pixels.shape[-2]
@@ -38,10 +42,6 @@ def _misplaced(given: Mapping[str, Any]) -> str | None:
         f"{_NUMBERS} of image {image} names patches of other images. It counts over all images of the call; where each "
         f"document was processed by itself, add the patches before it, as autopack.PackingCollator does"
     )
-
-
-def _patches(pixels: Any) -> int:
-    return int(np.prod(pixels.shape[:-1]))
 
 
 FAMILY = Family(

@@ -9,25 +9,20 @@ from autopack.family import Family, Tiny
 from autopack.layout.packed import PackedLayout
 from autopack.mixers import AtOperations, LookingBack
 
-_TYPES = (
-    "inkling2 inkling2_loop inkling2_loop_text inkling2_text inkling_mm_model inkling_text lfm2 lfm2_moe lfm2_vl lfm3 "
-    "lfm3_vl zaya"
-)
-_AT_CONVOLUTION = (
-    "Inkling2LoopShortConvolution Inkling2ShortConvolution InklingShortConvolution Lfm2MoeShortConv Lfm2ShortConv "
-    "Lfm3ShortConv"
-)
+_TYPES = """
+inkling2 inkling2_loop inkling2_loop_text inkling2_text inkling_mm_model inkling_text lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl
+zaya
+"""
+_AT_CONVOLUTION = """
+Inkling2LoopShortConvolution Inkling2ShortConvolution InklingShortConvolution Lfm2MoeShortConv Lfm2ShortConv
+Lfm3ShortConv
+"""
 _OVER_LAYERS = (  # each token over what earlier layers have made of it
     "Inkling2BlockAttentionResidual Inkling2LoopBlockAttentionResidual Inkling2LoopMessageAttentionResidual"
 )
 
-_IMAGES = {
-    "inkling2": "grid of tokens",
-    "inkling_mm_model": "patches in time",
-    "lfm2_vl": "spatial patches",
-    "lfm3_vl": "grid",
-}
-"""Types that take images, and the form in which they do."""
+_FORMS = {"grid of tokens": "inkling2", "patches in time": "inkling_mm_model", "spatial patches": "lfm2_vl"}
+_IMAGES = {form: frozenset({name}) for form, name in (_FORMS | {"grid": "lfm3_vl"}).items()}
 _TINY: dict[str, dict[str, Any]] = {
     "inkling2_loop_text": {"n_layers_per_attn_res_block": 1, "log_scaling_n_floor": 4, "num_hidden_layers": 4}
     | {"layer_types": ["hybrid_sliding", "hybrid_sliding", "hybrid", "hybrid"]}
@@ -100,9 +95,9 @@ FAMILY = Family(
         **dict.fromkeys(("Inkling2FullAttention", "Inkling2LoopFullAttention"), _follow_positions),
     },
     media_types={
-        "image": frozenset(_IMAGES),
+        "image": frozenset().union(*_IMAGES.values()),
         "video": frozenset({"lfm3_vl"}),
         "sound": frozenset({"inkling_mm_model"}),
     },
-    tiny=Tiny(configs=_TINY, images={form: frozenset({name}) for name, form in _IMAGES.items()}),
+    tiny=Tiny(configs=_TINY, images=_IMAGES),
 )
