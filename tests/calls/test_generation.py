@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
 
 import autopack
 from autopack import tiny
@@ -144,3 +144,25 @@ def test_packed_rows_of_another_model_inside_generation_are_packed_rows():
     expected = alone(llama(), token_ids(), LENGTHS)
     assert all(float((found - expected).abs().max()) < FLOAT64 for found in judge.found)
     assert len(judge.found) == 2
+
+
+@pytest.mark.skipif(not hasattr(GenerationMixin, "generate_batch"), reason="this release has no continuous batching")
+def test_continuous_batching_and_packed_rows_after_it():
+    """Its loop runs in a thread of its own, without `generate`, and asks for another attention meanwhile."""
+    options = {"use_cuda_graph": False, "num_blocks": 16, "block_size": 32, "max_batch_tokens": 64}
+    asked = GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=-1, **options)
+    prompts = [token_ids(1, length)[0].tolist() for length in (5, 9, 3)]
+    stock = llama()
+    model = copy.deepcopy(stock)
+
+    def generated(which):
+        found = which.generate_batch(inputs=prompts, generation_config=asked)
+        return {name: answer.generated_tokens for name, answer in found.items()}
+
+    expected = generated(stock)
+    with autopack.enable(model):
+        assert generated(model) == expected
+        found = model(input_ids=token_ids(), position_ids=positions(LENGTHS)).logits
+    assert len(expected) == 3
+    assert all(len(tokens) == 4 for tokens in expected.values())
+    assert float((found - alone(llama(), token_ids(), LENGTHS)).detach().abs().max()) < FLOAT64
