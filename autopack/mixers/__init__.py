@@ -14,9 +14,14 @@ from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall, Way
 from autopack.inspection import modules
 from autopack.layout.batches import Grouping, equally_long
-from autopack.mixers.operations import OPERATIONS, adapt_operation, keeping_documents_apart
+from autopack.mixers.operations import (
+    OPERATIONS,
+    adapt_operation,
+    keeping_documents_apart,
+    run_and_redo_first_tokens,
+    run_per_document_row,
+)
 from autopack.mixers.own_attention import Alone as Alone
-from autopack.mixers.rows import run_and_redo_first_tokens, run_per_document_row
 from autopack.mixers.whole_model import run_documents_alone
 from autopack.patching import Site
 

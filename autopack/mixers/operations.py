@@ -23,10 +23,9 @@ from transformers.activations import ACT2FN
 
 from autopack.family import check_tokens
 from autopack.inspection import releases
-from autopack.layout.batches import Spread
+from autopack.layout.batches import Batches, DocumentBatch, Grouping, Run, Spread
 from autopack.layout.packed import PackedLayout
-from autopack.mixers.rows import run_and_redo_first_tokens, run_per_document_row
-from autopack.mixers.selective_scan import selective_scan
+from autopack.mixers.in_torch import causal_convolution, selective_scan
 from autopack.patching import Site
 from autopack.runtime.scope import Scope, running_scope
 
@@ -68,6 +67,45 @@ def adapt_operation(original: Callable[..., Any], site: Site) -> Callable[..., A
         return result
 
     return autopack_operation
+
+
+def run_per_document_row(run: Run, layout: PackedLayout, group: Grouping | None = None) -> Any:
+    """Run a causal mixer on the documents of packed rows, bucketed by length or by another grouping.
+
+    What comes after a document cannot change what a causal mixer gives it, so that documents as right-padded rows of a
+    batch are right for every one. Scans in Python take as many steps as the longest document of a bucket has tokens.
+    What `run` returns in the form (documents, tokens, ...), alone or in a tuple, comes back as (rows, columns, ...);
+    anything else in a tuple is that of the last bucket.
+    """
+    found = Batches.grouped(layout, group)
+    return found.together([run(batch.spread) for batch in found.batches])
+
+
+def run_and_redo_first_tokens(run: Run, layout: PackedLayout, reach: int) -> Any:
+    """Run a mixer on packed rows, in which no token sees more than `reach` tokens before it.
+
+    Only the first tokens of a document have been mixed with those of the one before; they are run again, with nothing
+    before them, and take the place of what came out.
+    What `run` returns in the form (documents, tokens, ...), alone or in a tuple, comes back as (rows, columns, ...);
+    anything else in a tuple is that of the whole rows.
+    """
+    whole = run(lambda tensor: tensor)
+    inner = np.flatnonzero(layout.bounds[:-1] % layout.columns)  # the first of a row has nothing before it
+    if not reach or not len(inner):
+        return whole
+    first = layout.derived(("first tokens", reach), lambda: DocumentBatch.of(layout, inner, reach))
+    tokens = layout.derived(("first tokens' places", reach), lambda: layout.upload(first.tokens))
+    redone = run(first.spread)
+
+    def replaced(part: Any, again: Any) -> Any:
+        if not first.holds(again):
+            return part
+        flat = part.reshape(layout.rows * layout.columns, *part.shape[2:])
+        return flat.index_copy(0, tokens, first.real(again)).reshape(part.shape)
+
+    if not isinstance(whole, tuple):
+        return replaced(whole, redone)
+    return tuple(replaced(part, again) for part, again in zip(whole, redone, strict=True))
 
 
 def _convolution(original: Callable[..., Any], layout: PackedLayout, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -229,68 +267,3 @@ OPERATIONS = {
 
 def _takes(operation: Callable[..., Any], name: str) -> bool:
     return name in releases.kernel_parameters(operation)
-
-
-class _CausalConvolution(torch.autograd.Function):
-    @staticmethod
-    def forward(tokens: torch.Tensor, weight: torch.Tensor, outside: list[torch.Tensor]) -> torch.Tensor:
-        output = tokens * weight[:, -1]
-        for lag, without in enumerate(outside, start=1):
-            tap = tokens[:-lag] * weight[:, -1 - lag]
-            output[lag:].add_(tap.index_fill_(0, without, 0))
-        return output
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        tokens, weight, ctx.outside = inputs
-        ctx.save_for_backward(tokens, weight)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        tokens, weight = ctx.saved_tensors
-        for_tokens = gradient * weight[:, -1]
-        for_weight = torch.zeros_like(weight)
-        for_weight[:, -1] = (gradient * tokens).sum(0)
-        for lag, without in enumerate(ctx.outside, start=1):
-            seen = gradient[lag:].index_fill(0, without, 0)
-            for_tokens[:-lag].addcmul_(seen, weight[:, -1 - lag])
-            # In place only where this is not differentiated again: that would need what it was.
-            seen = seen * tokens[:-lag] if torch.is_grad_enabled() else seen.mul_(tokens[:-lag])
-            for_weight[:, -1 - lag] = seen.sum(0)
-        return for_tokens, for_weight, None
-
-
-def causal_convolution(
-    layout: PackedLayout,
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    activation: Callable[[torch.Tensor], torch.Tensor] | None = None,
-) -> torch.Tensor:
-    """What a depthwise causal convolution of each document alone gives: (rows, channels, tokens), dtype of `hidden`.
-
-    A tap that reaches past the start of its document counts as zero, as it does at the start of a row. Tokens stay in
-    rows of channels, as the projections before and after have them, so each tap is one pass over contiguous memory;
-    that makes up for the masking, since the backward pass of `conv1d` with one channel per group is slow on CPUs.
-
-    `hidden` is (rows, channels, tokens), `weight` (channels, width), `bias` (channels,). Sums are taken in float32 or
-    better.
-    """
-    width = weight.shape[-1]
-    outside = layout.derived(("outside", width), lambda: _outside(layout, width))
-    precise = torch.promote_types(weight.dtype, torch.float32)
-    tokens = hidden.transpose(1, 2).flatten(0, 1).to(precise)
-    output = _CausalConvolution.apply(tokens, weight.to(precise), outside)
-    if bias is not None:
-        output = output + bias
-    output = output.to(weight.dtype)
-    if activation is not None:
-        output = activation(output)
-    return output.unflatten(0, (layout.rows, layout.columns)).transpose(1, 2).to(hidden.dtype)
-
-
-def _outside(layout: PackedLayout, width: int) -> list[torch.Tensor]:
-    """For each lag below `width`, the tokens from 0 on whose successor by that lag is of another document."""
-    offsets = np.arange(layout.bounds[-1]) - np.repeat(layout.bounds[:-1], np.diff(layout.bounds))
-    lags = range(1, min(width, len(offsets)))
-    return [layout.upload(np.flatnonzero(offsets[lag:] < lag)) for lag in lags]
