@@ -1,4 +1,8 @@
-"""One call of an attention function inside a packed forward: what every backend is given."""
+"""One call of an attention function inside a packed forward: what every backend is given.
+
+Shapes here and in what attends: R rows of C columns, H heads (fewer of keys and values where queries share them), E
+their size (V that of values), L tokens of one document.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,10 @@ Output = tuple[torch.Tensor, torch.Tensor | None]
 class AttentionCall:
     """What a model hands to its attention function, and where the documents lie.
 
-    `query` is (rows, heads, columns, head size) in the columns of `layout`; `key` and `value` are in those of `memory`,
-    the layout of the encoder's states, where this is cross-attention, and of `layout` otherwise. `original` is the
-    function that the model calls, registered as `implementation`. `options` are its further arguments by name, without
-    those that only declare documents.
+    `query` is (R, H, C, E) in the columns of `layout`; `key` and `value` are in those of `memory`, the layout of the
+    encoder's states, where this is cross-attention, and of `layout` otherwise. `original` is the function that the
+    model calls, registered as `implementation`. `options` are its further arguments by name, without those that only
+    declare documents.
     """
 
     original: Callable[..., Any]

@@ -76,9 +76,9 @@ def attend_to_images(
 ) -> Output:
     """Attend by `function` from the documents of the rows to the states of their own images; zeros where there is none.
 
-    `states` are queries (rows, heads, columns, channels), keys and values (rows, heads, images * n, channels); `mask`
-    is None or (rows, 1, columns, images * n). A token that sees none of its document's images sees, upstream, all of
-    them: only by this are those of other documents no part of that. Gives no attention weights.
+    `states` are queries (R, H, C, E), keys and values (R, H, images * n, E); `mask` is None or (R, 1, C, images * n). A
+    token that sees none of its document's images sees, upstream, all of them: only by this are those of other documents
+    no part of that. Gives no attention weights.
     """
     query, key, _ = states
     rows, _, columns, _ = query.shape
@@ -102,7 +102,7 @@ def _one_by_one(
     options: Mapping[str, Any],
     places: Iterable[tuple[int, slice, slice]],
 ) -> torch.Tensor:
-    """Attend once for each document, whose row, columns and keys `places` say: (1, tokens, heads, value head size)."""
+    """Attend once for each document, whose row, columns and keys `places` say: (1, tokens, H, V)."""
     query, key, value = states
     outputs = []
     for row, queries, keys in places:

@@ -45,7 +45,7 @@ def attend(call: AttentionCall) -> Output:
 
 
 def _by_document(states: torch.Tensor, layout: PackedLayout) -> list[torch.Tensor]:
-    """States (rows, heads, columns, channels) cut into documents, each (1, heads, tokens, channels).
+    """States (R, H, C, E) cut into documents, each (1, H, L, E).
 
     By `split`, whose backward puts the parts together at once: that of slices adds up a whole row for every document.
     A single row is not split off from others, for that would be copied once more on the way back.
@@ -56,7 +56,7 @@ def _by_document(states: torch.Tensor, layout: PackedLayout) -> list[torch.Tenso
 
 
 def slice_mask(mask: torch.Tensor | None, row: int, queries: slice, keys: slice) -> torch.Tensor | None:
-    """What a mask (rows or 1, heads or 1, queries or 1, keys) that the model made says of one document."""
+    """What a mask (R or 1, H or 1, queries or 1, keys) that the model made says of one document."""
     if mask is None:
         return None
     rows = slice(row, row + 1) if mask.shape[0] > 1 else slice(None)

@@ -104,10 +104,7 @@ def _attend_over_ranks(call: AttentionCall, scope: Scope) -> Output:
 
 
 def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
-    """The same call for whole rows and this rank's share of the heads, or all heads where they cannot be shared out.
-
-    Raises `UnsupportedModel` where an option may be of single columns.
-    """
+    """The same call for whole rows and this rank's share of the heads, or all heads where they cannot be shared out."""
     module, heads = call.module, call.query.shape[1]
     options = {name: option for name, option in call.options.items() if name not in _OF_PARTS}
     given = {name: option for name, option in options.items() if isinstance(option, torch.Tensor) and option.dim()}
@@ -125,10 +122,7 @@ def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
 
 
 def _parts_of_rows(output: torch.Tensor, call: AttentionCall, rows: RowGroup, heads: int) -> torch.Tensor:
-    """The part of the output that this rank has, of all `heads`: (rows, columns, heads, size).
-
-    `output` is (rows, columns of whole rows, heads of this rank, size), what `call` gave.
-    """
+    """What this rank has, of all `heads`, of an output (R, C of whole rows, H of this rank, V) that `call` gave."""
     if output.shape[:3] != (call.layout.rows, call.layout.columns, call.query.shape[1]):
         raise UnsupportedModel(
             f"the attention function of {type(call.module).__name__} gave {tuple(output.shape)} for whole rows of "
@@ -141,7 +135,7 @@ def _parts_of_rows(output: torch.Tensor, call: AttentionCall, rows: RowGroup, he
 
 
 def _exchanged(states: torch.Tensor, rows: RowGroup) -> Any:
-    """From (rows, heads, columns of a part, size) to (rows, heads of this rank, columns of whole rows, size)."""
+    """From (R, H, C of a part, E) to (R, H of this rank, C of whole rows, E)."""
     parts = states.unflatten(1, (rows.ranks, -1)).movedim(1, 0)
     return rows.exchange(parts).movedim(0, 2).flatten(2, 3)
 

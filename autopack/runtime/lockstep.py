@@ -103,8 +103,8 @@ def with_idle(kept: Any, idle: list[Any]) -> Any:
         return type(kept)(**{key: with_idle(part, [each.get(key) for each in alike]) for key, part in kept.items()})
     if type(kept) in (tuple, list):
         alike = [each for each in idle if isinstance(each, type(kept))]
-        parts = ([each[place] for each in alike if place < len(each)] for place in range(len(kept)))
-        return type(kept)(with_idle(*pair) for pair in zip(kept, parts, strict=True))
+        of_place = ([each[place] for each in alike if place < len(each)] for place in range(len(kept)))
+        return type(kept)(map(with_idle, kept, of_place))
     return kept
 
 

@@ -15,11 +15,11 @@ from autopack.layout.prefixes import Prefixes
 class Backend:
     """A way to compute attention within the documents of packed rows.
 
-    `attend` attends within each document. It returns the output (rows, columns, heads, value head size), and the
-    attention weights (rows, heads, columns, columns), zero across documents, where they are wanted and the backend can
-    give them. `availability` says whether the backend can be used on this machine, and by what or why not; `refusal`
-    why it cannot serve a call, or None where it can. `over_prefixes` attends in a row that holds once what several
-    documents begin with, (1, S, heads, value head size), and gives None for a call for which it cannot.
+    `attend` attends within each document. It returns the output (R, C, H, V), and the attention weights (R, H, C, C),
+    zero across documents, where they are wanted and the backend can give them. `availability` says whether the backend
+    can be used on this machine, and by what or why not; `refusal` why it cannot serve a call, or None where it can.
+    `over_prefixes` attends in a row of S tokens that holds once what several documents begin with, (1, S, H, V), and
+    gives None for a call for which it cannot.
 
     `implementations` are the attn_implementations of transformers whose own backend it is, as far as this machine has
     them; `is_own` tells it of any. `stands_in` maps those that it may serve in place of their own backend to what a

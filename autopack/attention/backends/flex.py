@@ -109,7 +109,7 @@ def _block_mask(
 
 
 class _OfDocuments:
-    """A bias of the longest document (1, heads, tokens, tokens), read at pairs of columns of packed rows."""
+    """A bias of the longest document (1, H, L, L), read at pairs of columns of packed rows."""
 
     def __init__(self, bias: torch.Tensor, layout: PackedLayout):
         self.bias = bias
