@@ -9,8 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.attention import backends
-from autopack.attention.backends import Backend
-from autopack.attention.call import AttentionCall
+from autopack.attention.call import AttentionCall, Backend
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, releases, torches
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from autopack.attention.backends import Backend
-from autopack.attention.call import AttentionCall
+from autopack.attention.call import AttentionCall, Backend
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
 from autopack.inspection import releases

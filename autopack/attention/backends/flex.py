@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from autopack.attention.backends import Backend
-from autopack.attention.call import AttentionCall, Output, unpatched
+from autopack.attention.call import AttentionCall, Backend, Output, unpatched
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import masks, releases, torches
 from autopack.layout.packed import PackedLayout

@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 
 from autopack.attention import per_document, prefixes
-from autopack.attention.backends import Backend
-from autopack.attention.call import AttentionCall, Output, unpatched
+from autopack.attention.call import AttentionCall, Backend, Output, unpatched
 from autopack.attention.compiled import attend_compiled
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import masks, releases, torches

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from autopack.attention.backends import Backend
-from autopack.attention.call import AttentionCall, Output
+from autopack.attention.call import AttentionCall, Backend, Output
 from autopack.attention.prefixes import with_keys_of_documents
 from autopack.inspection import torches
 from autopack.inspection.masks import Pattern
