@@ -28,10 +28,7 @@ _OF_PARTS = ("position_ids", "cache_position", "shift_labels")
 
 
 def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """An attention function that keeps the documents of enabled models apart.
-
-    Outside a packed forward of an enabled model it hands the call on as it came.
-    """
+    """An attention function that keeps documents apart in packed forwards of enabled models; others it hands on."""
     if releases.is_own(original):  # somebody else's may name its arguments as it likes
         site.check_takes(original, PARAMETERS)
     # A registered function goes by its key; one in a modeling module is what that model calls eager attention.

@@ -85,9 +85,7 @@ def run_and_redo_first_tokens(run: Run, layout: PackedLayout, reach: int) -> Any
     """Run a mixer on packed rows, in which no token sees more than `reach` tokens before it.
 
     Only the first tokens of a document have been mixed with those of the one before; they are run again, with nothing
-    before them, and take the place of what came out.
-    What `run` returns in the form (documents, tokens, ...), alone or in a tuple, comes back as (rows, columns, ...);
-    anything else in a tuple is that of the whole rows.
+    before them, and take the place of what came out. What else there is in a tuple is that of the whole rows.
     """
     whole = run(lambda tensor: tensor)
     inner = np.flatnonzero(layout.bounds[:-1] % layout.columns)  # the first of a row has nothing before it

@@ -1,8 +1,4 @@
-"""Attention that a model computes in code of its own, past transformers' interface: every document on its own.
-
-Documents of one length share a batch, so nothing is padded: whatever the code does with masks, biases and positions,
-it does to what a document alone would bring.
-"""
+"""Attention that a model computes in code of its own, past transformers' interface: every document on its own."""
 
 from __future__ import annotations
 
@@ -37,6 +33,7 @@ _MASKS = ("attention_mask", "mask", "attn_mask")
 class Alone(Way):
     """For attention in a model's own code: documents of one length as a batch, with masks and biases cut out.
 
+    Nothing is padded: whatever the code does with masks, biases and positions, it does to what a document alone has.
     `beginnings` names arguments with an axis of columns whose beginning is what a document alone has there (tables of
     positions), `per_head` biases (rows x heads, 1, columns) of this kind. `by_columns` says that padding changes its
     positions, `reads_padding` that what stands in padding changes what it gives to tokens, `channels_first` that it
@@ -60,7 +57,7 @@ class Alone(Way):
         return self.by_columns
 
     def run(self, call: MixerCall, bias: torch.Tensor | None = None) -> Any:
-        """Run an attention module on the documents of packed rows, as if each were alone.
+        """Run an attention module on documents as if each were alone.
 
         `bias` is that of the longest document, (1, heads, tokens or 1, tokens or 1), for a module that takes a
         `position_bias` in which its mask is counted already: documents get what is theirs of both.
@@ -135,7 +132,7 @@ def _transposed(output: Any) -> Any:
 
 
 def _with_weights(call: MixerCall, found: list[DocumentBatch], whole: Any, outputs: list[Any]) -> Any:
-    """The merged output, with attention weights in it as blocks of the rows."""
+    """The merged output, with attention weights in it as blocks of the rows: (rows, heads, columns, columns)."""
     if isinstance(whole, dict):
         return type(whole)(
             **{key: _with_weights(call, found, part, [each[key] for each in outputs]) for key, part in whole.items()}
@@ -143,8 +140,17 @@ def _with_weights(call: MixerCall, found: list[DocumentBatch], whole: Any, outpu
     if isinstance(whole, (tuple, list)):
         parts = zip(whole, zip(*outputs, strict=True), strict=True)
         return type(whole)(_with_weights(call, found, part, list(each)) for part, each in parts)
-    weights = _weights(call, found, outputs)
-    return whole if weights is None else weights
+    pairs = list(zip(outputs, found, strict=True))
+    if not all(isinstance(t, torch.Tensor) and t.dim() == 4 and t.shape[::2] == batch.shape for t, batch in pairs):
+        return whole
+    rows, columns = call.layout.rows, call.layout.columns
+    blocks = outputs[0].new_zeros(rows, outputs[0].shape[1], columns, columns)
+    for part, batch in pairs:
+        for start, weights in zip(batch.starts.tolist(), part, strict=True):
+            row, first = divmod(start, columns)
+            here = slice(first, first + batch.shape[1])
+            blocks[row, :, here, here] = weights
+    return blocks
 
 
 def _square(batch: DocumentBatch, mask: torch.Tensor) -> torch.Tensor:
@@ -203,22 +209,3 @@ def _described(mask: DocumentMask, batch: DocumentBatch) -> Any:
             raise UnsupportedModel("a rule over tokens of the row cannot be cut into block masks; use sdpa or eager")
         return made[0]
     return torch.cat(made).expand(documents, -1, -1, -1) if made else None
-
-
-def _weights(call: MixerCall, found: list[DocumentBatch], parts: Any) -> torch.Tensor | None:
-    """Attention weights of all documents, (rows, heads, columns, columns), 0 between documents."""
-    if not all(_are_weights(part, own) for part, own in zip(parts, found, strict=True)):
-        return None
-    rows, columns = call.layout.rows, call.layout.columns
-    whole = parts[0].new_zeros(rows, parts[0].shape[1], columns, columns)
-    for part, own in zip(parts, found, strict=True):
-        for start, weights in zip(own.starts.tolist(), part, strict=True):
-            row, first = divmod(start, columns)
-            here = slice(first, first + own.shape[1])
-            whole[row, :, here, here] = weights
-    return whole
-
-
-def _are_weights(part: Any, batch: DocumentBatch) -> bool:
-    documents, length = batch.shape
-    return isinstance(part, torch.Tensor) and part.dim() == 4 and part.shape[::2] == (documents, length)

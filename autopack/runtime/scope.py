@@ -141,11 +141,9 @@ def _calling_frame() -> FrameType | None:
 
 def _running(wanted: FrameType | None) -> bool:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame is wanted:
-            return True
+    while frame is not None and frame is not wanted:
         frame = frame.f_back
-    return False
+    return frame is not None
 
 
 class Ambient(threading.local):

@@ -120,11 +120,7 @@ def attend_varlen(
 
 
 class _SinkAttention(torch.autograd.Function):
-    """Attention of states (tokens, H, E) with a sink per head; settings as for `torches.attend_varlen`.
-
-    The forward kernel gives its log-sum-exp, which `varlen_attn` gives without gradients; the backward kernel
-    recomputes the softmax from whatever log-sum-exp it is given.
-    """
+    """Attention of states (tokens, H, E) with a sink per head; settings as for `torches.attend_varlen`."""
 
     @staticmethod
     def forward(
