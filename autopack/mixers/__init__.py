@@ -14,13 +14,7 @@ from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall, Way
 from autopack.inspection import modules
 from autopack.layout.batches import Grouping, equally_long
-from autopack.mixers.operations import (
-    OPERATIONS,
-    adapt_operation,
-    keeping_documents_apart,
-    run_and_redo_first_tokens,
-    run_per_document_row,
-)
+from autopack.mixers import operations
 from autopack.mixers.own_attention import Alone as Alone
 from autopack.mixers.whole_model import run_documents_alone
 from autopack.patching import Site
@@ -35,7 +29,7 @@ class Rows(Way):
 
     def run(self, call: MixerCall) -> Any:
         call.check()
-        return run_per_document_row(call.by_documents, call.layout, self.grouping)
+        return operations.run_per_document_row(call.by_documents, call.layout, self.grouping)
 
 
 class EqualRows(Rows):
@@ -67,7 +61,7 @@ class LookingBack(Way):
         if reach is None:
             return ROWS.run(call)
         call.check()
-        return run_and_redo_first_tokens(call.by_documents, call.layout, reach)
+        return operations.run_and_redo_first_tokens(call.by_documents, call.layout, reach)
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,7 @@ class AtOperations(Way):
 
     def run(self, call: MixerCall) -> Any:
         call.check()
-        with keeping_documents_apart(call.layout) as arrived:
+        with operations.keeping_documents_apart(call.layout) as arrived:
             output = call.by_documents(lambda tensor: tensor)
         missed = set(self.operations) - arrived
         if missed and self.fused not in arrived:
@@ -101,10 +95,10 @@ class AtOperations(Way):
         if not all(callable(getattr(found, name, None)) for name in self.operations):
             return []
         names = [*self.operations, *([self.fused] if self.fused and hasattr(found, self.fused) else [])]
-        return [Site(module, name, adapt_operation) for name in names]
+        return [Site(module, name, operations.adapt_operation) for name in names]
 
     def how(self) -> dict[str, str]:
-        found = [OPERATIONS[name] for name in self.operations]
+        found = [operations.OPERATIONS[name] for name in self.operations]
         in_kernels = ", ".join(operation.in_kernels for operation in found)
         return {
             "CPU": ", ".join(operation.in_torch for operation in found),
