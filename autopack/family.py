@@ -1,4 +1,4 @@
-"""What is known about architectures: one file per family, each holding one frozen `FAMILY`."""
+"""What is said of architectures: `autopack.architectures` has one frozen `Family` for each way of serving them."""
 
 from __future__ import annotations
 

@@ -31,8 +31,10 @@ _registered: list[Family] = []
 
 @cache
 def _own() -> tuple[Family, ...]:
-    names = sorted(module.name for module in pkgutil.iter_modules(architectures.__path__))
-    return tuple(import_module(f"autopack.architectures.{name}").FAMILY for name in names)
+    names = [module.name for module in pkgutil.iter_modules(architectures.__path__)]
+    found = [vars(import_module(f"autopack.architectures.{name}")).values() for name in names]
+    own = [each for values in found for each in values if isinstance(each, Family)]
+    return tuple(sorted(own, key=lambda family: family.name))
 
 
 @cache

@@ -41,8 +41,7 @@ xlm-roberta-xl xmod
 
 _SQUARE = frozenset("gemma3 gemma3n got_ocr2".split())
 _PATCHES = frozenset("gemma4 gemma4_unified".split())
-_FLAT_PATCHES = frozenset({"fuyu"})
-"""Types that take images, by the form in which they do."""
+_FLAT_PATCHES = frozenset({"fuyu"})  # types that take images, by the form in which they do
 _SOUNDS = frozenset("gemma3n gemma4 gemma4_unified moonshine moss_transcribe_diarize phi4_multimodal whisper".split())
 
 _SLIDING_AND_FULL: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"]}
@@ -90,11 +89,8 @@ _TINY: dict[str, dict[str, Any]] = {
     "gemma4_unified_text": _GEMMA4,
     "gemma4_unified_vision": _POOLED | {"mm_embed_dim": 64, "mm_posemb_size": 16, "output_proj_dims": 64},
     "gemma4_vision": _POOLED,
-    "glm_moe_dsa": {
-        "layer_types": ["indexed_attention"] * 3,
-        "indexer_types": ["full", "full", "shared"],
-        "mlp_layer_types": ["dense", "sparse", "sparse"],
-    },
+    "glm_moe_dsa": {"layer_types": ["indexed_attention"] * 3, "indexer_types": ["full", "full", "shared"]}
+    | {"mlp_layer_types": ["dense", "sparse", "sparse"]},
     "got_ocr2_vision": {"output_channels": 16},
     "granite_speech_encoder": {"hidden_dim": 64},
     "granite_speech_plus_encoder": {"hidden_dim": 64},

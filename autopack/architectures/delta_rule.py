@@ -20,16 +20,9 @@ _WITH_MEDIA = frozenset("qwen3_5 qwen3_5_moe qwen4_exp".split())
 _IN_ONE_ROW = frozenset("minicpm_ocr minicpmv4_6 minicpmv4_7".split())
 """Types that take the patches of all images as one row."""
 
-_M_ROPE = {
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.5,
-        # three sections, as for images, of the four frequencies that half of a head of 16 has
-        "mrope_section": [2, 1, 1],
-        "mrope_interleaved": True,
-    }
-}
+# three sections, as for images, of the four frequencies that half of a head of 16 has
+_SECTIONS = {"partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1], "mrope_interleaved": True}
+_M_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **_SECTIONS}}
 _PLACEHOLDERS = {"image_token_id": 127, "video_token_id": 126}
 _MARKERS = {"image_start_id": 104, "image_end_id": 105, "slice_start_id": 106, "slice_end_id": 107, "newline_id": 108}
 _TINY: dict[str, dict[str, Any]] = {

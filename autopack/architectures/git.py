@@ -4,9 +4,6 @@ Of the logits and states of a document those of its text are kept. The loss of u
 image has, whether there is one or not, so labels need images.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -36,13 +33,12 @@ class _AfterAnImage(Way):
         if pixels is None:
             return call.changed(lambda name, value: value)
         found = Batches.grouped(layout, equally_long_documents).batches
-        images = sorted(int(number) for batch in found for number in batch.documents)
-        place = {number: image for image, number in enumerate(images)}
+        place = {number: image for image, number in enumerate(sorted(n for batch in found for n in batch.documents))}
         batches = iter(found)
 
         def original(model: Any, **given: Any) -> Any:
             batch = next(batches)
-            own = torch.tensor([place[int(number)] for number in batch.documents], device=pixels.device)
+            own = torch.tensor([place[number] for number in batch.documents], device=pixels.device)
             return _of_text(call.original(model, **given, **{_PIXELS: pixels[own]}), batch)
 
         return run_documents_alone(replace(call, original=original, arguments=arguments), numbers_itself=True)
@@ -52,15 +48,12 @@ def _of_text(output: Any, batch: DocumentBatch) -> Any:
     """An output without what it has for the image, which stands before the tokens; weights of pairs are left out."""
     tokens = batch.shape[1]
 
-    def parts() -> Iterator[tuple[str, Any]]:
-        for name, value in output.items():
-            if name == "attentions":
-                continue
-            states = value if isinstance(value, tuple) else (value,)
-            cut = tuple(s[:, -tokens:] if torch.is_tensor(s) and s.dim() == 3 else s for s in states)
-            yield name, cut if isinstance(value, tuple) else cut[0]
+    def cut(states: Any) -> Any:
+        if isinstance(states, tuple):
+            return tuple(map(cut, states))
+        return states[:, -tokens:] if torch.is_tensor(states) and states.dim() == 3 else states
 
-    return type(output)(**dict(parts()))
+    return type(output)(**{name: cut(value) for name, value in output.items() if name != "attentions"})
 
 
 _WITH_IMAGES = _AfterAnImage()

@@ -1,11 +1,9 @@
 """GPT-2, which with `reorder_and_upcast_attn` and eager attention attends in a method of its own, in float32."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from autopack.attention import per_document
 from autopack.attention.call import AttentionCall
@@ -16,13 +14,7 @@ from autopack.runtime.scope import site_scope
 
 def _attend_per_document(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     def _upcast_and_reordered_attn(
-        self: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: Any = None,
-        *args: Any,
-        **kwargs: Any,
+        self: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         scope = site_scope(self)
         if scope is None or scope.layout is None or self.is_cross_attention:

@@ -19,10 +19,7 @@ FAMILY = Family(
     name="image_encoders",
     model_types=_TYPES - {"vision-encoder-decoder"},  # it is served as its decoder is
     how="the encoder as it is, an image for each document; attention document by document in the decoder",
-    mixers={
-        "Pix2StructTextAttention": RELATIVE,
-        "PPFormulaNetLearnedPositionalEmbedding": _OfInputIds(),
-    },
+    mixers={"Pix2StructTextAttention": RELATIVE, "PPFormulaNetLearnedPositionalEmbedding": _OfInputIds()},
     media_types={"image": _TYPES},
     tiny=Tiny(
         configs={

@@ -4,28 +4,22 @@ The temperature of a query grows with its column in the row and not with its pos
 scaled more than it would be alone. The chunks are cut by column too, which the mask description already undoes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from autopack.family import Family, Tiny
 from autopack.layout.packed import PackedLayout
 
 
-def _temperature(module: Any, columns: torch.Tensor) -> torch.Tensor:
+def _temperature(module: Any, columns: Tensor) -> Tensor:
     return torch.log1p(torch.floor((columns.float() + 1.0) / module.floor_scale)) * module.attn_scale + 1.0
 
 
 def _scale_query_by_position(
-    module: Any,
-    layout: PackedLayout,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    options: dict[str, Any],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    module: Any, layout: PackedLayout, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
     if module.attn_temperature_tuning and not module.use_rope:
         column = torch.arange(layout.columns, device=query.device)[None]
         # The temperatures are those that the model computes, in float32; only their ratio needs the query's precision.

@@ -4,8 +4,6 @@ Its processor counts over all images that it is given at once. What it has made 
 in each, and laid end to end all would pool the patches of the first image, so packed calls are checked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,10 +26,11 @@ def _misplaced(given: Mapping[str, Any]) -> str | None:
     numbers, grids, crops = (host_values(given[name]) for name in (_NUMBERS, _GRIDS, _CROPS))
     numbers = numbers[(numbers >= 0).any(axis=-1)]  # the model leaves out places without patches
     places = grids[:, 0] * grids[:, 1] + grids[:, 2] * grids[:, 3]
-    if len(crops) != len(grids) or places.sum() != len(numbers) or crops.sum() * pixels.shape[-2] != _patches(pixels):
+    each = pixels.shape[-2]  # patches of a crop
+    if len(crops) != len(grids) or places.sum() != len(numbers) or crops.sum() * each != np.prod(pixels.shape[:-1]):
         return f"{_NUMBERS}, {_GRIDS}, {_CROPS} and pixel_values are not of the same images"
-    ends = np.repeat(np.cumsum(crops), places) * pixels.shape[-2]
-    starts = ends - np.repeat(crops, places) * pixels.shape[-2]
+    ends = np.repeat(np.cumsum(crops), places) * each
+    starts = ends - np.repeat(crops, places) * each
     within = (numbers < 0) | ((numbers >= starts[:, None]) & (numbers < ends[:, None]))
     if within.all():
         return None
@@ -40,10 +39,6 @@ def _misplaced(given: Mapping[str, Any]) -> str | None:
         f"{_NUMBERS} of image {image} names patches of other images. It counts over all images of the call; where each "
         f"document was processed by itself, add the patches before it, as autopack.PackingCollator does"
     )
-
-
-def _patches(pixels: Any) -> int:
-    return int(np.prod(pixels.shape[:-1]))
 
 
 FAMILY = Family(

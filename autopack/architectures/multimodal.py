@@ -1,40 +1,25 @@
 """Models of text and images (videos, sounds) whose features take the places of placeholder tokens.
 
-Where a row holds several documents, upstream numbers it as one (M-RoPE), and its masks let them see each other. The
-features need no care: they are put in the order of the flattened rows, so media that come in the order of the documents
-reach their own. Positions are computed for each document by the model's own function (`calls.model_positions`); blocks
-of image tokens that see each other and prefixes that do are rules over tokens, asked within documents alone. Vision
-towers keep their images apart by themselves, and so does Kosmos-2.5's projection, which attends within each image.
-Emu3's tokenizer of images does so in evaluation alone (`BatchNorm3d`), and so does FastVLM's tower (FastViT of timm,
-`BatchNorm2d`); while they train, packed calls with images raise.
-
-A run of the leak test has covered images, videos and sounds (`python -m compat.exactness --task image-text-to-text`).
+Where a row holds several documents, upstream numbers it as one (M-RoPE), and its masks let them see each other.
+Positions are computed for each document by the model's own function (`calls.model_positions`); blocks of image tokens
+that see each other, and prefixes that do, are rules over tokens, asked within documents alone. Features are put in the
+order of the flattened rows, so media in the order of the documents reach their own. Vision towers keep their images
+apart by themselves, as does Kosmos-2.5's projection. Emu3's tokenizer of images (`BatchNorm3d`) and FastVLM's tower
+(FastViT of timm, `BatchNorm2d`) do so in evaluation alone; while they train, packed calls with images raise.
 """
 
 from typing import Any
 
 from autopack.family import AFTER_PAD_TOKEN, DERIVED, Family, Numbering, Tiny
 
-_TYPES = """
-aria aya_vision blip-2 chameleon cohere2_vision cohere_compass cosmos3_edge cosmos3_omni deepseek_ocr2 deepseek_vl
-deepseek_vl_hybrid dots3_note emu3 ernie4_5_vl_moe exaone4_5 fast_vlm glm46v glm4v glm4v_moe glm_ocr glmga
-granite4_vision granite_docling hyperclovax_vision_v2 idefics2 idefics3 instructblip instructblipvideo internvl janus
-kimi_k25 kosmos-2 kosmos-2.5 lighton_ocr llava llava_next llava_next_video llava_onevision mistral3 mistral_large4
-muse_glimmer muse_spark ovis2 paddleocr_vl paligemma perception_lm pp_chart2table qianfan_ocr qwen2_5_omni_thinker
-qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe shieldgemma2 smolvlm step3p7 unlimited_ocr
-video_llama_3 video_llava vipllava
-"""
-_VIDEO_TYPES = """
-cohere_compass cosmos3_edge cosmos3_omni dots3_note ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe glm_ocr glmga
-hyperclovax_vision_v2 kimi_k25 llava_next_video llava_onevision muse_glimmer muse_spark perception_lm
-qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe video_llama_3 video_llava
-"""
-_IMAGES = {
-    "grid": """
+_GRID = """
 cohere_compass cosmos3_edge cosmos3_omni dots3_note ernie4_5_vl_moe exaone4_5 glm46v glm4v glm4v_moe glm_ocr
 glmga hyperclovax_vision_v2 muse_glimmer muse_spark qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker
 qwen3_vl qwen3_vl_moe video_llama_3
-""",
+"""
+_VIDEO_TYPES = f"{_GRID} kimi_k25 llava_next_video llava_onevision perception_lm video_llava"
+_IMAGES = {
+    "grid": _GRID,
     "flattened patches": "kosmos-2.5",
     "grid of squares": "kimi_k25 paddleocr_vl",
     "square": """
@@ -54,6 +39,7 @@ pp_chart2table qianfan_ocr shieldgemma2 video_llava vipllava
     "nested": "idefics2 idefics3 smolvlm",
     "nested, masked": "granite_docling",
 }
+_TYPES = frozenset(" ".join(_IMAGES.values()).split())
 
 
 def _m_rope(*sections: int, **others: Any) -> dict[str, Any]:
@@ -143,9 +129,9 @@ def _refusal(config: Any) -> str | None:
     )
 
 
-FAMILY = Family(
+MULTIMODAL = Family(
     name="multimodal",
-    model_types=frozenset(_TYPES.split()),
+    model_types=_TYPES,
     how="attention site, document by document; positions by document; images in the order of the documents",
     numbering=dict.fromkeys("kosmos_2_text_model kosmos_2_5_text_model".split(), AFTER_PAD_TOKEN)
     | dict.fromkeys(("paligemma", "colpali"), Numbering(start=1, relative=True)),
@@ -156,7 +142,7 @@ FAMILY = Family(
     unpads_images=frozenset({"paligemma", "shieldgemma2"}),
     refusal=_refusal,
     media_types={
-        "image": frozenset(" ".join(_IMAGES.values()).split()),
+        "image": _TYPES,
         "video": frozenset(_VIDEO_TYPES.split()),
         "sound": frozenset("dots3_note muse_spark qwen2_5_omni_thinker qwen3_omni_moe_thinker".split()),
     },
@@ -166,4 +152,15 @@ FAMILY = Family(
         needs_images=frozenset("blip-2 instructblip instructblipvideo kosmos-2".split()),
         images={form: frozenset(types.split()) for form, types in _IMAGES.items()},
     ),
+)
+
+# One of its axes of positions numbers the images, and upstream goes on counting from row to row. So documents are
+# numbered one at a time, as rows of their own, and each gets the numbers that it has alone.
+HUNYUAN_VL = Family(
+    name="hunyuan_vl",
+    model_types=frozenset({"hunyuan_vl"}),
+    how="attention site, document by document; positions document by document; images in the order of the documents",
+    media_types={"image": frozenset({"hunyuan_vl"})},
+    counts_images=frozenset({"hunyuan_vl"}),
+    tiny=Tiny(configs={"hunyuan_vl_text": _m_rope(2, 2, 2, 2)}, images={"grid": frozenset({"hunyuan_vl"})}),
 )

@@ -24,7 +24,5 @@ FAMILY = Family(
     model_types=frozenset(),
     how="refused",
     refused_types={name: reason for reason, names in _REASONS.items() for name in names.split()},
-    tiny=Tiny(
-        not_alone=frozenset("gemma4_assistant gemma4_unified_assistant".split()),
-    ),
+    tiny=Tiny(not_alone=frozenset("gemma4_assistant gemma4_unified_assistant".split())),
 )

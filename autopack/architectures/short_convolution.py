@@ -1,34 +1,28 @@
 """Hybrids of attention and short convolutions, whose taps reach into the document before."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from autopack.family import Family, Tiny
 from autopack.layout.packed import PackedLayout
 from autopack.mixers import AtOperations, LookingBack
 
-_TYPES = (
-    "inkling2 inkling2_loop inkling2_loop_text inkling2_text inkling_mm_model inkling_text lfm2 lfm2_moe lfm2_vl lfm3 "
-    "lfm3_vl zaya"
-)
-_AT_CONVOLUTION = (
-    "Inkling2LoopShortConvolution Inkling2ShortConvolution InklingShortConvolution Lfm2MoeShortConv Lfm2ShortConv "
-    "Lfm3ShortConv"
-)
+_TYPES = """
+inkling2 inkling2_loop inkling2_loop_text inkling2_text inkling_mm_model inkling_text lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl
+zaya
+"""
+_AT_CONVOLUTION = """
+Inkling2LoopShortConvolution Inkling2ShortConvolution InklingShortConvolution Lfm2MoeShortConv Lfm2ShortConv
+Lfm3ShortConv
+"""
 _OVER_LAYERS = (  # each token over what earlier layers have made of it
     "Inkling2BlockAttentionResidual Inkling2LoopBlockAttentionResidual Inkling2LoopMessageAttentionResidual"
 )
 
-_IMAGES = {
-    "inkling2": "grid of tokens",
-    "inkling_mm_model": "patches in time",
-    "lfm2_vl": "spatial patches",
-    "lfm3_vl": "grid",
-}
-"""Types that take images, and the form in which they do."""
+_FORMS = {"grid of tokens": "inkling2", "patches in time": "inkling_mm_model", "spatial patches": "lfm2_vl"}
+_IMAGES = {form: frozenset({name}) for form, name in (_FORMS | {"grid": "lfm3_vl"}).items()}
 _TINY: dict[str, dict[str, Any]] = {
     "inkling2_loop_text": {"n_layers_per_attn_res_block": 1, "log_scaling_n_floor": 4, "num_hidden_layers": 4}
     | {"layer_types": ["hybrid_sliding", "hybrid_sliding", "hybrid", "hybrid"]}
@@ -54,20 +48,15 @@ def _by_convolutions_or_delayed_value(mixer: Any) -> int | None:
     return None if taps is None else max(taps, 1)
 
 
-def _temperature(config: Any, columns: torch.Tensor) -> torch.Tensor:
+def _temperature(config: Any, columns: Tensor) -> Tensor:
     return 1.0 + config.log_scaling_alpha * torch.log(
         ((columns + 1).float() / config.log_scaling_n_floor).clamp(min=1.0)
     )
 
 
 def _scale_by_position(
-    module: Any,
-    layout: PackedLayout,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    options: dict[str, Any],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, dict[str, Any]]:
+    module: Any, layout: PackedLayout, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
     """Inkling's full attention scales queries and their distance bias by the column of the row, from a floor on."""
     if module.config.log_scaling_n_floor is not None and not module.is_sliding:
         column = torch.arange(layout.columns, device=query.device)[None]
@@ -82,8 +71,8 @@ def _scale_by_position(
 
 
 def _follow_positions(
-    module: Any, layout: PackedLayout, *states: torch.Tensor | dict[str, Any]
-) -> tuple[torch.Tensor | dict[str, Any], ...]:
+    module: Any, layout: PackedLayout, *states: Tensor | dict[str, Any]
+) -> tuple[Tensor | dict[str, Any], ...]:
     """Inkling 2 scales by `position_ids`, which is right in packed rows. In a batch with padding on the left they count
     the padding too, while its convolutions would start anew behind it; having an adjustment, it is left padded."""
     return states
@@ -106,9 +95,9 @@ FAMILY = Family(
         **dict.fromkeys(("Inkling2FullAttention", "Inkling2LoopFullAttention"), _follow_positions),
     },
     media_types={
-        "image": frozenset(_IMAGES),
+        "image": frozenset().union(*_IMAGES.values()),
         "video": frozenset({"lfm3_vl"}),
         "sound": frozenset({"inkling_mm_model"}),
     },
-    tiny=Tiny(configs=_TINY, images={form: frozenset({name}) for name, form in _IMAGES.items()}),
+    tiny=Tiny(configs=_TINY, images=_IMAGES),
 )

@@ -9,8 +9,6 @@ of a call (`Family.sounds_together`), and it raises.
 Names are those of transformers 5.23.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -62,17 +60,12 @@ _TINY: dict[str, dict[str, Any]] = {
 # Whole dictionaries: these types have no such part by default, so nothing shrinks it.
 _SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 _WITH_SOUNDS: dict[str, dict[str, Any]] = {
-    "gemma4": {
-        "audio_config": _SMALL
-        | {"model_type": "gemma4_audio", "subsampling_conv_channels": [16, 8], "output_proj_dims": 64}
-    },
-    "gemma4_unified": {"audio_config": {"model_type": "gemma4_unified_audio", "audio_embed_dim": 16}},
-    "nemotron_h_omni": {
-        "audio_config": _SMALL
-        | {"model_type": "parakeet_encoder", "intermediate_size": 96, "subsampling_conv_channels": 16}
-        | {"num_mel_bins": 16, "projection_hidden_size": 64, "projection_bias": True}
-        | dict.fromkeys("dropout layerdrop activation_dropout attention_dropout".split(), 0.0)
-    },
+    "gemma4": _SMALL | {"model_type": "gemma4_audio", "subsampling_conv_channels": [16, 8], "output_proj_dims": 64},
+    "gemma4_unified": {"model_type": "gemma4_unified_audio", "audio_embed_dim": 16},
+    "nemotron_h_omni": _SMALL
+    | {"model_type": "parakeet_encoder", "intermediate_size": 96, "subsampling_conv_channels": 16}
+    | {"num_mel_bins": 16, "projection_hidden_size": 64, "projection_bias": True}
+    | dict.fromkeys("dropout layerdrop activation_dropout attention_dropout".split(), 0.0),
 }
 
 
@@ -149,12 +142,17 @@ def _within_the_longest(config: Any, given: Mapping[str, Any], layout: PackedLay
     return _differ(config, _lengths(given))
 
 
+def _placeholders(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
+    """Which tokens stand for sounds: bool (rows, columns)."""
+    ids = given.get("input_ids")
+    return None if ids is None else host_values(ids == config.audio_token_id)
+
+
 def _as_one_sound(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
     """Music Flamingo numbers windows of 30 s within a run of placeholders, which is one sound to it."""
-    ids = given.get("input_ids")
-    if ids is None:
+    placeholders = _placeholders(config, given)
+    if placeholders is None:
         return None
-    placeholders = host_values(ids == config.audio_token_id)
     first = layout.starts[:, 1:] == np.arange(1, layout.columns)
     if not (first & placeholders[:, 1:] & placeholders[:, :-1]).any():
         return None
@@ -163,11 +161,8 @@ def _as_one_sound(config: Any, given: Mapping[str, Any], layout: PackedLayout) -
 
 def _one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
     """Qwen2-Audio takes placeholders that never follow each other for older ones, and makes longer rows of them."""
-    ids = given.get("input_ids")
-    if ids is None:
-        return None
-    placeholders = host_values(ids == config.audio_token_id)
-    if (placeholders[:, 1:] & placeholders[:, :-1]).any():
+    placeholders = _placeholders(config, given)
+    if placeholders is None or (placeholders[:, 1:] & placeholders[:, :-1]).any():
         return None
     return (
         "they have one placeholder for each sound, of which _merge_input_ids_with_audio_features makes other rows; "
@@ -198,6 +193,6 @@ FAMILY = Family(
     tiny=Tiny(
         configs=_TINY,
         sounds={form: frozenset(types.split()) for form, types in _SOUNDS.items()},
-        with_sounds=_WITH_SOUNDS,
+        with_sounds={name: {"audio_config": config} for name, config in _WITH_SOUNDS.items()},
     ),
 )

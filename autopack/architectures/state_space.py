@@ -28,13 +28,8 @@ _TINY: dict[str, dict[str, Any]] = {
     # older releases raise where their kernels are asked for and absent
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
     "mamba2": {"num_heads": 8},
-    "nemotron_h_omni": {
-        "projector_hidden_size": 64,
-        "vision_hidden_size": 64,
-        "image_token_id": 120,
-        "audio_token_id": 119,
-    }
-    | {"vision_config": {"video_temporal_patch_size": 2, "max_img_size": 64}},
+    "nemotron_h_omni": {"projector_hidden_size": 64, "vision_hidden_size": 64, "image_token_id": 120}
+    | {"audio_token_id": 119, "vision_config": {"video_temporal_patch_size": 2, "max_img_size": 64}},
     "zamba": {"use_mamba_kernels": False, "num_hidden_layers": 4, "attn_layer_period": 1, "attn_layer_offset": 0}
     | {"layers_block_type": DERIVED, "attention_hidden_size": 128, "attention_head_dim": 32},
     # 5.0 ties every shared block to the one of layer 0, and does not run without rotation

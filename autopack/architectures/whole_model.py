@@ -98,7 +98,7 @@ def _refusal(config: Any) -> str | None:
     return None
 
 
-FAMILY = Family(
+WHOLE_MODEL = Family(
     name="one_by_one",
     model_types=frozenset(_TYPES.split()),
     how="the whole model, documents of one length as a batch",
@@ -116,4 +116,23 @@ FAMILY = Family(
         causal={"reformer": {"is_decoder": True}, "xlnet": {"attn_type": "uni"}},
         images={"grid": _WITH_IMAGES},
     ),
+)
+
+_LATENTS = OneByOne("its latents attend to all tokens of the row", heeds_masks=True)
+"""Tokens are read by latents alone, which a mask keeps from padding. Most of its work is that of latents, which are as
+many for short documents as for long ones."""
+_OF_BYTES = (
+    "it gives as many logits as config.max_position_embeddings says, whatever a document's length "
+    "(PerceiverForMaskedLM.__init__: `output_index_dims=config.max_position_embeddings`), and its loss takes labels of "
+    "no other number, so the tokens of a packed row have none of their own"
+)
+
+PERCEIVER = Family(
+    name="perceiver",
+    model_types=frozenset({"perceiver"}),
+    how="the whole model, documents as a padded batch",
+    attends=False,
+    refused_classes={"PerceiverForMaskedLM": _OF_BYTES},
+    mixers={"PerceiverForSequenceClassification": _LATENTS},
+    tiny=Tiny(configs={"perceiver": {"num_latents": 8, "d_latents": 64, "num_self_attends_per_block": 2}}),
 )

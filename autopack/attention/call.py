@@ -1,4 +1,8 @@
-"""One call of an attention function inside a packed forward: what every backend is given."""
+"""One call of an attention function inside a packed forward, and what a backend is that is given it.
+
+Shapes here and in what attends: R rows of C columns, H heads (fewer of keys and values where queries share them), E
+their size (V that of values), L tokens of one document.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, releases
 from autopack.inspection.masks import Pattern
 from autopack.layout.packed import PackedLayout
+from autopack.layout.prefixes import Prefixes
 
 Output = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -21,10 +26,10 @@ Output = tuple[torch.Tensor, torch.Tensor | None]
 class AttentionCall:
     """What a model hands to its attention function, and where the documents lie.
 
-    `query` is (rows, heads, columns, head size) in the columns of `layout`; `key` and `value` are in those of `memory`,
-    the layout of the encoder's states, where this is cross-attention, and of `layout` otherwise. `original` is the
-    function that the model calls, registered as `implementation`. `options` are its further arguments by name, without
-    those that only declare documents.
+    `query` is (R, H, C, E) in the columns of `layout`; `key` and `value` are in those of `memory`, the layout of the
+    encoder's states, where this is cross-attention, and of `layout` otherwise. `original` is the function that the
+    model calls, registered as `implementation`. `options` are its further arguments by name, without those that only
+    declare documents.
     """
 
     original: Callable[..., Any]
@@ -98,6 +103,36 @@ class AttentionCall:
                 f"{type(self.module).__name__} hands {kernel} a mask of its own, of shape {tuple(self.mask.shape)}; "
                 f"autopack cannot split it by documents. Load the model with attn_implementation='sdpa' or 'eager'."
             )
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to compute attention within the documents of packed rows: `BACKEND` in a module of that name.
+
+    `attend` attends within each document. It returns the output (R, C, H, V), and the attention weights (R, H, C, C),
+    zero across documents, where they are wanted and the backend can give them. `availability` says whether the backend
+    can be used on this machine, and by what or why not; `refusal` why it cannot serve a call, or None where it can.
+    `over_prefixes` attends in a row of S tokens that holds once what several documents begin with, (1, S, H, V), and
+    gives None for a call for which it cannot.
+
+    `implementations` are the attn_implementations of transformers whose own backend it is, as far as this machine has
+    them; `is_own` tells it of any. `stands_in` maps those that it may serve in place of their own backend to what a
+    model's class has to declare for that, or None: only then do both compute the same attention. For those of
+    `goes_first` `backend="auto"` takes it wherever it can serve a call. `devices` are the kinds of devices on which
+    `auto` may take it; `strict` says that asking for it where it is not available is refused at once.
+    """
+
+    name: str
+    attend: Callable[[AttentionCall], Output]
+    availability: Callable[[], tuple[bool, str]]
+    refusal: Callable[[AttentionCall], str | None] = lambda call: None
+    over_prefixes: Callable[[AttentionCall, Prefixes], torch.Tensor | None] | None = None
+    implementations: Callable[[], tuple[str, ...]] = tuple
+    is_own: Callable[[str], bool] = lambda implementation: False
+    stands_in: Mapping[str, str | None] = field(default_factory=dict)
+    goes_first: frozenset[str] = frozenset()
+    devices: frozenset[str] | None = None  # None for all
+    strict: bool = False
 
 
 def unpatched(function: Any) -> Any:

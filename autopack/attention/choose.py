@@ -9,8 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.attention import backends
-from autopack.attention.backend import Backend
-from autopack.attention.call import AttentionCall
+from autopack.attention.call import AttentionCall, Backend
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, releases, torches
 
@@ -27,11 +26,7 @@ def availability() -> dict[str, tuple[bool, str]]:
 
 
 def candidates(implementation: str, model: PreTrainedModel) -> tuple[str, ...]:
-    """Backends that may serve a model loaded with an attention implementation, the preferred one first.
-
-    A backend other than the implementation's own is a candidate only where the model's class declares support of it,
-    because only then do both compute the same attention.
-    """
+    """Backends that may serve a model loaded with an attention implementation, the preferred one first."""
     declared = releases.supported_implementations(model)
     others = [
         backend

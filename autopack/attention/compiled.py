@@ -37,7 +37,7 @@ _SETTINGS = "SymInt before, SymInt after, SymInt chunk, float scale"
 def attend_compiled(
     cu_seqlens: Tensor, query: Tensor, key: Tensor, value: Tensor, pattern: Pattern, scale: float | None
 ) -> Tensor:
-    """Attend within each document of (rows, heads, columns, head size) states; returns (rows, columns, heads, size).
+    """Attend within each document of states (R, H, C, E); returns (R, C, H, V).
 
     `cu_seqlens` lie on the host, whatever the device of the states: each layer reads them, and would wait for it.
     """
@@ -48,7 +48,7 @@ def attend_compiled(
 
 
 def _places(cu_seqlens: Tensor, columns: int, chunk: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Where each document, or each chunk of one, stands in (rows, heads, columns)."""
+    """Where each document, or each chunk of one, stands in (R, H, C)."""
     for first, end in pairwise(cu_seqlens.tolist()):
         row, column = divmod(first, columns)
         stop = column + end - first

@@ -1,8 +1,10 @@
-"""Cross-attention between packed rows: every document of the decoder reads that document of the encoder."""
+"""Attention to what lies beside the rows: every document reads its own states of the encoder, or its own images."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -14,6 +16,7 @@ from autopack.attention.per_document import slice_mask
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, releases, torches
 from autopack.layout.packed import PackedLayout
+from autopack.layout.seen_images import SeenImages
 
 
 @torch._dynamo.disable  # lengths on the host would be constants of a graph, and every layout a graph of its own
@@ -44,12 +47,9 @@ def attend(call: AttentionCall) -> Output:
             call.refuse_dense_mask("flex_attention")
         blocks = blocks_within_documents(layout, memory, mask)
         return call.original(call.module, call.query, call.key, call.value, blocks, **options)[0], None
-    outputs = []
-    for ours, theirs in zip(pairwise(layout.bounds), pairwise(memory.bounds), strict=True):
-        queries, keys = slice(*ours), slice(*theirs)
-        states = call.query[:, :, queries], call.key[:, :, keys], call.value[:, :, keys]
-        outputs.append(call.original(call.module, *states, slice_mask(mask, 0, queries, keys), **options)[0])
-    return torch.cat(outputs, dim=1), None
+    pairs = zip(pairwise(layout.bounds), pairwise(memory.bounds), strict=True)
+    places = ((0, slice(*ours), slice(*theirs)) for ours, theirs in pairs)
+    return _one_by_one(call.original, call.module, (call.query, call.key, call.value), mask, options, places), None
 
 
 def _sees_all(mask: DocumentMask, layout: PackedLayout, memory: PackedLayout) -> bool:
@@ -63,3 +63,54 @@ def _sees_all(mask: DocumentMask, layout: PackedLayout, memory: PackedLayout) ->
         return bool(torch.stack([answer.all() for answer in answers]).all()), mask  # kept: its id is the key
 
     return layout.derived(("sees all", memory, id(mask)), ask)[0]
+
+
+@torch._dynamo.disable  # places on the host would be constants of a graph
+def attend_to_images(
+    function: Callable[..., Any],
+    module: torch.nn.Module,
+    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    mask: torch.Tensor | None,
+    options: Mapping[str, Any],
+    seen: SeenImages,
+) -> Output:
+    """Attend by `function` from the documents of the rows to the states of their own images; zeros where there is none.
+
+    `states` are queries (R, H, C, E), keys and values (R, H, images * n, E); `mask` is None or (R, 1, C, images * n). A
+    token that sees none of its document's images sees, upstream, all of them: only by this are those of other documents
+    no part of that. Gives no attention weights.
+    """
+    query, key, _ = states
+    rows, _, columns, _ = query.shape
+    each, rest = divmod(key.shape[2], seen.count)
+    if rest or rows != 1 + seen.documents[-1][0] or columns != seen.documents[-1][2]:
+        raise UnsupportedModel(
+            f"{type(module).__name__} attends to images from {rows} rows of {columns} tokens to {key.shape[2]} states "
+            f"of {seen.count} images, and autopack does not know which are whose. Run the documents one per row."
+        )
+    pairs = zip(seen.documents, seen.images, strict=True)
+    places = ((row, slice(*own), slice(begin * each, stop * each)) for (row, *own), (begin, stop) in pairs)
+    tokens = _one_by_one(function, module, states, mask, options, places)
+    return tokens.reshape(rows, columns, *tokens.shape[2:]), None
+
+
+def _one_by_one(
+    function: Callable[..., Any],
+    module: torch.nn.Module,
+    states: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    mask: torch.Tensor | None,
+    options: Mapping[str, Any],
+    places: Iterable[tuple[int, slice, slice]],
+) -> torch.Tensor:
+    """Attend once for each document, whose row, columns and keys `places` say: (1, tokens, H, V)."""
+    query, key, value = states
+    outputs = []
+    for row, queries, keys in places:
+        here = slice(row, row + 1)
+        if keys.start == keys.stop:
+            zeros = query.new_zeros(1, queries.stop - queries.start, query.shape[1], value.shape[3])
+            outputs.append(zeros)
+            continue
+        own = query[here, :, queries], key[here, :, keys], value[here, :, keys]
+        outputs.append(function(module, *own, slice_mask(mask, row, queries, keys), **options)[0])
+    return torch.cat(outputs, dim=1)

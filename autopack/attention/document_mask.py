@@ -31,8 +31,9 @@ class DocumentMask:
         tensors = masks.captured_tensors(self.rule) if self.pattern is None else ()
         self.absolute = any(t.dim() >= 2 and t.shape[-1] >= layout.shape[1] for t in tensors)
         """Whether the rule reads per-token tensors, so that it must be asked with columns of the row."""
-        self._made: dict[Any, Any] = {}
-        """Masks by the length of a document, descriptions by their function."""
+        skips = {"allow_is_causal_skip", "allow_is_bidirectional_skip"} & arguments.keys()
+        self._no_skips = dict.fromkeys(skips, False)
+        self._made: dict[Any, Any] = {}  # masks by the length of a document, descriptions by their function
 
     def for_document(self, row: int, first: int, end: int) -> Any:
         """The mask of one document alone: (1, 1, length, length), or None where the model would have passed none."""
@@ -64,9 +65,7 @@ class DocumentMask:
             return None
         key = "whole", max(length, self.layout.max_seqlen)
         if key not in self._made:
-            skips = {"allow_is_causal_skip", "allow_is_bidirectional_skip"} & self.arguments.keys()
-            arguments = {**masks.with_length(self.arguments, key[1]), **dict.fromkeys(skips, False)}
-            self._made[key] = self.function(**arguments)
+            self._made[key] = self.function(**{**masks.with_length(self.arguments, key[1]), **self._no_skips})
         whole = self._made[key]
         return whole[:, :, length - tokens : length, :length] if isinstance(whole, torch.Tensor) else None
 
@@ -90,8 +89,7 @@ class DocumentMask:
         def packed_rule(b: Any, h: Any, q: Any, k: Any) -> Any:
             return (number[b, q] == number[b, k]) & rule(b, h, q - start[b, q], k - start[b, k])
 
-        skips = {"allow_is_causal_skip", "allow_is_bidirectional_skip"} & self.arguments.keys()
-        return self.function(**{**self.arguments, **dict.fromkeys(skips, False), "mask_function": packed_rule})
+        return self.function(**{**self.arguments, **self._no_skips, "mask_function": packed_rule})
 
     def __getitem__(self, index: Any) -> Any:
         """Slicing of a mask by model code: what keeps all of it is this mask, anything else the dense one."""

@@ -45,7 +45,7 @@ def attend(call: AttentionCall) -> Output:
 
 
 def _by_document(states: torch.Tensor, layout: PackedLayout) -> list[torch.Tensor]:
-    """States (rows, heads, columns, channels) cut into documents, each (1, heads, tokens, channels).
+    """States (R, H, C, E) cut into documents, each (1, H, L, E).
 
     By `split`, whose backward puts the parts together at once: that of slices adds up a whole row for every document.
     A single row is not split off from others, for that would be copied once more on the way back.
@@ -56,7 +56,7 @@ def _by_document(states: torch.Tensor, layout: PackedLayout) -> list[torch.Tenso
 
 
 def slice_mask(mask: torch.Tensor | None, row: int, queries: slice, keys: slice) -> torch.Tensor | None:
-    """What a mask (rows or 1, heads or 1, queries or 1, keys) that the model made says of one document."""
+    """What a mask (R or 1, H or 1, queries or 1, keys) that the model made says of one document."""
     if mask is None:
         return None
     rows = slice(row, row + 1) if mask.shape[0] > 1 else slice(None)
@@ -97,21 +97,18 @@ def _is_by_head(call: AttentionCall, name: str, option: torch.Tensor) -> bool:
 
 
 def _is_plain_batch(call: AttentionCall) -> bool:
-    """Whether the documents are equally long, and nothing that comes with them has to be cut."""
+    """Whether the documents are equally long, and nothing that comes with them has to be cut but numbers of columns."""
+    layout = call.layout
+    of_columns = (1, layout.columns), (layout.rows, layout.columns)
     return (
-        len(set(call.layout.lengths)) == 1
+        len(set(layout.lengths)) == 1
         and (call.mask is None or (isinstance(call.mask, DocumentMask) and not call.mask.absolute))
-        and all(not _has_axes(option) or _is_of_columns(option, call.layout) for option in call.options.values())
+        and all(not _has_axes(option) or option.shape in of_columns for option in call.options.values())
     )
 
 
 def _has_axes(option: Any) -> bool:
     return isinstance(option, torch.Tensor) and option.dim() >= 2
-
-
-def _is_of_columns(option: torch.Tensor, layout: PackedLayout) -> bool:
-    """Whether an option has a number for each column, as positions have."""
-    return option.dim() == 2 and option.shape[0] in (1, layout.rows) and option.shape[1] == layout.columns
 
 
 def _attend_as_batch(call: AttentionCall) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """Attention in a row that holds once what several documents begin with: each stretch attends to its whole document.
 
-Shapes: H heads, S tokens of the row that runs, T tokens of the documents, N tokens of a stretch, M of its document up
-to its end.
+Shapes: S tokens of the row that runs, else as in `autopack.attention.call`.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from typing import Any
 
 import torch
 
-from autopack.attention.backend import Backend
-from autopack.attention.call import AttentionCall
+from autopack.attention.call import AttentionCall, Backend
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
 from autopack.inspection import releases
@@ -20,7 +18,7 @@ from autopack.layout.prefixes import Prefixes
 
 
 def attend(call: AttentionCall, prefixes: Prefixes, backend: Backend) -> torch.Tensor:
-    """Attend from every token of the row that runs to those before it in its document: (1, S, H, head size).
+    """Attend from every token of the row that runs to those before it in its document: (1, S, H, V).
 
     The layout of `call` is that of the documents. A backend that takes other lengths of keys than of queries computes
     each stretch once; with any other one, documents attend as they do where they share nothing. Raises

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from autopack.attention import cross, images, prefixes, sequence_parallel
+from autopack.attention import cross, prefixes
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.choose import BACKENDS, choose
+from autopack.attention.document_mask import DocumentMask
 from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection import releases, ulysses
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.patching import Site
-from autopack.runtime.marks import mark_of
-from autopack.runtime.scope import Scope, refuse_stranger, site_scope
+from autopack.runtime.row_group import RowGroup
+from autopack.runtime.scope import Scope, mark_of, refuse_stranger, site_scope
 
 PARAMETERS = ("module", "query", "key", "value", "attention_mask")
 """What an attention function of transformers takes first."""
+_OF_PARTS = ("position_ids", "cache_position", "shift_labels")
+"""Options of the columns of a part that models hand on, and that no attention function needs for documents."""
 
 
 def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    """An attention function that keeps the documents of enabled models apart.
-
-    Outside a packed forward of an enabled model it hands the call on as it came.
-    """
+    """An attention function that keeps documents apart in packed forwards of enabled models; others it hands on."""
     if releases.is_own(original):  # somebody else's may name its arguments as it likes
         site.check_takes(original, PARAMETERS)
     # A registered function goes by its key; one in a modeling module is what that model calls eager attention.
@@ -54,7 +55,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
                     f"document sees which. Run the documents one per row."
                 )
             options = {name: option for name, option in kwargs.items() if name not in LAYOUT_KWARGS}
-            return images.attend(original, module, (query, key, value), attention_mask, options, seen)
+            return cross.attend_to_images(original, module, (query, key, value), attention_mask, options, seen)
         assert scope.layout is not None
         layout = scope.layout.to(query.device)
         memory = scope.memory.to(query.device) if scope.memory is not None and mark.reads_encoder else None
@@ -63,7 +64,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         elif scope.shared is None:
             _check_shapes(module, layout, memory or layout, query, key)
         else:
-            sequence_parallel.check_shapes(module, layout, scope.shared, query, key)
+            _check_parts(module, layout, scope.shared, query, key)
         options = {name: option for name, option in kwargs.items() if name not in LAYOUT_KWARGS}
         if mark.adjustment is not None and memory is None:
             query, key, value, options = mark.adjustment(module, layout, query, key, value, options)
@@ -86,10 +87,54 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
 
 @torch._dynamo.disable  # graphs of exchanges are not measured
 def _attend_over_ranks(call: AttentionCall, scope: Scope) -> Output:
+    """Attend over rows that several ranks share: tokens of all ranks and some heads, for some tokens and all heads.
+
+    Attention needs every token of a document, and nothing of other heads. So ranks exchange: each gets whole rows of
+    its share of the heads, attends within documents as one process would, and hands the tokens of the others back. The
+    method is that of DeepSpeed-Ulysses (arXiv 2309.14509). Where heads cannot be told apart, or ranks cannot share them
+    equally, each gets whole rows of all heads, attends as one process would, and keeps its part.
+    """
     assert scope.shared is not None
-    whole = sequence_parallel.with_whole_rows(call, scope.shared)
+    whole = _with_whole_rows(call, scope.shared)
     output, _ = BACKENDS[choose(scope.model.options.backend, whole)].attend(whole)
-    return sequence_parallel.parts_of_rows(output, whole, scope.shared, call.query.shape[1]), None
+    return _parts_of_rows(output, whole, scope.shared, call.query.shape[1]), None
+
+
+def _with_whole_rows(call: AttentionCall, rows: RowGroup) -> AttentionCall:
+    """The same call for whole rows and this rank's share of the heads, or all heads where they cannot be shared out."""
+    module, heads = call.module, call.query.shape[1]
+    options = {name: option for name, option in call.options.items() if name not in _OF_PARTS}
+    given = {name: option for name, option in options.items() if isinstance(option, torch.Tensor) and option.dim()}
+    tensors = [name for name, option in given.items() if option.shape != (heads,)]  # sinks have one for each head
+    all_heads = bool(given) or bool(heads % rows.ranks or call.key.shape[1] % rows.ranks)
+    tensors += ["a mask of its own"] if call.mask is not None and not isinstance(call.mask, DocumentMask) else []
+    if tensors:
+        raise UnsupportedModel(
+            f"{type(module).__name__} hands its attention function {tensors[0]}, which may be of the tokens of a part, "
+            f"so it cannot attend over rows that ranks share. Train it without sequence_parallel."
+        )
+    states = call.query, call.key, call.value
+    query, key, value = (rows.whole(each, 2) if all_heads else _exchanged(each, rows) for each in states)
+    return replace(call, query=query, key=key, value=value, options=options)
+
+
+def _parts_of_rows(output: torch.Tensor, call: AttentionCall, rows: RowGroup, heads: int) -> torch.Tensor:
+    """What this rank has, of all `heads`, of an output (R, C of whole rows, H of this rank, V) that `call` gave."""
+    if output.shape[:3] != (call.layout.rows, call.layout.columns, call.query.shape[1]):
+        raise UnsupportedModel(
+            f"the attention function of {type(call.module).__name__} gave {tuple(output.shape)} for whole rows of "
+            f"{call.query.shape[1]} heads, so it does not treat heads alike. Train it without sequence_parallel."
+        )
+    if output.shape[2] == heads:
+        return rows.part(output, 1)
+    parts = output.unflatten(1, (rows.ranks, -1)).movedim(1, 0)
+    return rows.exchange(parts).movedim(0, 2).flatten(2, 3)
+
+
+def _exchanged(states: torch.Tensor, rows: RowGroup) -> Any:
+    """From (R, H, C of a part, E) to (R, H of this rank, C of whole rows, E)."""
+    parts = states.unflatten(1, (rows.ranks, -1)).movedim(1, 0)
+    return rows.exchange(parts).movedim(0, 2).flatten(2, 3)
 
 
 def _check_shapes(module: nn.Module, layout: PackedLayout, memory: PackedLayout, query: Tensor, key: Tensor) -> None:
@@ -101,3 +146,15 @@ def _check_shapes(module: nn.Module, layout: PackedLayout, memory: PackedLayout,
             + (f" to attend to {memory.columns} states of the encoder" if memory is not layout else "")
             + ". Prefixes and cross-attention to other states cannot be packed; run such documents one per row."
         )
+
+
+def _check_parts(module: nn.Module, layout: PackedLayout, rows: RowGroup, *states: torch.Tensor) -> None:
+    """Raise `UnsupportedModel` where queries and keys are not those of this rank's part of the rows of `layout`."""
+    wanted = (layout.rows, layout.columns // rows.ranks)
+    for each in states:
+        if (each.shape[0], each.shape[2]) != wanted:
+            raise UnsupportedModel(
+                f"{type(module).__name__} attends over {each.shape[2]} tokens in {len(each)} rows, but this rank has "
+                f"{wanted[1]} columns of {wanted[0]} rows that it shares with others. Train it without "
+                f"sequence_parallel."
+            )

@@ -16,8 +16,8 @@ from autopack.auditing.gradients import Whole, gradients
 from autopack.auditing.projections import Projections, projections
 from autopack.inspection.modules import row_dependent_rotaries
 from autopack.runtime import scope
-from autopack.runtime.marks import enabled_in
 from autopack.runtime.model import EnabledModel
+from autopack.runtime.scope import enabled_in
 
 
 class Runner:

@@ -54,7 +54,7 @@ def why_not(model: EnabledModel) -> str | None:
         return "its layers take a number of tokens at a time"
     if model.options.sequence_parallel is not None:
         return "ranks share its rows"
-    return None if model.prefixes_apart is None else model.prefixes_apart[0]
+    return model.said_by_twins.get(("prefixes",))
 
 
 def found_in(call: Any, declared: Declared) -> Prefixes | None:

@@ -1,7 +1,7 @@
 """Packed rows that several ranks share: each calls the model with its part of the columns of every row.
 
 What is declared is gathered from all ranks, so that every rank knows the documents of whole rows; attention exchanges
-tokens for heads (`autopack.attention.sequence_parallel`), and everything else in a model that packs exactly by
+tokens for heads (`autopack.attention.site`), and everything else in a model that packs exactly by
 attention alone looks at one token at a time.
 """
 
@@ -27,10 +27,9 @@ from autopack.layout import declarations
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import FLASH_KWARGS, OF_PARTS
-from autopack.runtime.marks import mark_of
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.row_group import RowGroup
-from autopack.runtime.scope import Scope
+from autopack.runtime.scope import Scope, mark_of
 from autopack.runtime.tally import Volume
 
 _WITHOUT = "Train it without sequence parallelism."

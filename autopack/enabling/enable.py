@@ -25,9 +25,9 @@ from autopack.inspection.source import calls_loss_function
 from autopack.integrations import boundaries, lm_eval, peft
 from autopack.integrations.trainers import TrainerAdapter, adapter_of
 from autopack.integrations.wrappers import holds_models, models_of_trainer, parts_of, unwrap
-from autopack.runtime.marks import HANDLE, handle_of, holds_marks
 from autopack.runtime.model import EnabledModel, Options
 from autopack.runtime.row_group import RowGroup
+from autopack.runtime.scope import HANDLE, handle_of, holds_marks
 from autopack.watching.sentinel import Sentinel
 
 if TYPE_CHECKING:

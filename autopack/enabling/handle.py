@@ -16,8 +16,8 @@ from autopack.integrations import lm_eval
 from autopack.integrations.boundaries import give_columns_back, kept_columns
 from autopack.pages import parts
 from autopack.patching import SiteLease
-from autopack.runtime.marks import handle_of
 from autopack.runtime.model import EnabledModel
+from autopack.runtime.scope import handle_of
 from autopack.runtime.tally import Tally
 from autopack.watching.envelope import Envelope
 from autopack.watching.sentinel import Sentinel, Watched

@@ -15,8 +15,8 @@ from autopack.enabling.sites import needed_sites
 from autopack.errors import AutopackError
 from autopack.family import Family
 from autopack.inspection.changes import Watch
-from autopack.runtime.marks import MARK
 from autopack.runtime.model import EnabledModel, Proof
+from autopack.runtime.scope import MARK
 
 
 def renew(enabled: EnabledModel, packs: bool) -> None:
@@ -56,12 +56,11 @@ def settle(
     Where it may be `on_one_rank` alone, of several that gather its parameters together, the model itself is not run.
     """
     # Asked when rows first begin alike, or ranks first share them, and then of what the model is.
-    enabled.prefixes_proven_by, enabled.prefixes_apart = prefixes_by_twin.why_apart, None
-    enabled.parts_proven_by, enabled.parts_apart = parts_by_twin.why_apart, {}
+    enabled.prefixes_proven_by, enabled.parts_proven_by = prefixes_by_twin.why_apart, parts_by_twin.why_apart
+    enabled.said_by_twins = {}
     with enabled.settling():
         enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its audit
         code = attach(model, enabled, family, lambda level: first_label_counts_in_twin(model, level))
         prove(model, enabled, code, packs, on_one_rank)
         enabled.media_proven_by = None if media_by_twin.is_recorded(enabled) else media_by_twin.why_apart
-        enabled.media_apart = {}
         enabled.watch = Watch(model, code, enabled.anatomy.configs)

@@ -16,7 +16,7 @@ from autopack.inspection.code_origin import is_own, located
 from autopack.inspection.parts import Anatomy
 from autopack.mixers.site import adapt_mixer
 from autopack.patching import Site
-from autopack.runtime.marks import mark_of
+from autopack.runtime.scope import mark_of
 
 
 def needed_sites(anatomy: Anatomy, of_family: tuple[Site, ...], implementations: tuple[str, ...]) -> list[Site]:

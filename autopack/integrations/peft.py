@@ -17,7 +17,7 @@ import wrapt
 from torch import nn
 
 from autopack.errors import UnsupportedModel
-from autopack.runtime.marks import holds_marks
+from autopack.runtime.scope import holds_marks
 
 PER_TOKEN = frozenset(
     (

@@ -24,7 +24,7 @@ from autopack.launch import session
 from autopack.launch.session import Session
 from autopack.patching import Site, SiteLease
 from autopack.proving.apart import is_apart
-from autopack.runtime.marks import handle_of
+from autopack.runtime.scope import handle_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

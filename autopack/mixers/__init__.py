@@ -13,10 +13,9 @@ from torch import nn
 from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall, Way
 from autopack.inspection import modules
-from autopack.layout.batches import equally_long
-from autopack.mixers.operations import OPERATIONS, adapt_operation, keeping_documents_apart
-from autopack.mixers.own_attention import attend_alone
-from autopack.mixers.rows import run_and_redo_first_tokens, run_per_document_row
+from autopack.layout.batches import Grouping, equally_long
+from autopack.mixers import operations
+from autopack.mixers.own_attention import Alone as Alone
 from autopack.mixers.whole_model import run_documents_alone
 from autopack.patching import Site
 
@@ -26,10 +25,11 @@ class Rows(Way):
 
     words = "documents as rows"
     work = "the mixer itself, on documents as right-padded rows, bucketed by length"
+    grouping: Grouping | None = None
 
     def run(self, call: MixerCall) -> Any:
         call.check()
-        return run_per_document_row(call.by_documents, call.layout)
+        return operations.run_per_document_row(call.by_documents, call.layout, self.grouping)
 
 
 class EqualRows(Rows):
@@ -38,10 +38,7 @@ class EqualRows(Rows):
     reads_padding = True
     words = "documents of one length as rows"
     work = "the mixer itself, on documents of one length as rows"
-
-    def run(self, call: MixerCall) -> Any:
-        call.check()
-        return run_per_document_row(call.by_documents, call.layout, equally_long)
+    grouping = staticmethod(equally_long)
 
 
 class CountingRows(Rows):
@@ -64,7 +61,7 @@ class LookingBack(Way):
         if reach is None:
             return ROWS.run(call)
         call.check()
-        return run_and_redo_first_tokens(call.by_documents, call.layout, reach)
+        return operations.run_and_redo_first_tokens(call.by_documents, call.layout, reach)
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class AtOperations(Way):
 
     def run(self, call: MixerCall) -> Any:
         call.check()
-        with keeping_documents_apart(call.layout) as arrived:
+        with operations.keeping_documents_apart(call.layout) as arrived:
             output = call.by_documents(lambda tensor: tensor)
         missed = set(self.operations) - arrived
         if missed and self.fused not in arrived:
@@ -98,10 +95,10 @@ class AtOperations(Way):
         if not all(callable(getattr(found, name, None)) for name in self.operations):
             return []
         names = [*self.operations, *([self.fused] if self.fused and hasattr(found, self.fused) else [])]
-        return [Site(module, name, adapt_operation) for name in names]
+        return [Site(module, name, operations.adapt_operation) for name in names]
 
     def how(self) -> dict[str, str]:
-        found = [OPERATIONS[name] for name in self.operations]
+        found = [operations.OPERATIONS[name] for name in self.operations]
         in_kernels = ", ".join(operation.in_kernels for operation in found)
         return {
             "CPU": ", ".join(operation.in_torch for operation in found),
@@ -110,34 +107,6 @@ class AtOperations(Way):
 
     def __str__(self) -> str:
         return f"at {' and '.join(self.operations)}"
-
-
-@dataclass(frozen=True)
-class Alone(Way):
-    """For attention in a model's own code: documents of one length as a batch, with masks and biases cut out.
-
-    `beginnings` and `per_head` are those of `attend_alone`; `by_columns` says that padding changes its positions,
-    `reads_padding` that what stands in padding changes what it gives to tokens, `channels_first` that it takes and
-    gives (rows, channels, columns), `from_zero` that it cuts its table of rotations to as many as there are tokens.
-    """
-
-    beginnings: tuple[tuple[str, int], ...] = ()
-    per_head: tuple[str, ...] = ()
-    by_columns: bool = False
-    reads_padding: bool = False
-    channels_first: bool = False
-    from_zero: bool = False
-    attends = True
-    recurs = False
-    words = "documents alone"
-    work = "the model's own attention, documents of one length as a batch"
-
-    @property
-    def counts(self) -> bool:  # type: ignore[override]
-        return self.by_columns
-
-    def run(self, call: MixerCall) -> Any:
-        return attend_alone(call, self.beginnings, self.per_head, self.channels_first, from_zero=self.from_zero)
 
 
 class Restarting(Way):
@@ -203,7 +172,7 @@ def _alone_with_bias(call: MixerCall, bias: torch.Tensor) -> Any:
         place.update(number for number, part in enumerate(output) if part is given["position_bias"])
         return tuple(None if number in place else part for number, part in enumerate(output))
 
-    output = attend_alone(replace(call, original=original), bias=bias)
+    output = ALONE.run(replace(call, original=original), bias)
     if len(place) != 1:
         raise UnsupportedModel(
             f"{type(call.mixer).__name__} does not hand on the bias that it was given, which its next layers need. "
@@ -231,6 +200,7 @@ class OneByOne(Way):
     attends = True
     recurs = False
     words = "whole model per document"
+    part = "model"
 
     @property
     def whole_model_reason(self) -> str:  # type: ignore[override]
@@ -241,21 +211,19 @@ class OneByOne(Way):
 
     def how(self) -> dict[str, str]:
         documents = "documents as a padded batch" if self.heeds_masks else "documents of one length as a batch"
-        return {"any": f"the whole model, {documents}, since {self.reason}"}
+        return {"any": f"the whole {self.part}, {documents}, since {self.reason}"}
 
 
 class EncoderOneByOne(OneByOne):
     """The same for the encoder of a pair; a decoder of the same class is kept within documents by its parts."""
 
     words = "whole encoder per document"
+    part = "encoder"
 
     def run(self, call: MixerCall) -> Any:
         if getattr(call.mixer, "is_decoder", False):
             return call.changed(lambda name, value: value)
         return super().run(call)
-
-    def how(self) -> dict[str, str]:
-        return {"any": f"the whole encoder, documents of one length as a batch, since {self.reason}"}
 
 
 ALONE, RELATIVE, RESTARTING, ROWS = Alone(), RelativeBias(), Restarting(), Rows()

@@ -1,12 +1,9 @@
-"""Attention that a model computes in code of its own, past transformers' interface: every document on its own.
-
-Documents of one length share a batch, so nothing is padded: whatever the code does with masks, biases and positions,
-it does to what a document alone would bring.
-"""
+"""Attention that a model computes in code of its own, past transformers' interface: every document on its own."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,48 +11,81 @@ import torch
 
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
-from autopack.family import MixerCall
-from autopack.layout.batches import Batches, DocumentBatch, each_by_itself, equally_long, gather_pairs, spread_tokens
+from autopack.family import MixerCall, Way
+from autopack.layout.batches import (
+    Batches,
+    DocumentBatch,
+    Grouping,
+    each_by_itself,
+    equally_long,
+    gather_pairs,
+    spread_tokens,
+)
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import CACHES
 from autopack.runtime.scope import without_layout
 
-STATES = ("key_value_states", "encoder_hidden_states")
-"""Arguments that hold what an encoder has made."""
+STATES = ("key_value_states", "encoder_hidden_states")  # arguments that hold what an encoder has made
 _MASKS = ("attention_mask", "mask", "attn_mask")
 
 
-def attend_alone(
-    call: MixerCall,
-    beginnings: tuple[tuple[str, int], ...] = (),
-    per_head: tuple[str, ...] = (),
-    channels_first: bool = False,
-    bias: torch.Tensor | None = None,
-    from_zero: bool = False,
-) -> Any:
-    """Run an attention module on the documents of packed rows, as if each were alone.
+@dataclass(frozen=True)
+class Alone(Way):
+    """For attention in a model's own code: documents of one length as a batch, with masks and biases cut out.
 
-    Masks and biases of pairs are cut out of those of the rows. `beginnings` names arguments with an axis of columns
-    whose beginning is what a document alone has there (tables of positions). `per_head` names biases (rows x heads, 1,
-    columns) of this kind. With `channels_first` the module takes and gives (rows, channels, columns). `bias` is that of
-    the longest document, (1, heads, tokens or 1, tokens or 1), for a module that takes a `position_bias` in which its
-    mask is counted already: documents get what is theirs of both. With `from_zero` positions are counted from the first
-    token of each document.
+    Nothing is padded: whatever the code does with masks, biases and positions, it does to what a document alone has.
+    `beginnings` names arguments with an axis of columns whose beginning is what a document alone has there (tables of
+    positions), `per_head` biases (rows x heads, 1, columns) of this kind. `by_columns` says that padding changes its
+    positions, `reads_padding` that what stands in padding changes what it gives to tokens, `channels_first` that it
+    takes and gives (rows, channels, columns), `from_zero` that it cuts its table of rotations to as many as there are
+    tokens, so that positions have to count from the first token of each document.
     """
-    if channels_first:
-        call = _with_tokens_first(call)
-    call.check()
-    if call.memory is not None:
-        return _attend_across(call, call.memory, bias)
-    layout = call.layout
-    found = Batches.grouped(layout, each_by_itself if _reads_bias_by_row(call) else equally_long)
 
-    def change(name: str, value: Any, batch: DocumentBatch) -> Any:
-        documents, length = batch.shape
-        axis = dict(beginnings).get(name)
-        if name in CACHES:
-            return None
-        if bias is not None and name == "mask":
+    beginnings: tuple[tuple[str, int], ...] = ()
+    per_head: tuple[str, ...] = ()
+    by_columns: bool = False
+    reads_padding: bool = False
+    channels_first: bool = False
+    from_zero: bool = False
+    attends = True
+    recurs = False
+    words = "documents alone"
+    work = "the model's own attention, documents of one length as a batch"
+
+    @property
+    def counts(self) -> bool:  # type: ignore[override]
+        return self.by_columns
+
+    def run(self, call: MixerCall, bias: torch.Tensor | None = None) -> Any:
+        """Run an attention module on documents as if each were alone.
+
+        `bias` is that of the longest document, (1, heads, tokens or 1, tokens or 1), for a module that takes a
+        `position_bias` in which its mask is counted already: documents get what is theirs of both.
+        """
+        if self.channels_first:
+            call = _with_tokens_first(call)
+        call.check()
+        # Upstream's flex function looks for a bias of each row, and fails by one that all rows of a batch share.
+        by_row = getattr(getattr(call.mixer, "config", None), "_attn_implementation", None) == "flex_attention"
+        found, read = pairs_of(call.layout, call.memory, each_by_itself if by_row else equally_long)
+
+        def run(ours: DocumentBatch, theirs: DocumentBatch | None) -> Any:
+            if theirs is None:
+                return call.changed(lambda name, value: self._within(call, bias, ours, name, value))
+            return call.changed(lambda name, value: _across(bias, ours, theirs, name, value))
+
+        with without_layout():  # such code may go on to transformers' interface
+            outputs = [run(*pair) for pair in zip(found.batches, read, strict=True)]
+        whole = found.together(outputs)
+        if call.want_weights and call.memory is None:
+            whole = _with_weights(call, found.batches, whole, outputs)
+        return _transposed(whole) if self.channels_first else whole
+
+    def _within(self, call: MixerCall, bias: torch.Tensor | None, batch: DocumentBatch, name: str, value: Any) -> Any:
+        """What an argument of a call is for attention within each document of a batch."""
+        layout, (documents, length) = call.layout, batch.shape
+        axis = dict(self.beginnings).get(name)
+        if name in CACHES or (bias is not None and name == "mask"):
             return None
         if bias is not None and name == "position_bias":
             mask = call.arguments.get("mask")
@@ -67,10 +97,10 @@ def attend_alone(
             return spread_tokens(value, layout, batch.spread)
         if name == "cache_position":
             return value[:length]
-        if name == "position_ids" and from_zero:
+        if name == "position_ids" and self.from_zero:
             positions = spread_tokens(value, layout, batch.spread)
             return positions - positions[:, :1]
-        if name in per_head:
+        if name in self.per_head:
             heads = value.shape[0] // layout.rows
             return value[:heads, :, :length].repeat(documents, 1, 1)
         if axis is not None:
@@ -81,16 +111,6 @@ def attend_alone(
         if name in _MASKS or (value.dim() == 4 and of_pairs):
             return _square(batch, value)
         return spread_tokens(value, layout, batch.spread)
-
-    with without_layout():  # such code may go on to transformers' interface
-        outputs = [
-            call.changed(lambda name, value, batch=batch: change(name, value, batch))  # type: ignore[misc]
-            for batch in found.batches
-        ]
-    whole = found.together(outputs)
-    if call.want_weights:
-        whole = _with_weights(call, found.batches, whole, outputs)
-    return _transposed(whole) if channels_first else whole
 
 
 def _with_tokens_first(call: MixerCall) -> MixerCall:
@@ -112,7 +132,7 @@ def _transposed(output: Any) -> Any:
 
 
 def _with_weights(call: MixerCall, found: list[DocumentBatch], whole: Any, outputs: list[Any]) -> Any:
-    """The merged output, with attention weights in it as blocks of the rows."""
+    """The merged output, with attention weights in it as blocks of the rows: (rows, heads, columns, columns)."""
     if isinstance(whole, dict):
         return type(whole)(
             **{key: _with_weights(call, found, part, [each[key] for each in outputs]) for key, part in whole.items()}
@@ -120,8 +140,17 @@ def _with_weights(call: MixerCall, found: list[DocumentBatch], whole: Any, outpu
     if isinstance(whole, (tuple, list)):
         parts = zip(whole, zip(*outputs, strict=True), strict=True)
         return type(whole)(_with_weights(call, found, part, list(each)) for part, each in parts)
-    weights = _weights(call, found, outputs)
-    return whole if weights is None else weights
+    pairs = list(zip(outputs, found, strict=True))
+    if not all(isinstance(t, torch.Tensor) and t.dim() == 4 and t.shape[::2] == batch.shape for t, batch in pairs):
+        return whole
+    rows, columns = call.layout.rows, call.layout.columns
+    blocks = outputs[0].new_zeros(rows, outputs[0].shape[1], columns, columns)
+    for part, batch in pairs:
+        for start, weights in zip(batch.starts.tolist(), part, strict=True):
+            row, first = divmod(start, columns)
+            here = slice(first, first + batch.shape[1])
+            blocks[row, :, here, here] = weights
+    return blocks
 
 
 def _square(batch: DocumentBatch, mask: torch.Tensor) -> torch.Tensor:
@@ -136,51 +165,37 @@ def _square(batch: DocumentBatch, mask: torch.Tensor) -> torch.Tensor:
     return batch.square(mask)
 
 
-def _attend_across(call: MixerCall, memory: PackedLayout, bias: torch.Tensor | None) -> Any:
-    """Run cross-attention on pairs of documents; those that are alike in both lengths share a batch."""
-    layout = call.layout
-    found, read = pairs_of(layout, memory, each_by_itself(layout) if _reads_bias_by_row(call) else None)
-
-    def change(name: str, value: Any, ours: DocumentBatch, theirs: DocumentBatch) -> Any:
-        if name in CACHES or isinstance(value, DocumentMask):
-            return None  # all that a document's encoder has made is seen
-        if bias is not None and name in ("mask", "position_bias"):
-            return bias if name == "position_bias" else None
-        if name in STATES:
-            return theirs.spread(value)
-        if name in _MASKS and isinstance(value, torch.Tensor) and value.shape[-1] == memory.columns:
-            return gather_pairs(value.expand(theirs.shape[0], *value.shape[1:]), ours.where, theirs.where)
-        return spread_tokens(value, layout, ours.spread)
-
-    with without_layout():
-        outputs = [
-            call.changed(lambda name, value, pair=pair: change(name, value, *pair))  # type: ignore[misc]
-            for pair in zip(found.batches, read, strict=True)
-        ]
-    return found.together(outputs)
+def _across(bias: torch.Tensor | None, ours: DocumentBatch, theirs: DocumentBatch, name: str, value: Any) -> Any:
+    """What an argument of a call is for cross-attention from documents of a batch to what the encoder has read."""
+    if name in CACHES or isinstance(value, DocumentMask):
+        return None  # all that a document's encoder has made is seen
+    if bias is not None and name in ("mask", "position_bias"):
+        return bias if name == "position_bias" else None
+    if name in STATES:
+        return theirs.spread(value)
+    if name in _MASKS and isinstance(value, torch.Tensor) and value.shape[-1] == theirs.layout.columns:
+        return gather_pairs(value.expand(theirs.shape[0], *value.shape[1:]), ours.where, theirs.where)
+    return spread_tokens(value, ours.layout, ours.spread)
 
 
 def pairs_of(
-    layout: PackedLayout, memory: PackedLayout, groups: list[np.ndarray] | None = None
-) -> tuple[Batches, list[DocumentBatch]]:
-    """The documents of a decoder and those that its encoder has read, those alike in both lengths as a batch."""
+    layout: PackedLayout, memory: PackedLayout | None, alone: Grouping
+) -> tuple[Batches, Sequence[DocumentBatch | None]]:
+    """The documents of rows as batches, grouped as they are `alone`, or where there is a `memory`, those of a decoder.
+
+    With these come the documents that the encoder has read; those alike in both lengths share a batch, unless none do.
+    """
+    if memory is None:
+        found = Batches.grouped(layout, alone)
+        return found, [None] * len(found.batches)
 
     def build() -> tuple[Batches, list[DocumentBatch]]:
-        chosen = _alike(layout, memory) if groups is None else groups
+        kinds, number = np.unique(np.stack([layout.lengths, memory.lengths]), axis=1, return_inverse=True)
+        alike = [np.flatnonzero(number.reshape(-1) == kind) for kind in range(kinds.shape[1])]
+        chosen = alone(layout) if alone is each_by_itself else alike
         return Batches.of(layout, chosen), [DocumentBatch.of(memory, group) for group in chosen]
 
     return layout.derived(("batches of pairs", memory), build)
-
-
-def _alike(layout: PackedLayout, memory: PackedLayout) -> list[np.ndarray]:
-    kinds, number = np.unique(np.stack([layout.lengths, memory.lengths]), axis=1, return_inverse=True)
-    return [np.flatnonzero(number.reshape(-1) == kind) for kind in range(kinds.shape[1])]
-
-
-def _reads_bias_by_row(call: MixerCall) -> bool:
-    """Whether a bias that all rows of a batch share fails there: upstream's flex function looks for one per row."""
-    implementation = getattr(getattr(call.mixer, "config", None), "_attn_implementation", None)
-    return implementation == "flex_attention"
 
 
 def _described(mask: DocumentMask, batch: DocumentBatch) -> Any:
@@ -194,22 +209,3 @@ def _described(mask: DocumentMask, batch: DocumentBatch) -> Any:
             raise UnsupportedModel("a rule over tokens of the row cannot be cut into block masks; use sdpa or eager")
         return made[0]
     return torch.cat(made).expand(documents, -1, -1, -1) if made else None
-
-
-def _weights(call: MixerCall, found: list[DocumentBatch], parts: Any) -> torch.Tensor | None:
-    """Attention weights of all documents, (rows, heads, columns, columns), 0 between documents."""
-    if not all(_are_weights(part, own) for part, own in zip(parts, found, strict=True)):
-        return None
-    rows, columns = call.layout.rows, call.layout.columns
-    whole = parts[0].new_zeros(rows, parts[0].shape[1], columns, columns)
-    for part, own in zip(parts, found, strict=True):
-        for start, weights in zip(own.starts.tolist(), part, strict=True):
-            row, first = divmod(start, columns)
-            here = slice(first, first + own.shape[1])
-            whole[row, :, here, here] = weights
-    return whole
-
-
-def _are_weights(part: Any, batch: DocumentBatch) -> bool:
-    documents, length = batch.shape
-    return isinstance(part, torch.Tensor) and part.dim() == 4 and part.shape[::2] == (documents, length)

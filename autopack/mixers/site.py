@@ -25,8 +25,7 @@ from autopack.layout.ways import CACHES
 from autopack.patching import Site
 from autopack.runtime.buffers import from_the_same_buffers
 from autopack.runtime.lockstep import Steps, leaving_nothing, with_idle
-from autopack.runtime.marks import mark_of
-from autopack.runtime.scope import Scope, changed, running_scope, site_scope
+from autopack.runtime.scope import Scope, changed, mark_of, running_scope, site_scope
 
 _MASKS = ("attention_mask", "mask", "attn_mask")
 _OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention|block")
@@ -87,7 +86,8 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         mark = mark_of(mixer)
         assert scope.layout is not None
         assert mark is not None
-        assert mark.way is not None
+        way = mark.way
+        assert way is not None
         if "use_cache" in names:
             arguments["use_cache"] = False
         first = arguments.get(names[0])
@@ -96,18 +96,20 @@ def adapt_mixer(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
         if mark.reads_images:
             arguments, memory = _with_own_images(mixer, arguments, layout)
         original = from_the_same_buffers(original, mixer)
-        if scope.shared is not None:
-            arguments = {name: _of_whole_rows(mixer, mark.way, name, each, scope) for name, each in arguments.items()}
+
+        def run(arguments: dict[str, Any], memory: PackedLayout | None = None) -> Any:
+            return way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory))
+
+        if (rows := scope.shared) is not None:
+            arguments = {name: _of_whole_rows(mixer, way, name, value, scope) for name, value in arguments.items()}
             with changed(shared=None):
-                output = mark.way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights))
-            return _of_part(output, scope)
-        if scope.prefixes is None:
-            return mark.way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights, memory))
-        prefixes = scope.prefixes
-        arguments = {name: _of_documents(name, value, prefixes) for name, value in arguments.items()}
-        with changed(prefixes=None):
-            output = mark.way.run(MixerCall(original, mixer, names[0], arguments, layout, scope.want_weights))
-        return _of_row(output, prefixes)
+                return _cut(run(arguments), scope.layout.shape, lambda whole: rows.part(whole, 1))
+        if (prefixes := scope.prefixes) is not None:
+            arguments = {name: _of_documents(name, value, prefixes) for name, value in arguments.items()}
+            shape, firsts = (1, len(prefixes.columns)), prefixes.firsts
+            with changed(prefixes=None):
+                return _cut(run(arguments), shape, lambda every: every.index_select(1, firsts.to(every.device)))
+        return run(arguments, memory)
 
     return autopack_mixer
 
@@ -168,19 +170,6 @@ def _hides_nothing(mask: torch.Tensor, scope: Scope) -> bool:
     return not near and bool((mask == mask[..., :1, :1]).all())
 
 
-def _of_part(output: Any, scope: Scope) -> Any:
-    """What of a mixer's output for whole rows belongs to this rank's part of their columns."""
-    if isinstance(output, dict):
-        return type(output)(**{name: _of_part(each, scope) for name, each in output.items()})
-    if isinstance(output, tuple | list):
-        return type(output)(_of_part(each, scope) for each in output)
-    assert scope.layout is not None
-    assert scope.shared is not None
-    if not isinstance(output, torch.Tensor) or output.shape[:2] != (scope.layout.rows, scope.layout.columns):
-        return output
-    return scope.shared.part(output, 1)
-
-
 def _of_documents(name: str, value: Any, prefixes: Prefixes) -> Any:
     """What an argument of a row that holds once what documents begin with says of documents that share nothing."""
     if isinstance(value, tuple | list):
@@ -194,15 +183,13 @@ def _of_documents(name: str, value: Any, prefixes: Prefixes) -> Any:
     return value.index_select(form.columns, places) if form.of is Of.TOKEN else value
 
 
-def _of_row(output: Any, prefixes: Prefixes) -> Any:
-    """What of a mixer's output for documents belongs to the row that holds once what they begin with."""
+def _cut(output: Any, shape: tuple[int, int], keep: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """An output of which `keep` is applied to what it has for every token: tensors (*shape, ...)."""
     if isinstance(output, dict):
-        return type(output)(**{name: _of_row(part, prefixes) for name, part in output.items()})
+        return type(output)(**{name: _cut(part, shape, keep) for name, part in output.items()})
     if isinstance(output, tuple | list):
-        return type(output)(_of_row(part, prefixes) for part in output)
-    if not isinstance(output, torch.Tensor) or output.shape[:2] != (1, len(prefixes.columns)):
-        return output
-    return output.index_select(1, prefixes.firsts.to(output.device))
+        return type(output)(_cut(part, shape, keep) for part in output)
+    return keep(output) if isinstance(output, torch.Tensor) and output.shape[:2] == shape else output
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,9 +205,8 @@ class _Run:
         What short documents do not reach (compressed windows, experts) has no gradient, and FSDP2 reduces what has one.
         """
         tokens = next((each for each in self.arguments.values() if isinstance(each, torch.Tensor)), None)
-        return self.arguments.get("labels") is not None, 0 if tokens is None else tokens.shape[
-            -1 if tokens.dim() < 2 else 1
-        ]
+        length = 0 if tokens is None else tokens.shape[-1 if tokens.dim() < 2 else 1]
+        return self.arguments.get("labels") is not None, length
 
 
 def _obstacle(mixer: torch.nn.Module, arguments: dict[str, Any]) -> str | None:

@@ -6,7 +6,6 @@ length; what packing gains elsewhere, fewer and fuller calls, it does not gain h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall
 from autopack.inspection.source import shifts_labels
 from autopack.layout import IGNORED_LABEL
-from autopack.layout.batches import Batches, DocumentBatch, equally_long_documents, items_of_share, mean_loss
+from autopack.layout.batches import DocumentBatch, equally_long_documents, items_of_share, mean_loss
 from autopack.layout.forms import Frame, Of
 from autopack.layout.host import host_values
 from autopack.mixers.own_attention import STATES, pairs_of
@@ -32,11 +31,7 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
     """
     layout = call.layout
     frame = Frame(layout.rows, layout.columns)
-    if call.memory is None:
-        found = Batches.grouped(layout, equally_long_documents)
-        read: Sequence[DocumentBatch | None] = [None] * len(found.batches)
-    else:
-        found, read = pairs_of(layout, call.memory)
+    found, read = pairs_of(layout, call.memory, equally_long_documents)
     wants_tuple = call.arguments.get("return_dict") is False
 
     def spread(name: str, value: Any, batch: DocumentBatch, memory: DocumentBatch | None) -> Any:

@@ -8,7 +8,7 @@ count, with a gradient of zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,8 +30,7 @@ class Steps:
     def __init__(self, groups: Sequence[Group], total: int | None = None):
         self._groups = groups
         self._total = total
-        self.count = 0
-        """Runs of this rank so far."""
+        self.count = 0  # runs of this rank so far
 
     def begin(self) -> None:
         """Begin a run of one's own."""
@@ -76,7 +75,10 @@ def _any(groups: Sequence[Group], going_on: bool, obstacle: str | None = None) -
 def leaving_nothing(module: nn.Module) -> Iterator[None]:
     """Run a module and leave random state, buffers and numbers as they were; its graph keeps copies of the buffers."""
     held = [(part, dict(part._buffers)) for part in module.modules() if part._buffers]
-    numbers = [(part, _numbers_of(part)) for part in module.modules()]
+    numbers = [  # and None in their place: what some routers reckon of the tokens of a call
+        (part, {name: value for name, value in vars(part).items() if value is None or isinstance(value, int | float)})
+        for part in module.modules()
+    ]
     with drawing_nothing(module):
         try:
             for part, buffers in held:
@@ -89,11 +91,6 @@ def leaving_nothing(module: nn.Module) -> Iterator[None]:
                 vars(part).update(before)
 
 
-def _numbers_of(module: nn.Module) -> dict[str, Any]:
-    """What a module has as plain numbers, or in their place: what some routers reckon of the tokens of a call."""
-    return {name: value for name, value in vars(module).items() if value is None or isinstance(value, int | float)}
-
-
 def with_idle(kept: Any, idle: list[Any]) -> Any:
     """An output with the results of idle runs in its graph: each part of theirs in that of the same part of `kept`."""
     if not idle:
@@ -102,17 +99,13 @@ def with_idle(kept: Any, idle: list[Any]) -> Any:
         parts = [part for part in idle if isinstance(part, torch.Tensor) and part.requires_grad]
         return _Idle.apply(kept, *parts) if parts else kept
     if isinstance(kept, dict):
-        of_key = _by(idle, dict, lambda each, key: each.get(key))
-        return type(kept)(**{key: with_idle(part, of_key(key)) for key, part in kept.items()})
+        alike = [each for each in idle if isinstance(each, dict)]
+        return type(kept)(**{key: with_idle(part, [each.get(key) for each in alike]) for key, part in kept.items()})
     if type(kept) in (tuple, list):
-        of_place = _by(idle, type(kept), lambda each, place: each[place] if place < len(each) else None)
-        return type(kept)(with_idle(part, of_place(place)) for place, part in enumerate(kept))
+        alike = [each for each in idle if isinstance(each, type(kept))]
+        of_place = ([each[place] for each in alike if place < len(each)] for place in range(len(kept)))
+        return type(kept)(map(with_idle, kept, of_place))
     return kept
-
-
-def _by(idle: list[Any], kind: type, pick: Callable[[Any, Any], Any]) -> Callable[[Any], list[Any]]:
-    alike = [each for each in idle if isinstance(each, kind)]
-    return lambda key: [pick(each, key) for each in alike]
 
 
 class _Idle(torch.autograd.Function):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Literal, Protocol
@@ -24,7 +27,6 @@ from autopack.layout.packed import PackedLayout
 from autopack.patching import SiteLease
 from autopack.runtime.padding_read import PaddingRead
 from autopack.runtime.row_group import RowGroup
-from autopack.runtime.settling import SETTLERS, one_at_a_time
 from autopack.runtime.tally import Tally
 
 Labels = Literal["no", "shifted", "as they are"]
@@ -74,60 +76,42 @@ class Brings(Enum):
 
 @dataclass(frozen=True)
 class Traits:
-    """What of its family concerns one model."""
+    """What of its family concerns one model. What is not explained here is at the same name in `Family` and `Way`.
+
+    `adjusted` says that its attention gets queries, keys or values that were made by columns, `counts_columns` that
+    something in it counts columns, those of padding too, `uses_positions` that it takes `position_ids`,
+    `first_position` which one the first token of a document has, `knows_padded_positions` that it is known how it
+    numbers a batch whose padding is not on the right. `mixing_weights` is the share of its weights, embeddings of
+    tokens left out, that mixers hold, `media` the kinds of media that a run of the leak test has covered in its
+    documents.
+    """
 
     family: str
-    """Name of the family."""
     dense: bool
-    """Whether it scores every pair of tokens of a row in code of its own."""
     whole_model_reason: str | None
-    """Why each document is run through the whole model by itself, where that is so."""
     heeds_masks: bool
-    """Whether such documents may be the rows of a padded batch, where a head gives one result per row."""
     leaves_out: frozenset[str]
-    """Parts of an encoder-decoder's output that packed rows have none of."""
     reads_encoder_tokens: bool
-    """Whether its decoder gets the encoder's tokens where it is given none, and not those of the labels."""
     masks_without_cache: bool
-    """Whether its decoder hides later tokens where it is to fill no cache, and only there."""
     reads_padding: bool
-    """Whether what stands in padding changes what tokens get."""
     recurs: bool
-    """Whether it carries a state from token to token, over padding too."""
     adjusted: bool
-    """Whether its attention gets queries, keys or values that were made by columns."""
     counts_columns: bool
-    """Whether something in it counts columns, those of padding too."""
     uses_positions: bool
-    """Whether it takes `position_ids`."""
     numbers_itself: bool
-    """Whether a document is to be run without positions that count it from 0."""
     first_position: int
-    """Position of the first token of a document."""
     knows_padded_positions: bool
-    """Whether it is known how it numbers a batch whose padding is not on the right."""
     refused_arguments: Mapping[str, str]
-    """Arguments that no packed call may bring, with the reason."""
     refused_without_images: Mapping[str, str]
-    """The same of packed calls without images."""
     mixing_weights: float
-    """The share of its weights, embeddings of tokens left out, that mixers hold."""
     media: frozenset[str]
-    """Kinds of media that a run of the leak test has covered in its documents."""
     why_no_media: str | None
-    """Why no run has covered other media, where that is known."""
     counts_images: bool
-    """Whether it numbers the images of a batch over all its rows."""
     image_of_each: bool
-    """Whether its text attends across to one image for each document."""
     unpads_images: bool
-    """Whether padded batches with images are one row of their tokens, and the images in the order of the rows."""
     image_mask: str | None
-    """The argument that says which tokens see which images, where text attends to images across."""
     wrong_media: Callable[[Mapping[str, Any]], str | None] | None
-    """Why the media of a packed call are not those of its documents, where its family can tell."""
     sounds_together: Callable[[Any, Mapping[str, Any], PackedLayout], str | None] | None = None
-    """Why one sound of a packed call would change what another gives, where that can be."""
 
     @classmethod
     def of(cls, family: Family, anatomy: Anatomy, numbering: Numbering, media: frozenset[str]) -> Traits:
@@ -137,20 +121,18 @@ class Traits:
         # A recurrent mixer may begin anew where positions do.
         told_positions = any("position_ids" in parameters_of(type(mixer)).names for mixer in anatomy.mixers)
         adjusted = any(family.adjustment_of(module) is not None for module in anatomy.attention)
+        of_ways = "heeds_masks reads_encoder_tokens masks_without_cache reads_padding recurs numbers_itself".split()
+        of_types = "counts_images image_of_each unpads_images".split()
+        flags: dict[str, Any] = {name: any(getattr(way, name) for way in ways) for name in of_ways}
+        flags |= {name: anatomy.model_type in getattr(family, name) for name in of_types}
         return cls(
             family=family.name,
             dense=anatomy.model_type in family.dense_types,
             whole_model_reason=next((way.whole_model_reason for way in ways if way.whole_model_reason), None),
-            heeds_masks=any(way.heeds_masks for way in ways),
             leaves_out=frozenset(name for way in ways for name in way.leaves_out),
-            reads_encoder_tokens=any(way.reads_encoder_tokens for way in ways),
-            masks_without_cache=any(way.masks_without_cache for way in ways),
-            reads_padding=any(way.reads_padding for way in ways),
-            recurs=any(way.recurs for way in ways),
             adjusted=adjusted,
             counts_columns=adjusted or any(way.counts for way in ways),
             uses_positions=family.positions and (attends or told_positions),
-            numbers_itself=any(way.numbers_itself for way in ways),
             first_position=numbering.first_position(anatomy.entries[0].config),
             knows_padded_positions=anatomy.model_type in family.model_types
             and numbering.is_known(anatomy.counts_along_mask),
@@ -159,11 +141,9 @@ class Traits:
             mixing_weights=_share_of_mixers(anatomy),
             media=media,
             why_no_media=family.why_no_media.get(anatomy.model_type),
-            counts_images=anatomy.model_type in family.counts_images,
-            image_of_each=anatomy.model_type in family.image_of_each,
-            unpads_images=anatomy.model_type in family.unpads_images,
             image_mask=family.image_mask,
             wrong_media=family.wrong_media,
+            **flags,
         )
 
     def refused(self, with_media: bool) -> Mapping[str, str]:
@@ -192,8 +172,7 @@ class Link:
 
     def __init__(self, model: EnabledModel | None = None):
         self.model = model
-        self.next_hook = 0
-        """A number that is higher than those of the model's hooks."""
+        self.next_hook = 0  # a number that is higher than those of the model's hooks
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": None, "next_hook": self.next_hook}
@@ -229,6 +208,39 @@ class Sentinel(Protocol):
         """Meet a call of the whole model that has run."""
 
 
+_settling = threading.Lock()  # of the process and not of the model, for locks cannot be copied or pickled
+_has_lock: ContextVar[bool] = ContextVar("autopack_has_lock", default=False)
+_settlers: ContextVar[tuple[object, ...]] = ContextVar("autopack_settlers", default=())
+"""What this thread, or those in whose context it runs, look at models with."""
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Hold the lock by which one thread of the process at a time looks at a model, marks it and proves it.
+
+    Threads that are given the context of its holder, as those of twins are, have it, too.
+    """
+    if _has_lock.get():
+        yield
+        return
+    with _settling:
+        token = _has_lock.set(True)
+        try:
+            yield
+        finally:
+            _has_lock.reset(token)
+
+
+def _begin_anew() -> None:
+    """In a child of fork: the thread of the parent that holds it is not here."""
+    global _settling
+    _settling = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_begin_anew)
+
+
 class EnabledModel:
     """The state of one enabled model. It travels with the model through deepcopy and pickle; installed sites do not.
 
@@ -246,54 +258,42 @@ class EnabledModel:
         self.anatomy = anatomy
         self.traits = traits
         self.options = options
-        self.lease = lease
-        """The sites that it keeps installed."""
-        self.tally = Tally()
-        """What became of its padded batches."""
+        self.lease = lease  # the sites that it keeps installed
+        self.tally = Tally()  # what became of its padded batches
         self.logged: set[tuple[str, str, str]] = set()
         """What has been logged: kinds of decisions about calls, reasons of audits."""
         self.padding_read = None if options.unpad == "always" else PaddingRead()
         """Whether what it gives at padding is read; None where that is not to be found out."""
-        self.pooling: set[int] = set()
-        """Levels of the entries that have been observed to return one result per row."""
+        self.pooling: set[int] = set()  # levels of the entries that have been observed to return one result per row
         self.widths = frozenset(size for weight in anatomy.entries[0].parameters() for size in weight.shape)
         """The sizes that vectors of the model may have."""
-        self.active = False
-        """Whether it is enabled now; a handle outlives that."""
-        self.fed_by: weakref.ref[Any] | None = None
-        """The trainer whose data were last found to reach the model whole."""
+        self.active = False  # whether it is enabled now; a handle outlives that
+        self.fed_by: weakref.ref[Any] | None = None  # the trainer whose data were last found to reach the model whole
         self.lenient = False
         """Whether a call that would be refused runs as it would have without autopack (`autopack run`)."""
-        self.proof = Proof("not yet")
-        """What is known of its code."""
+        self.proof = Proof("not yet")  # what is known of its code
         self.watch: Watch | None = None
         """What it was when that was found out; None for a copy, at which nobody has looked yet."""
         self.sentinel: Sentinel | None = None
         """What is shown calls of the whole, their outputs, and whether they packed (`autopack.watching`)."""
-        self.watches = False
-        """Whether every training call is to be counted by it."""
+        self.watches = False  # whether every training call is to be counted by it
         self.runs_other_code = False
         """Whether code other than that of the libraries known here takes part, other than in hooks."""
         self.groups: tuple[Group, ...] = ()
         """The process groups over which its parameters are gathered when it runs, as its last call has found them."""
         self.prefixes_proven_by: Callable[[Any, EnabledModel], str | None] | None = None
         """Says why rows that begin alike would get something else, were that computed once; it runs a twin."""
-        self.prefixes_apart: tuple[str | None] | None = None
-        """What it has said of the model as it is; None where it was not asked."""
         self.parts_proven_by: Callable[[Any, EnabledModel, Labels], str | None] | None = None
         """Says why ranks that share rows would get something else, in calls with such labels; it runs a twin."""
-        self.parts_apart: dict[Labels, str | None] = {}
-        """What it has said of the model as it is."""
         self.media_proven_by: Callable[[Any, EnabledModel, str, int], str | None] | None = None
         """Says why documents may not get what they get alone with a kind of media; it runs a twin. None where a
         released run has measured them."""
-        self.media_apart: dict[tuple[str, int], str | None] = {}
-        """What it has said of the model as it is, by kind and number of media in a call."""
+        self.said_by_twins: dict[tuple[Any, ...], str | None] = {}
+        """What these three have said of the model as it is: by "prefixes", "parts" and labels, or "media", kind and
+        number in a call."""
         self._renew = renew
-        self._settler: object | None = None
-        """The thread that looks at it, marks it and proves it now."""
-        self.link = Link(self)
-        """What its marks and hooks know it by."""
+        self._settler: object | None = None  # the thread that looks at it, marks it and proves it now
+        self.link = Link(self)  # what its marks and hooks know it by
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -319,7 +319,7 @@ class EnabledModel:
             self._renew_if(lambda: self.proof.waits, packs=True)
 
     def _renew_if(self, needed: Callable[[], bool], packs: bool) -> None:
-        with one_at_a_time():
+        with _one_at_a_time():
             # Another thread may have been first, and what settles a model calls it.
             if not self.is_settling and needed():
                 self._renew(self, packs)
@@ -327,14 +327,14 @@ class EnabledModel:
     @contextmanager
     def settling(self) -> Iterator[None]:
         """While a thread looks at the model, marks it and proves it; its own calls of the model go on meanwhile."""
-        with one_at_a_time():
+        with _one_at_a_time():
             self._settler = object()
-            token = SETTLERS.set((*SETTLERS.get(), self._settler))
+            token = _settlers.set((*_settlers.get(), self._settler))
             try:
                 yield
             finally:
                 self._settler = None
-                SETTLERS.reset(token)
+                _settlers.reset(token)
 
     @property
     def is_settling(self) -> bool:
@@ -342,7 +342,7 @@ class EnabledModel:
 
         What a twin runs may call the model itself (a function on it that holds it): that proves it no second time.
         """
-        return self._settler is not None and self._settler in SETTLERS.get()
+        return self._settler is not None and self._settler in _settlers.get()
 
     def _is_stale(self) -> bool:
         return self.watch is None or self.watch.changed() is not None
@@ -352,19 +352,13 @@ class EnabledModel:
         trusts = self.options.verify == "never" and self.options.share == "always"
         if trusts or self.is_settling or self.prefixes_proven_by is None:
             return None
-        if self.prefixes_apart is None:
-            with self.settling():
-                self.prefixes_apart = (self.prefixes_proven_by(self.anatomy.entries[0], self),)
-        return self.prefixes_apart[0]
+        return self._ask_twin(self.prefixes_proven_by, "prefixes")
 
     def why_rows_stay_whole(self, labels: Labels) -> str | None:
         """Why ranks cannot share its rows in calls with such labels, as its twin says; None where they can."""
         if self.parts_proven_by is None:
             return None
-        if labels not in self.parts_apart:
-            with self.settling():
-                self.parts_apart[labels] = self.parts_proven_by(self.anatomy.entries[0], self, labels)
-        return self.parts_apart[labels]
+        return self._ask_twin(self.parts_proven_by, "parts", labels)
 
     def why_media_meet(self, kind: str, count: int) -> str | None:
         """Why documents may not get what they get alone with so many such media, as its twin says; None where they do.
@@ -373,11 +367,13 @@ class EnabledModel:
         """
         if self.options.verify == "never" or self.is_settling or self.media_proven_by is None:
             return None
-        asked = kind, max(4, 1 << (count - 1).bit_length())
-        if asked not in self.media_apart:
+        return self._ask_twin(self.media_proven_by, "media", kind, max(4, 1 << (count - 1).bit_length()))
+
+    def _ask_twin(self, ask: Callable[..., str | None], *question: Any) -> str | None:
+        if question not in self.said_by_twins:
             with self.settling():
-                self.media_apart[asked] = self.media_proven_by(self.anatomy.entries[0], self, *asked)
-        return self.media_apart[asked]
+                self.said_by_twins[question] = ask(self.anatomy.entries[0], self, *question[1:])
+        return self.said_by_twins[question]
 
     def implementations(self) -> tuple[str, ...]:
         """The attention implementations that this model's attention modules ask for now."""

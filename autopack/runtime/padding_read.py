@@ -28,14 +28,10 @@ class PaddingRead:
     """What is known of one model."""
 
     def __init__(self) -> None:
-        self.looks = 0
-        """Batches that ran as they came, to find it out."""
-        self.due_at = 1
-        """The number of the padded batch from which on the next one does."""
-        self.answered = False
-        """Whether a gradient has come back to one that ran as it came."""
-        self.where: str | None = None
-        """The part of its output that is read at padding, where one is."""
+        self.looks = 0  # batches that ran as they came, to find it out
+        self.due_at = 1  # the number of the padded batch from which on the next one does
+        self.answered = False  # whether a gradient has come back to one that ran as it came
+        self.where: str | None = None  # the part of its output that is read at padding, where one is
         self._looked_at: list[weakref.ref[torch.Tensor]] = []
         """The tokens of the batches that ran as they came: checkpoints run them again when they are differentiated."""
 

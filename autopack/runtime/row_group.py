@@ -17,8 +17,7 @@ class RowGroup:
     A copy of a model has the same group; a pickled one has lost it, and cannot be called.
     """
 
-    of_processes = True
-    """Whether its ranks are processes."""
+    of_processes = True  # whether its ranks are processes
 
     def __init__(self, group: Group):
         self._group = group

@@ -1,14 +1,14 @@
 """How attention, masks and mixers learn the documents of the forward that they run in.
 
-The entry of an enabled model puts a *scope* in force for its forward; sites read it. A site that is reached without its
-model's scope raises `OutsideForward`.
+The entry of an enabled model puts a *scope* in force for its forward; sites read it. A module that mixes tokens has a
+*mark*, by which its site knows whose it is: one that is reached without its model's scope raises `OutsideForward`.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
@@ -18,15 +18,63 @@ import torch
 from torch import nn
 
 from autopack.errors import OutsideForward, UnsupportedModel
+from autopack.family import Way
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prefixes import Prefixes
 from autopack.layout.seen_images import SeenImages
-from autopack.runtime.marks import Mark, mark_of
-from autopack.runtime.model import EnabledModel, severed
+from autopack.runtime.model import EnabledModel, Link, severed
 from autopack.runtime.row_group import RowGroup
 
-NO_ENTRY = -1
-"""Level of an activation that no entry has opened."""
+MARK = "_autopack"  # name of the attribute by which a module that mixes tokens knows its mark
+HANDLE = "_autopack_handle"  # name of the attribute by which an enabled model knows its handle
+NO_ENTRY = -1  # level of an activation that no entry has opened
+
+
+@dataclass(frozen=True, eq=False)
+class Mark:
+    """What a module that mixes tokens has to know when it is called."""
+
+    link: Link  # the way to the enabled model that it is a part of
+    way: Way | None = None  # how it is kept within documents, where it is a mixer
+    adjustment: Callable[..., Any] | None = None
+    """What is done to its queries, keys and values, where it is attention that needs it."""
+    mixes: bool = True
+    """Whether it mixes tokens of documents; no part that takes no tokens (a vision tower) does, and no attention within
+    each token or within media."""
+    reads_encoder: bool = False  # whether it is cross-attention, which reads what the encoder has made
+    reads_images: bool = False  # whether it is attention from text to images
+
+    @property
+    def model(self) -> EnabledModel | None:
+        """The enabled model that it is a part of; None in a copy of a part of one."""
+        return self.link.model
+
+
+def mark_of(module: nn.Module) -> Mark | None:
+    """The mark of a module; None for one that belongs to no enabled model or mixes no tokens."""
+    return module.__dict__.get(MARK)
+
+
+def is_severed(module: nn.Module) -> bool:
+    """Whether a module has a mark of an enabled model that it is no longer a part of."""
+    mark = mark_of(module)
+    return mark is not None and mark.model is None
+
+
+def holds_marks(model: nn.Module) -> bool:
+    """Whether a module of this model belongs to an enabled model."""
+    return any(MARK in module.__dict__ for module in model.modules())
+
+
+def enabled_in(model: nn.Module) -> EnabledModel | None:
+    """The enabled model that parts of this model belong to, or None."""
+    marks = (mark_of(module) for module in model.modules())
+    return next((mark.model for mark in marks if mark is not None), None)
+
+
+def handle_of(model: nn.Module) -> Any:
+    """The handle of an enabled model, or None."""
+    return model.__dict__.get(HANDLE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,18 +82,14 @@ class Scope:
     """What sites may know of one forward of one enabled model."""
 
     model: EnabledModel
-    layout: PackedLayout | None = None
-    """Where its documents lie; None for a call that packs nothing."""
+    layout: PackedLayout | None = None  # where its documents lie; None for a call that packs nothing
     memory: PackedLayout | None = None
     """The layout of the encoder's states in a decoder: document i of `layout` reads document i of it."""
-    images: SeenImages | None = None
-    """Which images each document reads, where text attends to images across."""
-    want_weights: bool = False
-    """Whether attention weights are asked for."""
+    images: SeenImages | None = None  # which images each document reads, where text attends to images across
+    want_weights: bool = False  # whether attention weights are asked for
     as_batch: bool = False
     """Whether the documents are the rows of a batch that shares what depends on its longest row (dynamic rope)."""
-    stock: bool = False
-    """Whether the model runs as it would without autopack, whatever the call declares."""
+    stock: bool = False  # whether the model runs as it would without autopack, whatever the call declares
     refusal: str | None = None
     """Why nothing in this forward may mix tokens, where nothing may: the end of a sentence that begins with a class."""
     shared: RowGroup | None = None
@@ -65,26 +109,17 @@ class Activation:
         self, scope: Scope, outer: Activation | None, level: int, plan: Any = None, frame: FrameType | None = None
     ):
         self.scope = scope
-        self.outer = outer
-        """What was in force before, and will be again."""
+        self.outer = outer  # what was in force before, and will be again
         self.plan = plan
         """What the entry has decided about the call (`autopack.calls.plan.Plan`); None in a recomputation."""
-        self.level = level
-        """Place of that entry among the entries of the model; `NO_ENTRY` in a recomputation."""
-        self.passed: tuple[int, ...] = (level,)
-        """Levels of the entries that are being passed now, the outermost first."""
-        self.deepest = level
-        """The deepest level that has been entered, whether or not it has been left."""
-        self.foreign = False
-        """Whether the forward is somebody else's code."""
-        self.inside: list[PackedLayout] = []
-        """The layouts of packed rows that were declared further in alone."""
-        self.met_loss = False
-        """Whether labels have come to the site of the loss (`autopack.calls.loss_site`)."""
-        self.arrived: set[Mark] = set()
-        """The marks of the modules that have reached their sites."""
-        self.packs = False
-        """Whether this entry or one further in packs or unpads the call."""
+        self.level = level  # place of that entry among the entries of the model; `NO_ENTRY` in a recomputation
+        self.passed: tuple[int, ...] = (level,)  # levels of the entries that are being passed now, the outermost first
+        self.deepest = level  # the deepest level that has been entered, whether or not it has been left
+        self.foreign = False  # whether the forward is somebody else's code
+        self.inside: list[PackedLayout] = []  # the layouts of packed rows that were declared further in alone
+        self.met_loss = False  # whether labels have come to the site of the loss (`autopack.calls.loss_site`)
+        self.arrived: set[Mark] = set()  # the marks of the modules that have reached their sites
+        self.packs = False  # whether this entry or one further in packs or unpads the call
         self.frame = frame or _calling_frame()
 
     def enter(self, level: int) -> None:
@@ -106,11 +141,9 @@ def _calling_frame() -> FrameType | None:
 
 def _running(wanted: FrameType | None) -> bool:
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame is wanted:
-            return True
+    while frame is not None and frame is not wanted:
         frame = frame.f_back
-    return False
+    return frame is not None
 
 
 class Ambient(threading.local):

@@ -15,25 +15,20 @@ if TYPE_CHECKING:
     from autopack.layout.packed import PackedLayout
     from autopack.layout.padding import Padding
 
-after_each: Callable[[], None] | None = None
-"""Called when a call has been counted, of any model of this process."""
+after_each: Callable[[], None] | None = None  # called when a call has been counted, of any model of this process
 
 
 class Volume(NamedTuple):
     """How much some calls held, and how much of it was computed."""
 
     calls: int = 0
-    rows: int = 0
-    """Rows that ran; a padded batch that ran as a packed row is one."""
+    rows: int = 0  # rows that ran; a padded batch that ran as a packed row is one
     columns: int = 0
     """Columns that ran, over all rows: each of them costs what a token costs. Of an encoder-decoder, those of both."""
-    tokens: int = 0
-    """Real tokens of them, and those that were shared."""
+    tokens: int = 0  # real tokens of them, and those that were shared
     documents: int = 0
-    skipped: int = 0
-    """Columns of padding that came and did not run."""
-    shared: int = 0
-    """Real tokens that did not run, since another row of the batch began with the same ones."""
+    skipped: int = 0  # columns of padding that came and did not run
+    shared: int = 0  # real tokens that did not run, since another row of the batch began with the same ones
 
     @classmethod
     def of_layout(cls, layout: PackedLayout) -> Volume:
@@ -111,14 +106,10 @@ class Volume(NamedTuple):
 class Tally:
     """What became of the calls of one enabled model; calls of generation are not counted."""
 
-    batches: int = 0
-    """Padded batches that ran as a packed row."""
-    tokens: int = 0
-    """Real tokens in them."""
-    padding: int = 0
-    """Padding tokens in them, which were not computed."""
-    left: Counter[str] = field(default_factory=Counter)
-    """Padded batches that were left as they came, by reason."""
+    batches: int = 0  # padded batches that ran as a packed row
+    tokens: int = 0  # real tokens in them
+    padding: int = 0  # padding tokens in them, which were not computed
+    left: Counter[str] = field(default_factory=Counter)  # padded batches that were left as they came, by reason
     refused: Counter[str] = field(default_factory=Counter)
     """Calls that autopack would have refused, and that ran as they would have without it, by reason."""
     apart: Counter[str] = field(default_factory=Counter)
@@ -127,15 +118,12 @@ class Tally:
     """Whether a batch that looks padded has come without a mask, so that none of its padding could be left out."""
     training: Volume = field(default_factory=Volume)
     """All calls in training mode or with gradients, packed, padded or neither."""
-    evaluation: Volume = field(default_factory=Volume)
-    """All others."""
+    evaluation: Volume = field(default_factory=Volume)  # all others
     _began: float | None = None
     """When the first call in training came in this process, in seconds; of a copy, its first."""
     _latest: float = 0.0
-    _before: int = 0
-    """Real tokens of the training calls before that one."""
-    _between: int = 0
-    """Real tokens of the training calls from that one on, without those of the latest."""
+    _before: int = 0  # real tokens of the training calls before that one
+    _between: int = 0  # real tokens of the training calls from that one on, without those of the latest
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_began": None}

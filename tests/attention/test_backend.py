@@ -19,7 +19,7 @@ from tests.conftest import FLOAT32, alone, error, positions, token_ids
 ROWS = ((7, 1, 9, 3),)
 TOY = """
 from autopack.attention import per_document
-from autopack.attention.backend import Backend
+from autopack.attention.call import Backend
 
 calls = []
 

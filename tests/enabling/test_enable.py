@@ -13,7 +13,7 @@ import autopack
 from autopack import UnsupportedModel, tiny
 from autopack.calls.hooks import EntryHook
 from autopack.errors import SiteDrift
-from autopack.runtime.marks import MARK
+from autopack.runtime.scope import MARK
 from tests.conftest import (
     attributes,
     installed_functions,

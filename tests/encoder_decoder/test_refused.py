@@ -9,7 +9,7 @@ import transformers
 import autopack
 from autopack import tiny
 from autopack.errors import InvalidPacking, UnsupportedModel
-from autopack.runtime.marks import holds_marks
+from autopack.runtime.scope import holds_marks
 from tests.encoder_decoder.pairs import Pairs, covered
 
 pytestmark = covered

@@ -15,7 +15,7 @@ from autopack import registry, tiny
 from autopack.inspection import modules
 from autopack.layout.batches import GROWTH, buckets
 from autopack.layout.packed import PackedLayout
-from autopack.mixers.rows import run_per_document_row
+from autopack.mixers.operations import run_per_document_row
 from autopack.trust.content import Content
 from tests.conftest import (
     FLOAT32,

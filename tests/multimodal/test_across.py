@@ -98,7 +98,7 @@ def test_a_mask_alone_keeps_no_images_apart(monkeypatch):
     def by_mask(function: Any, module: Any, states: Any, mask: Any, options: Any, seen: Any) -> Any:
         return function(module, *states, mask, **options)
 
-    monkeypatch.setattr(autopack.attention.images, "attend", by_mask)
+    monkeypatch.setattr(autopack.attention.cross, "attend_to_images", by_mask)
     with autopack.enable(model):
         logits = model(**packed(model, [found])).logits
     assert error(logits[0, : len(found[0])], alone(stock, found[0]).logits[0]) > LEAK

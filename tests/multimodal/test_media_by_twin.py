@@ -172,7 +172,7 @@ def test_what_is_measured_is_not_asked(monkeypatch):
     with autopack.enable(model) as handle:
         assert handle.enabled.proof.source != "recorded" or handle.enabled.media_proven_by is None
         model(**media_rows.packed(model, [documents(model)]))
-        assert not handle.enabled.media_apart or handle.enabled.media_apart == {("image", 4): None}
+        assert handle.enabled.said_by_twins in ({}, {("media", "image", 4): None})
 
 
 def test_padded_batches_are_left_to_stock_where_no_twin_tells():

@@ -338,12 +338,13 @@ class TestHowever:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         with autopack.enable(model, unpad="always") as handle:
             _scored(model, padded(tree()))
-            asked = handle.enabled.prefixes_apart
+            asked = handle.enabled.said_by_twins
             for turn in (model.gradient_checkpointing_disable, model.gradient_checkpointing_enable):
                 turn()
                 assert handle.enabled.watch.changed() is None
                 _agree(pair[0].train(), model, padded(tree()))
-            assert handle.enabled.prefixes_apart is asked
+            assert handle.enabled.said_by_twins is asked
+            assert list(asked) == [("prefixes",)]
             model.model.layers[0]._gradient_checkpointing_func = lambda function, *given, **named: function(*given) * 2
             assert handle.enabled.watch.changed() == "the function _gradient_checkpointing_func"
 

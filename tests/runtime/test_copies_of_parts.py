@@ -19,7 +19,7 @@ import autopack
 from autopack import tiny
 from autopack.errors import OutsideForward
 from autopack.runtime.checkpointing import BoundCheckpoint
-from autopack.runtime.marks import holds_marks
+from autopack.runtime.scope import holds_marks
 from tests.conftest import FLOAT64, LEAK, LENGTHS, attributes, error, positions, spans, token_ids
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")

@@ -10,7 +10,7 @@ import torch
 
 import autopack
 from autopack import registry, tiny
-from autopack.architectures import esm, gpt2, roformer, short_convolution, whole_model
+from autopack.architectures import embeddings, gpt2, own_attention, short_convolution, whole_model
 from autopack.calls import packed
 from autopack.errors import UnsupportedModel
 from autopack.layout.packed import PackedLayout
@@ -85,8 +85,8 @@ def test_reformer_with_chunks_of_more_than_a_token(task, monkeypatch):
     """Upstream pads documents to whole chunks, which it can do beside no positions."""
     model = tiny.build("reformer", task=task, dtype=torch.float64, **CHUNKS)
     assert packed_error(model, *ROWS) < FLOAT64
-    plain = {name: OneByOne("of chunks") for name, way in whole_model.FAMILY.mixers.items() if "Reformer" in name}
-    without(monkeypatch, whole_model.FAMILY, mixers=plain)
+    plain = {name: OneByOne("of chunks") for name, way in whole_model.WHOLE_MODEL.mixers.items() if "Reformer" in name}
+    without(monkeypatch, whole_model.WHOLE_MODEL, mixers=plain)
     with pytest.raises(RuntimeError):
         packed_error(model, *ROWS)
 
@@ -115,7 +115,11 @@ def test_rows_longer_than_the_positions_of_a_model_need_help(monkeypatch):
     with pytest.raises(RuntimeError):
         packed_error(fnet, *ROWS)
     table = {"RoFormerSinusoidalPositionalEmbedding"}
-    without(monkeypatch, roformer.FAMILY, mixers={k: v for k, v in roformer.FAMILY.mixers.items() if k not in table})
+    without(
+        monkeypatch,
+        own_attention.ROFORMER,
+        mixers={k: v for k, v in own_attention.ROFORMER.mixers.items() if k not in table},
+    )
     with pytest.raises(IndexError):
         packed_error(tiny.build("roformer", task="masked-lm", max_position_embeddings=12), *ROWS)
 
@@ -161,7 +165,7 @@ def test_esm_scales_embeddings_by_the_mask_tokens_of_the_document(implementation
             return error(model(input_ids=ids, position_ids=positions(*ROWS, start=start)).logits, expected)
 
     assert masked_error() < FLOAT64
-    without(monkeypatch, esm.FAMILY, mixers={})
+    without(monkeypatch, embeddings.ESM, mixers={})
     assert masked_error() > LEAK if token_dropout else masked_error() < FLOAT64
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autopack.attention import per_document, prefixes
-from autopack.attention.backend import Backend
+from autopack.attention.call import Backend
 
 BACKEND = Backend(
     name="eager",

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from autopack.attention.backend import Backend
-from autopack.attention.call import AttentionCall, Output
+from autopack.attention.call import AttentionCall, Backend, Output
 from autopack.attention.document_mask import DocumentMask
 from autopack.attention.prefixes import with_keys_of_documents
 from autopack.inspection import releases

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from autopack.attention.backend import Backend
-from autopack.attention.call import AttentionCall, Output, unpatched
+from autopack.attention.call import AttentionCall, Backend, Output, unpatched
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import masks, releases, torches
 from autopack.layout.packed import PackedLayout
@@ -74,18 +73,12 @@ def over_prefixes(call: AttentionCall, prefixes: Prefixes) -> torch.Tensor | Non
 
 def _blocks_of_tree(prefixes: Prefixes, own: Callable[..., Any]) -> Any:
     """A BlockMask (1, 1, tokens, tokens) of the row that runs, by a rule for places in one document."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
     numbers, depths, sees = prefixes.numbers, prefixes.depths, prefixes.sees
 
     def rule(b: Any, h: Any, q: Any, k: Any) -> Any:
         return sees[numbers[q], numbers[k]] & own(b, h, depths[q], depths[k])
 
-    def make() -> tuple[Any, Any]:
-        size = prefixes.tokens, prefixes.tokens
-        return create_block_mask(rule, 1, None, *size, device=str(prefixes.device)), own  # kept: its id is the key
-
-    return prefixes.documents.derived(("tree", id(own)), make)[0]
+    return _block_mask(prefixes.documents, ("tree",), own, rule, 1, (prefixes.tokens, prefixes.tokens))
 
 
 def blocks_within_documents(layout: PackedLayout, memory: PackedLayout, own: Any = None) -> Any:
@@ -93,23 +86,29 @@ def blocks_within_documents(layout: PackedLayout, memory: PackedLayout, own: Any
 
     `own` is a BlockMask that the model's code made over the rows, whose rule goes on to hold.
     """
-    from torch.nn.attention.flex_attention import create_block_mask
-
     ours, theirs = layout.seq_idx, memory.seq_idx
 
     def rule(b: Any, h: Any, q: Any, k: Any) -> Any:
         same = ours[b, q] == theirs[b, k]
         return same if own is None else same & own.mask_mod(b, h, q, k)
 
+    return _block_mask(layout, ("blocks", memory), own, rule, layout.rows, (layout.columns, memory.columns))
+
+
+def _block_mask(
+    layout: PackedLayout, key: tuple[Any, ...], own: Any, rule: Callable[..., Any], rows: int, size: tuple[int, int]
+) -> Any:
+    """The BlockMask of a rule that is made of `own`; once for each layout, `key` and `own`."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
     def make() -> tuple[Any, Any]:
-        rows, size = layout.rows, (layout.columns, memory.columns)
         return create_block_mask(rule, rows, None, *size, device=str(layout.device)), own  # kept: its id is the key
 
-    return layout.derived(("blocks", memory, id(own)), make)[0]
+    return layout.derived((*key, id(own)), make)[0]
 
 
 class _OfDocuments:
-    """A bias of the longest document (1, heads, tokens, tokens), read at pairs of columns of packed rows."""
+    """A bias of the longest document (1, H, L, L), read at pairs of columns of packed rows."""
 
     def __init__(self, bias: torch.Tensor, layout: PackedLayout):
         self.bias = bias

@@ -7,12 +7,10 @@ from dataclasses import replace
 import torch
 
 from autopack.attention import per_document, prefixes
-from autopack.attention.backend import Backend
-from autopack.attention.call import AttentionCall, Output, unpatched
+from autopack.attention.call import AttentionCall, Backend, Output, unpatched
 from autopack.attention.compiled import attend_compiled
 from autopack.attention.document_mask import DocumentMask
 from autopack.inspection import masks, releases, torches
-from autopack.layout.prefixes import Prefixes
 
 
 def attend(call: AttentionCall) -> Output:
@@ -39,14 +37,10 @@ def _by_sdpa(call: AttentionCall) -> AttentionCall:
     return replace(call, original=unpatched(releases.attention_function("sdpa")), mask=mask)
 
 
-def _over_prefixes(call: AttentionCall, shared: Prefixes) -> torch.Tensor | None:
-    return prefixes.by_stretches(_by_sdpa(call), shared)
-
-
 BACKEND = Backend(
     name="sdpa",
     attend=attend,
-    over_prefixes=_over_prefixes,
+    over_prefixes=lambda call, shared: prefixes.by_stretches(_by_sdpa(call), shared),
     availability=lambda: (True, "torch.nn.functional.scaled_dot_product_attention"),
     implementations=lambda: ("sdpa",),
     is_own=lambda implementation: implementation == "sdpa",

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from autopack.attention.backend import Backend
-from autopack.attention.call import AttentionCall, Output
+from autopack.attention.call import AttentionCall, Backend, Output
 from autopack.attention.prefixes import with_keys_of_documents
 from autopack.inspection import torches
 from autopack.inspection.masks import Pattern
@@ -96,10 +95,10 @@ def attend_varlen(
     sinks: Tensor | None = None,
     memory: PackedLayout | None = None,
 ) -> Tensor:
-    """Attend within each document of (rows, heads, columns, head size) states in float16 or bfloat16.
+    """Attend within each document of states (R, H, C, E) in float16 or bfloat16; returns (R, C, H, V).
 
     Keys and values are those of `memory`, where that is given. `sinks` are one logit per query head that takes part in
-    each softmax without a value. Returns (rows, columns, heads, value head size).
+    each softmax without a value.
     """
     if pattern.chunk is not None:
         layout = layout.in_chunks(pattern.chunk)
@@ -121,11 +120,7 @@ def attend_varlen(
 
 
 class _SinkAttention(torch.autograd.Function):
-    """Attention of (tokens, heads, head size) states with a sink per head; settings as for `torches.attend_varlen`.
-
-    The forward kernel gives its log-sum-exp, which `varlen_attn` gives without gradients; the backward kernel
-    recomputes the softmax from whatever log-sum-exp it is given.
-    """
+    """Attention of states (tokens, H, E) with a sink per head; settings as for `torches.attend_varlen`."""
 
     @staticmethod
     def forward(
@@ -138,7 +133,7 @@ class _SinkAttention(torch.autograd.Function):
         output, lse, state, unused, _ = torch.ops.aten._flash_attention_forward(
             query, key, value, cu_seqlens, cu_seqlens, *common, False, **named
         )
-        logits = sinks.float().unsqueeze(1)  # lse is (heads, tokens)
+        logits = sinks.float().unsqueeze(1)  # lse is (H, tokens)
         with_sink = torch.logaddexp(lse, logits)
         output = output * torch.exp(lse - with_sink).transpose(0, 1).unsqueeze(-1).to(output.dtype)
         ctx.save_for_backward(query, key, value, output, with_sink, logits, cu_seqlens, state, unused)

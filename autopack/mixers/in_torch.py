@@ -1,13 +1,15 @@
-"""The selective scan of Mamba (arXiv 2312.00752, algorithm 2) over the documents of packed rows, in torch alone.
+"""Short causal convolutions and the selective scan of Mamba over the documents of packed rows, in torch alone.
 
-Tokens are ordered as recurrent networks order packed sequences: the first of every document, then the second of every
-document that has one, and so on, longer documents first. A step then takes all documents that still run, without
-padding, and there are as many steps as the longest document has tokens. The backward pass is the same recurrence
-backwards, where a graph of single steps would add up gradients of the whole row at each of them.
+For the scan (arXiv 2312.00752, algorithm 2) tokens are ordered as recurrent networks order packed sequences: the first
+of every document, then the second of every document that has one, and so on, longer documents first. A step then takes
+all documents that still run, without padding, and there are as many steps as the longest document has tokens. The
+backward pass is the same recurrence backwards, where a graph of single steps would add up gradients of the whole row at
+each of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -115,3 +117,68 @@ def selective_scan(
     if D is not None:
         output = output + hidden * D[None, :, None]
     return output if z is None else output * silu(z)
+
+
+class _CausalConvolution(torch.autograd.Function):
+    @staticmethod
+    def forward(tokens: torch.Tensor, weight: torch.Tensor, outside: list[torch.Tensor]) -> torch.Tensor:
+        output = tokens * weight[:, -1]
+        for lag, without in enumerate(outside, start=1):
+            tap = tokens[:-lag] * weight[:, -1 - lag]
+            output[lag:].add_(tap.index_fill_(0, without, 0))
+        return output
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        tokens, weight, ctx.outside = inputs
+        ctx.save_for_backward(tokens, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        tokens, weight = ctx.saved_tensors
+        for_tokens = gradient * weight[:, -1]
+        for_weight = torch.zeros_like(weight)
+        for_weight[:, -1] = (gradient * tokens).sum(0)
+        for lag, without in enumerate(ctx.outside, start=1):
+            seen = gradient[lag:].index_fill(0, without, 0)
+            for_tokens[:-lag].addcmul_(seen, weight[:, -1 - lag])
+            # In place only where this is not differentiated again: that would need what it was.
+            seen = seen * tokens[:-lag] if torch.is_grad_enabled() else seen.mul_(tokens[:-lag])
+            for_weight[:, -1 - lag] = seen.sum(0)
+        return for_tokens, for_weight, None
+
+
+def causal_convolution(
+    layout: PackedLayout,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    activation: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """What a depthwise causal convolution of each document alone gives: (rows, channels, tokens), dtype of `hidden`.
+
+    A tap that reaches past the start of its document counts as zero, as it does at the start of a row. Tokens stay in
+    rows of channels, as the projections before and after have them, so each tap is one pass over contiguous memory;
+    that makes up for the masking, since the backward pass of `conv1d` with one channel per group is slow on CPUs.
+
+    `hidden` is (rows, channels, tokens), `weight` (channels, width), `bias` (channels,). Sums are taken in float32 or
+    better.
+    """
+    width = weight.shape[-1]
+    outside = layout.derived(("outside", width), lambda: _outside(layout, width))
+    precise = torch.promote_types(weight.dtype, torch.float32)
+    tokens = hidden.transpose(1, 2).flatten(0, 1).to(precise)
+    output = _CausalConvolution.apply(tokens, weight.to(precise), outside)
+    if bias is not None:
+        output = output + bias
+    output = output.to(weight.dtype)
+    if activation is not None:
+        output = activation(output)
+    return output.unflatten(0, (layout.rows, layout.columns)).transpose(1, 2).to(hidden.dtype)
+
+
+def _outside(layout: PackedLayout, width: int) -> list[torch.Tensor]:
+    """For each lag below `width`, the tokens from 0 on whose successor by that lag is of another document."""
+    offsets = np.arange(layout.bounds[-1]) - np.repeat(layout.bounds[:-1], np.diff(layout.bounds))
+    lags = range(1, min(width, len(offsets)))
+    return [layout.upload(np.flatnonzero(offsets[lag:] < lag)) for lag in lags]
