@@ -92,7 +92,7 @@ class Checked:
         try:
             leak = influence.leak_of(call, step)
         except CannotTell as reason:
-            self._skip(call, why or str(reason))
+            self._skip(call, str(reason) if why is None else f"{why}, and {reason}")
             return None
         self.checks += why is not None  # otherwise its document has been counted
         self.leaks += leak is not None
