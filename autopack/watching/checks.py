@@ -23,8 +23,10 @@ from autopack.calls.encoder_decoder.pairs import PairCall
 from autopack.calls.outputs import loss_of, unread
 from autopack.calls.sequence_parallel import rows_shared_by
 from autopack.errors import Leak
+from autopack.inspection import media
 from autopack.inspection.randomness import state_of
 from autopack.runtime.buffers import Buffers
+from autopack.watching import influence
 from autopack.watching.batch import PaddedBatch
 from autopack.watching.conditions import Precision, unnoticed
 from autopack.watching.differences import error_by_token
@@ -46,7 +48,8 @@ class Checked:
     """What checks of calls have found so far."""
 
     checks: int = 0
-    """Documents, or padded batches, that were compared with what they get in the stock model."""
+    """Documents, or padded batches, that were compared with what they get in the stock model, and calls of which none
+    could be and gradients told."""
     worst: float = 0.0
     """The largest relative error that any of them showed."""
     leaks: int = 0
@@ -64,6 +67,8 @@ class Checked:
                 raise CannotTell("several ranks share its rows")
             checked = PaddedBatch.of(call) if of_batch else document_of(call, turn)
         except CannotTell as reason:
+            if not call.model.groups and packs and not of_batch:
+                return self._by_gradients(call, step, str(reason))
             self._skip(call, str(reason))
             if not call.model.groups:
                 return None
@@ -76,7 +81,21 @@ class Checked:
         if runs.reason is not None:
             self._skip(call, runs.reason)
             return None
-        return self._judged(call, checked, runs, step)
+        leak = self._judged(call, checked, runs, step)
+        if leak is None and not of_batch and not call.model.groups and media.given(call.arguments):
+            leak = self._by_gradients(call, step)  # the document that was run has none of them
+        return leak
+
+    def _by_gradients(self, call: Call, step: int, why: str | None = None) -> Leak | None:
+        """Find out by gradients whether documents meet; `why` says why none of them could be run alone."""
+        try:
+            leak = influence.leak_of(call, step)
+        except CannotTell as reason:
+            self._skip(call, why or str(reason))
+            return None
+        self.checks += why is not None  # otherwise its document has been counted
+        self.leaks += leak is not None
+        return leak
 
     def _skip(self, call: Call, reason: str) -> None:
         if not self.skipped[reason]:

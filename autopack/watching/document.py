@@ -206,6 +206,9 @@ def _of_pair(call: PairCall, turn: int) -> Document:
     arguments: dict[str, Any] = {}
     for name, value in call.arguments.items():
         positions = name.endswith("position_ids") and call.model.traits.uses_positions and name in call.entry.names
+        if name == "attention_mask" and media.given(call.arguments) and value is not None and len(value) == count:
+            arguments[name] = value[number : number + 1]  # of the patches or frames of each document
+            continue
         if name in DECLARED and not positions:
             continue
         if name == "encoder_outputs" and value is not None:
@@ -279,5 +282,5 @@ def _placeholders(config: Any) -> set[int]:
     return {
         value
         for name, value in fields.items()
-        if isinstance(value, int) and name.endswith(("token_id", "token_index")) and name.startswith(_MEDIA_TOKENS)
+        if isinstance(value, int) and name.endswith(("_id", "token_index")) and name.startswith(_MEDIA_TOKENS)
     }
