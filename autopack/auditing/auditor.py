@@ -20,18 +20,15 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.asking import argument_names
 from autopack.auditing.budget import Meter, OverBudget
-from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase
-from autopack.auditing.chance import DRAWN, Pinned
+from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase, threshold_lengths
 from autopack.auditing.fields import errors_between, fields_of, scales_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.losses import Labels
 from autopack.auditing.packed import GRADIENTS, INFLUENCE, PackedRuns
-from autopack.auditing.padded import PaddedRuns
+from autopack.auditing.padded import ROUTER, PaddedRuns, measure_router
 from autopack.auditing.places import first_difference
 from autopack.auditing.report import LeakReport, ModeResult
-from autopack.auditing.routers import ROUTER, measure_router
-from autopack.auditing.running import Runner
-from autopack.auditing.thresholds import threshold_lengths
+from autopack.auditing.running import DRAWN, Pinned, Runner
 from autopack.calls.prefixes import why_not
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair, row_head

@@ -7,28 +7,32 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from autopack.auditing.auditor import LOSS_TOLERANCE, TOLERANCE
 from autopack.auditing.fields import Fields, fields_of
-from autopack.auditing.left_as_found import noise_of
+from autopack.auditing.left_as_found import noise_of, without_noise
 from autopack.auditing.running import Runner
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder.pairs import PairCall
 from autopack.calls.outputs import loss_of, unread
 from autopack.calls.sequence_parallel import rows_shared_by
 from autopack.errors import Leak
+from autopack.inspection import torches
+from autopack.inspection.afterwards import afterwards
 from autopack.inspection.randomness import state_of
 from autopack.runtime.buffers import Buffers
-from autopack.watching.batch import PaddedBatch
-from autopack.watching.conditions import Precision, unnoticed
-from autopack.watching.differences import error_by_token
-from autopack.watching.document import CannotTell, Document, document_of
+from autopack.runtime.model import EnabledModel
+from autopack.watching.document import CannotTell, Document, PaddedBatch, document_of
 
 logger = logging.getLogger(__name__)
 
@@ -197,3 +201,112 @@ def _error_of_losses(found: torch.Tensor | None, alone: torch.Tensor | None) -> 
 def _routes(model: nn.Module) -> bool:
     """Whether tokens choose experts."""
     return any("experts" in module._modules or "Expert" in type(module).__name__ for module in model.modules())
+
+
+_FEW = 16
+"""Fewer values than this say nothing of how far others of their kind would lie apart."""
+_VALUES = 1 << 24
+"""Values that are compared at a time: logits of a long document in float64 would need more memory than the model."""
+
+
+def error_by_token(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """The error at each token of two tensors (tokens, ...), relative to the deviation of all of `expected`: (tokens,).
+
+    It is the root mean square over the channels of a token, in which rounding, other than leaked context, does not grow
+    with their number. Infinite where one is no number and the other is. Of whole numbers it is 1 where they differ.
+    """
+    if not expected.is_floating_point():
+        return (found != expected).reshape(len(expected), -1).any(1).double()
+    errors = []
+    for one, other in zip(_chunks(found), _chunks(expected), strict=True):
+        same = (one == other) | (one.isnan() & other.isnan())
+        errors.append((one - other).masked_fill_(same, 0.0).square_().mean(1).sqrt_())
+    return torch.cat(errors).nan_to_num(math.inf, posinf=math.inf) / _scale(expected)
+
+
+def _scale(expected: torch.Tensor) -> float:
+    """The standard deviation of a field; of a few values, which may lie close by chance, their size if that is more."""
+    count, total, squares, largest = 0, 0.0, 0.0, 0.0
+    for chunk in _chunks(expected):
+        values = chunk[chunk.isfinite()]
+        if values.numel():
+            count, total = count + values.numel(), total + float(values.sum())
+            squares, largest = squares + float(values.square().sum()), max(largest, float(values.abs().max()))
+    if not count:
+        return 1.0
+    size = squares / count
+    spread = math.sqrt(max(0.0, size - (total / count) ** 2))
+    return max(spread, math.sqrt(size) if count < _FEW else 0.0) or largest or 1.0
+
+
+def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    flat = tensor.detach().reshape(len(tensor), -1)
+    for part in flat.split(max(1, _VALUES // max(1, flat.shape[1]))):
+        yield part.double()
+
+
+@contextmanager
+def unnoticed(model: PreTrainedModel, enabled: EnabledModel) -> Iterator[None]:
+    """Run a model without noise, gradients or compiled code, and leave no trace: in it, in its counts, in random state.
+
+    It writes to copies of its buffers, since the graph of the live call may have kept those that it has.
+    """
+    counted = enabled.tally.counted()
+    caches = torch.is_autocast_cache_enabled()
+
+    def put_back() -> None:
+        torch.set_autocast_cache_enabled(caches)
+        vars(enabled.tally).update(counted)
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_eager())
+        stack.enter_context(without_noise(model))
+        _copy_buffers(model)
+        stack.enter_context(afterwards(put_back))
+        # Weights that are cast without gradients must not be found by a later call under the same autocast.
+        torch.set_autocast_cache_enabled(False)
+        yield
+
+
+@contextmanager
+def _eager() -> Iterator[None]:
+    """Run compiled modules as they are: documents have lengths that no graph was made for."""
+    if not hasattr(torch.compiler, "set_stance"):  # before torch 2.6
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _copy_buffers(model: nn.Module) -> None:
+    """Give a model copies of its buffers; `without_noise` puts those back that it has."""
+    copies: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
+
+
+class Precision:
+    """The dtypes in which the layers of a model are run while it is in force, as their weights and autocast say."""
+
+    def __init__(self) -> None:
+        self.dtypes: set[torch.dtype] = set()
+        self._thread = threading.get_ident()
+
+    def __enter__(self) -> Precision:
+        # One for all modules and not one for each, which the model would be looked at again for.
+        self._handle = nn.modules.module.register_module_forward_pre_hook(self._note)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._handle.remove()
+
+    def _note(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        weight = module._parameters.get("weight")
+        for tensor in (weight, next(iter(args), None)):
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and weight is not None:
+                self.dtypes.add(torches.taken_by_sdpa(tensor))  # by the rule of layers, which is the same
