@@ -1,7 +1,5 @@
 """Run a model for the auditor: as it stands, as stock has it, and with all that it draws by chance the same."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from typing import Any
