@@ -18,7 +18,7 @@ __all__ = ["LeakReport"]
 _PADDED_GRADIENT_TOLERANCE = 1e-3
 """Gradients of padded batches are not held to less: softmax and norms round otherwise beside padding, in float32. Nor
 are those of documents that begin alike, of which a token that is computed once gets the sum before it is rounded."""
-_ALIKE = "one beginning"
+ALIKE = "one beginning"
 """The mode with such documents."""
 ROUTER = "router loss"
 """The mode in which routers are asked for theirs: a call that autopack refuses for it says nothing of labels alone."""
@@ -109,7 +109,7 @@ class LeakReport:
         tolerance, gradient_tolerance = self.tolerance, self.gradient_tolerance
         if result.kind == "padded":
             tolerance = max(tolerance, self.padded_tolerance)
-        if result.kind == "padded" or result.mode == _ALIKE:
+        if result.kind == "padded" or result.mode == ALIKE:
             gradient_tolerance = max(gradient_tolerance, _PADDED_GRADIENT_TOLERANCE)
         return tolerance, gradient_tolerance
 

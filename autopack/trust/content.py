@@ -95,7 +95,7 @@ class Content:
 
     def _digests(self, module: str) -> dict[str, str]:
         """The digests of the pieces of a module, in the order of their numbers."""
-        return dict(_pair(text) for text in self._pieces[module].split(" "))
+        return dict(text.rpartition(":")[::2] for text in self._pieces[module].split(" "))
 
     def _told(self, module: str, piece: str, source: SourceFile | None) -> str:
         if source is None:
@@ -103,11 +103,6 @@ class Content:
         if source.digest(piece) is None:
             return f"{piece} of {_PREFIX}{module} is missing, which was measured ({self.release})"
         return f"{piece or 'a statement'} of {_PREFIX}{module} is not the one that was measured ({self.release})"
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, _, known = text.rpartition(":")
-    return name, known
 
 
 @cache

@@ -29,7 +29,7 @@ def load(path: Path | None = None) -> dict[str, Any]:
 
 
 def survey_of(release: str) -> Path:
-    """Where the survey of a release is."""
+    """The file of the survey of a release."""
     return SURVEYS / f"{release}.json"
 
 

@@ -7,31 +7,28 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from autopack.auditing.auditor import LOSS_TOLERANCE, TOLERANCE
 from autopack.auditing.fields import Fields, fields_of
-from autopack.auditing.left_as_found import noise_of, without_noise
+from autopack.auditing.left_as_found import noise_of
 from autopack.auditing.running import Runner
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder.pairs import PairCall
 from autopack.calls.outputs import loss_of, unread
 from autopack.calls.sequence_parallel import rows_shared_by
 from autopack.errors import Leak
-from autopack.inspection import torches
-from autopack.inspection.afterwards import afterwards
+from autopack.inspection import media
 from autopack.inspection.randomness import state_of
 from autopack.runtime.buffers import Buffers
-from autopack.runtime.model import EnabledModel
+from autopack.watching import influence
+from autopack.watching.conditions import Precision, unnoticed
 from autopack.watching.document import CannotTell, Document, PaddedBatch, document_of
 
 logger = logging.getLogger(__name__)
@@ -50,7 +47,8 @@ class Checked:
     """What checks of calls have found so far."""
 
     checks: int = 0
-    """Documents, or padded batches, that were compared with what they get in the stock model."""
+    """Documents, or padded batches, that were compared with what they get in the stock model, and calls of which none
+    could be and gradients told."""
     worst: float = 0.0
     """The largest relative error that any of them showed."""
     leaks: int = 0
@@ -68,6 +66,8 @@ class Checked:
                 raise CannotTell("several ranks share its rows")
             checked = PaddedBatch.of(call) if of_batch else document_of(call, turn)
         except CannotTell as reason:
+            if not call.model.groups and packs and not of_batch:
+                return self._by_gradients(call, step, str(reason))
             self._skip(call, str(reason))
             if not call.model.groups:
                 return None
@@ -80,7 +80,21 @@ class Checked:
         if runs.reason is not None:
             self._skip(call, runs.reason)
             return None
-        return self._judged(call, checked, runs, step)
+        leak = self._judged(call, checked, runs, step)
+        if leak is None and not of_batch and not call.model.groups and media.given(call.arguments):
+            leak = self._by_gradients(call, step)  # the document that was run has none of them
+        return leak
+
+    def _by_gradients(self, call: Call, step: int, why: str | None = None) -> Leak | None:
+        """Find out by gradients whether documents meet; `why` says why none of them could be run alone."""
+        try:
+            leak = influence.leak_of(call, step)
+        except CannotTell as reason:
+            self._skip(call, why or str(reason))
+            return None
+        self.checks += why is not None  # otherwise its document has been counted
+        self.leaks += leak is not None
+        return leak
 
     def _skip(self, call: Call, reason: str) -> None:
         if not self.skipped[reason]:
@@ -243,70 +257,3 @@ def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     flat = tensor.detach().reshape(len(tensor), -1)
     for part in flat.split(max(1, _VALUES // max(1, flat.shape[1]))):
         yield part.double()
-
-
-@contextmanager
-def unnoticed(model: PreTrainedModel, enabled: EnabledModel) -> Iterator[None]:
-    """Run a model without noise, gradients or compiled code, and leave no trace: in it, in its counts, in random state.
-
-    It writes to copies of its buffers, since the graph of the live call may have kept those that it has.
-    """
-    counted = enabled.tally.counted()
-    caches = torch.is_autocast_cache_enabled()
-
-    def put_back() -> None:
-        torch.set_autocast_cache_enabled(caches)
-        vars(enabled.tally).update(counted)
-
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(_eager())
-        stack.enter_context(without_noise(model))
-        _copy_buffers(model)
-        stack.enter_context(afterwards(put_back))
-        # Weights that are cast without gradients must not be found by a later call under the same autocast.
-        torch.set_autocast_cache_enabled(False)
-        yield
-
-
-@contextmanager
-def _eager() -> Iterator[None]:
-    """Run compiled modules as they are: documents have lengths that no graph was made for."""
-    if not hasattr(torch.compiler, "set_stance"):  # before torch 2.6
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
-def _copy_buffers(model: nn.Module) -> None:
-    """Give a model copies of its buffers; `without_noise` puts those back that it has."""
-    copies: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
-
-
-class Precision:
-    """The dtypes in which the layers of a model are run while it is in force, as their weights and autocast say."""
-
-    def __init__(self) -> None:
-        self.dtypes: set[torch.dtype] = set()
-        self._thread = threading.get_ident()
-
-    def __enter__(self) -> Precision:
-        # One for all modules and not one for each, which the model would be looked at again for.
-        self._handle = nn.modules.module.register_module_forward_pre_hook(self._note)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._handle.remove()
-
-    def _note(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if threading.get_ident() != self._thread:
-            return
-        weight = module._parameters.get("weight")
-        for tensor in (weight, next(iter(args), None)):
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and weight is not None:
-                self.dtypes.add(torches.taken_by_sdpa(tensor))  # by the rule of layers, which is the same

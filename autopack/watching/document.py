@@ -97,15 +97,10 @@ class Document:
     """That of the decoder first, of an encoder-decoder."""
     result: Result
 
-    @property
-    def place(self) -> tuple[int, int, tuple[int, int]]:
-        """Its number in the call, its row, and its first and end column."""
+    def place_of(self, errors: torch.Tensor) -> tuple[int, int, tuple[int, int]]:
+        """Its number in the call, its row, and its first and end column, whichever token differs the most."""
         side = self.sides[0]
         return self.result.number, side.row, (int(side.columns[0]), int(side.columns[-1]) + 1)
-
-    def place_of(self, errors: torch.Tensor) -> tuple[int, int, tuple[int, int]]:
-        """Its place, whichever token differs the most."""
-        return self.place
 
     def split(self, outputs: Fields, alone: Fields) -> dict[str, tuple[torch.Tensor, ...]]:
         """What it got and what it gets alone, (tokens or 1, ...), of every field of which that can be told."""
@@ -206,6 +201,9 @@ def _of_pair(call: PairCall, turn: int) -> Document:
     arguments: dict[str, Any] = {}
     for name, value in call.arguments.items():
         positions = name.endswith("position_ids") and call.model.traits.uses_positions and name in call.entry.names
+        if name == "attention_mask" and media.given(call.arguments) and value is not None and len(value) == count:
+            arguments[name] = value[number : number + 1]  # of the patches or frames of each document
+            continue
         if name in DECLARED and not positions:
             continue
         if name == "encoder_outputs" and value is not None:
@@ -279,7 +277,7 @@ def _placeholders(config: Any) -> set[int]:
     return {
         value
         for name, value in fields.items()
-        if isinstance(value, int) and name.endswith(("token_id", "token_index")) and name.startswith(_MEDIA_TOKENS)
+        if isinstance(value, int) and name.endswith(("_id", "token_index")) and name.startswith(_MEDIA_TOKENS)
     }
 
 

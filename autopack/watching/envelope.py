@@ -13,9 +13,10 @@ import torch
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder.pairs import PairCall
 from autopack.errors import Leak
-from autopack.inspection import torches
+from autopack.inspection import media, torches
 from autopack.layout.host import host_values
 from autopack.watching.checks import Checked
+from autopack.watching.influence import media_sizes
 
 _LAST_AND_FIRST = (-1, 0)
 """The documents that are checked: what leaks to tokens after it is in the last one, what leaks before in the first."""
@@ -27,7 +28,7 @@ class Shape:
 
     sizes: tuple[int, ...]
     """Tokens of its longest document, documents, rows, tokens of the longest row that runs, the last of its tokens in
-    the vocabulary."""
+    the vocabulary, numbers of its largest media tensor, the longest side of media."""
     kinds: frozenset[Any]
     """Names of its arguments, dtype, modes, special tokens."""
 
@@ -38,7 +39,7 @@ class Envelope(Checked):
 
     calls: int = 0
     """Packed calls, and padded batches without their padding, that foreign code has run."""
-    sizes: tuple[int, ...] = (0, 0, 0, 0, 0)
+    sizes: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 0)
     """The largest that were checked, as in a `Shape`."""
     kinds: set[Any] = field(default_factory=set)
 
@@ -55,7 +56,7 @@ class Envelope(Checked):
         ids = call.arguments.get("input_ids")
         tokens = set(host_values(ids).reshape(-1).tolist()) if isinstance(ids, torch.Tensor) else set()
         kinds |= {("token", token) for token in _special_tokens(call.module.config) & tokens}
-        return Shape((*_sizes_of(call), max(tokens, default=0)), frozenset(kinds))
+        return Shape((*_sizes_of(call), max(tokens, default=0), *media_sizes(call)), frozenset(kinds))
 
     def is_left_by(self, shape: Shape) -> bool:
         """Whether a call has more of something than calls that were checked, or is one of those that always are."""
@@ -68,7 +69,8 @@ class Envelope(Checked):
         padded = packs and _is_padded(call)
         together = bool(call.model.groups)
         leak: Leak | None = None
-        for turn in _LAST_AND_FIRST if together or not padded else _LAST_AND_FIRST[:1]:
+        once = padded or bool(media.given(call.arguments))  # of media all documents are looked at
+        for turn in _LAST_AND_FIRST if together or not once else _LAST_AND_FIRST[:1]:
             # Ranks that gather parameters together run equally many forwards, whatever each of them has.
             if leak is None or together:
                 leak = self.check(call, output, packs, self.calls + 1, turn, padded) or leak
@@ -82,7 +84,7 @@ class Envelope(Checked):
             self.kinds |= shape.kinds
 
     def __str__(self) -> str:
-        longest, documents, rows, row, _ = self.sizes
+        longest, documents, rows, row, *_ = self.sizes
         found = f"{self.checks} checks in {self.calls} calls"
         if self.checks:
             found += (

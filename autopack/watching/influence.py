@@ -1,0 +1,143 @@
+"""Whether anything of one document of a live packed call reaches another one, told by gradients.
+
+A document cannot always be cut out of a call and run alone: what of its images is its own, for one, only its model
+knows. But what has no part in a result gives it no gradient. So of the embedded tokens of a call, and of its media, the
+gradients by the results of some documents, and by those of all others, may not meet at any number.
+"""
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopack.calls.call import Call
+from autopack.calls.encoder_decoder.pairs import PairCall
+from autopack.calls.outputs import unread
+from autopack.errors import Leak
+from autopack.inspection import media
+from autopack.layout.forms import Frame, Of, rows_first
+from autopack.watching.conditions import unnoticed
+from autopack.watching.document import CannotTell
+
+TOLERANCE = 1e-6
+"""Of the largest gradient. What another document has no part in is not small, but exactly 0."""
+_LABELLED = ("labels", "num_items_in_batch")
+_FOLLOWED = ("inputs_embeds", "decoder_inputs_embeds")
+
+
+def media_sizes(call: Call) -> tuple[int, int]:
+    """Numbers in the largest media tensor of a call, and the longest of their sides in places or pixels."""
+    tensors = [value for name in media.given(call.arguments) for value in _tensors_in(call.arguments[name])]
+    sides = [max(value.shape[1:], default=0) for value in tensors if value.is_floating_point()]
+    # Of images of which only the sum of all has a size, a grid of whole numbers says how large each is.
+    grids = [int(value.max()) for value in tensors if not value.is_floating_point() and value.numel()]
+    return max((value.numel() for value in tensors), default=0), max([*sides, *grids], default=0)
+
+
+def leak_of(call: Call, step: int) -> Leak | None:
+    """Where one document reaches another one, in a call that packs; None where none does.
+
+    It runs the call once more, and backward twice for each halving of the number of documents. Raises `CannotTell`.
+    """
+    layout = None if isinstance(call, PairCall) else call.declared.layout
+    if layout is None:
+        raise CannotTell("its documents are declared further in, or twice")
+    if call.model.groups:
+        raise CannotTell("ranks gather parameters together, and may not all have such a call")
+    spans = [span for span, length in zip(layout.spans, layout.lengths, strict=True) if length]
+    names = {*media.given(call.arguments), *_FOLLOWED}
+    leaves: list[torch.Tensor] = []
+    with unnoticed(call.module, call.model), torch.inference_mode(False), torch.enable_grad():
+        given = {name: value for name, value in call.arguments.items() if name not in _LABELLED} | {"return_dict": True}
+        given |= {name: _followed(value, leaves) for name, value in given.items() if name in names}
+        try:
+            with _embedded(call.module, leaves):
+                output = unread(call.module(**given))
+            name, states = _states(output, Frame(layout.rows, layout.columns))
+            sums = torch.stack([_weighted(states[row, first:end]) for row, first, end in spans])
+            # Any two documents lie apart in some bit of their numbers.
+            bits = range(max(len(spans) - 1, 0).bit_length())
+            worst = max((_shared(sums, leaves, [n for n in range(len(spans)) if n >> b & 1]) for b in bits), default=0)
+            if worst <= TOLERANCE:
+                return None
+            place = next((n for n in range(len(spans)) if _shared(sums, leaves, [n]) > TOLERANCE), 0)
+        except CannotTell:
+            raise
+        except Exception as error:  # of somebody else's code, and of checkpoints that cannot be differentiated so
+            said = f"running it for its gradients raised {type(error).__name__}: {error}"
+            raise CannotTell(said.partition("\n")[0]) from error
+    row, first, end = spans[place]
+    return Leak(call.name, place, row, (first, end), f"{name}, by what is another document's,", worst, TOLERANCE, step)
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for part in parts for tensor in _tensors_in(part)]
+
+
+def _followed(value: Any, leaves: list[torch.Tensor]) -> Any:
+    """The same, with every floating tensor in it made of a leaf of its own."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        leaves.append(value.detach().clone().requires_grad_())
+        return leaves[-1].clone()  # some write to it
+    if isinstance(value, dict):
+        return {name: _followed(part, leaves) for name, part in value.items()}
+    return type(value)(_followed(part, leaves) for part in value) if type(value) in (list, tuple) else value
+
+
+@contextmanager
+def _embedded(model: Any, leaves: list[torch.Tensor]) -> Iterator[None]:
+    """Have what a model embeds tokens with give leaves, in this thread."""
+    try:
+        embedding = model.get_input_embeddings()
+    except NotImplementedError:
+        embedding = None
+    thread = threading.get_ident()
+
+    def follow(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return _followed(output, leaves) if module is embedding and threading.get_ident() == thread else None
+
+    # One for all modules and not one on this, which the model would be looked at again for.
+    handle = nn.modules.module.register_module_forward_hook(follow)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _states(output: Any, frame: Frame) -> tuple[str, torch.Tensor]:
+    """The first result that has something for each token and a gradient: its name, and (rows, columns, ...)."""
+    for name, value in output.items() if isinstance(output, dict) else ():
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            form = frame.form_of_output(name, value)
+            if form.of is Of.TOKEN and form.columns:
+                return name, rows_first(value, form.columns)
+    raise CannotTell("no result of it that has something for each token has a gradient")
+
+
+def _weighted(states: torch.Tensor) -> torch.Tensor:
+    weights = torch.linspace(0.5, 1.5, states.numel(), device=states.device).reshape(states.shape)
+    # What stands for minus infinity would swallow all else.
+    return (states.where(states.abs() < 1e30, torch.zeros_like(states)).float() * weights).sum()
+
+
+def _shared(sums: torch.Tensor, leaves: list[torch.Tensor], chosen: list[int]) -> float:
+    """The largest part of a gradient that the chosen documents, and all others, have at one number."""
+    inside = torch.zeros_like(sums)
+    inside[chosen] = 1.0
+    found = [
+        torch.autograd.grad(sums, leaves, weights, retain_graph=True, allow_unused=True, materialize_grads=True)
+        for weights in (inside, 1 - inside)
+    ]
+    pairs = [(ours.abs(), theirs.abs()) for ours, theirs in zip(*found, strict=True)]
+    largest = max((float(torch.maximum(*pair).max()) for pair in pairs if pair[0].numel()), default=0.0)
+    shared = max((float(torch.minimum(*pair).max()) for pair in pairs if pair[0].numel()), default=0.0)
+    if not largest or not math.isfinite(largest + shared):
+        raise CannotTell("nothing of it has a gradient" if not largest else "its gradients are no numbers")
+    return shared / largest

@@ -1,0 +1,198 @@
+"""Calls with media, or of which no document can be run alone, are checked by gradients.
+
+What one document gets of another, from sizes on that no tiny twin has, raises in the call that meets it;
+`verify="never"` shows that it leaks.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import autopack
+from autopack import tiny
+from autopack.tiny import images, media_rows, sounds
+from autopack.tiny.images import IMAGE
+from autopack.tiny.sounds import SOUND
+from autopack.watching import influence
+from autopack.watching.document import CannotTell
+from tests.conftest import FLOAT32, LEAK, error
+from tests.multimodal.test_media_by_twin import apart, inner_of, mixed
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+RESULTS = Path(__file__).parents[2] / "compat" / "results"
+BY_GRADIENTS = "got other logits, by what is another document's, than it gets alone"
+
+
+def of_ones_own(model_type, change, beyond):
+    """A model whose inner model changes the features of several images, or its states, from a size on."""
+    base = tiny.build(model_type, task="image-text-to-text", pad_token_id=0)
+
+    def get_image_features(self, pixel_values, image_grid_thw=None, **given):
+        given |= {} if image_grid_thw is None else {"image_grid_thw": image_grid_thw}
+        found = super(inner, self).get_image_features(pixel_values, **given)
+        return mixed(found) if change == "images" and len(pixel_values) > beyond else found
+
+    def forward(self, *args, **given):
+        output = super(inner, self).forward(*args, **given)
+        states = output.last_hidden_state
+        if change == "tokens" and states.shape[1] > beyond:
+            output.last_hidden_state = states + states.mean(1, keepdim=True)
+        return output
+
+    parts = {"images": {"get_image_features": get_image_features}, "tokens": {"forward": forward}}
+    inner = type("Inner", (inner_of(model_type),), parts[change])
+
+    def __init__(self, config):
+        super(outer, self).__init__(config)
+        self.model = inner(config)
+        self.post_init()
+
+    outer = type("Outer", (type(base),), {"__init__": __init__})
+    torch.manual_seed(0)
+    return outer(base.config).eval()
+
+
+@pytest.fixture
+def larger(monkeypatch):
+    """Pictures of 4 times as many patches in each direction, more than any of a twin."""
+
+    def picture(model, number, generator):
+        found = tiny_picture(model, number, generator)
+        grid = found["image_grid_thw"] * torch.tensor([1, 4, 4])
+        pixels = torch.randn(int(grid.prod()), found["pixel_values"].shape[1], generator=generator)
+        return {"pixel_values": pixels, "image_grid_thw": grid}
+
+    tiny_picture = images._picture
+
+    def documents(model):
+        with monkeypatch.context() as patched:
+            patched.setattr(images, "_picture", picture)
+            return few(model)
+
+    return documents
+
+
+def few(model):
+    parts = [(4, IMAGE, 5), (IMAGE, 3), (6,)]
+    return [images.document(model, each, seed=number + 1) for number, each in enumerate(parts)]
+
+
+def test_images_that_meet_where_they_are_large(larger):
+    model = of_ones_own("qwen2_vl", "images", beyond=100)
+    assert apart(model, few(model)) <= FLOAT32
+    assert apart(model, larger(model), verify="never") > LEAK
+    with autopack.enable(model) as handle:
+        model(**media_rows.packed(model, [few(model)]))
+        for _ in range(2):
+            with pytest.raises(autopack.LeakDetected, match=BY_GRADIENTS):
+                model(**media_rows.packed(model, [larger(model)]))
+        assert handle.envelope.leaks == 2
+        assert "2 leaking" in repr(handle)
+
+
+def test_large_images_of_an_exact_class_pass(larger):
+    model = of_ones_own("qwen2_vl", "images", beyond=10**9)
+    with autopack.enable(model) as handle:
+        model.train()
+        call = media_rows.packed(model, [larger(model)])
+        loss = model(**call, labels=call["input_ids"]).loss
+        assert all(parameter.grad is None for parameter in model.parameters())
+        loss.backward()
+        found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        assert handle.envelope.checks == 1
+        assert not handle.envelope.skipped
+    with autopack.enable(model, verify="never"):
+        model.zero_grad()
+        model(**call, labels=call["input_ids"]).loss.backward()
+        expected = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert all(map(torch.equal, found, expected))
+
+
+def test_tokens_that_meet_where_every_document_has_an_image():
+    """None of them can be run alone, so nothing but gradients tells."""
+    model = of_ones_own("llava", "tokens", beyond=400)
+    short, long = ([images.document(model, (IMAGE, n), seed=n) for n in each] for each in ((3, 4), (150, 170, 160)))
+    assert apart(model, short) <= FLOAT32
+    assert apart(model, long, verify="never") > LEAK
+    with autopack.enable(model) as handle:
+        model(**media_rows.packed(model, [short]))
+        assert not handle.envelope.skipped
+        with pytest.raises(autopack.LeakDetected, match=BY_GRADIENTS) as raised:
+            model(**media_rows.packed(model, [long]))
+    assert raised.value.report.columns == (0, len(long[0]))
+
+
+def test_what_gives_no_gradients_is_said_to_be_unchecked():
+    base = type(tiny.build("llava", task="image-text-to-text"))
+    without = type("Without", (base,), {"forward": torch.no_grad()(base.forward)})
+    model = without(tiny.build("llava", task="image-text-to-text", pad_token_id=0).config).eval()
+    found = [images.document(model, (IMAGE, n), seed=n) for n in (3, 4)]
+    with autopack.enable(model, verify="never") as handle:
+        handle.enabled.runs_other_code = True
+        model(**media_rows.packed(model, [found]))
+        assert "every document has images or other media" in repr(handle)
+
+
+def _answers(model, found, monkeypatch):
+    """What the check by gradients says of a call of an exact model, as if its code were somebody else's."""
+    said = []
+
+    def listening(call, step):
+        try:
+            said.append(leak_of(call, step))
+        except CannotTell as reason:
+            said.append(str(reason))
+            raise
+        return said[-1]
+
+    leak_of = influence.leak_of
+    monkeypatch.setattr(influence, "leak_of", listening)
+    with autopack.enable(model, verify="never") as handle:
+        handle.enabled.runs_other_code = True
+        model(**media_rows.packed(model, [found]))
+    monkeypatch.setattr(influence, "leak_of", leak_of)
+    return said
+
+
+TWICE = "its documents are declared further in, or twice"
+
+
+@pytest.mark.exhaustive
+def test_no_alarm_at_any_type_with_images(monkeypatch):
+    recorded = json.loads((RESULTS / "exactness-image-text-to-text.json").read_text())
+    types = [name for name, cells in recorded.items() if cells["eager"].get("images") == "exact"]
+    told = 0
+    for model_type in types:
+        model = tiny.build(model_type, task="image-text-to-text", pad_token_id=0).eval()
+        found = few(model)[: 2 if images.needs_images(model) else 3]
+        said = _answers(model, found, monkeypatch)
+        assert said in ([None], [TWICE]), (model_type, said)
+        told += said == [None]
+    assert told >= 85
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task"), [("voxtral", "seq2seq"), ("molmo2", ""), ("llava", ""), ("mllama", ""), ("kosmos-2", "")]
+)
+def test_no_alarm(model_type, task, monkeypatch):
+    model = tiny.build(model_type, task=task or "image-text-to-text", pad_token_id=0).eval()
+    if task:
+        found = [sounds.document(model, each, seed=n + 1) for n, each in enumerate([(3, SOUND), (SOUND, 4), (7,)])]
+    else:
+        found = few(model)
+    assert _answers(model, found, monkeypatch) == [None]
+
+
+def test_documents_of_an_encoder_of_images_are_run_with_their_masks():
+    model = tiny.build("pix2struct", task="image-text-to-text", pad_token_id=0).eval()
+    found = few(model)[:2]
+    with autopack.enable(model, verify="never") as handle:
+        handle.enabled.runs_other_code = True
+        logits = model(**media_rows.packed(model, [found])).logits[0]
+        assert handle.envelope.checks == 1
+    alone = torch.cat([media_rows.alone(model, each).logits[0] for each in found])
+    assert error(logits.detach(), alone.detach()) <= FLOAT32
