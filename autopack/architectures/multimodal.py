@@ -55,13 +55,19 @@ _PINPOINTS = "llava_next llava_next_video llava_onevision"
 _GRIDS = [[32, 64], [64, 32], [64, 64]]
 _WINDOWED_TOWER = {"window_size": 16, "fullatt_block_indexes": [1]}
 _VISION_TOKENS = {"vision_start_token_id": 104, "vision_end_token_id": 105}
+_KOSMOS_TEXT = ("kosmos_2_text_model", "kosmos_2_5_text_model")
 _EMU3_TOKENS = {f"<|visual token {i:06d}|>": 110 + i for i in range(10)}
 
 _TINY: dict[str, dict[str, Any]] = {
     **{name: _m_rope(4, 2, 2) for name in _M_ROPE.split()},
     **{name: {"image_grid_pinpoints": _GRIDS} for name in _PINPOINTS.split()},
+    **{name: {"image_token_index": 120, "num_query_tokens": 4} for name in ("blip-2", "instructblip")},
+    **{name: {"latent_query_num": 4} for name in ("kosmos-2", "kosmos-2.5")},
+    **{name: {"embed_dim": 64, "layers": 2} for name in _KOSMOS_TEXT},
+    **{name: {"out_hidden_size": 256, "projector_hidden_size": 64} for name in ("muse_glimmer", "muse_spark")},
+    **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), _VISION_TOKENS),
+    **dict.fromkeys("exaone4_5_vision qwen2_5_omni_vision_encoder qwen2_5_vl_vision".split(), _WINDOWED_TOWER),
     "aria": {"projector_patch_to_query_dict": {16: 4}},
-    "blip-2": {"image_token_index": 120, "num_query_tokens": 4},
     "chameleon": {"vocabulary_map": {"<image>": 120, **{f"IMGIMG{c}Z": 110 + i for i, c in enumerate("ABCD")}}},
     "chameleon_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1, 1], "num_embeddings": 4},
     "cohere2_vision": {"alignment_intermediate_size": 128},
@@ -76,34 +82,22 @@ _TINY: dict[str, dict[str, Any]] = {
     "emu3_vqgan": {"base_channels": 64, "channel_multiplier": [1, 1, 1], "codebook_size": 10}
     | {"temporal_downsample_factor": 2},  # with more frames of one image its tokens would all be alike
     "ernie4_5_vl_moe_text": _m_rope(3, 3, 2) | {"moe_intermediate_size": [32, 32]},
-    "exaone4_5_vision": _WINDOWED_TOWER,
     "glm4v_moe_text": _m_rope(2, 1, 1, partial_rotary_factor=0.5),
     "granite4_vision": {"image_grid_pinpoints": _GRIDS, "downsample_rate": "1/2"}
     | {"deepstack_layer_map": [[-2, 0]], "spatial_target_layers": [1]},
     "granite_docling_vision": {"deepstack_visual_indexes": [0], "scale_factor": 2},
-    "instructblip": {"image_token_index": 120, "num_query_tokens": 4},
     "instructblipvideo": {"video_token_index": 120, "num_query_tokens": 4},
     "hyperclovax_vision_v2": {"vision_config": _WINDOWED_TOWER},
     "janus_vision_model": {"projection_dim": 64, "num_image_tokens": 16},
     "janus_vqgan": {"base_channels": 32, "channel_multiplier": [1, 1], "num_embeddings": 16, "num_patches": 4},
     "kimi_k25": {"projection_hidden_size": 64},
     "kimi_k25_vision": {"pos_emb_height": 8, "pos_emb_width": 8},
-    "kosmos-2": {"latent_query_num": 4},
-    "kosmos-2.5": {"latent_query_num": 4},
-    "kosmos_2_5_text_model": {"embed_dim": 64, "layers": 2},
     "kosmos_2_5_vision_model": {"patch_embed_hidden_size": 32},
-    "kosmos_2_text_model": {"embed_dim": 64, "layers": 2},
-    "muse_glimmer": {"out_hidden_size": 256, "projector_hidden_size": 64},
-    "muse_spark": {"out_hidden_size": 256, "projector_hidden_size": 64},
     "muse_spark_audio": {"patch_sizes": [4, 4], "hidden_sizes": [16, 32], "depths": [1, 1]},
     "muse_spark_text": {"moe_hidden_size": 32},
     "nemotron3_diarization": {"head_config": {"audio_hidden_size": 64}},
     "paligemma": {"projection_dim": 64},
-    "qwen2_5_omni_thinker": _VISION_TOKENS,
-    "qwen2_5_omni_vision_encoder": _WINDOWED_TOWER,
-    "qwen2_5_vl_vision": _WINDOWED_TOWER,
     "qwen2_vl": {"vision_config": {"embed_dim": 32}},
-    "qwen3_omni_moe_thinker": _VISION_TOKENS,
     "shieldgemma2": {"mm_tokens_per_image": 4},
     "step3p5": {"sliding_window": 4},
     "unlimited_ocr_sam_vision_model": {"image_size": 64, "downsample_channels": [64, 64], "global_attn_indexes": [0]},
@@ -133,7 +127,7 @@ MULTIMODAL = Family(
     name="multimodal",
     model_types=_TYPES,
     how="attention site, document by document; positions by document; images in the order of the documents",
-    numbering=dict.fromkeys("kosmos_2_text_model kosmos_2_5_text_model".split(), AFTER_PAD_TOKEN)
+    numbering=dict.fromkeys(_KOSMOS_TEXT, AFTER_PAD_TOKEN)
     | dict.fromkeys(("paligemma", "colpali"), Numbering(start=1, relative=True)),
     within_token=frozenset(
         {"Kosmos2ImageToTextProjection", "Kosmos2_5ImageToTextProjection", "Emu3VQVAEAttentionBlock"}

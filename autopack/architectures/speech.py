@@ -10,6 +10,7 @@ Names are those of transformers 5.23.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -69,19 +70,6 @@ _WITH_SOUNDS: dict[str, dict[str, Any]] = {
 }
 
 
-_UPSTREAM = {
-    "gemma3n": "Gemma3nAudioSSCPConvBlock reads what stands behind a shorter one",
-    "glmasr": "GlmAsrEncoder.forward takes no mask of what stands behind a shorter one",
-    "granite_speech": "GraniteSpeechCTCEncoder.forward takes no mask of what stands behind a shorter one",
-    "granite_speech_plus": "GraniteSpeechPlusCTCEncoder.forward takes no mask of what stands behind a shorter one",
-    "nemo_speechlm": "Nemotron3DiarizationModel.upsampler reads what stands behind a shorter one",
-    "nemotron_h_omni": "get_audio_features makes the last feature of a shorter one of what stands behind it",
-    "phi4_multimodal": "Phi4MultimodalAudioNemoConvSubsampling reads what stands behind a shorter one",
-    "qwen3_omni_moe_thinker": "Qwen3OmniMoeAudioEncoder.conv2d2 reads what stands behind one shorter than a chunk",
-}
-"""What of transformers 5.23 lets padding change a sound."""
-
-
 def _lengths(given: Mapping[str, Any]) -> np.ndarray | None:
     """How many frames each sound has, where the call says it."""
     if given.get("audio_feature_lengths") is not None:
@@ -94,18 +82,18 @@ def _lengths(given: Mapping[str, Any]) -> np.ndarray | None:
     return found if found.ndim == 1 else found.sum(-1)
 
 
-def _differ(config: Any, lengths: np.ndarray | None) -> str | None:
+def _differ(why: str, lengths: np.ndarray | None) -> str | None:
     if lengths is None or lengths.min() == lengths.max():
         return None
-    return f"they have {lengths.min()} to {lengths.max()} frames, and {_UPSTREAM[config.model_type]}"
+    return f"they have {lengths.min()} to {lengths.max()} frames, and {why}"
 
 
-def _padded(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+def _padded(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
     """Sounds of several lengths, in an encoder that reads what stands behind a sound."""
-    return _differ(config, _lengths(given))
+    return _differ(why, _lengths(given))
 
 
-def _padded_without_a_mask(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+def _padded_without_a_mask(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
     """The same, where nothing need say how long a sound is: silence, or nothing, has one value in all bins."""
     features = next((given[n] for n in ("input_features", "audio_input_features") if given.get(n) is not None), None)
     if features is None or len(features) < 2:
@@ -115,31 +103,31 @@ def _padded_without_a_mask(config: Any, given: Mapping[str, Any], layout: Packed
         ends_in_silence = host_values(last.amax(-1) == last.amin(-1))
         if ends_in_silence.any():
             which = f"sound {int(np.argmax(ends_in_silence))} ends in silence or padding, which no mask tells apart"
-            return f"{which}, and {_UPSTREAM[config.model_type]}"
-    return _differ(config, _lengths(given))
+            return f"{which}, and {why}"
+    return _differ(why, _lengths(given))
 
 
-def _within_the_longest_chunk(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+def _within_the_longest_chunk(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
     """Qwen3-Omni pads chunks to the longest of the call; its second convolution reads what the first made of that."""
     lengths = _lengths(given)
-    return None if lengths is None else _differ(config, np.minimum(lengths, 2 * config.audio_config.n_window))
+    return None if lengths is None else _differ(why, np.minimum(lengths, 2 * config.audio_config.n_window))
 
 
-def _with_a_frame_more(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+def _with_a_frame_more(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
     """Nemotron-H Omni counts a frame more than the mask, and where that begins a feature, it is one of padding."""
     lengths = _lengths(given)
     if lengths is None:
         return None
     begun = (lengths < lengths.max()) & (lengths % config.audio_config.subsampling_factor == 0)
-    return _differ(config, lengths) if begun.any() else None
+    return _differ(why, lengths) if begun.any() else None
 
 
-def _within_the_longest(config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
+def _within_the_longest(why: str, config: Any, given: Mapping[str, Any], layout: PackedLayout) -> str | None:
     """GLM-ASR attends to all frames there are: of its whole window, as its processor gives, or of the longest sound."""
     features = given.get("input_features")
     if features is None or features.shape[-1] >= 2 * config.audio_config.max_position_embeddings:
         return None
-    return _differ(config, _lengths(given))
+    return _differ(why, _lengths(given))
 
 
 def _placeholders(config: Any, given: Mapping[str, Any]) -> np.ndarray | None:
@@ -170,17 +158,25 @@ def _one_for_each(config: Any, given: Mapping[str, Any], layout: PackedLayout) -
     )
 
 
+_BEHIND = "what stands behind a shorter one"
 _TOGETHER: dict[str, Callable[[Any, Mapping[str, Any], PackedLayout], str | None]] = {
-    "gemma3n": _padded,
-    "glmasr": _within_the_longest,
-    "granite_speech": _padded_without_a_mask,
-    "granite_speech_plus": _padded_without_a_mask,
+    "gemma3n": partial(_padded, f"Gemma3nAudioSSCPConvBlock reads {_BEHIND}"),
+    "glmasr": partial(_within_the_longest, f"GlmAsrEncoder.forward takes no mask of {_BEHIND}"),
+    "granite_speech": partial(_padded_without_a_mask, f"GraniteSpeechCTCEncoder.forward takes no mask of {_BEHIND}"),
+    "granite_speech_plus": partial(
+        _padded_without_a_mask, f"GraniteSpeechPlusCTCEncoder.forward takes no mask of {_BEHIND}"
+    ),
     "musicflamingo": _as_one_sound,
-    "nemo_speechlm": _padded,
-    "nemotron_h_omni": _with_a_frame_more,
-    "phi4_multimodal": _padded_without_a_mask,
+    "nemo_speechlm": partial(_padded, f"Nemotron3DiarizationModel.upsampler reads {_BEHIND}"),
+    "nemotron_h_omni": partial(
+        _with_a_frame_more, "get_audio_features makes the last feature of a shorter one of what stands behind it"
+    ),
+    "phi4_multimodal": partial(_padded_without_a_mask, f"Phi4MultimodalAudioNemoConvSubsampling reads {_BEHIND}"),
     "qwen2_audio": _one_for_each,
-    "qwen3_omni_moe_thinker": _within_the_longest_chunk,
+    "qwen3_omni_moe_thinker": partial(
+        _within_the_longest_chunk,
+        "Qwen3OmniMoeAudioEncoder.conv2d2 reads what stands behind one shorter than a chunk",
+    ),
 }
 
 FAMILY = Family(

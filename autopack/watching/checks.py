@@ -66,7 +66,8 @@ class Checked:
                 raise CannotTell("several ranks share its rows")
             checked = PaddedBatch.of(call) if of_batch else document_of(call, turn)
         except CannotTell as reason:
-            if not call.model.groups and packs and not of_batch:
+            # What ranks run together, one of them may not run once more.
+            if packs and not of_batch and not call.model.groups and rows_shared_by(call) is None:
                 return self._by_gradients(call, step, str(reason))
             self._skip(call, str(reason))
             if not call.model.groups:
