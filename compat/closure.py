@@ -15,10 +15,9 @@ from pathlib import Path
 
 import transformers
 
-from autopack.trust.functions import ALWAYS, is_large, is_making, is_making_of_config, is_making_of_model
+from autopack.trust.content import ALWAYS, TABLES, is_large, is_making, is_making_of_config, is_making_of_model
 from autopack.trust.saying import kept
 from autopack.trust.source_file import UNREAD, SourceFile
-from autopack.trust.tables import TABLES
 
 Piece = tuple[str, str]
 """A module and the name of a piece of it."""

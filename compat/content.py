@@ -24,10 +24,9 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from autopack import tiny
-from autopack.trust.content import Content, file_digest
+from autopack.trust.content import TABLES, Content, entry, file_digest, root_of_entry
 from autopack.trust.data import content_of, load, nearest, survey_of
 from autopack.trust.own import class_name
-from autopack.trust.tables import TABLES, entry, root_of_entry
 from compat.closure import Closure, Piece, file_of
 
 _MODELS = "transformers.models."

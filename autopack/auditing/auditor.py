@@ -6,8 +6,6 @@ of an enabled model are compared with stock on the same batches. *Packed against
 the model's own loss makes of the documents' labels.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter
@@ -20,18 +18,15 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.asking import argument_names
 from autopack.auditing.budget import Meter, OverBudget
-from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase
-from autopack.auditing.chance import DRAWN, Pinned
+from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference, PairCase, threshold_lengths
 from autopack.auditing.fields import errors_between, fields_of, scales_of
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.losses import Labels
 from autopack.auditing.packed import GRADIENTS, INFLUENCE, PackedRuns
-from autopack.auditing.padded import PaddedRuns
+from autopack.auditing.padded import ROUTER, PaddedRuns, measure_router
 from autopack.auditing.places import first_difference
-from autopack.auditing.report import LeakReport, ModeResult
-from autopack.auditing.routers import ROUTER, measure_router
-from autopack.auditing.running import Runner
-from autopack.auditing.thresholds import threshold_lengths
+from autopack.auditing.report import ALIKE, LeakReport, ModeResult
+from autopack.auditing.running import DRAWN, Pinned, Runner
 from autopack.calls.prefixes import why_not
 from autopack.errors import UnsupportedModel
 from autopack.inspection.heads import is_head_of_pair, row_head
@@ -100,8 +95,8 @@ def audit(
         return Audit(base, lengths, modes, seed).run(training, gradients)
 
 
-_ALIKE, _BEGINNING = "one beginning", 2 * LEAST_SHARED
-"""The mode in which documents begin alike, and with how many tokens: rows are then worth taking together."""
+_BEGINNING = 2 * LEAST_SHARED
+"""How many tokens documents that begin alike have in common: rows are then worth taking together."""
 _ZEROS = ("token_type_ids", "mm_token_type_ids")
 """Arguments of a number per token that are 0 at text."""
 
@@ -149,11 +144,11 @@ class Audit:
         self._packed: dict[bool, PackedRuns] = {}
         enabled = self.runner.enabled
         if meter is None and enabled is not None and not of_pair and why_not(enabled) is None:
-            self.others[_ALIKE] = Case(model, tuple(_BEGINNING + n for n in lengths), seed, _BEGINNING)
+            self.others[ALIKE] = Case(model, tuple(_BEGINNING + n for n in lengths), seed, _BEGINNING)
         self.pads = enabled is not None and enabled.options.unpad != "never"
         there = {
             **dict.fromkeys(MODES, True),
-            **{name: name in self.others for name in ("thresholds", _ALIKE)},
+            **{name: name in self.others for name in ("thresholds", ALIKE)},
             ROUTER: self.case.has_router,
             **dict.fromkeys(PADDED_MODES, self.pads),
         }
@@ -382,7 +377,7 @@ class Audit:
     def _differentiates(self, name: str, train: bool, training: tuple[bool, ...]) -> bool:
         if name in ("every output", "thresholds"):
             return False
-        if name == _ALIKE:  # run in evaluation alone
+        if name == ALIKE:  # run in evaluation alone
             return True
         chosen = GRADIENTS & set(self.modes)
         return (train or True not in training) and name in chosen if chosen else True

@@ -1,7 +1,5 @@
 """Labels that the loss of a model takes, found by trying, and what the loss of several documents together must be."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,20 +34,12 @@ class Labels:
     def packed(self, call: Call, only: int | None = None) -> dict[str, torch.Tensor]:
         """The labels of a packed call; where they are one per token, those of one document `only` if asked."""
         sides = Sides.of(call)
-        numbers = range(len(call.spans))
         if not self.per_token:
             return {
                 name: torch.cat([self.alone[number % len(self.alone)][name] for number in sides.order])
                 for name in self.alone[0]
             }
-        (name,) = self.alone[0]
-        example = self.alone[0][name]
-        labels = example.new_full((*call.shape, *example.shape[2:]), IGNORED_LABEL)
-        for number in numbers if only is None else [only]:
-            row, first, end = call.spans[number]
-            skipped = int(self.ignore_first)
-            labels[row, first + skipped : end] = self.alone[number % len(self.alone)][name][0, skipped:]
-        return {name: labels}
+        return self._of_tokens(sides, int(self.ignore_first), only)
 
     def padded(self, sides: Sides, predicted: bool = False) -> dict[str, torch.Tensor]:
         """The labels of a padded batch of the documents; those of padding are ignored.
@@ -63,12 +53,17 @@ class Labels:
             if "start_positions" in together:
                 return {name: value + starts.to(value.device) for name, value in together.items()}
             return together
+        return self._of_tokens(sides, int(predicted and self.shifts))
+
+    def _of_tokens(self, sides: Sides, skipped: int, only: int | None = None) -> dict[str, torch.Tensor]:
+        """Labels where the tokens of documents, or of one, lie in a batch, but for the first `skipped` of each."""
         (name,) = self.alone[0]
         example = self.alone[0][name]
         labels = example.new_full((*sides.shape, *example.shape[2:]), IGNORED_LABEL)
-        for (row, columns), each in zip(sides.columns, self.alone, strict=True):
-            skipped = int(predicted and self.shifts)
-            labels[row, columns[skipped:].to(labels.device)] = each[name][0, skipped:]
+        for number, (row, columns) in enumerate(sides.columns):
+            if only in (None, number):
+                given = self.alone[number % len(self.alone)][name]
+                labels[row, columns[skipped:].to(labels.device)] = given[0, skipped:]
         return {name: labels}
 
 

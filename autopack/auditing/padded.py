@@ -1,6 +1,4 @@
-"""Padded batches of an enabled model against stock on the very same batches: every field, the loss, all gradients."""
-
-from __future__ import annotations
+"""Padded batches of an enabled model against stock on the very same batches: every field, the losses, all gradients."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,18 +7,12 @@ from typing import Any
 import torch
 
 from autopack.auditing.asking import loss_of
-from autopack.auditing.cases import PADDED_MODES, Case, NoReference
-from autopack.auditing.fields import (
-    Fields,
-    Sides,
-    WrongShape,
-    errors_between,
-    fields_of,
-    scales_of,
-)
+from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference
+from autopack.auditing.fields import Fields, Sides, WrongShape, errors_between, fields_of, scales_of
 from autopack.auditing.losses import Labels, expected_losses, relative_error
-from autopack.auditing.report import ModeResult
+from autopack.auditing.report import ROUTER, ModeResult
 from autopack.auditing.running import Runner, weighted_sum
+from autopack.errors import AutopackError
 from autopack.layout.forms import columns_of, rows_first
 
 _OF_DECODER = ("decoder_input_ids", "decoder_attention_mask")
@@ -233,3 +225,63 @@ def _documents(fields: Fields, sides: Sides) -> list[Fields]:
         for document, part in zip(documents, parts, strict=True):
             document[name] = part
     return documents
+
+
+_WANTED = {"output_router_logits": True}
+
+
+@torch.no_grad()
+def measure_router(runner: Runner, case: Case, labels: Labels | None, pads: bool) -> ModeResult:
+    """Every number that a model gives beside its results, packed with padding and without, and padded where it `pads`.
+
+    A router is balanced over all tokens of a batch, so documents alone say nothing of it. Raises `NoReference` where
+    stock counts padding in it.
+    """
+    training = runner.model.training
+    if labels is None:
+        raise NoReference("there are no labels that its loss takes")
+    given = _padded(case, labels)
+    try:
+        expected = _numbers(runner.stock(given))
+        changed = _numbers(runner.stock(_padded(case, labels, case.other_filler)))
+    except Exception as error:
+        raise NoReference(f"stock raises {type(error).__name__} for the padded batch") from error
+    if not expected:
+        raise NoReference("stock gives no loss for the padded batch")
+    if _error(changed, expected) > 1e-6:
+        raise NoReference("stock counts padding in it, so that a padded batch says nothing")
+    calls = [
+        {**case.given(call), **labels.packed(call)} for call in (MODES[n](case) for n in ("default", "padding mask"))
+    ]
+    worst, refused = 0.0, None
+    for call in [*calls, *([given] if pads else [])]:
+        try:
+            worst = max(worst, _error(_numbers(runner.run(**{**call, **_WANTED})), expected))
+        except AutopackError as failure:
+            refused = f"{type(failure).__name__}: {failure}"
+        except Exception as failure:
+            return ModeResult(ROUTER, training, failure=f"{type(failure).__name__}: {failure}")
+    return ModeResult(ROUTER, training, None, None, None, worst, loss_refused=refused)
+
+
+def _padded(case: Case, labels: Labels, filler: int | None = None) -> dict[str, Any]:
+    padded: dict[str, Any] = dict(case.padded(filler=filler))
+    return {**padded, **labels.padded(Sides.of_padded_batch(padded)), **_WANTED}
+
+
+def _numbers(output: Any) -> dict[str, torch.Tensor]:
+    """The loss of an output, and all other single numbers in it."""
+    pairs = output.items() if isinstance(output, dict) else enumerate(output) if isinstance(output, tuple) else ()
+    found = {
+        str(name): value
+        for name, value in pairs
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and not value.dim()
+    }
+    loss = loss_of(output)
+    return found if loss is None else {**found, "loss": loss}
+
+
+def _error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    if found.keys() < expected.keys():
+        return float("inf")
+    return max(relative_error(found[name], value) for name, value in expected.items())

@@ -1,8 +1,6 @@
 """Where in the source of a model something is: the first module that gives a document something else in a packed row
 than alone, or the line that raised."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections import Counter
@@ -84,20 +82,17 @@ class _Heard:
         self.taken: dict[tuple[str, int], Fields] = {}
         self.given_back: dict[tuple[str, int], Fields] = {}
         self._names = {id(module): name for name, module in model.named_modules() if name}
-        handles = [register_module_forward_pre_hook(self._begin), register_module_forward_hook(self._end)]
-        self._begun: Counter[str] = Counter()
-        self._ended: Counter[str] = Counter()
+        begun: Counter[str] = Counter()
+        ended: Counter[str] = Counter()
+        handles = [
+            register_module_forward_pre_hook(lambda module, given: self._keep(self.taken, begun, module, given)),
+            register_module_forward_hook(lambda module, _, output: self._keep(self.given_back, ended, module, output)),
+        ]
         try:
             run()
         finally:
             for handle in handles:
                 handle.remove()
-
-    def _begin(self, module: nn.Module, given: Any) -> None:
-        self._keep(self.taken, self._begun, module, given)
-
-    def _end(self, module: nn.Module, given: Any, output: Any) -> None:
-        self._keep(self.given_back, self._ended, module, output)
 
     def _keep(self, found: dict[tuple[str, int], Fields], calls: Counter[str], module: nn.Module, value: Any) -> None:
         name = self._names.get(id(module))

@@ -1,19 +1,17 @@
-"""Run a model for the auditor: as it stands, and as stock has it."""
-
-from __future__ import annotations
+"""Run a model for the auditor: as it stands, as stock has it, and with all that it draws by chance the same."""
 
 import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from autopack.attention.rotary import reset_frequencies
 from autopack.auditing.budget import Meter
 from autopack.auditing.fields import Fields
-from autopack.auditing.gradients import Whole, gradients
-from autopack.auditing.projections import Projections, projections
+from autopack.auditing.gradients import Projections, Whole, gradients, projections
 from autopack.inspection.modules import row_dependent_rotaries
 from autopack.runtime import scope
 from autopack.runtime.model import EnabledModel
@@ -90,3 +88,28 @@ def weighted_sum(documents: list[Fields], scales: dict[str, float]) -> torch.Ten
                 shown = value.where(value.detach().abs() < 1e30, torch.zeros_like(value))
                 parts.append((shown * weights).sum() / scales[name])
     return torch.stack([part.double() for part in parts]).sum() if parts else None
+
+
+DRAWN = {"all draws near 0": 1e-4, "all draws near 1": 1 - 1e-4}
+"""What is drawn for every uniform number, by the words for it."""
+_EQUAL = (torch.rand, torch.rand_like)
+
+
+class Pinned(TorchFunctionMode):
+    """While it is in force in a thread, torch's uniform numbers of [0, 1) are `value`, and coins fall accordingly."""
+
+    def __init__(self, value: float):
+        super().__init__()
+        self.value = value
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        found = function(*args, **given)
+        if function in _EQUAL:
+            return found.fill_(self.value)
+        if function is torch.Tensor.uniform_:
+            low, high = (*args[1:], *(given[name] for name in ("from", "to") if name in given), 0.0, 1.0)[:2]
+            return found.fill_(low + (high - low) * self.value)
+        if function in (torch.bernoulli, torch.Tensor.bernoulli) and found.shape == args[0].shape and len(args) == 1:
+            return (args[0] > self.value).to(found.dtype)
+        return found

@@ -1,7 +1,5 @@
 """An audit of a model of any size within a budget: what matters most first, then as much as the budget allows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -13,8 +11,8 @@ from autopack.auditing.budget import Budget, Meter, OverBudget
 from autopack.auditing.cases import MODES
 from autopack.auditing.left_as_found import left_as_found
 from autopack.auditing.losses import Labels
+from autopack.auditing.padded import ROUTER
 from autopack.auditing.report import LeakReport, ModeResult
-from autopack.auditing.routers import ROUTER
 
 ESSENTIAL = (("default", False), ("default", True), ("right-padded", True))
 """Mode, and whether in training: packed rows against documents alone in both, with labels and one document replaced in

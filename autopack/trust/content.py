@@ -7,6 +7,7 @@ class, or an entry of a table) the pieces that can be run from there. A file wit
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from functools import cache, cached_property
@@ -16,7 +17,6 @@ from typing import Any
 import transformers
 
 from autopack.trust.data import content_of, load
-from autopack.trust.functions import matters
 from autopack.trust.source_file import SourceFile, digest
 
 _PREFIX = "transformers."
@@ -95,7 +95,7 @@ class Content:
 
     def _digests(self, module: str) -> dict[str, str]:
         """The digests of the pieces of a module, in the order of their numbers."""
-        return dict(_pair(text) for text in self._pieces[module].split(" "))
+        return dict(text.rpartition(":")[::2] for text in self._pieces[module].split(" "))
 
     def _told(self, module: str, piece: str, source: SourceFile | None) -> str:
         if source is None:
@@ -103,11 +103,6 @@ class Content:
         if source.digest(piece) is None:
             return f"{piece} of {_PREFIX}{module} is missing, which was measured ({self.release})"
         return f"{piece or 'a statement'} of {_PREFIX}{module} is not the one that was measured ({self.release})"
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, _, known = text.rpartition(":")
-    return name, known
 
 
 @cache
@@ -137,3 +132,68 @@ def source_of(module: str) -> SourceFile | None:
     """The pieces of a module; None where it has no source."""
     path = path_of(module)
     return None if path is None else SourceFile.read(module, path)
+
+
+ALWAYS = frozenset(
+    "__init__ forward __call__ __init_subclass__ __new__ __getattr__ __getattribute__ __setattr__".split()
+)
+"""Functions that are run without being named."""
+_MAKING = re.compile(
+    r"_?init_weights|_?initialize_weights|_init_\w*|reset_parameters|post_init|_?tie_\w+|_?prune_heads|_?resize_\w+|set_(input|output)_embeddings"
+    r"|prepare_inputs_for_generation|_prepare_\w*(for_generation|generat)\w*|_update_model_kwargs\w*|_?reorder_cache|generate|_\w*_generat\w*"
+    r"|_expand_inputs_for_generation|can_generate|save_\w+|from_pretrained|_from_config|push_to_hub|load_\w+|dummy_inputs"
+    r"|extra_repr|__repr__|_sample|_validate_model\w*|to_(dict|diff_dict|json\w*)|from_dict|from_\w+_configs?"
+    r"|__post_init__|validate\w*|update|to|half|float|cuda|cpu|eval|train|get_config_dict|register_for_auto_class|compile"
+    r"|_?set_gradient_checkpointing|(gradient|activation)_checkpointing_\w+|enable_input_require_grads"
+)
+"""Functions that make, load, save, move or resize, or that generate."""
+_LARGE = re.compile(
+    r"transformers\.(modeling_utils:(PreTrainedModel|ModuleUtilsMixin|EmbeddingAccessMixin)"
+    r"|configuration_utils:Pre[Tt]rainedConfig|modeling_rope_utils:RotaryEmbeddingConfigMixin|heterogeneity\S+Mixin)"
+)
+_CONFIGS = re.compile(r"\.configuration_\w+$")
+
+
+def is_large(module: str, cls: str) -> bool:
+    """Whether a class is one of those that all models or configurations derive from: few of their functions matter."""
+    return _LARGE.fullmatch(f"{module}:{cls}") is not None
+
+
+def is_making(module: str, function: str) -> bool:
+    """Whether a function of a class in a module makes, saves or generates; it matters where it is mentioned."""
+    return is_making_of_config(function) if _CONFIGS.search(module) else is_making_of_model(function)
+
+
+def is_making_of_model(function: str) -> bool:
+    """The same for any class but a configuration."""
+    return _MAKING.fullmatch(function) is not None
+
+
+def is_making_of_config(function: str) -> bool:
+    """The same for a configuration."""
+    return function.startswith(("__init", "__post_init__", "validate", "to_", "from_", "_update_hetero"))
+
+
+def matters(module: str, cls: str, function: str) -> bool:
+    """Whether a function that a class has had none of matters: it may stand before one that the class inherits."""
+    return (not is_large(module, cls) or function in ALWAYS) and not is_making(module, function)
+
+
+TABLES: dict[str, tuple[str, str]] = {
+    "attention": ("transformers.modeling_utils", "AttentionInterface._global_mapping"),
+    "mask": ("transformers.masking_utils", "AttentionMaskInterface._global_mapping"),
+    "experts": ("transformers.integrations.moe", "ExpertsInterface._global_mapping"),
+    "loss": ("transformers.loss.loss_utils", "LOSS_MAPPING"),
+}
+"""By what they are for, the module and the piece that is such a dictionary; their entries are pieces of their own."""
+
+
+def entry(table: str, key: str) -> tuple[str, str]:
+    """The module and the name of the piece that an entry of a table is."""
+    module, piece = TABLES[table]
+    return module, f"{piece}['{key}']"
+
+
+def root_of_entry(table: str, key: str) -> str:
+    """The name under which the code that an entry runs is recorded."""
+    return f"{table} {key}"

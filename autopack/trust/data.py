@@ -1,7 +1,5 @@
 """The recorded results that the package carries."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -31,7 +29,7 @@ def load(path: Path | None = None) -> dict[str, Any]:
 
 
 def survey_of(release: str) -> Path:
-    """Where the survey of a release is."""
+    """The file of the survey of a release."""
     return SURVEYS / f"{release}.json"
 
 

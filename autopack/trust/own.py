@@ -1,10 +1,11 @@
-"""Where the code of a model stands that is the library's: what a class adds to it, and where its functions begin."""
-
-from __future__ import annotations
+"""Which code of a model is the library's, what its classes add to it, and which fields and names that code may read."""
 
 import re
+import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, cached_property
+from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
@@ -12,10 +13,86 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from autopack.inspection import releases
 from autopack.inspection.code_origin import PLAIN, found_by_name, is_of
-from autopack.trust.content import Content
-from autopack.trust.reading import MAKING, Code
+from autopack.trust.content import Content, root_of_entry
 from autopack.trust.source_file import UNREAD
-from autopack.trust.tables import root_of_entry
+
+_COMMON = (
+    "transformers.activations transformers.cache_utils transformers.configuration_utils transformers.masking_utils "
+    "transformers.modeling_attn_mask_utils transformers.modeling_flash_attention_utils transformers.modeling_layers "
+    "transformers.modeling_rope_utils transformers.modeling_utils transformers.pytorch_utils "
+    "transformers.loss.loss_utils transformers.integrations.moe transformers.integrations.sdpa_attention "
+    "transformers.integrations.flex_attention transformers.integrations.flash_attention"
+).split()
+"""Modules of transformers that all models share and that read configurations."""
+MAKING = ("__init__", "__post_init__", "validate", "to_dict", "to_diff_dict", "from_dict", "from_pretrained")
+"""Methods of configurations that derive fields, which are looked at themselves, or that only store them."""
+
+
+class Code:
+    """The source of the modules of a model, of its configurations, and of what all models share."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+
+    @cached_property
+    def _modules(self) -> list[str]:
+        found = {cls.__module__ for module in self.model.modules() for cls in type(module).__mro__}
+        return sorted({*_COMMON, *(name for name in found if not name.startswith(("torch.", "builtins")))})
+
+    @cached_property
+    def _configs(self) -> dict[type, Any]:
+        found = {type(c): c for m in self.model.modules() if (c := getattr(m, "config", None)) is not None}
+        return {cls: config for config in found.values() for cls in type(config).__mro__}
+
+    def library_reads(self, name: str) -> bool:
+        """Whether a name stands in the source of a module of transformers that the model is made of."""
+        return any(_spells(module, name) for module in self._modules if module.startswith("transformers."))
+
+    def can_read(self, field: str) -> bool:
+        """Whether a field may be read: whether its name, or another name of it, stands in the source."""
+        # Of a dictionary, what is inside may be read by names that no source spells out, if the dictionary is read.
+        stored = field.partition(".")[0]
+        maps = [getattr(config, "attribute_map", {}) for config in self._configs.values()]
+        names = {stored, *(name for aliases in maps for name, meant in aliases.items() if meant == stored)}
+        return any(
+            any(_spells(module, name) for module in self._modules)
+            or any(name in _names_of_config(cls) for cls in self._configs if cls not in (object, PretrainedConfig))
+            for name in names
+        )
+
+
+def _spells(module: str, name: str) -> bool:
+    names = _names_in(module)
+    return names is None or name in names
+
+
+@cache
+def _names_in(module: str) -> frozenset[str] | None:
+    """All names and words in the source of a module; None where there is no source, none where it is not loaded."""
+    found = sys.modules.get(module)
+    if found is None:
+        return frozenset()
+    path = getattr(found, "__file__", None)
+    if not path or not path.endswith(".py") or not Path(path).exists():
+        return None
+    return frozenset(re.findall(r"\w+", Path(path).read_text()))
+
+
+@cache
+def _names_of_config(cls: type) -> frozenset[str]:
+    """Names that the properties and methods of a class of configurations use, but for those that make it."""
+    codes: list[CodeType] = []
+    for name, value in vars(cls).items():
+        function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        if isinstance(function, FunctionType) and not name.startswith(MAKING):
+            codes.append(function.__code__)
+    names: set[str] = set()
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names, (constant for constant in code.co_consts if isinstance(constant, str)))
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return frozenset(names)
+
 
 _MODELS = "transformers.models."
 _OF_DATACLASSES = ("__dataclass_", "__eq__", "__hash__", "__match_args__", "__repr__", "__replace__")

@@ -14,8 +14,7 @@ from autopack.inspection.releases import is_flash
 from autopack.trust import configuration
 from autopack.trust.content import Content
 from autopack.trust.data import load, nearest, survey_of
-from autopack.trust.own import Own, class_name
-from autopack.trust.reading import Code
+from autopack.trust.own import Code, Own, class_name
 
 
 def why_not_recorded(model: PreTrainedModel) -> str | None:

@@ -183,8 +183,7 @@ class SourceFile:
 
 def _head(cls: ast.ClassDef) -> list[ast.AST]:
     """The bases and decorators of a class."""
-    empty = ast.ClassDef(cls.name, cls.bases, cls.keywords, [], cls.decorator_list)
-    return [empty]
+    return [ast.ClassDef(cls.name, cls.bases, cls.keywords, [], cls.decorator_list)]
 
 
 def _as(alias: ast.alias) -> str:

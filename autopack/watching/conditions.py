@@ -32,22 +32,14 @@ def unnoticed(model: PreTrainedModel, enabled: EnabledModel) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(_eager())
+        if hasattr(torch.compiler, "set_stance"):  # since torch 2.6
+            # Documents have lengths that no graph was made for.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(without_noise(model))
         _copy_buffers(model)
         stack.enter_context(afterwards(put_back))
         # Weights that are cast without gradients must not be found by a later call under the same autocast.
         torch.set_autocast_cache_enabled(False)
-        yield
-
-
-@contextmanager
-def _eager() -> Iterator[None]:
-    """Run compiled modules as they are: documents have lengths that no graph was made for."""
-    if not hasattr(torch.compiler, "set_stance"):  # before torch 2.6
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
         yield
 
 

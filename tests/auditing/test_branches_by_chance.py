@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 import autopack
 from autopack import tiny
 from autopack.auditing.auditor import dtype_of
-from autopack.auditing.chance import DRAWN, Pinned
+from autopack.auditing.running import DRAWN, Pinned
 from autopack.errors import UnsupportedModel
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")

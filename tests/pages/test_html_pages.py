@@ -124,7 +124,7 @@ def test_a_file_is_written_over_and_none_is_asked_for_nothing(tmp_path):
 def test_errors_are_drawn_where_they_are():
     from matplotlib.figure import Figure
 
-    from autopack.auditing.picture import LEAST, MARKS, MOST, draw_errors
+    from autopack.auditing.report import LEAST, MARKS, MOST, draw_errors
 
     subject = report(*RESULTS)
     axes = Figure().subplots()

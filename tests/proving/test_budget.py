@@ -17,8 +17,7 @@ from autopack import tiny
 from autopack.auditing import budget as budgets
 from autopack.auditing.auditor import EVERY_MODE
 from autopack.auditing.budget import Budget
-from autopack.auditing.gradients import gradients
-from autopack.auditing.projections import Projections, projections
+from autopack.auditing.gradients import Projections, gradients, projections
 from autopack.auditing.within import ESSENTIAL, FURTHER, audit_within
 from autopack.enabling import prove
 from autopack.enabling.reading import LENGTHS
