@@ -1,5 +1,7 @@
 """``python -m autopack``."""
 
+from __future__ import annotations
+
 import sys
 
 from autopack.cli import main

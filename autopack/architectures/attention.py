@@ -6,6 +6,8 @@ within documents, so nothing depends on what the mask code saw. The list holds t
 covered (`python -m compat.exactness`); any other model of this structure is served after an audit.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from autopack.family import AFTER_PAD_TOKEN, DERIVED, Family, Numbering, Tiny

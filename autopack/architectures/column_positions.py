@@ -4,6 +4,8 @@ Their embeddings of positions give every document those of the first columns; mo
 interface, the others are run on documents alone.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from autopack.family import Family, Tiny

@@ -5,6 +5,8 @@ a packed row would be those of other documents, and in a padded batch those that
 (modeling_mllama.py: `cross_attention_mask *= full_text_row_masked_out_mask`), so attention gets nothing else to see.
 """
 
+from __future__ import annotations
+
 from autopack.family import Family, Tiny
 from autopack.mixers import ALONE
 

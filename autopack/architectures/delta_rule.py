@@ -3,6 +3,8 @@
 Their convolution and the state of the rule go on from one document into the next, and so do Qwen4's n-grams.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from autopack.family import Family, Tiny

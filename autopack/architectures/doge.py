@@ -5,6 +5,8 @@ are told apart by an order that depends on the length of the row, so a document 
 Made per document, the choice is the same. With `is_moe=True` the experts' routing mixes tokens of different rows.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

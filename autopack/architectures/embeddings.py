@@ -1,5 +1,7 @@
 """Attention through the interface, and embeddings that look at more than one token: they run on documents alone."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from autopack.family import Family, MixerCall, Tiny, Way

@@ -4,6 +4,8 @@ Of the logits and states of a document those of its text are kept. The loss of u
 image has, whether there is one or not, so labels need images.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 from typing import Any
 

@@ -1,5 +1,7 @@
 """GPT-2, which with `reorder_and_upcast_attn` and eager attention attends in a method of its own, in float32."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

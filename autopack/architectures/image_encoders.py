@@ -3,6 +3,8 @@
 PP-FormulaNet makes its decoder's tokens of `input_ids` where it gets none, and never of labels.
 """
 
+from __future__ import annotations
+
 from autopack.family import Family, Tiny
 from autopack.mixers import RELATIVE, Restarting
 

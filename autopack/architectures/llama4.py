@@ -4,6 +4,8 @@ The temperature of a query grows with its column in the row and not with its pos
 scaled more than it would be alone. The chunks are cut by column too, which the mask description already undoes.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

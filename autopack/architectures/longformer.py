@@ -5,6 +5,8 @@ the layout has. Here every document is padded to such a multiple, as it is alone
 attention are global to it.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

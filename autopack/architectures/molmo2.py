@@ -4,6 +4,8 @@ Its processor counts over all images that it is given at once. What it has made 
 in each, and laid end to end all would pool the patches of the first image, so packed calls are checked.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 

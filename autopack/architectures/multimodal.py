@@ -8,6 +8,8 @@ apart by themselves, as does Kosmos-2.5's projection. Emu3's tokenizer of images
 (FastViT of timm, `BatchNorm2d`) do so in evaluation alone; while they train, packed calls with images raise.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from autopack.family import AFTER_PAD_TOKEN, DERIVED, Family, Numbering, Tiny

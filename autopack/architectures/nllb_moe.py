@@ -4,6 +4,8 @@ The router reckons how many from all tokens that it gets, so it is run on every 
 look at one token at a time, run on the row.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Decoders and encoders whose attention is code of their own: it runs on documents alone."""
 
+from __future__ import annotations
+
 import sys
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Encoders with code of their own: relative distances, convolutions beside attention, Fourier transforms."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from autopack.family import AFTER_PAD_TOKEN, Family, Numbering, Tiny

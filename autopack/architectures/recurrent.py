@@ -1,5 +1,7 @@
 """Recurrent mixers that carry a state from one document into the next, alone or beside attention."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from typing import Any
 

@@ -4,6 +4,8 @@ Their attention alone could be kept apart, so they would pass a look at their st
 keeps them from leaking.
 """
 
+from __future__ import annotations
+
 from autopack.family import Family, Tiny
 
 _REASONS = {

@@ -1,5 +1,7 @@
 """Hybrids of attention and short convolutions, whose taps reach into the document before."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

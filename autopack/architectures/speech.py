@@ -9,6 +9,8 @@ of a call (`Family.sounds_together`), and it raises.
 Names are those of transformers 5.23.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

@@ -4,6 +4,8 @@ Their convolution reaches into the document before, and the state of the scan go
 only in CUDA kernels that take `seq_idx`.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 from autopack.family import DERIVED, Family, Tiny

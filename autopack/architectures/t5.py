@@ -4,6 +4,8 @@ In a packed row the bias would be one of the row: dense, and counted from its be
 expert take so many tokens of a row and drops the rest, so its experts are run on documents as rows.
 """
 
+from __future__ import annotations
+
 from autopack.family import Family, Tiny
 from autopack.mixers import ALONE, RELATIVE, ROWS
 

@@ -4,6 +4,8 @@ Positions that count from 0 only say where a document begins: alone it would hav
 their cells. Others are taken as they are.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch

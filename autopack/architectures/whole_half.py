@@ -4,6 +4,8 @@ Blocks of the row reach everywhere in it, or the decoder's tokens and the encode
 halves are, which are no models, only modules.
 """
 
+from __future__ import annotations
+
 from dataclasses import replace
 from typing import Any
 

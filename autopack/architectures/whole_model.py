@@ -1,5 +1,7 @@
 """Models in which nothing smaller than the whole can be kept within documents: each document is run alone."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -6,6 +6,8 @@ alone, would see nothing, so that gradients are no numbers. In packed rows every
 holds the padding token as one of its own would end earlier alone, and is refused.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

@@ -6,6 +6,8 @@ of an enabled model are compared with stock on the same batches. *Packed against
 the model's own loss makes of the documents' labels.
 """
 
+from __future__ import annotations
+
 import math
 import re
 from collections import Counter

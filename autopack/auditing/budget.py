@@ -1,5 +1,7 @@
 """What an audit of somebody's own model may spend: forwards, seconds, and memory as a share of its weights."""
 
+from __future__ import annotations
+
 import time
 from dataclasses import dataclass
 

@@ -1,5 +1,7 @@
 """Run a model without dropout or router noise, and leave it as it was found."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterator
 from typing import Any

@@ -1,5 +1,7 @@
 """Labels that the loss of a model takes, found by trying, and what the loss of several documents together must be."""
 
+from __future__ import annotations
+
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,5 +1,7 @@
 """Packed rows of a model in every way that people call it, against what stock gives each document alone."""
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Mapping

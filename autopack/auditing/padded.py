@@ -1,5 +1,7 @@
 """Padded batches of an enabled model against stock on the very same batches: every field, the losses, all gradients."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

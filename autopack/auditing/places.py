@@ -1,6 +1,8 @@
 """Where in the source of a model something is: the first module that gives a document something else in a packed row
 than alone, or the line that raised."""
 
+from __future__ import annotations
+
 import inspect
 import sys
 from collections import Counter

@@ -1,5 +1,7 @@
 """Run a model for the auditor: as it stands, as stock has it, and with all that it draws by chance the same."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Sequence
 from typing import Any

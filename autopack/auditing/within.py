@@ -1,5 +1,7 @@
 """An audit of a model of any size within a budget: what matters most first, then as much as the budget allows."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 

@@ -6,6 +6,8 @@ window and none are not. Every field becomes a set of words. A number is `0`, `1
 part that is a configuration of its own stand under its own model type.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise

@@ -1,5 +1,7 @@
 """The recorded results that the package carries."""
 
+from __future__ import annotations
+
 import gzip
 import json
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Which code of a model is the library's, what its classes add to it, and which fields and names that code may read."""
 
+from __future__ import annotations
+
 import re
 import sys
 from collections.abc import Iterator

@@ -4,6 +4,8 @@ Left out is also what cannot matter to a result: docstrings and the decorators t
 and lines that only log. The text is the same in every version of Python.
 """
 
+from __future__ import annotations
+
 import ast
 from collections.abc import Iterator
 from typing import Any

@@ -5,6 +5,8 @@ argument that it was not given. So of foreign code every call that is longer, wi
 mode than those before is compared with stock, and so are calls 1, 2, 4, 8 and so on.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -5,6 +5,8 @@ knows. But what has no part in a result gives it no gradient. So of the embedded
 gradients by the results of some documents, and by those of all others, may not meet at any number.
 """
 
+from __future__ import annotations
+
 import math
 import threading
 from collections.abc import Iterator
