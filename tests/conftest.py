@@ -124,12 +124,20 @@ def gradient_error(found: list[torch.Tensor], expected: list[torch.Tensor]) -> f
     return max(float((f - e).abs().max() / e.abs().max()) for f, e in zip(found, expected, strict=True))
 
 
+def collected() -> None:
+    """Have every model that was enabled and dropped leave its sites, one too that was collected during a compilation."""
+    from autopack import patching
+
+    gc.collect()
+    patching.uninstall([])
+
+
 def installed_functions() -> dict[str, Any]:
     """All functions of transformers that autopack may replace, by name."""
     from transformers import masking_utils, modeling_utils
     from transformers.models.llama import modeling_llama
 
-    gc.collect()  # a model that was enabled and dropped leaves its sites when it is collected
+    collected()
     return {
         **{f"attention {k}": f for k, f in modeling_utils.AttentionInterface._global_mapping.items()},
         **{f"mask {k}": f for k, f in masking_utils.AttentionMaskInterface._global_mapping.items()},
@@ -183,7 +191,7 @@ def nothing_left_behind() -> Iterator[None]:
     before, sites = installed_functions(), set(patching._installed)
     yield
     assert current() is None
-    gc.collect()
+    collected()
     assert set(patching._installed) == sites
     assert same(installed_functions(), before)
 
