@@ -6,7 +6,8 @@ import copy
 
 import pytest
 import torch
-from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
+import transformers
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 import autopack
 from autopack import tiny
@@ -146,17 +147,22 @@ def test_packed_rows_of_another_model_inside_generation_are_packed_rows():
     assert len(judge.found) == 2
 
 
-@pytest.mark.skipif(not hasattr(GenerationMixin, "generate_batch"), reason="this release has no continuous batching")
+@pytest.mark.skipif(
+    not hasattr(transformers, "ContinuousBatchingConfig"), reason="this release has no continuous batching"
+)
 def test_continuous_batching_and_packed_rows_after_it():
     """Its loop runs in a thread of its own, without `generate`, and asks for another attention meanwhile."""
-    options = {"use_cuda_graph": False, "num_blocks": 16, "block_size": 32, "max_batch_tokens": 64}
-    asked = GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=-1, **options)
+    asked = GenerationConfig(max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=-1)
+    # Without a limit its cache takes most of the machine's memory.
+    cache = transformers.ContinuousBatchingConfig(
+        use_cuda_graph=False, num_blocks=16, page_size=32, max_batch_tokens=64
+    )
     prompts = [token_ids(1, length)[0].tolist() for length in (5, 9, 3)]
     stock = llama()
     model = copy.deepcopy(stock)
 
     def generated(which):
-        found = which.generate_batch(inputs=prompts, generation_config=asked)
+        found = which.generate_batch(prompts, asked, continuous_batching_config=cache)
         return {name: answer.generated_tokens for name, answer in found.items()}
 
     expected = generated(stock)
