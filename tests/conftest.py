@@ -125,7 +125,7 @@ def gradient_error(found: list[torch.Tensor], expected: list[torch.Tensor]) -> f
 
 
 def collected() -> None:
-    """Have every model that was enabled and dropped leave its sites, one too that was collected during a compilation."""
+    """Have every model that was enabled and dropped leave its sites, even if it was collected in a compilation."""
     from autopack import patching
 
     gc.collect()

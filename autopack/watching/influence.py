@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder.pairs import PairCall
@@ -43,7 +44,7 @@ def media_sizes(call: Call) -> tuple[int, int]:
 def leak_of(call: Call, step: int) -> Leak | None:
     """Where one document reaches another one, in a call that packs; None where none does.
 
-    It runs the call once more, and backward twice for each halving of the number of documents. Raises `CannotTell`.
+    It runs the call twice more, and backward twice for each halving of the number of documents. Raises `CannotTell`.
     """
     layout = None if isinstance(call, PairCall) else call.declared.layout
     if layout is None:
@@ -51,29 +52,83 @@ def leak_of(call: Call, step: int) -> Leak | None:
     if call.model.groups:
         raise CannotTell("ranks gather parameters together, and may not all have such a call")
     spans = [span for span, length in zip(layout.spans, layout.lengths, strict=True) if length]
-    names = {*media.given(call.arguments), *_FOLLOWED}
-    leaves: list[torch.Tensor] = []
-    with unnoticed(call.module, call.model), torch.inference_mode(False), torch.enable_grad():
+    # Any two documents lie apart in some bit of their numbers.
+    halves = [[n for n in range(len(spans)) if n >> bit & 1] for bit in range(max(len(spans) - 1, 0).bit_length())]
+    blind = True
+    # Estimators that go straight through a choice have their gradients in the first of both alone.
+    for mode in (nullcontext(), _Throughout()):
+        reason: CannotTell | None = None
+        with unnoticed(call.module, call.model), torch.inference_mode(False), torch.enable_grad():
+            try:
+                run = _Run(call, spans, Frame(layout.rows, layout.columns), mode)
+                worst = max(map(run.shared, halves), default=0.0)
+                if worst > TOLERANCE:
+                    place = next((n for n in range(len(spans)) if run.shared([n]) > TOLERANCE), 0)
+                    row, first, end = spans[place]
+                    name = f"{run.name}, by what is another document's,"
+                    return Leak(call.name, place, row, (first, end), name, worst, TOLERANCE, step)
+                blind = blind and run.is_blind()
+            except CannotTell as found:
+                reason = found
+            except Exception as error:  # of somebody else's code, and of checkpoints that cannot be differentiated so
+                said = f"running it for its gradients raised {type(error).__name__}: {error}"
+                reason = CannotTell(said.partition("\n")[0])
+    if reason is not None:
+        raise reason
+    if blind:
+        raise CannotTell("no gradient reaches its images or other media")
+    return None
+
+
+class _Throughout(TorchFunctionMode):
+    """Has gradients go through what a model computes without them: `no_grad`, `detach` and `data`."""
+
+    _cuts = (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch._C._set_grad_enabled:
+            return func(True)
+        if func in self._cuts and args[0].requires_grad:
+            return args[0].view_as(args[0])
+        if func is torch.Tensor.numpy:
+            args = (args[0].detach(), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+class _Run:
+    """A run of a call whose results have gradients by its media and by its embedded tokens."""
+
+    def __init__(self, call: Call, spans: list[tuple[int, int, int]], frame: Frame, mode: AbstractContextManager[Any]):
         given = {name: value for name, value in call.arguments.items() if name not in _LABELLED} | {"return_dict": True}
-        given |= {name: _followed(value, leaves) for name, value in given.items() if name in names}
-        try:
-            with _embedded(call.module, leaves):
-                output = unread(call.module(**given))
-            name, states = _states(output, Frame(layout.rows, layout.columns))
-            sums = torch.stack([_weighted(states[row, first:end]) for row, first, end in spans])
-            # Any two documents lie apart in some bit of their numbers.
-            bits = range(max(len(spans) - 1, 0).bit_length())
-            worst = max((_shared(sums, leaves, [n for n in range(len(spans)) if n >> b & 1]) for b in bits), default=0)
-            if worst <= TOLERANCE:
-                return None
-            place = next((n for n in range(len(spans)) if _shared(sums, leaves, [n]) > TOLERANCE), 0)
-        except CannotTell:
-            raise
-        except Exception as error:  # of somebody else's code, and of checkpoints that cannot be differentiated so
-            said = f"running it for its gradients raised {type(error).__name__}: {error}"
-            raise CannotTell(said.partition("\n")[0]) from error
-    row, first, end = spans[place]
-    return Leak(call.name, place, row, (first, end), f"{name}, by what is another document's,", worst, TOLERANCE, step)
+        self._leaves: list[torch.Tensor] = []
+        given |= {name: _followed(given[name], self._leaves) for name in media.given(given)}
+        self._media = len(self._leaves)
+        given |= {name: _followed(given[name], self._leaves) for name in _FOLLOWED if name in given}
+        with _embedded(call.module, self._leaves), mode:
+            output = unread(call.module(**given))
+        self.name, states = _states(output, frame)
+        self._sums = torch.stack([_weighted(states[row, first:end]) for row, first, end in spans])
+
+    def is_blind(self) -> bool:
+        """Whether there are media of numbers, none of which has a part in the results."""
+        found = self._gradients(torch.ones_like(self._sums), self._leaves[: self._media]) if self._media else []
+        return bool(found) and not any(bool(gradient.any()) for gradient in found)
+
+    def shared(self, chosen: list[int]) -> float:
+        """The largest part of a gradient that the chosen documents, and all others, have at one number."""
+        inside = torch.zeros_like(self._sums)
+        inside[chosen] = 1.0
+        found = [self._gradients(weights, self._leaves) for weights in (inside, 1 - inside)]
+        pairs = [(ours.abs(), theirs.abs()) for ours, theirs in zip(*found, strict=True)]
+        largest = max((float(torch.maximum(*pair).max()) for pair in pairs if pair[0].numel()), default=0.0)
+        shared = max((float(torch.minimum(*pair).max()) for pair in pairs if pair[0].numel()), default=0.0)
+        if not largest or not math.isfinite(largest + shared):
+            raise CannotTell("nothing of it has a gradient" if not largest else "its gradients are no numbers")
+        return shared / largest
+
+    def _gradients(self, weights: torch.Tensor, leaves: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+        return torch.autograd.grad(self._sums, leaves, weights, **options)
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:
@@ -127,19 +182,3 @@ def _weighted(states: torch.Tensor) -> torch.Tensor:
     weights = torch.linspace(0.5, 1.5, states.numel(), device=states.device).reshape(states.shape)
     # What stands for minus infinity would swallow all else.
     return (states.where(states.abs() < 1e30, torch.zeros_like(states)).float() * weights).sum()
-
-
-def _shared(sums: torch.Tensor, leaves: list[torch.Tensor], chosen: list[int]) -> float:
-    """The largest part of a gradient that the chosen documents, and all others, have at one number."""
-    inside = torch.zeros_like(sums)
-    inside[chosen] = 1.0
-    found = [
-        torch.autograd.grad(sums, leaves, weights, retain_graph=True, allow_unused=True, materialize_grads=True)
-        for weights in (inside, 1 - inside)
-    ]
-    pairs = [(ours.abs(), theirs.abs()) for ours, theirs in zip(*found, strict=True)]
-    largest = max((float(torch.maximum(*pair).max()) for pair in pairs if pair[0].numel()), default=0.0)
-    shared = max((float(torch.minimum(*pair).max()) for pair in pairs if pair[0].numel()), default=0.0)
-    if not largest or not math.isfinite(largest + shared):
-        raise CannotTell("nothing of it has a gradient" if not largest else "its gradients are no numbers")
-    return shared / largest
