@@ -24,6 +24,9 @@ from tests.multimodal.test_media_by_twin import apart, inner_of, mixed
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 RESULTS = Path(__file__).parents[2] / "compat" / "results"
+TWICE = "its documents are declared further in, or twice"
+CODES = "no gradient reaches its images or other media"
+"""Of types that make whole numbers of images, by which each finds its place among codes."""
 BY_GRADIENTS = "got other logits, by what is another document's, than it gets alone"
 
 
@@ -149,6 +152,14 @@ def test_what_gives_no_gradients_is_said_to_be_unchecked():
         assert "every document has images or other media" in repr(handle)
 
 
+def test_images_that_become_codes_are_said_to_be_unchecked():
+    model = tiny.build("emu3", task="image-text-to-text", pad_token_id=0).eval()
+    with autopack.enable(model, verify="never") as handle:
+        handle.enabled.runs_other_code = True
+        model(**media_rows.packed(model, [few(model)[:2]]))
+        assert CODES in repr(handle)
+
+
 def _answers(model, found, monkeypatch):
     """What the check by gradients says of a call of an exact model, as if its code were somebody else's."""
     said = []
@@ -168,11 +179,6 @@ def _answers(model, found, monkeypatch):
         model(**media_rows.packed(model, [found]))
     monkeypatch.setattr(influence, "leak_of", leak_of)
     return said
-
-
-TWICE = "its documents are declared further in, or twice"
-CODES = "no gradient reaches its images or other media"
-"""Of types that make whole numbers of images, by which each finds its place among codes."""
 
 
 @pytest.mark.exhaustive
