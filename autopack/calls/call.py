@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.calls import prefixes
-from autopack.calls.entry import Entry
+from autopack.calls.entry import Entry, Kind
 from autopack.calls.generation import is_only_scored
 from autopack.calls.plan import HeadDocuments
 from autopack.inspection import media
@@ -166,6 +166,16 @@ class Call:
     def continues(self) -> bool:
         """Whether a cache is given that holds tokens, which those of this call go on from."""
         return any(_holds_tokens(self.arguments.get(name)) for name in CACHES)
+
+    def why_media_meet(self, kind: str) -> str | None:
+        """Why documents may not get what they get alone with media of this kind, of code that no run has measured with
+        them; None where they do."""
+        values = (self.arguments[name] for name in media.given(self.arguments))
+        counts = [len(value) for value in values if isinstance(value, torch.Tensor) and value.dim()]
+        layout = None if self.entry.kind is Kind.PAIR else self.declared.layout
+        # As many as documents, or more, as far as the arguments tell.
+        count = max(1, 0 if layout is None else len(layout.lengths), min(counts, default=0))
+        return self.model.why_media_meet(kind, count)
 
     @property
     def has_labels(self) -> bool:

@@ -6,8 +6,9 @@ is an ordinary tensor, zero at padding, and stays in the output.
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -61,6 +62,34 @@ def loss_of(output: Any) -> torch.Tensor | None:
     if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
         return None
     return loss.sum() if loss.dim() else loss
+
+
+def without(output: Any, names: Collection[str]) -> Any:
+    """An output without fields that the user wants left out; they read as None where the output has attributes.
+
+    Raises `UnsupportedModel` for a tuple, in which fields have no names.
+    """
+    if isinstance(output, ModelOutput):
+        for name in names:
+            if name in output:
+                OrderedDict.__delitem__(output, name)  # its own raises
+                object.__setattr__(output, name, None)
+        return output
+    if isinstance(output, Mapping):
+        return type(output)({name: value for name, value in output.items() if name not in names})  # type: ignore[call-arg]
+    if isinstance(output, tuple) and hasattr(output, "_fields"):
+        fields: Any = output
+        return fields._replace(**{name: None for name in names if name in fields._fields})
+    if isinstance(output, tuple | list):
+        raise UnsupportedModel(
+            f"leave_out={list(names)!r} names fields of the output, and this call returns a {type(output).__name__}, "
+            f"whose parts have no names. Pass return_dict=True."
+        )
+    held = [name for name in names if name in getattr(output, "__dict__", ())]
+    if held:
+        output = copy.copy(output)
+        vars(output).update(dict.fromkeys(held))
+    return output
 
 
 def unread(output: Any) -> Any:

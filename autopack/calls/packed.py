@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopack.calls import image_masks
+from autopack.calls import per_row_outputs
 from autopack.calls.call import DROPPED, Call
 from autopack.calls.entry import Entry
-from autopack.calls.heads import per_row_outputs
-from autopack.calls.model_positions import positions_of_documents
 from autopack.calls.outputs import restore
 from autopack.calls.plan import Plan
+from autopack.calls.with_media import images_of_documents, positions_of_documents
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
 from autopack.layout.batches import DocumentBatch
@@ -25,7 +24,7 @@ from autopack.layout.padding import Padding
 from autopack.layout.prefixes import Prefixes, SharedPadding, real_tokens
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime import scope as scopes
-from autopack.runtime.scope import Scope
+from autopack.runtime.scope import Activation, Scope
 from autopack.runtime.tally import Volume
 
 
@@ -61,7 +60,7 @@ class Packed(Plan):
         self.layout = layout
         self.most = 2 if call.wants_last_logits or media.given(arguments) else 9
         """Dimensions of an output that has something for each row: some logits, and images, may be as many as rows."""
-        scope = Scope(call.model, layout, images=image_masks.of_packed(call, layout), want_weights=call.wants_weights)
+        scope = Scope(call.model, layout, images=images_of_documents(call, layout), want_weights=call.wants_weights)
         self._rows = Rerun(scope, call.entry.level, arguments)
         self._once: SharedPadding | None = None
         """The way into the row that runs, where that holds once what documents begin with."""
@@ -122,6 +121,41 @@ class Rerun:
         """The output of the model for them."""
         with scopes.in_force(self.scope, self.level):
             return module.forward(**self.arguments)
+
+
+class PrefixesInside(Plan):
+    """The backbone of a call whose loss is the model's: what its documents begin with runs once, in it alone.
+
+    Labels differ where documents part, so head and loss get every token of every document, as they would without this.
+    """
+
+    what = "runs what its documents begin with once"
+    reason = "the loss of the model around it is of every token of every document"
+
+    def __init__(self, call: Call, scope: Scope, padding: SharedPadding):
+        self._padding, prefixes = padding, padding.prefixes
+        self.arguments, frame = dict(call.arguments), Frame(*padding.shape)
+        for name, value in call.arguments.items():
+            form = frame.form_of(name, value)
+            if form.of is Of.TOKEN:
+                self.arguments[name] = frame.each(value, form, self._padding.gather)
+        super().__init__(replace(scope, layout=prefixes.documents, prefixes=prefixes))
+
+    @classmethod
+    def at(cls, call: Call, outer: Activation) -> PrefixesInside | None:
+        """The plan for a call inside one that was decided about, if this is where it is to be."""
+        padding = None if outer.plan is None else outer.plan.prefixes_inside
+        if padding is None or call.entry.inner or outer.scope.layout is None:
+            return None
+        frame = Frame(*padding.shape)
+        forms = [frame.form_of(name, value).of for name, value in call.arguments.items()]
+        if call.inputs is None or tuple(call.inputs.shape[:2]) != padding.shape or Of.UNKNOWN in forms:
+            return None
+        return cls(call, outer.scope, padding)
+
+    @torch._dynamo.disable
+    def finish(self, module: nn.Module, output: Any) -> Any:
+        return restore(output, self._padding, pooled=False)
 
 
 def without_mask(

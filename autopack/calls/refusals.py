@@ -14,7 +14,6 @@ from torch import nn
 from autopack.calls.call import Call
 from autopack.calls.entry import Entry
 from autopack.calls.loss_site import documents_of
-from autopack.calls.media_calls import why_media_meet
 from autopack.calls.outputs import loss_of
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.inspection import media
@@ -271,7 +270,7 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
                 f"is served), or run the documents one per row."
             )
         for kind in sorted(media.kinds(name, given[name])):
-            apart = why_media_meet(call, kind)
+            apart = call.why_media_meet(kind)
             if apart is not None:
                 raise UnsupportedModel(
                     f"{name} was given to {call.name} with packed rows, and no released run has measured documents "

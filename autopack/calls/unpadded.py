@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from autopack.calls import per_row_outputs
 from autopack.calls.call import DROPPED, Call
-from autopack.calls.heads import per_row_outputs
 from autopack.calls.outputs import restore
 from autopack.calls.packed import add_token_types, without_what_packing_drops
 from autopack.calls.plan import Plan

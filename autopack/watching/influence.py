@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from autopack.calls.call import Call
-from autopack.calls.encoder_decoder.pairs import PairCall
+from autopack.calls.encoder_decoder import PairCall
 from autopack.calls.outputs import unread
 from autopack.errors import Leak
 from autopack.inspection import media

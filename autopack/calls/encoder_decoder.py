@@ -1,8 +1,7 @@
 """Calls of encoder-decoders: the documents of both halves are found at the whole, and each half runs as one row.
 
 The whole runs in a scope without a layout, in which nothing may mix tokens; the encoder and the decoder, models of
-their own, each have one with theirs (`autopack.calls.encoder_decoder.halves`). Cross-attention finds both layouts in
-the decoder's.
+their own, each have one with theirs. Cross-attention finds both layouts in the decoder's.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from autopack.calls import refusals
 from autopack.calls.call import DROPPED, Call
-from autopack.calls.left_out import without
-from autopack.calls.outputs import restore
+from autopack.calls.outputs import restore, without
+from autopack.calls.packed import add_positions, without_what_packing_drops
 from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere
 from autopack.calls.plan import Plan
 from autopack.errors import InvalidPacking, UnsupportedModel
@@ -218,6 +217,51 @@ class PairAsRows(Plan):
         output = without(output, self.scope.model.traits.leaves_out)
         restored = restore(output, self.pair, read=self.scope.model.padding_read)
         return restored.to_tuple() if self.wants_tuple else restored
+
+
+class HalfAsRow(Plan):
+    """One half of an encoder-decoder's call: the documents of its row; a decoder reads those of the encoder too."""
+
+    what = "runs as the packed row of its half"
+    reason = "the call around it declares documents or hides padding"
+
+    def __init__(self, call: Call, pair: Pair):
+        encoder = pair.encoder or _recordings(pair, call.arguments)
+        layout = pair.decoder.layout if call.entry.decodes else encoder.layout
+        if call.inputs is None or tuple(call.inputs.shape[:2]) != (1, layout.columns):
+            found = "none" if call.inputs is None else tuple(call.inputs.shape)
+            raise UnsupportedModel(
+                f"{call.name} was to run on a row of {layout.columns} tokens and got {found}: its model "
+                f"changes the tokens on their way. Train it on padded batches with autopack.enable(model, "
+                f"unpad='never')."
+            )
+        arguments = without_what_packing_drops(call, call.arguments)
+        if arguments.get("encoder_attention_mask") is not None:
+            arguments["encoder_attention_mask"] = None
+        if call.entry.uses_positions:
+            add_positions(call, arguments, layout)
+        memory = encoder.layout if call.entry.decodes else None
+        if memory is not None:
+            states = arguments.get("encoder_hidden_states")
+            if isinstance(states, torch.Tensor) and tuple(states.shape[:2]) != (1, memory.columns):
+                arguments["encoder_hidden_states"] = encoder.places.gather(states)
+        self.arguments = arguments
+        super().__init__(Scope(call.model, layout, memory))
+
+
+def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
+    """What an encoder that ran as it is has made of its recordings or images, one per document, as one row."""
+    states, mask = arguments.get("encoder_hidden_states"), arguments.get("encoder_attention_mask")
+    documents = len(pair.decoder.layout.lengths)
+    if not isinstance(states, torch.Tensor) or len(states) != documents:
+        raise UnsupportedModel(
+            f"the decoder reads {0 if states is None else len(states)} encoded recordings or images for {documents} "
+            f"documents. Train the model on padded batches with autopack.enable(model, unpad='never')."
+        )
+    real = np.ones(states.shape[:2], dtype=bool)
+    if isinstance(mask, torch.Tensor) and tuple(mask.shape) == real.shape:
+        real = host_values(mask != 0)
+    return Half.of_documents(real & (np.cumsum(real, axis=1) == 1), real, states.device)
 
 
 def half_of(name: str, pair: Pair) -> Half | None:
