@@ -18,8 +18,7 @@ from autopack.errors import UnsupportedModel
 from autopack.inspection import media
 from autopack.layout.batches import DocumentBatch
 from autopack.layout.forms import Frame, Of
-from autopack.layout.labels import without_boundaries
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, without_boundaries
 from autopack.layout.padding import Padding
 from autopack.layout.prefixes import Prefixes, SharedPadding, real_tokens
 from autopack.layout.ways import LAYOUT_KWARGS

@@ -142,11 +142,6 @@ def columns_of(values: list[torch.Tensor], shapes: list[tuple[int, int]]) -> int
     return None
 
 
-def in_rows(change: Callable[[torch.Tensor], torch.Tensor], axis: int, value: torch.Tensor) -> torch.Tensor:
-    """A value whose columns lie at `axis` (the rows before), changed by what takes and gives (R, C, ...)."""
-    return change(rows_first(value, axis)).movedim((0, 1), (axis - 1, axis)) if axis > 1 else change(value)
-
-
 def stands_for_no_router(name: str | None, value: torch.Tensor) -> bool:
     """Whether a result is the one number that a layer without a router gives (Switch Transformers before 5)."""
     return value.shape == (1,) and not value.is_floating_point() and "router_logits" in (name or "")

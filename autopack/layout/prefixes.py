@@ -149,11 +149,10 @@ class SharedPadding(Padding):
         sources[self.real.reshape(-1)] = self.prefixes.columns
         return self.prefixes.documents.upload(sources)
 
-    def restore_flat(self, tokens: torch.Tensor) -> torch.Tensor:
-        """A (S, ...) tensor in the form of the flattened batch, (rows * columns, ...), zero at padding."""
-        batch = tokens.index_select(0, self._sources.to(tokens.device))
+    def _restored(self, tokens: torch.Tensor, along: int) -> torch.Tensor:
+        batch = tokens.index_select(along, self._sources.to(tokens.device))
         # In place, on what is new here: another tensor of this size would be made.
-        return batch if self.real.all() else batch.index_fill_(0, self._others.to(tokens.device), 0)
+        return batch if self.real.all() else batch.index_fill_(along, self._others.to(tokens.device), 0)
 
     def apart(self, row: torch.Tensor, columns: int) -> torch.Tensor:
         """A tensor with S columns at this axis as that of documents that share nothing, with T."""
