@@ -76,9 +76,10 @@ def _choose(call: Call) -> Plan:
         _say_that_positions_jump(call.name)
     if call.declared.real is None:
         _point_out(call)
-    if not call.may_unpad:
+    why = _why_not_asked(call)
+    if why is not None:
         hidden = call.outer is not None and call.declared.real is None and not call.entry.inner
-        why = "the mask is made outside of the text model" if hidden else _why_not_asked(call)
+        why = "the mask is made outside of the text model" if hidden else why
         return Untouched(call.model, why, call.volume, keeps_padding=hidden)
     anywhere = next(reasons_anywhere(call, call.padding), None) if call.outer is None else None
     reason = anywhere or next(reasons_here(call, call.padding), None)
@@ -90,7 +91,7 @@ def _choose(call: Call) -> Plan:
         labelled = labels_after_padding(call)
         if labelled is None:
             real = None if call.padding.real.all() else call.padding.real  # nobody reads padding where there is none
-            return Deferred(call.model, reason, call.documents, real if call.outer is None else None)
+            return Deferred(call, reason, real if call.outer is None else None)
         reason = labelled
     if reason == LOOKS:
         return LookedAt(call, reason, [("", call.padding.real)])
@@ -98,15 +99,15 @@ def _choose(call: Call) -> Plan:
     return Untouched(call.model, reason, call.volume, keeps_padding=not call.padding.real.all())
 
 
-def _why_not_asked(call: Call) -> str:
-    """Why a call is none whose padding could be left out."""
+def _why_not_asked(call: Call) -> str | None:
+    """Why a call is no padded batch that the user wants to run without its padding; None where it is one."""
     if call.inputs is None:
         return "it brings no tokens of the form (rows, columns)"
     if not call.declared.pads:
         return "it declares neither documents nor padding"
     if call.unnamed:
         return "some of its arguments came by position, and the forward does not name them"
-    return "unpad='never'"
+    return "unpad='never'" if call.model.options.unpad == "never" and call.documents is None else None
 
 
 @cache
@@ -150,7 +151,7 @@ def choose_pair(call: PairCall) -> Plan:
         reason = anywhere or call.obstacle_here()
         if reason is not None:
             if anywhere is None and any(map(is_pair, call.entry.inner)):
-                return Deferred(call.model, reason, None)
+                return Deferred(call, reason)
             if reason == LOOKS:
                 return LookedAt(call, reason, call.sides)
             return Untouched(call.model, reason, call.volume, keeps_padding=True)

@@ -27,7 +27,7 @@ from autopack.inspection import media, modules, source
 from autopack.layout import IGNORED_LABEL
 from autopack.layout import pair as pairs
 from autopack.layout.batches import DocumentBatch
-from autopack.layout.forms import Form, Frame, Of
+from autopack.layout.forms import Frame, Of
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half, Pair
@@ -171,8 +171,8 @@ class PairCall(Call):
                 continue
             if isinstance(value, torch.Tensor):
                 half = half_of(name, self.pair)
-                has_a_place = value.numel() == 1 or half is None or form_in(half, name, value).of is Of.TOKEN
-                has_a_place |= self.holds_covered_media(name, value)
+                has_a_place = value.numel() == 1 or half is None or self.holds_covered_media(name, value)
+                has_a_place = has_a_place or Frame(*half.places.shape).form_of(name, value).of is Of.TOKEN
             else:
                 has_a_place = not isinstance(value, tuple | list | dict)
             known = name in self.entry.names or name in PASSED_ON or isinstance(value, bool | int | float | str)
@@ -238,8 +238,7 @@ class HalfAsRow(Plan):
         arguments = without_what_packing_drops(call, call.arguments)
         if arguments.get("encoder_attention_mask") is not None:
             arguments["encoder_attention_mask"] = None
-        if call.entry.uses_positions:
-            add_positions(call, arguments, layout)
+        add_positions(call, arguments, layout)
         memory = encoder.layout if call.entry.decodes else None
         if memory is not None:
             states = arguments.get("encoder_hidden_states")
@@ -269,11 +268,6 @@ def half_of(name: str, pair: Pair) -> Half | None:
     return pair.decoder if name.startswith("decoder_") or name == "labels" else pair.encoder
 
 
-def form_in(half: Half, name: str, value: Any) -> Form:
-    """The form of an argument of a half."""
-    return Frame(*half.places.shape).form_of(name, value)
-
-
 def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
     """The arguments of the call on both rows."""
     entry = call.entry
@@ -285,9 +279,8 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
             if name in entry.names:
                 found[name] = None
             continue
-        form = None if half is None or call.holds_covered_media(name, value) else form_in(half, name, value)
-        if half is not None and form is not None and form.of is Of.TOKEN:
-            value = Frame(*half.places.shape).each(value, form, half.places.gather)
+        if half is not None and not call.holds_covered_media(name, value):
+            value = Frame(*half.places.shape).changed(name, value, half.places.gather)
         found[name] = value
     states = call.arguments.get("encoder_outputs")
     if states is not None and pair.encoder is not None:

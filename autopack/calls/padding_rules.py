@@ -141,7 +141,8 @@ def _reasons_of_readers(call: Call, padding: Padding) -> Iterator[str]:
     by_labels = call.has_labels and not (call.entry.head is not None and call.wants_states)
     if not (by_labels or call.model.anatomy.causal) and (hidden := _hidden_tokens(call, padding)):
         yield f"its mask hides tokens that are not the pad token ({', '.join(map(str, hidden))}), which may be read"
-    why = read.why_to_keep(call.inputs, by_labels, call.is_trained, call.model.tally.batches)
+    is_trained = any(parameter.requires_grad for parameter in call.module.parameters())
+    why = read.why_to_keep(call.inputs, by_labels, is_trained, call.model.tally.batches)
     if why is not None:
         yield why
 

@@ -63,8 +63,8 @@ def plan_of_pair(call: Call, layout: PackedLayout) -> Plan:
         given.pop("use_cache", None)  # T5Gemma's hands its own on, beside those that it does not name
     if "position_ids" not in call.entry.names:
         given.pop("position_ids", None)
-        first, padding = layout.first_positions, layout.is_padding
-        if first is not None and (first if padding is None else first[~padding]).any():
+        first = layout.first_positions
+        if first is not None and first[layout.real].any():
             raise InvalidPacking(
                 f"position_ids of a document begin at {int(first.max())}, but {call.name} takes none and numbers the "
                 f"first token of every document 0. Let them begin at 0."

@@ -24,7 +24,7 @@ from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import media
 from autopack.layout import seen_images
 from autopack.layout.batches import DocumentBatch
-from autopack.layout.forms import Frame, Of
+from autopack.layout.forms import Frame
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.seen_images import SeenImages
@@ -104,8 +104,7 @@ def _as_rows(
         value = arguments.get(name)
         # The sizes of two images may have the shape of two short rows.
         if isinstance(value, torch.Tensor) and not media.holds_media(name) and name != "second_per_grids":
-            form = frame.form_of(name, value)
-            value = frame.each(value, form, documents.spread) if form.of is Of.TOKEN else value
+            value = frame.changed(name, value, documents.spread)
         if value is not None or parameter.default is inspect.Parameter.empty:
             call[name] = value
     # A packed call continues no cache, and its mask has become the layout.

@@ -161,16 +161,15 @@ class SharedPadding(Padding):
 
 def in_one_row(layout: PackedLayout) -> PackedLayout:
     """The documents of packed rows without runs of padding, one after the other in a single row."""
-    kept = slice(None) if layout.is_padding is None else ~layout.is_padding
-    bounds = np.cumsum([0, *np.diff(layout.bounds)[kept]])
-    first, largest = (None if of is None else of[kept] for of in (layout.first_positions, layout.largest_positions))
+    bounds = np.cumsum([0, *np.diff(layout.bounds)[layout.real]])
+    told = (layout.first_positions, layout.largest_positions)
+    first, largest = (None if of is None else of[layout.real] for of in told)
     return PackedLayout(1, int(bounds[-1]), bounds, layout.device, first, largest_positions=largest)
 
 
 def real_tokens(layout: PackedLayout) -> np.ndarray:
     """True at tokens of packed rows that are no padding, on the host: (rows, columns)."""
-    padding = np.zeros(len(layout.bounds) - 1, dtype=bool) if layout.is_padding is None else layout.is_padding
-    return np.repeat(~padding, np.diff(layout.bounds)).reshape(layout.rows, layout.columns)
+    return np.repeat(layout.real, np.diff(layout.bounds)).reshape(layout.rows, layout.columns)
 
 
 def find(
