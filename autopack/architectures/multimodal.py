@@ -1,7 +1,7 @@
 """Models of text and images (videos, sounds) whose features take the places of placeholder tokens.
 
 Where a row holds several documents, upstream numbers it as one (M-RoPE), and its masks let them see each other.
-Positions are computed for each document by the model's own function (`calls.model_positions`); blocks of image tokens
+Positions are computed for each document by the model's own function (`calls.with_media`); blocks of image tokens
 that see each other, and prefixes that do, are rules over tokens, asked within documents alone. Features are put in the
 order of the flattened rows, so media in the order of the documents reach their own. Vision towers keep their images
 apart by themselves, as does Kosmos-2.5's projection. Emu3's tokenizer of images (`BatchNorm3d`) and FastVLM's tower

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.calls import prefixes
-from autopack.calls.entry import Entry
+from autopack.calls.entry import Entry, Kind
 from autopack.calls.generation import is_only_scored
 from autopack.calls.plan import HeadDocuments
 from autopack.inspection import media
@@ -126,8 +126,8 @@ class Call:
         found = found if self.noted is None else replace(found, real=self.noted)
         if not found.jumps:
             self.prefixes = prefixes.found_in(self, found)
-            if self.prefixes is not None and found.layout is None and found.real is None:
-                found = replace(found, real=np.ones((rows, columns), dtype=bool))
+            if self.prefixes is not None and found.layout is None:
+                found = replace(found, real=found.real_of((rows, columns)))
         return found
 
     @property
@@ -167,15 +167,20 @@ class Call:
         """Whether a cache is given that holds tokens, which those of this call go on from."""
         return any(_holds_tokens(self.arguments.get(name)) for name in CACHES)
 
+    def why_media_meet(self, kind: str) -> str | None:
+        """Why documents may not get what they get alone with media of this kind, of code that no run has measured with
+        them; None where they do."""
+        values = (self.arguments[name] for name in media.given(self.arguments))
+        counts = [len(value) for value in values if isinstance(value, torch.Tensor) and value.dim()]
+        layout = None if self.entry.kind is Kind.PAIR else self.declared.layout
+        # As many as documents, or more, as far as the arguments tell.
+        count = max(1, 0 if layout is None else len(layout.lengths), min(counts, default=0))
+        return self.model.why_media_meet(kind, count)
+
     @property
     def has_labels(self) -> bool:
         """Whether the model is to compute a loss."""
         return any(value is not None for name, value in self.arguments.items() if name in LABELS)
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether a gradient may come back to the model."""
-        return any(parameter.requires_grad for parameter in self.module.parameters())
 
     @property
     def ignored_label(self) -> int:
@@ -221,40 +226,34 @@ class Call:
         return self.declared.labelled_padding
 
     @property
-    def may_unpad(self) -> bool:
-        """Whether this is a padded batch that the user wants to run without its padding."""
-        wanted = self.model.options.unpad != "never" or self.documents is not None
-        return self.declared.pads and wanted and not self.unnamed
-
-    @property
     def wants_last_logits(self) -> bool:
         """Whether logits of some tokens only are asked for."""
         return any(isinstance(value := self.arguments.get(name), torch.Tensor) or value for name in LAST_LOGITS)
 
-    @cached_property
+    @property
     def wants_weights(self) -> bool:
         """Whether attention weights are asked for."""
-        told = self.arguments.get("output_attentions")
-        return bool(told if told is not None else getattr(self.config, "output_attentions", False))
+        return self._wants("output_attentions", self.config)
 
     @property
     def wants_states(self) -> bool:
         """Whether the states of layers are asked for."""
-        told = self.arguments.get("output_hidden_states")
-        return bool(told if told is not None else getattr(self.config, "output_hidden_states", False))
+        return self._wants("output_hidden_states", self.config)
 
-    @cached_property
+    @property
     def wants_router_loss(self) -> bool:
         """Whether the model may add a loss of its routers."""
-        told = self.arguments.get("output_router_logits")
-        configs = [self.config, *self.model.anatomy.configs]
-        return bool(told if told is not None else any(getattr(c, "output_router_logits", False) for c in configs))
+        return self._wants("output_router_logits", self.config, *self.model.anatomy.configs)
 
     @property
     def wants_tuple(self) -> bool:
         """Whether a plain tuple is asked for, and not an output with names."""
-        told = self.arguments.get("return_dict")
-        return not (told if told is not None else getattr(self.config, "return_dict", True))
+        return not self._wants("return_dict", self.config, otherwise=True)
+
+    def _wants(self, name: str, *configs: Any, otherwise: bool = False) -> bool:
+        """What the argument of this name says, or else a configuration."""
+        told = self.arguments.get(name)
+        return bool(told if told is not None else any(getattr(config, name, otherwise) for config in configs))
 
 
 def _holds_tokens(cache: Any) -> bool:

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from autopack.calls import image_masks, refusals
+import torch
+
+from autopack.calls import per_row_outputs, refusals, row_heads
 from autopack.calls.call import Call
-from autopack.calls.encoder_decoder.pairs import PairAsRows, PairCall
+from autopack.calls.encoder_decoder import PairAsRows, PairCall
 from autopack.calls.entry import Entry, Kind
 from autopack.calls.generation import generates
-from autopack.calls.heads import documents, per_row_outputs
-from autopack.calls.media_calls import why_media_meet
-from autopack.calls.model_positions import positions_of_rows
 from autopack.calls.packed import Packed
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
 from autopack.calls.plan import Deferred, LookedAt, MaskedApart, Plan, Untouched
 from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
-from autopack.calls.unmasked import point_out
 from autopack.calls.unpadded import Unpadded
-from autopack.inspection import media
+from autopack.calls.with_media import keep_images_to_rows
+from autopack.inspection.configs import text_config
 from autopack.inspection.modules import is_pair
+from autopack.layout.host import recall
 from autopack.runtime.padding_read import LOOKS
 from autopack.runtime.scope import Activation
 
 logger = logging.getLogger(__name__)
 
 _GENERATES = "transformers generates"
+_ALL_OF = 16
+"""So many calls are all looked at for padding that no mask hides; after them those whose number is a power of two."""
 
 
 def call_at(
@@ -49,24 +50,8 @@ def choose(call: Call) -> Plan:
         return Untouched(call.model, _GENERATES)
     plan = _choose(call)
     if plan.scope.layout is None and call.outer is None and call.model.options.unpad != "never":
-        _keep_images_to_rows(call, plan)
+        keep_images_to_rows(call, plan)
     return plan
-
-
-def _keep_images_to_rows(call: Call, plan: Plan) -> None:
-    """Give each row of a batch what it gets alone, where upstream's images are a matter of all rows."""
-    traits = call.model.traits
-    if not (traits.counts_images or traits.image_mask) or not media.given(call.arguments):
-        return
-    if why_media_meet(call, "image") is not None:
-        return  # of code that no run has measured, whose images may be a matter of something else
-    if traits.counts_images and plan.arguments is None:
-        positions = positions_of_rows([call.module, *call.entry.inner], call.arguments)
-        if positions is not None:
-            plan.arguments = {**call.arguments, "position_ids": positions}
-    seen = image_masks.of_batch(call)
-    if seen is not None:
-        plan.scope = replace(plan.scope, images=seen)
 
 
 def _choose(call: Call) -> Plan:
@@ -86,14 +71,15 @@ def _choose(call: Call) -> Plan:
         refusals.check_packed(call, layout)
         if call.declared.beside_ones and call.outer is None and not call.model.is_settling:
             _say_that_documents_are_kept_apart(call.name)
-        return documents.plan(call, layout) if call.entry.head is not None else Packed(call, layout)
+        return row_heads.plan(call, layout) if call.entry.head is not None else Packed(call, layout)
     if call.declared.jumps:
         _say_that_positions_jump(call.name)
     if call.declared.real is None:
-        point_out(call)
-    if not call.may_unpad:
+        _point_out(call)
+    why = _why_not_asked(call)
+    if why is not None:
         hidden = call.outer is not None and call.declared.real is None and not call.entry.inner
-        why = "the mask is made outside of the text model" if hidden else _why_not_asked(call)
+        why = "the mask is made outside of the text model" if hidden else why
         return Untouched(call.model, why, call.volume, keeps_padding=hidden)
     anywhere = next(reasons_anywhere(call, call.padding), None) if call.outer is None else None
     reason = anywhere or next(reasons_here(call, call.padding), None)
@@ -105,7 +91,7 @@ def _choose(call: Call) -> Plan:
         labelled = labels_after_padding(call)
         if labelled is None:
             real = None if call.padding.real.all() else call.padding.real  # nobody reads padding where there is none
-            return Deferred(call.model, reason, call.documents, real if call.outer is None else None)
+            return Deferred(call, reason, real if call.outer is None else None)
         reason = labelled
     if reason == LOOKS:
         return LookedAt(call, reason, [("", call.padding.real)])
@@ -113,15 +99,15 @@ def _choose(call: Call) -> Plan:
     return Untouched(call.model, reason, call.volume, keeps_padding=not call.padding.real.all())
 
 
-def _why_not_asked(call: Call) -> str:
-    """Why a call is none whose padding could be left out."""
+def _why_not_asked(call: Call) -> str | None:
+    """Why a call is no padded batch that the user wants to run without its padding; None where it is one."""
     if call.inputs is None:
         return "it brings no tokens of the form (rows, columns)"
     if not call.declared.pads:
         return "it declares neither documents nor padding"
     if call.unnamed:
         return "some of its arguments came by position, and the forward does not name them"
-    return "unpad='never'"
+    return "unpad='never'" if call.model.options.unpad == "never" and call.documents is None else None
 
 
 @cache
@@ -151,10 +137,10 @@ def choose_pair(call: PairCall) -> Plan:
     layout = call.one_sided_layout()
     if layout is not None:
         refusals.check_packed(call, layout)
-        return documents.plan_of_pair(call, layout)
+        return row_heads.plan_of_pair(call, layout)
     packs = call.find_pair()
     if packs is None:
-        point_out(call)
+        _point_out(call)
     if packs is None or (not packs and call.model.options.unpad == "never"):
         why = "it declares neither documents nor padding" if packs is None else "unpad='never'"
         return Untouched(call.model, why, call.volume)
@@ -165,9 +151,51 @@ def choose_pair(call: PairCall) -> Plan:
         reason = anywhere or call.obstacle_here()
         if reason is not None:
             if anywhere is None and any(map(is_pair, call.entry.inner)):
-                return Deferred(call.model, reason, None)
+                return Deferred(call, reason)
             if reason == LOOKS:
                 return LookedAt(call, reason, call.sides)
             return Untouched(call.model, reason, call.volume, keeps_padding=True)
     refusals.check_sites(call.model)
     return PairAsRows(call, packs)
+
+
+def _point_out(call: Call) -> None:
+    """Warn, once for each model, where most rows of a batch without a mask end or begin with padding tokens.
+
+    Looks at tokens that are on the host already, and waits for no device; of many calls at ever fewer.
+    """
+    tally, model = call.model.tally, call.model
+    if tally.unmasked or call.outer is not None or model.is_settling or model.options.unpad == "never":
+        return
+    before = tally.training.calls + tally.evaluation.calls
+    if before > _ALL_OF and before & (before - 1):
+        return
+    if call.arguments.get("attention_mask") is not None or call.continues:
+        return
+    if torch.jit.is_tracing() or torch._C._are_functorch_transforms_active():
+        return
+    ids = recall(call.arguments).get("input_ids", call.arguments.get("input_ids"))
+    # By its exact type: one that is recorded has no values.
+    if type(ids) is not torch.Tensor or ids.device.type != "cpu" or ids.dim() != 2 or ids.shape[1] < 3 or len(ids) < 2:
+        return
+    # Two of them: a text may well end with one, where it is also the token at the end of texts.
+    tokens = ids.detach().numpy()
+    twice = [tokens[tokens[:, one] == tokens[:, other], one] for one, other in ((-1, -2), (0, 1))]
+    if max(map(len, twice)) < 2:
+        return
+    pad = text_config(call.config).pad_token_id
+    if not isinstance(pad, int):
+        return
+    rows = max(int((each == pad).sum()) for each in twice)
+    if rows < 2 or 2 * rows < len(ids):
+        return
+    tally.unmasked = True
+    logger.warning(
+        "a batch of %s looks padded, and brings no attention_mask: %s of its %s rows end or begin with several tokens "
+        "that are pad_token_id (%s). Every column is taken for a token, as without autopack, and computed. Pass the "
+        "attention_mask that the tokenizer or the collator makes, and padding is left out.",
+        call.name,
+        rows,
+        len(ids),
+        pad,
+    )

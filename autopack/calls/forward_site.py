@@ -6,14 +6,26 @@ Libraries call it (sentence-transformers, PEFT's tuners), past the hooks by whic
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from autopack.calls.guard import ForwardGuard
 from autopack.patching import Site
+
+
+class ForwardGuard(ABC):
+    """A forward pre-hook that also has to see calls of `model.forward(...)`, which go past hooks."""
+
+    @abstractmethod
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Handle a call: None leaves its arguments as they are; otherwise those that the forward gets."""
+
+    @abstractmethod
+    def is_past(self, module: nn.Module) -> bool:
+        """Whether the forward that begins now was called without this hook; asked once in every forward."""
 
 
 def adapt_forward(original: Callable[..., Any], site: Site) -> Callable[..., Any]:

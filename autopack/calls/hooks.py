@@ -17,17 +17,15 @@ from torch import nn
 from autopack.calls import refusals
 from autopack.calls.call import Call
 from autopack.calls.choose import call_at, decide
-from autopack.calls.encoder_decoder.halves import HalfAsRow
-from autopack.calls.encoder_decoder.pairs import PairAsRows, PairCall
+from autopack.calls.encoder_decoder import HalfAsRow, PairAsRows, PairCall
 from autopack.calls.entry import Entry, Kind
-from autopack.calls.guard import ForwardGuard
-from autopack.calls.heads.length_batches import DocumentsAlone
-from autopack.calls.left_out import without
+from autopack.calls.forward_site import ForwardGuard
 from autopack.calls.lockstep import run_in_step
 from autopack.calls.loss_site import documents_of
-from autopack.calls.packed import inner_arguments, without_mask
+from autopack.calls.outputs import without
+from autopack.calls.packed import PrefixesInside, inner_arguments, without_mask
 from autopack.calls.plan import Plan, Untouched
-from autopack.calls.prefixes_inside import PrefixesInside
+from autopack.calls.row_heads import DocumentsAlone
 from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
 from autopack.calls.unpadded import Unpadded
 from autopack.errors import AutopackError

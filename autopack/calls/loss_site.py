@@ -18,8 +18,7 @@ import torch
 from autopack.errors import UnsupportedModel
 from autopack.inspection import releases
 from autopack.layout import IGNORED_LABEL
-from autopack.layout.labels import without_boundaries
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, without_boundaries
 from autopack.patching import Site
 from autopack.runtime import scope as scopes
 from autopack.runtime.scope import Activation

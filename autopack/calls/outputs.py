@@ -6,8 +6,9 @@ is an ordinary tensor, zero at padding, and stays in the output.
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers.utils import ModelOutput
 from autopack.calls.in_graph import Place, tied
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
-from autopack.layout.forms import Form, Frame, Of, in_rows, rows_first, stands_for_no_router
+from autopack.layout.forms import Form, Frame, Of, stands_for_no_router
 from autopack.layout.padding import Padding
 from autopack.layout.pair import Pair
 from autopack.runtime.padding_read import PaddingRead
@@ -63,6 +64,34 @@ def loss_of(output: Any) -> torch.Tensor | None:
     return loss.sum() if loss.dim() else loss
 
 
+def without(output: Any, names: Collection[str]) -> Any:
+    """An output without fields that the user wants left out; they read as None where the output has attributes.
+
+    Raises `UnsupportedModel` for a tuple, in which fields have no names.
+    """
+    if isinstance(output, ModelOutput):
+        for name in names:
+            if name in output:
+                OrderedDict.__delitem__(output, name)  # its own raises
+                object.__setattr__(output, name, None)
+        return output
+    if isinstance(output, Mapping):
+        return type(output)({name: value for name, value in output.items() if name not in names})  # type: ignore[call-arg]
+    if isinstance(output, tuple) and hasattr(output, "_fields"):
+        fields: Any = output
+        return fields._replace(**{name: None for name in names if name in fields._fields})
+    if isinstance(output, tuple | list):
+        raise UnsupportedModel(
+            f"leave_out={list(names)!r} names fields of the output, and this call returns a {type(output).__name__}, "
+            f"whose parts have no names. Pass return_dict=True."
+        )
+    held = [name for name in names if name in getattr(output, "__dict__", ())]
+    if held:
+        output = copy.copy(output)
+        vars(output).update(dict.fromkeys(held))
+    return output
+
+
 def unread(output: Any) -> Any:
     """An output of any form without reading it: what waits to be padded is packed, (1, tokens, ...) or (tokens, ...).
 
@@ -98,8 +127,9 @@ class _Packed:
             padded = (rows * columns, *shape[1:])
             if axis:
                 padded = (*shape[: axis - 1], rows, columns, *shape[axis + 1 :])
-            gather = partial(_gathered, self._padding, axis)
-            self._place = Place(self._tensor, self._restore, gather, padded, refuse)
+            # The graph keeps these, and must not keep the tensor by them.
+            restore, gather = partial(self._padding.restore, axis=axis), partial(self._padding.gather, axis=axis)
+            self._place = Place(self._tensor, restore, gather, padded, refuse)
             self._is_looked_at = refuse is not None
             yield self._place
 
@@ -110,33 +140,11 @@ class _Packed:
 
     def read(self) -> torch.Tensor:
         """The padded tensor."""
+        axis = self._form.columns
         if self._place is None:
-            return self._restore(self._tensor)
-        values = self._tensor.detach()
-        padded = self._restore(values)
-        if self._is_looked_at:
-            # A square of zeros has no slope, by which a reader of padding would be seen.
-            axis = self._form.columns
-            if axis:
-                self._padding.fill(rows_first(padded, axis), rows_first(values, axis)[0, 0])
-            else:
-                self._padding.fill_flat(padded, values[0])
-        return self._place.fill(padded)
-
-    @property
-    def _restore(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        # The graph keeps it, and must not keep the tensor by it.
-        return partial(_padded, self._padding, self._form.columns)
-
-
-def _padded(padding: Padding, axis: int, row: torch.Tensor) -> torch.Tensor:
-    """A packed tensor, whose columns lie at `axis`, in the form of the batch."""
-    return in_rows(padding.restore, axis, row) if axis else padding.restore_flat(row)
-
-
-def _gathered(padding: Padding, axis: int, batch: torch.Tensor) -> torch.Tensor:
-    """The real tokens of a tensor in the form of the batch."""
-    return in_rows(padding.gather, axis, batch) if axis else padding.gather_flat(batch)
+            return self._padding.restore(self._tensor, axis)
+        # A square of zeros has no slope, by which a reader of padding would be seen.
+        return self._place.fill(self._padding.restore(self._tensor.detach(), axis, fill=self._is_looked_at))
 
 
 def _restored(name: str | None, value: Any, padding: Padding | None, pooled: bool) -> Any:

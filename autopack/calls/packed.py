@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from autopack.calls import image_masks
+from autopack.calls import per_row_outputs
 from autopack.calls.call import DROPPED, Call
 from autopack.calls.entry import Entry
-from autopack.calls.heads import per_row_outputs
-from autopack.calls.model_positions import positions_of_documents
 from autopack.calls.outputs import restore
 from autopack.calls.plan import Plan
+from autopack.calls.with_media import images_of_documents, positions_of_documents
 from autopack.errors import UnsupportedModel
 from autopack.inspection import media
 from autopack.layout.batches import DocumentBatch
 from autopack.layout.forms import Frame, Of
-from autopack.layout.labels import without_boundaries
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, without_boundaries
 from autopack.layout.padding import Padding
 from autopack.layout.prefixes import Prefixes, SharedPadding, real_tokens
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime import scope as scopes
-from autopack.runtime.scope import Scope
+from autopack.runtime.scope import Activation, Scope
 from autopack.runtime.tally import Volume
 
 
@@ -38,17 +36,14 @@ class Packed(Plan):
 
     def __init__(self, call: Call, layout: PackedLayout):
         self.labelled = call.has_labels
-        self.volume = Volume.of_layout(layout)
+        self.volume = self.volume_apart = Volume.of_layout(layout)
         arguments = without_what_packing_drops(call, call.arguments)
         if call.entry.uses_positions:
-            computed = positions_of_documents(
-                [call.module, *call.entry.inner], call.arguments, layout, call.model.traits.counts_images
-            )
-            if computed is not None:
-                arguments["position_ids"] = computed
-            else:
-                add_positions(call, arguments, layout)
+            models, counts_images = [call.module, *call.entry.inner], call.model.traits.counts_images
+            computed = positions_of_documents(models, call.arguments, layout, counts_images)
+            arguments |= {} if computed is None else {"position_ids": computed}
         once = call.prefixes
+        add_positions(call, arguments, layout)
         add_token_types(call, arguments, layout, 0 if once is None else once.tokens)
         if call.entry.shifts_labels:
             for name in ("labels", "shift_labels"):
@@ -57,15 +52,15 @@ class Packed(Plan):
         self.masks = layout.is_padding is not None and bool(call.entry.inner) and call.wants_router_loss
         if self.masks:  # the loss of routers is over tokens alone, and finds them by it
             arguments["attention_mask"] = (call.arguments["attention_mask"] != 0).long()
-        self.arguments: dict[str, Any] = arguments
+        self.arguments = self._as_rows = arguments
         self.layout = layout
         self.most = 2 if call.wants_last_logits or media.given(arguments) else 9
         """Dimensions of an output that has something for each row: some logits, and images, may be as many as rows."""
-        scope = Scope(call.model, layout, images=image_masks.of_packed(call, layout), want_weights=call.wants_weights)
-        self._rows = Rerun(scope, call.entry.level, arguments)
+        images = images_of_documents(call, layout)
+        self._scope_of_rows = Scope(call.model, layout, images=images, want_weights=call.wants_weights)
         self._once: SharedPadding | None = None
         """The way into the row that runs, where that holds once what documents begin with."""
-        super().__init__(self._rows.scope if once is None else self._taken_together(call, once))
+        super().__init__(self._scope_of_rows if once is None else self._taken_together(call, once))
 
     def _taken_together(self, call: Call, once: Prefixes) -> Scope:
         """Run once what the documents begin with: here, or in the model inside where a head needs every token."""
@@ -75,18 +70,9 @@ class Packed(Plan):
         entry = call.entry
         if entry.inner and (self.labelled or call.wants_last_logits or entry.foreign or entry.has_other_head):
             self.prefixes_inside = padding
-            return self._rows.scope
-        self._once, frame, self.arguments = padding, Frame(*padding.shape), dict(self._rows.arguments)
-        for name, value in self._rows.arguments.items():
-            form = frame.form_of(name, value)
-            if form.of is Of.TOKEN:
-                self.arguments[name] = frame.each(value, form, padding.gather)
-        return replace(self._rows.scope, layout=once.documents, prefixes=once)
-
-    def leave_apart(self) -> None:
-        super().leave_apart()
-        before, self.volume = self.volume, Volume.of_layout(self.layout)
-        self.call.count(self.volume, instead_of=before)
+            return self._scope_of_rows
+        self._once, self.arguments = padding, _gathered(self._as_rows, padding)
+        return replace(self._scope_of_rows, layout=once.documents, prefixes=once)
 
     @torch._dynamo.disable
     def _restored(self, module: nn.Module, output: Any) -> Any:
@@ -98,7 +84,8 @@ class Packed(Plan):
             return restore(output, self._once, pooled=False, waits=False)
         per_row_outputs.remember(model, level, output, names, self._once.tokens)
         self.leave_apart()
-        return self._rows.run(module)
+        with scopes.in_force(self._scope_of_rows, level):
+            return module.forward(**self._as_rows)
 
     def finish(self, module: nn.Module, output: Any) -> Any:
         model, layout, restored = self.scope.model, self.layout, None
@@ -107,21 +94,43 @@ class Packed(Plan):
         names = per_row_outputs.of_each_row(output, layout.rows, layout.columns, model.widths, self.most)
         if not names or (self.pooled and len(DocumentBatch.without_padding(layout).documents) == layout.rows):
             return restored
-        return per_row_outputs.of_documents(model, module, self._rows.arguments, layout, output, names)
+        return per_row_outputs.of_documents(model, module, self._as_rows, layout, output, names)
 
 
-@dataclass(frozen=True)
-class Rerun:
-    """Packed rows as they are: what their sites read, at which entry they come in, and their arguments."""
+class PrefixesInside(Plan):
+    """The backbone of a call whose loss is the model's: what its documents begin with runs once, in it alone.
 
-    scope: Scope
-    level: int
-    arguments: dict[str, Any]
+    Labels differ where documents part, so head and loss get every token of every document, as they would without this.
+    """
 
-    def run(self, module: nn.Module) -> Any:
-        """The output of the model for them."""
-        with scopes.in_force(self.scope, self.level):
-            return module.forward(**self.arguments)
+    what = "runs what its documents begin with once"
+    reason = "the loss of the model around it is of every token of every document"
+
+    def __init__(self, call: Call, scope: Scope, padding: SharedPadding):
+        self._padding, self.arguments = padding, _gathered(call.arguments, padding)
+        super().__init__(replace(scope, layout=padding.prefixes.documents, prefixes=padding.prefixes))
+
+    @classmethod
+    def at(cls, call: Call, outer: Activation) -> PrefixesInside | None:
+        """The plan for a call inside one that was decided about, if this is where it is to be."""
+        padding = None if outer.plan is None else outer.plan.prefixes_inside
+        if padding is None or call.entry.inner or outer.scope.layout is None:
+            return None
+        frame = Frame(*padding.shape)
+        forms = [frame.form_of(name, value).of for name, value in call.arguments.items()]
+        if call.inputs is None or tuple(call.inputs.shape[:2]) != padding.shape or Of.UNKNOWN in forms:
+            return None
+        return cls(call, outer.scope, padding)
+
+    @torch._dynamo.disable
+    def finish(self, module: nn.Module, output: Any) -> Any:
+        return restore(output, self._padding, pooled=False)
+
+
+def _gathered(arguments: dict[str, Any], padding: SharedPadding) -> dict[str, Any]:
+    """The arguments of the row that holds once what documents begin with."""
+    frame = Frame(*padding.shape)
+    return {name: frame.changed(name, value, padding.gather) for name, value in arguments.items()}
 
 
 def without_mask(
@@ -151,8 +160,8 @@ def without_what_packing_drops(call: Call, arguments: dict[str, Any]) -> dict[st
 
 
 def add_positions(call: Call, arguments: dict[str, Any], layout: PackedLayout) -> None:
-    """Add positions that restart at every document, where the call gives none."""
-    if arguments.get("position_ids") is not None:
+    """Add positions that restart at every document, where they have to and the call gives none."""
+    if not call.entry.uses_positions or arguments.get("position_ids") is not None:
         return
     if not call.entry.takes_positions:
         raise UnsupportedModel(
@@ -183,7 +192,6 @@ def add_token_types(call: Call, arguments: dict[str, Any], layout: PackedLayout,
 def inner_arguments(call: Call, layout: PackedLayout) -> dict[str, Any]:
     """What a model gets that somebody else's code has called with the rows of the packed call that is under way."""
     arguments = without_what_packing_drops(call, call.arguments)
-    if call.entry.uses_positions:
-        add_positions(call, arguments, layout)
+    add_positions(call, arguments, layout)
     add_token_types(call, arguments, layout)
     return arguments

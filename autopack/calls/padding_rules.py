@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
+from autopack.calls import per_row_outputs
 from autopack.calls.call import DROPPED, LAST_LOGITS, Call
-from autopack.calls.heads import per_row_outputs
-from autopack.calls.media_calls import why_media_meet
 from autopack.calls.unpadded import has_a_place
 from autopack.inspection import media
 from autopack.inspection.configs import text_config
@@ -119,7 +118,7 @@ def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
             and not call.wants_tuple
             and media.holds_media(name)
             and media.kinds(name, value) <= traits.media
-            and all(why_media_meet(call, kind) is None for kind in media.kinds(name, value))
+            and all(call.why_media_meet(kind) is None for kind in media.kinds(name, value))
         )
         if not (in_order or has_a_place(name, value, padding)):
             yield f"{name} has no place in a packed row"
@@ -142,7 +141,8 @@ def _reasons_of_readers(call: Call, padding: Padding) -> Iterator[str]:
     by_labels = call.has_labels and not (call.entry.head is not None and call.wants_states)
     if not (by_labels or call.model.anatomy.causal) and (hidden := _hidden_tokens(call, padding)):
         yield f"its mask hides tokens that are not the pad token ({', '.join(map(str, hidden))}), which may be read"
-    why = read.why_to_keep(call.inputs, by_labels, call.is_trained, call.model.tally.batches)
+    is_trained = any(parameter.requires_grad for parameter in call.module.parameters())
+    why = read.why_to_keep(call.inputs, by_labels, is_trained, call.model.tally.batches)
     if why is not None:
         yield why
 

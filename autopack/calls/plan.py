@@ -52,6 +52,8 @@ class Plan:
     """The way into a row that holds once what its documents begin with, and back, where the model inside runs it."""
     volume: Volume | None = None
     """How much of the call runs, where that is counted here and not further in."""
+    volume_apart: Volume | None = None
+    """How much would run if what documents begin with ran once for each of them."""
     call: Any = None
     """The call that it was made for (`autopack.calls.call.Call`)."""
 
@@ -62,8 +64,11 @@ class Plan:
         """Count what becomes of a padded batch."""
 
     def leave_apart(self) -> None:
-        """Have the model inside run what documents begin with once for each of them after all."""
+        """Have what documents begin with run once for each of them after all."""
         self.prefixes_inside = None
+        if self.volume is not None:
+            before, self.volume = self.volume, self.volume_apart
+            self.call.count(self.volume, instead_of=before)
 
     def finish(self, module: nn.Module, output: Any) -> Any:
         """The output as the caller expects it; None where it stays as it is."""
@@ -125,16 +130,10 @@ class Deferred(Plan):
     what = "is left to the model inside"
     defers = True
 
-    def __init__(
-        self,
-        model: EnabledModel,
-        reason: str,
-        documents: HeadDocuments | None,
-        real: np.ndarray | None = None,
-    ):
-        super().__init__(Scope(model))
-        self.reason, self.documents, self._real = reason, documents, real
-        self._before = model.tally.batches
+    def __init__(self, call: Any, reason: str, real: np.ndarray | None = None):
+        super().__init__(Scope(call.model))
+        self.reason, self.documents, self._real = reason, call.documents, real
+        self._before = call.model.tally.batches
 
     def finish(self, module: nn.Module, output: Any) -> Any:
         read, count = self.scope.model.padding_read, self.scope.model.tally.batches

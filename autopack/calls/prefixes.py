@@ -90,13 +90,12 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         tokens = host_values(known_ids)
     least, share = (1, 0.0) if always else (LEAST_SHARED, SHARE / (1 - call.model.traits.mixing_weights))
     if layout is None:
-        real = np.ones(tokens.shape, dtype=bool) if declared.real is None else declared.real
+        real = declared.real_of(tokens.shape)
         lengths, counted = real.sum(axis=1), np.broadcast_to(np.arange(real.shape[1]), real.shape)
         row: Callable[[], PackedLayout] = partial(Padding(real, ids.device).layout, declared.positions)
     else:
         row, real = partial(prefixes.in_one_row, layout), prefixes.real_tokens(layout)
-        lengths, counted = np.diff(layout.bounds), np.arange(layout.columns) - layout.starts
-        lengths = lengths if layout.is_padding is None else lengths[~layout.is_padding]
+        lengths, counted = np.diff(layout.bounds)[layout.real], np.arange(layout.columns) - layout.starts
     if len(lengths) < 2 or not lengths.all():
         return None
     positions = counted if declared.positions is None else declared.positions

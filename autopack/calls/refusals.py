@@ -14,7 +14,6 @@ from torch import nn
 from autopack.calls.call import Call
 from autopack.calls.entry import Entry
 from autopack.calls.loss_site import documents_of
-from autopack.calls.media_calls import why_media_meet
 from autopack.calls.outputs import loss_of
 from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.inspection import media
@@ -24,6 +23,7 @@ from autopack.integrations.accelerate import covered_mixer
 from autopack.layout import prepared
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
+from autopack.layout.prefixes import real_tokens
 from autopack.layout.prepared import Agreement
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Activation
@@ -57,8 +57,7 @@ def refuse_lost_documents(model: EnabledModel) -> None:
 
 def refuse_documents_as_one(call: Call, layout: PackedLayout) -> None:
     """Raise `InvalidPacking` in the step of a trainer that would take a row of several documents for one sequence."""
-    padding = 0 if layout.is_padding is None else int(layout.is_padding.sum())
-    if call.outer is not None or call.model.is_settling or len(layout.lengths) - padding <= layout.rows:
+    if call.outer is not None or call.model.is_settling or layout.real.sum() <= layout.rows:
         return
     trainer = boundaries.trainer_of_this_step()
     if trainer is not None and boundaries.adds_up_rows(trainer):
@@ -187,12 +186,11 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
 def _refuse_labelled_padding(call: Call, layout: PackedLayout) -> None:
     """Raise `InvalidPacking` for labels at padding in a model that runs documents alone, which leaves padding out."""
     labels = call.arguments.get("labels")
-    if call.model.traits.whole_model_reason is None or layout.is_padding is None:
+    if call.model.traits.whole_model_reason is None or layout.real.all():
         return
     if not isinstance(labels, torch.Tensor) or tuple(labels.shape) != (layout.rows, layout.columns):
         return
-    padding = np.repeat(layout.is_padding, np.diff(layout.bounds))
-    if (host_values(labels).reshape(-1)[padding] != call.ignored_label).any():
+    if (host_values(labels)[~real_tokens(layout)] != call.ignored_label).any():
         raise InvalidPacking(
             f"{call.name} runs documents alone and leaves padding out, but labels of packed rows count padding. Give "
             f"padding the label {call.ignored_label}."
@@ -242,7 +240,7 @@ def refuse_early_positions(call: Call, layout: PackedLayout) -> None:
     first, least = layout.first_positions, call.entry.earliest_position
     if first is None or not least or not call.entry.uses_positions:
         return
-    early = first < least if layout.is_padding is None else (first < least) & ~layout.is_padding
+    early = (first < least) & layout.real
     if early.any():
         raise InvalidPacking(
             f"position_ids of a document begin at {int(first[early][0])}, but {call.name} numbers the first token of a "
@@ -271,7 +269,7 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
                 f"is served), or run the documents one per row."
             )
         for kind in sorted(media.kinds(name, given[name])):
-            apart = why_media_meet(call, kind)
+            apart = call.why_media_meet(kind)
             if apart is not None:
                 raise UnsupportedModel(
                     f"{name} was given to {call.name} with packed rows, and no released run has measured documents "
@@ -312,7 +310,7 @@ def refuse_images_of_others(call: Call) -> None:
     layout = call.declared.layout
     if layout is None:
         return
-    documents = len(layout.lengths) - (0 if layout.is_padding is None else int(layout.is_padding.sum()))
+    documents = int(layout.real.sum())
     if len(pixels) != documents:
         raise InvalidPacking(
             f"{call.name} got media with packed rows that are not those of its documents: {len(pixels)} images and "

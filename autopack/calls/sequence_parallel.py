@@ -182,8 +182,7 @@ def _gathered(call: Call, rows: RowGroup) -> tuple[PackedLayout, np.ndarray | No
                 f"position_ids of rows that ranks share neither go on by one nor begin anew, so autopack cannot tell "
                 f"where documents of {call.name} begin. Declare them by seq_idx as well."
             )
-        real = np.ones((shape[0], columns), dtype=bool) if declared.real is None else declared.real
-        layout = PackedLayout.of_padded(real, device, declared.positions)
+        layout = PackedLayout.of_padded(declared.real_of((shape[0], columns)), device, declared.positions)
     else:
         layout = layout.to(device)
     return layout, None if counted is None else host_values(counted).astype(bool)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from autopack.calls import per_row_outputs
 from autopack.calls.call import DROPPED, Call
-from autopack.calls.heads import per_row_outputs
 from autopack.calls.outputs import restore
 from autopack.calls.packed import add_token_types, without_what_packing_drops
 from autopack.calls.plan import Plan
@@ -45,6 +45,7 @@ class Unpadded(Plan):
             if once is not None:
                 self.prefixes_inside = SharedPadding(np.ones((1, len(once.columns)), dtype=bool), once.device, once)
         if call.documents is None:
+            self.volume_apart = Volume.of_row(self.padding.rows, self.padding)
             self.volume = Volume.of_row(self.padding.rows, self.padding, saved=0 if once is None else once.saved)
         else:
             call.documents.unpadded = True
@@ -61,12 +62,6 @@ class Unpadded(Plan):
         if self.call.documents is None:
             tally.count(self.call.padding)
         self.call.ran_without_padding()
-
-    def leave_apart(self) -> None:
-        super().leave_apart()
-        if self.volume is not None:
-            before, self.volume = self.volume, Volume.of_row(self.padding.rows, self.padding)
-            self.call.count(self.volume, instead_of=before)
 
     @torch._dynamo.disable
     def finish(self, module: nn.Module, output: Any) -> Any:

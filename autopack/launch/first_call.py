@@ -16,7 +16,7 @@ import torch
 import wrapt
 from torch import nn
 
-from autopack.calls.guard import ForwardGuard
+from autopack.calls.forward_site import ForwardGuard
 from autopack.errors import UnsupportedModel
 from autopack.inspection.hooks import looks_at_rows
 from autopack.integrations import peft, trainers, wrappers

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from autopack.errors import UnsupportedModel
-from autopack.layout.forms import FIELDS, Field, Frame, Of, rows_first
+from autopack.layout.forms import FIELDS, Field, Frame, rows_first
 from autopack.layout.packed import PackedLayout
 
 GROWTH = 1.5
@@ -60,8 +60,7 @@ class DocumentBatch:
     @classmethod
     def without_padding(cls, layout: PackedLayout) -> DocumentBatch:
         """All documents of a layout but its runs of padding, in order; made once for each layout."""
-        padding = np.zeros(len(layout.lengths), dtype=bool) if layout.is_padding is None else layout.is_padding
-        return layout.derived("documents as rows", lambda: cls.of(layout, np.flatnonzero(~padding)))
+        return layout.derived("documents as rows", lambda: cls.of(layout, np.flatnonzero(layout.real)))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -146,8 +145,7 @@ def equally_long(layout: PackedLayout) -> list[np.ndarray]:
 
 def equally_long_documents(layout: PackedLayout) -> list[np.ndarray]:
     """`equally_long` without runs of padding, unless there is nothing else."""
-    real = np.arange(len(layout.lengths)) if layout.is_padding is None else np.flatnonzero(~layout.is_padding)
-    lengths = np.diff(layout.bounds)
+    real, lengths = np.flatnonzero(layout.real), np.diff(layout.bounds)
     return [real[group] for group in by_length(lengths[real])] if len(real) else by_length(lengths)
 
 
@@ -225,9 +223,7 @@ def spread_tokens(value: Any, layout: PackedLayout, spread: Spread) -> Any:
     """An argument in another form, where it has something for every token: a tensor (rows or 1, columns, ...)."""
     if isinstance(value, tuple):
         return tuple(spread_tokens(part, layout, spread) for part in value)
-    frame = Frame(layout.rows, layout.columns, shared=True)
-    form = frame.form_of("", value)
-    return frame.each(value, form, spread) if form.of is Of.TOKEN else value
+    return Frame(layout.rows, layout.columns, shared=True).changed("", value, spread)
 
 
 def mean_loss(losses: list[torch.Tensor | None], counts: list[int], device: torch.device) -> torch.Tensor:

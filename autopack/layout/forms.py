@@ -98,6 +98,11 @@ class Frame:
             return change(value.expand(self.rows, *value.shape[1:]))
         return torch.stack([change(part.expand(self.rows, *part.shape[1:])) for part in value])
 
+    def changed(self, name: str, value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        """An argument changed as by `each` where it has something for each token, and as it is where it has not."""
+        form = self.form_of(name, value)
+        return self.each(value, form, change) if form.of is Of.TOKEN else value
+
     def form_of_output(self, name: str | None, value: torch.Tensor) -> Form:
         """The form of a part of an output that has something for each token; unknown is what has not."""
         field = FIELDS.get(name or "", Field((1,)))
@@ -140,11 +145,6 @@ def columns_of(values: list[torch.Tensor], shapes: list[tuple[int, int]]) -> int
         if all(tuple(v.shape[axis - 1 : axis + 1]) == shape for v, shape in zip(values, shapes, strict=True)):
             return axis
     return None
-
-
-def in_rows(change: Callable[[torch.Tensor], torch.Tensor], axis: int, value: torch.Tensor) -> torch.Tensor:
-    """A value whose columns lie at `axis` (the rows before), changed by what takes and gives (R, C, ...)."""
-    return change(rows_first(value, axis)).movedim((0, 1), (axis - 1, axis)) if axis > 1 else change(value)
 
 
 def stands_for_no_router(name: str | None, value: torch.Tensor) -> bool:

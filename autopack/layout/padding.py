@@ -69,36 +69,37 @@ class Padding:
         first = None if positions is None else positions[self.real][bounds[:-1]]
         return PackedLayout(1, self.tokens, bounds, self.device, first)
 
-    def gather(self, batch: torch.Tensor) -> torch.Tensor:
-        """The real tokens of a (rows, columns, ...) tensor as one row: (1, tokens, ...). Differentiable."""
-        return self.gather_flat(batch.reshape(self.rows * self.columns, *batch.shape[2:]))[None]
+    def gather(self, batch: torch.Tensor, axis: int = 1) -> torch.Tensor:
+        """The real tokens of a tensor (rows, columns, ...) as one row, (1, tokens, ...). Differentiable.
 
-    def gather_flat(self, batch: torch.Tensor) -> torch.Tensor:
-        """The real tokens of a flattened batch (rows * columns, ...): (tokens, ...)."""
-        return batch.index_select(0, self.index.to(batch.device))
+        The columns lie at `axis`, behind the rows; with 0 the batch is flat, (rows * columns, ...), and so are they.
+        """
+        along = max(axis - 1, 0)
+        flat = batch.flatten(along, along + 1) if axis else batch
+        found = flat.index_select(along, self.index.to(batch.device))
+        return found.unsqueeze(along) if axis else found
 
     def apart(self, row: torch.Tensor, columns: int) -> torch.Tensor:
         """What of a row that ran belongs to each real token, whose columns lie at this axis: the row itself."""
         return row
 
-    def restore(self, row: torch.Tensor) -> torch.Tensor:
-        """A (1, tokens, ...) tensor in the form of the batch, (rows, columns, ...), zero at padding. Differentiable."""
-        return self.restore_flat(row[0]).reshape(self.rows, self.columns, *row.shape[2:])
+    def restore(self, row: torch.Tensor, axis: int = 1, fill: bool = False) -> torch.Tensor:
+        """What `gather` gives in the form of the batch again, zero at padding. Differentiable.
 
-    def restore_flat(self, tokens: torch.Tensor) -> torch.Tensor:
-        """A (tokens, ...) tensor in the form of the flattened batch, (rows * columns, ...), zero at padding."""
+        With `fill` padding gets what the first token has.
+        """
+        along = max(axis - 1, 0)
+        tokens = row.select(along, 0) if axis else row
+        batch = self._restored(tokens, along)
+        if fill:
+            batch.movedim(along, 0)[self._others.to(batch.device)] = tokens.select(along, 0)
+        return batch.unflatten(along, self.shape) if axis else batch
+
+    def _restored(self, tokens: torch.Tensor, along: int) -> torch.Tensor:
+        """Tokens, which lie along an axis, at their places among those of the flattened batch."""
         # In place on fresh zeros: index_copy would make a second tensor of this size.
-        empty = tokens.new_zeros(self.rows * self.columns, *tokens.shape[1:])
-        return empty.index_copy_(0, self.index.to(tokens.device), tokens)
-
-    def fill(self, batch: torch.Tensor, token: torch.Tensor) -> None:
-        """Write what a token has, of shape (...), at the padding of a (rows, columns, ...) tensor, in place."""
-        flat = self._others.to(batch.device)
-        batch[flat // self.columns, flat % self.columns] = token
-
-    def fill_flat(self, batch: torch.Tensor, token: torch.Tensor) -> None:
-        """The same at the padding of a flattened batch (rows * columns, ...)."""
-        batch[self._others.to(batch.device)] = token
+        empty = tokens.new_zeros(*tokens.shape[:along], self.real.size, *tokens.shape[along + 1 :])
+        return empty.index_copy_(along, self.index.to(tokens.device), tokens)
 
     @cached_property
     def _others(self) -> torch.Tensor:

@@ -98,7 +98,7 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> Found
                 "the encoder's tokens are packed and the decoder's are missing: pass decoder_input_ids or labels, with "
                 "segment ids in decoder_attention_mask or with decoder_position_ids"
             )
-        return Found(None if source is None or only is None else [_real(only, source)])
+        return Found(None if source is None or only is None else [only.real_of(source.shape[:2])])
     unclear = [name for name in FLASH_KWARGS if source is not None and arguments.get(name) is not None]
     if unclear:
         raise InvalidPacking(
@@ -108,7 +108,7 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> Found
     host = _on_host(arguments)
     declared = [_read(arguments, host, prefix, inputs) for prefix, inputs in sides]
     packs = any(each.layout is not None for each in declared)
-    real = [_real(each, inputs) for each, (_, inputs) in zip(declared, sides, strict=True)]
+    real = [each.real_of(inputs.shape[:2]) for each, (_, inputs) in zip(declared, sides, strict=True)]
     if not packs:
         if declared[-1].real is None and arguments.get("decoder_attention_mask") is None:
             real[-1] = _before_last_label(arguments, host, target, pad_token_id)
@@ -136,10 +136,6 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> Found
     if labels is not None and arguments.get("decoder_attention_mask") is not None and labels.shape == real[-1].shape:
         labelled = bool((host_values(labels)[~real[-1]] != IGNORED_LABEL).any())
     return Found(real, Pair(None if source is None else halves[0], halves[-1], labelled), packs)
-
-
-def _real(declared: declarations.Declared, inputs: torch.Tensor) -> np.ndarray:
-    return np.ones(inputs.shape[:2], dtype=bool) if declared.real is None else declared.real
 
 
 def _first_tensor(*values: Any) -> torch.Tensor | None:

@@ -149,11 +149,10 @@ class SharedPadding(Padding):
         sources[self.real.reshape(-1)] = self.prefixes.columns
         return self.prefixes.documents.upload(sources)
 
-    def restore_flat(self, tokens: torch.Tensor) -> torch.Tensor:
-        """A (S, ...) tensor in the form of the flattened batch, (rows * columns, ...), zero at padding."""
-        batch = tokens.index_select(0, self._sources.to(tokens.device))
+    def _restored(self, tokens: torch.Tensor, along: int) -> torch.Tensor:
+        batch = tokens.index_select(along, self._sources.to(tokens.device))
         # In place, on what is new here: another tensor of this size would be made.
-        return batch if self.real.all() else batch.index_fill_(0, self._others.to(tokens.device), 0)
+        return batch if self.real.all() else batch.index_fill_(along, self._others.to(tokens.device), 0)
 
     def apart(self, row: torch.Tensor, columns: int) -> torch.Tensor:
         """A tensor with S columns at this axis as that of documents that share nothing, with T."""
@@ -162,16 +161,15 @@ class SharedPadding(Padding):
 
 def in_one_row(layout: PackedLayout) -> PackedLayout:
     """The documents of packed rows without runs of padding, one after the other in a single row."""
-    kept = slice(None) if layout.is_padding is None else ~layout.is_padding
-    bounds = np.cumsum([0, *np.diff(layout.bounds)[kept]])
-    first, largest = (None if of is None else of[kept] for of in (layout.first_positions, layout.largest_positions))
+    bounds = np.cumsum([0, *np.diff(layout.bounds)[layout.real]])
+    told = (layout.first_positions, layout.largest_positions)
+    first, largest = (None if of is None else of[layout.real] for of in told)
     return PackedLayout(1, int(bounds[-1]), bounds, layout.device, first, largest_positions=largest)
 
 
 def real_tokens(layout: PackedLayout) -> np.ndarray:
     """True at tokens of packed rows that are no padding, on the host: (rows, columns)."""
-    padding = np.zeros(len(layout.bounds) - 1, dtype=bool) if layout.is_padding is None else layout.is_padding
-    return np.repeat(~padding, np.diff(layout.bounds)).reshape(layout.rows, layout.columns)
+    return np.repeat(layout.real, np.diff(layout.bounds)).reshape(layout.rows, layout.columns)
 
 
 def find(

@@ -11,8 +11,7 @@ from torch.nn.functional import pad
 
 from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL, declarations
-from autopack.layout.labels import without_boundaries
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, without_boundaries
 from autopack.layout.ways import LAYOUT_KWARGS
 
 _MADE_ANEW = (*LAYOUT_KWARGS, "attention_mask", "position_ids", "labels", "shift_labels")

@@ -20,7 +20,7 @@ from autopack.auditing.fields import Fields, fields_of
 from autopack.auditing.left_as_found import noise_of
 from autopack.auditing.running import Runner
 from autopack.calls.call import Call
-from autopack.calls.encoder_decoder.pairs import PairCall
+from autopack.calls.encoder_decoder import PairCall
 from autopack.calls.outputs import loss_of, unread
 from autopack.calls.sequence_parallel import rows_shared_by
 from autopack.errors import Leak

@@ -11,9 +11,9 @@ import torch
 
 from autopack.auditing.fields import Fields
 from autopack.calls.call import DROPPED, LAST_LOGITS, Call
-from autopack.calls.encoder_decoder.pairs import DECLARED, PairCall, half_of
-from autopack.calls.heads.document_arguments import DocumentArguments
+from autopack.calls.encoder_decoder import DECLARED, PairCall, half_of
 from autopack.calls.packed import without_what_packing_drops
+from autopack.calls.row_heads import DocumentArguments
 from autopack.errors import AutopackError
 from autopack.inspection import media
 from autopack.inspection.configs import text_config

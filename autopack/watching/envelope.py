@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from autopack.calls.call import Call
-from autopack.calls.encoder_decoder.pairs import PairCall
+from autopack.calls.encoder_decoder import PairCall
 from autopack.errors import Leak
 from autopack.inspection import media, torches
 from autopack.layout.host import host_values

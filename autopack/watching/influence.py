@@ -18,7 +18,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from autopack.calls.call import Call
-from autopack.calls.encoder_decoder.pairs import PairCall
+from autopack.calls.encoder_decoder import PairCall
 from autopack.calls.outputs import unread
 from autopack.errors import Leak
 from autopack.inspection import media

@@ -21,7 +21,7 @@ from transformers.models.x_clip.modeling_x_clip import XCLIPTextModel
 
 import autopack
 from autopack import UnsupportedModel, tiny
-from autopack.calls.heads.per_row_outputs import REASON
+from autopack.calls.per_row_outputs import REASON
 from autopack.tiny.weights import randomize
 from tests.conftest import FLOAT64, LEAK, error
 from tests.support.padded import tally_of
@@ -255,7 +255,7 @@ def test_a_head_of_ones_own_on_such_a_tower():
 
 
 def test_a_vector_that_is_one_narrower_than_the_row_is_still_one_of_the_row():
-    from autopack.calls.heads.per_row_outputs import of_each_row
+    from autopack.calls.per_row_outputs import of_each_row
 
     output = {"pooler_output": torch.zeros(1, 64), "log_probs": torch.zeros(1, 32), "logits": torch.zeros(1, 65, 8)}
     assert of_each_row(output, 1, 65, frozenset({64})) == ["pooler_output", "log_probs"]

@@ -22,7 +22,7 @@ def test_restoring_what_was_gathered_gives_the_batch_with_zeros_at_padding(real)
     row = padding.gather(batch)
     assert row.shape == (1, real.sum(), 3)
     assert torch.equal(padding.restore(row), batch * torch.from_numpy(real)[..., None])
-    assert torch.equal(padding.restore_flat(row[0]).reshape(batch.shape), padding.restore(row))
+    assert torch.equal(padding.restore(row[0], axis=0).reshape(batch.shape), padding.restore(row))
 
 
 @given(masks)

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import autopack
+from autopack.calls import with_media
+from autopack.layout.packed import PackedLayout
 from autopack.tiny import images
 from autopack.tiny.images import IMAGE
 from compat.images import alone, documents, packed, spans
@@ -112,6 +114,29 @@ def test_the_backbone_alone_numbers_the_documents():
         states = model.model(**packed(model, [found])).last_hidden_state
     for document, row, a, b in spans([found]):
         assert error(states[row, a:b], stock.model(**images.row(stock, [document])).last_hidden_state[0]) <= FLOAT32
+
+
+class Counting(torch.nn.Module):
+    """A model that numbers tokens itself, and keeps something of it for generation."""
+
+    def compute_3d_position_ids(self, input_ids, mm_token_type_ids, pixel_values, attention_mask=None):
+        self.rope_deltas = torch.zeros(len(input_ids))
+        return torch.arange(input_ids.shape[1]).expand(3, *input_ids.shape)
+
+
+@pytest.mark.parametrize("kept", [{}, {"rope_deltas": None}, {"rope_deltas": torch.ones(1)}], ids=repr)
+def test_what_the_model_kept_is_put_back_and_nothing_where_it_kept_nothing(kept):
+    model = Counting()
+    vars(model).update(kept)
+    kinds = torch.tensor([[0, 1, 0, 0]])
+    arguments = {"input_ids": torch.arange(4)[None], "mm_token_type_ids": kinds, "pixel_values": torch.zeros(1, 3)}
+    rows = with_media.positions_of_rows([model], arguments)
+    documents = with_media.positions_of_documents([model], arguments, PackedLayout.from_lengths([[2, 2]]))
+    assert rows[0].tolist() == [[0, 1, 2, 3]]
+    assert documents[0].tolist() == [[0, 1, 0, 1]]
+    found = {name: value for name, value in vars(model).items() if name == "rope_deltas"}
+    assert found.keys() == kept.keys()
+    assert all(found[name] is value for name, value in kept.items())
 
 
 def test_what_the_model_keeps_for_generation_stays_and_is_not_read():

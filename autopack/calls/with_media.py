@@ -1,31 +1,40 @@
-"""Positions that a model computes from its tokens and media (M-RoPE), for each document of packed rows by itself.
+"""Calls with images or other media: what a document gets of them alone, and would not get in a row or batch.
 
-The models number the rows of a batch one by one, and take the sizes of their images in the order of the rows. So the
-documents are handed to the model's own function as right-padded rows: every document is numbered as it is alone, with
-its own images, and nothing needs to be known of the scheme.
+Positions that a model computes from its tokens and media (M-RoPE) are computed for each document by itself. The models
+number the rows of a batch one by one, and take the sizes of their images in the order of the rows. So the documents are
+handed to the model's own function as right-padded rows: every document is numbered as it is alone, with its own images,
+and nothing needs to be known of the scheme. Where text attends to images across, which document sees which is read.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from autopack.errors import InvalidPacking
+from autopack.calls.call import Call
+from autopack.calls.plan import Plan
+from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import media
+from autopack.layout import seen_images
 from autopack.layout.batches import DocumentBatch
-from autopack.layout.forms import Frame, Of
+from autopack.layout.forms import Frame
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
+from autopack.layout.seen_images import SeenImages
 from autopack.layout.ways import CACHES
 
 _WHOLE = "compute_3d_position_ids"  # since 5.0; it says when positions are computed at all
 _INDEX = "get_rope_index"
 _STATE = "rope_deltas"
+_OF_IMAGES = "aspect_ratio_ids"
+"""An argument (rows, images) that is 0 for images that fill up a row."""
 
 
 def positions_of_documents(
@@ -63,18 +72,15 @@ def positions_of_documents(
         )
     _refuse_later_starts(arguments, layout)
     call, real = _as_rows(parameters, arguments, layout)
-    state = vars(model).get(_STATE)
     try:
-        found = _each_row_by_itself(compute, call) if counts_images else compute(**call)
+        with _state_kept(model):
+            found = _each_row_by_itself(compute, call) if counts_images else compute(**call)
     except (StopIteration, RuntimeError, ValueError, IndexError, TypeError) as error:
         raise InvalidPacking(
             f"{type(model).__name__} cannot number each document with its own media; it says: "
             f"{type(error).__name__}: {error}. {', '.join(sizes)} must hold the media of all documents, in the order "
             f"of the documents, and every placeholder token needs its place in one of them."
         ) from error
-    finally:
-        if _STATE in vars(model):  # what it keeps for generation is of the last batch, and rows of documents are none
-            setattr(model, _STATE, state)
     positions = found[0] if isinstance(found, tuple) else found
     return None if positions is None else real(positions)
 
@@ -98,8 +104,7 @@ def _as_rows(
         value = arguments.get(name)
         # The sizes of two images may have the shape of two short rows.
         if isinstance(value, torch.Tensor) and not media.holds_media(name) and name != "second_per_grids":
-            form = frame.form_of(name, value)
-            value = frame.each(value, form, documents.spread) if form.of is Of.TOKEN else value
+            value = frame.changed(name, value, documents.spread)
         if value is not None or parameter.default is inspect.Parameter.empty:
             call[name] = value
     # A packed call continues no cache, and its mask has become the layout.
@@ -122,11 +127,19 @@ def positions_of_rows(entries: Sequence[PreTrainedModel], arguments: Mapping[str
     call = {name: arguments[name] for name in inspect.signature(compute).parameters if arguments.get(name) is not None}
     if not media.given(call) or call.get("input_ids") is None or any(name in call for name in CACHES):
         return None
-    state = vars(model).get(_STATE)
-    try:
+    with _state_kept(model):
         return _each_row_by_itself(compute, call)
+
+
+@contextmanager
+def _state_kept(model: PreTrainedModel) -> Iterator[None]:
+    """What a model keeps for generation is of its latest batch, and rows of documents are none."""
+    before = {name: value for name, value in vars(model).items() if name == _STATE}
+    try:
+        yield
     finally:
-        setattr(model, _STATE, state)
+        vars(model).pop(_STATE, None)
+        vars(model).update(before)
 
 
 def _each_row_by_itself(compute: Callable[..., Any], call: dict[str, Any]) -> torch.Tensor:
@@ -162,3 +175,65 @@ def _refuse_later_starts(arguments: Mapping[str, Any], layout: PackedLayout) -> 
             f"before it decides how its tokens are numbered. Let position_ids begin at 0 in every document, or pass "
             f"those of shape (3, rows, columns)."
         )
+
+
+def keep_images_to_rows(call: Call, plan: Plan) -> None:
+    """Give each row of a batch what it gets alone, where upstream's images are a matter of all rows."""
+    traits = call.model.traits
+    if not (traits.counts_images or traits.image_mask) or not media.given(call.arguments):
+        return
+    if call.why_media_meet("image") is not None:
+        return  # of code that no run has measured, whose images may be a matter of something else
+    if traits.counts_images and plan.arguments is None:
+        positions = positions_of_rows([call.module, *call.entry.inner], call.arguments)
+        if positions is not None:
+            plan.arguments = {**call.arguments, "position_ids": positions}
+    seen = images_of_rows(call)
+    if seen is not None:
+        plan.scope = replace(plan.scope, images=seen)
+
+
+def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
+    """The images that documents of packed rows see; None for a model that does not attend to any, or text alone.
+
+    Raises `InvalidPacking` where the mask does not give each document its own, and `UnsupportedModel` where attention
+    weights are asked for.
+    """
+    name, given = call.model.traits.image_mask, call.arguments
+    if name is None or not media.given(given):
+        return None
+    mask = given.get(name)
+    if not isinstance(mask, torch.Tensor) or tuple(mask.shape[:2]) != (layout.rows, layout.columns):
+        shape = "none" if mask is None else f"shape {tuple(getattr(mask, 'shape', ()))}"
+        raise InvalidPacking(
+            f"{name} says which document of packed rows sees which images; wanted (rows, columns, images, ...) of "
+            f"{(layout.rows, layout.columns)}, found {shape}. autopack.PackingCollator makes it of those of documents."
+        )
+    if call.wants_weights:
+        raise UnsupportedModel(
+            f"{call.name} was asked for attention weights with packed rows and images, of which every document reads "
+            f"its own. Leave output_attentions out, or run the documents one per row."
+        )
+    found = seen_images.of_documents(mask, layout, _real_images(given))
+    if isinstance(found, str):
+        raise InvalidPacking(
+            f"{name} does not give each document of packed rows its own images, in the order of the documents: "
+            f"{found}. autopack.PackingCollator makes it of those of documents."
+        )
+    return found
+
+
+def images_of_rows(call: Call) -> SeenImages | None:
+    """The images of each row of a batch of one document per row; None where nothing tells, and all is upstream's."""
+    name, given = call.model.traits.image_mask, call.arguments
+    mask = None if name is None or call.inputs is None else given.get(name)
+    if call.inputs is None or not isinstance(mask, torch.Tensor) or call.continues or not media.given(given):
+        return None
+    if tuple(mask.shape[:2]) != tuple(call.inputs.shape[:2]):
+        return None
+    return seen_images.of_rows(mask, _real_images(given))
+
+
+def _real_images(given: Mapping[str, Any]) -> torch.Tensor | None:
+    ids = given.get(_OF_IMAGES)
+    return ids != 0 if isinstance(ids, torch.Tensor) else None

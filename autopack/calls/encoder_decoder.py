@@ -1,8 +1,7 @@
 """Calls of encoder-decoders: the documents of both halves are found at the whole, and each half runs as one row.
 
 The whole runs in a scope without a layout, in which nothing may mix tokens; the encoder and the decoder, models of
-their own, each have one with theirs (`autopack.calls.encoder_decoder.halves`). Cross-attention finds both layouts in
-the decoder's.
+their own, each have one with theirs. Cross-attention finds both layouts in the decoder's.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from autopack.calls import refusals
 from autopack.calls.call import DROPPED, Call
-from autopack.calls.left_out import without
-from autopack.calls.outputs import restore
+from autopack.calls.outputs import restore, without
+from autopack.calls.packed import add_positions, without_what_packing_drops
 from autopack.calls.padding_rules import PASSED_ON, reasons_anywhere
 from autopack.calls.plan import Plan
 from autopack.errors import InvalidPacking, UnsupportedModel
@@ -28,7 +27,7 @@ from autopack.inspection import media, modules, source
 from autopack.layout import IGNORED_LABEL
 from autopack.layout import pair as pairs
 from autopack.layout.batches import DocumentBatch
-from autopack.layout.forms import Form, Frame, Of
+from autopack.layout.forms import Frame, Of
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.pair import Half, Pair
@@ -172,8 +171,8 @@ class PairCall(Call):
                 continue
             if isinstance(value, torch.Tensor):
                 half = half_of(name, self.pair)
-                has_a_place = value.numel() == 1 or half is None or form_in(half, name, value).of is Of.TOKEN
-                has_a_place |= self.holds_covered_media(name, value)
+                has_a_place = value.numel() == 1 or half is None or self.holds_covered_media(name, value)
+                has_a_place = has_a_place or Frame(*half.places.shape).form_of(name, value).of is Of.TOKEN
             else:
                 has_a_place = not isinstance(value, tuple | list | dict)
             known = name in self.entry.names or name in PASSED_ON or isinstance(value, bool | int | float | str)
@@ -220,14 +219,53 @@ class PairAsRows(Plan):
         return restored.to_tuple() if self.wants_tuple else restored
 
 
+class HalfAsRow(Plan):
+    """One half of an encoder-decoder's call: the documents of its row; a decoder reads those of the encoder too."""
+
+    what = "runs as the packed row of its half"
+    reason = "the call around it declares documents or hides padding"
+
+    def __init__(self, call: Call, pair: Pair):
+        encoder = pair.encoder or _recordings(pair, call.arguments)
+        layout = pair.decoder.layout if call.entry.decodes else encoder.layout
+        if call.inputs is None or tuple(call.inputs.shape[:2]) != (1, layout.columns):
+            found = "none" if call.inputs is None else tuple(call.inputs.shape)
+            raise UnsupportedModel(
+                f"{call.name} was to run on a row of {layout.columns} tokens and got {found}: its model "
+                f"changes the tokens on their way. Train it on padded batches with autopack.enable(model, "
+                f"unpad='never')."
+            )
+        arguments = without_what_packing_drops(call, call.arguments)
+        if arguments.get("encoder_attention_mask") is not None:
+            arguments["encoder_attention_mask"] = None
+        add_positions(call, arguments, layout)
+        memory = encoder.layout if call.entry.decodes else None
+        if memory is not None:
+            states = arguments.get("encoder_hidden_states")
+            if isinstance(states, torch.Tensor) and tuple(states.shape[:2]) != (1, memory.columns):
+                arguments["encoder_hidden_states"] = encoder.places.gather(states)
+        self.arguments = arguments
+        super().__init__(Scope(call.model, layout, memory))
+
+
+def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
+    """What an encoder that ran as it is has made of its recordings or images, one per document, as one row."""
+    states, mask = arguments.get("encoder_hidden_states"), arguments.get("encoder_attention_mask")
+    documents = len(pair.decoder.layout.lengths)
+    if not isinstance(states, torch.Tensor) or len(states) != documents:
+        raise UnsupportedModel(
+            f"the decoder reads {0 if states is None else len(states)} encoded recordings or images for {documents} "
+            f"documents. Train the model on padded batches with autopack.enable(model, unpad='never')."
+        )
+    real = np.ones(states.shape[:2], dtype=bool)
+    if isinstance(mask, torch.Tensor) and tuple(mask.shape) == real.shape:
+        real = host_values(mask != 0)
+    return Half.of_documents(real & (np.cumsum(real, axis=1) == 1), real, states.device)
+
+
 def half_of(name: str, pair: Pair) -> Half | None:
     """The half that an argument is of, None for an encoder that runs as it is."""
     return pair.decoder if name.startswith("decoder_") or name == "labels" else pair.encoder
-
-
-def form_in(half: Half, name: str, value: Any) -> Form:
-    """The form of an argument of a half."""
-    return Frame(*half.places.shape).form_of(name, value)
 
 
 def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
@@ -241,9 +279,8 @@ def _arguments(call: PairCall, pair: Pair) -> dict[str, Any]:
             if name in entry.names:
                 found[name] = None
             continue
-        form = None if half is None or call.holds_covered_media(name, value) else form_in(half, name, value)
-        if half is not None and form is not None and form.of is Of.TOKEN:
-            value = Frame(*half.places.shape).each(value, form, half.places.gather)
+        if half is not None and not call.holds_covered_media(name, value):
+            value = Frame(*half.places.shape).changed(name, value, half.places.gather)
         found[name] = value
     states = call.arguments.get("encoder_outputs")
     if states is not None and pair.encoder is not None:

@@ -1,1 +1,0 @@
-"""Encoder-decoders: both halves of a call, and each half inside it."""

@@ -1,1 +1,0 @@
-"""Heads with one result per document."""

@@ -1,0 +1,360 @@
+"""Packed rows for heads with one result per row: the call becomes one whose rows are the documents.
+
+Most heads get the documents as a right-padded batch; the backbone inside runs the real tokens as one packed row and
+hands the head the padded states, as it does for any padded batch. Where that cannot be the same as each document
+alone, the whole model runs on documents of one length at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from autopack.calls.call import Call
+from autopack.calls.lockstep import idle_outputs, running_again, steps_of
+from autopack.calls.packed import without_what_packing_drops
+from autopack.calls.plan import HeadDocuments, Plan
+from autopack.errors import InvalidPacking, UnsupportedModel
+from autopack.inspection import heads
+from autopack.inspection.configs import text_config
+from autopack.inspection.heads import RowHead
+from autopack.layout import IGNORED_LABEL
+from autopack.layout.batches import DocumentBatch, by_length, items_of_share, mean_loss
+from autopack.layout.forms import FIELDS, Field, Frame, Of
+from autopack.layout.host import host_values, recall
+from autopack.layout.packed import PackedLayout
+from autopack.runtime.buffers import Buffers
+from autopack.runtime.lockstep import with_idle
+from autopack.runtime.scope import Scope
+from autopack.runtime.tally import Volume
+
+
+def plan(call: Call, layout: PackedLayout) -> Plan:
+    """What a call of such a head with packed rows is run as.
+
+    Raises `InvalidPacking` for labels that are not per document, and `UnsupportedModel` for what cannot be told apart.
+    """
+    head = call.entry.head
+    assert head is not None
+    given = DocumentArguments(head, without_what_packing_drops(call, call.arguments), layout)
+    if heads.looks_for_padding(call.module) and text_config(call.config).pad_token_id is None:
+        raise UnsupportedModel(
+            f"{head.name} finds the last token of each of several rows by config.pad_token_id, which is None. Set "
+            f"model.config.pad_token_id to a token that no document ends with, as for padded batches."
+        )
+    alone = call.wants_weights or call.entry.runs_alone is not None or _ends_elsewhere(call.module, given)
+    return DocumentsAlone(call, given) if alone else PaddedDocuments(call, given)
+
+
+def plan_of_pair(call: Call, layout: PackedLayout) -> Plan:
+    """The same for such a head of an encoder-decoder that makes the decoder's tokens of the encoder's.
+
+    Its decoder reads padding, so its documents always run alone. Raises `InvalidPacking` for positions that such a
+    model cannot be told.
+    """
+    head = call.entry.head
+    assert head is not None
+    given = without_what_packing_drops(call, call.arguments)
+    if "use_cache" not in call.entry.names:
+        given.pop("use_cache", None)  # T5Gemma's hands its own on, beside those that it does not name
+    if "position_ids" not in call.entry.names:
+        given.pop("position_ids", None)
+        first = layout.first_positions
+        if first is not None and first[layout.real].any():
+            raise InvalidPacking(
+                f"position_ids of a document begin at {int(first.max())}, but {call.name} takes none and numbers the "
+                f"first token of every document 0. Let them begin at 0."
+            )
+    # With FlexAttention stock looks up T5's bias, of one row, by the number of the row.
+    together = "flex_attention" not in call.model.implementations()
+    return DocumentsAlone(call, DocumentArguments(head, given, layout), together)
+
+
+def _ends_elsewhere(module: Any, given: DocumentArguments) -> bool:
+    """Whether a head that looks for padding would find another token in a padded batch than in a document alone."""
+    ids = given.arguments.get("input_ids")
+    if ids is None:
+        return heads.looks_for_padding(module)  # it takes the last column of embeddings
+    if not heads.takes_first_padding(module):
+        return False
+    first = ids.reshape(-1)[torch.from_numpy(given.batch.starts).to(ids.device)]
+    return bool((first == text_config(module.config).pad_token_id).any())
+
+
+class DocumentArguments:
+    """The arguments of a call, each with what its first dimensions stand for: tokens of rows, or documents."""
+
+    def __init__(self, head: RowHead, arguments: dict[str, Any], layout: PackedLayout):
+        self.head = head
+        self.arguments = arguments
+        self.shape = (layout.rows, layout.columns)
+        self.batch = DocumentBatch.without_padding(layout)
+        """The documents, in order, as rows."""
+        for name in head.labels:
+            self._check_labels(name)
+
+    @property
+    def documents(self) -> int:
+        """Number of documents; padding is none."""
+        return len(self.batch.documents)
+
+    def _check_labels(self, name: str) -> None:
+        value = self.arguments.get(name)
+        if value is None:
+            return
+        found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        if not isinstance(value, torch.Tensor) or value.dim() == 0 or len(value) != self.documents:
+            raise InvalidPacking(
+                f"{name} of {self.head.name} must have one entry per document on packed rows, ({self.documents},) or "
+                f"({self.documents}, K); found {found}. The {self.shape[0]} x {self.shape[1]} tokens hold "
+                f"{self.documents} documents of {', '.join(map(str, self.batch.lengths[:8]))}"
+                f"{', ...' if self.documents > 8 else ''} tokens, in order; padding counts unless attention_mask is 0 "
+                f"there."
+            )
+        if self.head.spans:
+            self._check_span(name, value)
+
+    def _check_span(self, name: str, value: torch.Tensor) -> None:
+        at = host_values(value.reshape(self.documents, -1)[:, 0])
+        wrong = np.flatnonzero((at < 0) | (at > self.batch.lengths))
+        if len(wrong):
+            raise InvalidPacking(
+                f"{name} counts from the start of each document and must lie in 0 ... its length (which stands for no "
+                f"answer inside, and is left out of the loss); document {wrong[0]} has "
+                f"{self.batch.lengths[wrong[0]]} tokens, found {at[wrong[0]]}. Subtract the document's first column "
+                f"from positions in the row."
+            )
+
+    def map(
+        self, of_token: Callable[[str, torch.Tensor], torch.Tensor], of_document: Callable[[torch.Tensor], torch.Tensor]
+    ) -> dict[str, Any]:
+        """The arguments with `of_token` applied to (rows, columns, ...) and `of_document` to (documents, ...)."""
+
+        frame = Frame(*self.shape, self.documents, tuple(self.head.labels))
+
+        def change(name: str, value: Any) -> Any:
+            form = frame.form_of(name, value)
+            if form.of is Of.TOKEN:
+                return frame.each(value, form, lambda part: of_token(name, part))
+            if form.of is Of.DOCUMENT:
+                return of_document(value)
+            if form.of is Of.CALL:
+                return value
+            tensor = isinstance(value, torch.Tensor)
+            raise self._no_place(name, f"a tensor of shape {tuple(value.shape)}" if tensor else type(value).__name__)
+
+        return {name: change(name, value) for name, value in self.arguments.items()}
+
+    def _no_place(self, name: str, found: str) -> UnsupportedModel:
+        return UnsupportedModel(
+            f"{name} was given to {self.head.name} with packed rows, and autopack cannot tell whose document it is "
+            f"of: wanted one value per token {self.shape} or per document ({self.documents}), found {found}. Run such "
+            f"documents one per row."
+        )
+
+
+class PaddedDocuments(Plan):
+    """The documents of a packed call as a right-padded batch, whose backbone is to run without the padding."""
+
+    what = "becomes a batch of its documents, and is left to the model inside"
+    reason = "it declares documents, and its head gives one result per row"
+    documents: HeadDocuments
+    packs = True
+
+    def __init__(self, call: Call, given: DocumentArguments):
+        super().__init__(Scope(call.model))
+        self.documents = HeadDocuments(given.head.name)
+        self.volume = Volume.of_layout(given.batch.layout).without_padding()
+        self.spans = given.head.spans
+        self.batch = given.batch
+        self.defers = self.batch.is_padded
+        self.masked = False
+        """Whether the head's logits of starts and ends at padding have been taken out."""
+        self.arguments = given.map(self._spread, lambda value: value)
+        if not self.batch.is_padded:
+            return
+        self.arguments["attention_mask"] = self.batch.mask.long()
+        pad_token_id, ids = text_config(call.config).pad_token_id, self.arguments.get("input_ids")
+        if isinstance(pad_token_id, int) and ids is not None:
+            # Heads of decoders look for the last token that is no padding token.
+            self.arguments["input_ids"] = ids.masked_fill(~self.batch.mask.to(ids.device), pad_token_id)
+        for name in given.head.labels if self.spans else ():
+            self.arguments[name] = self._left_out(self.arguments.get(name))
+
+    def _spread(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        rows, real = self.batch.spread(value), self.batch.mask.to(value.device)
+        if name == "position_ids":
+            # Counted on in padding: where a model hides the mask, they must not look like those of another document.
+            return rows.where(real, rows[:, :1] + torch.arange(rows.shape[1], device=rows.device))
+        return rows.masked_fill(~real.reshape(*real.shape, *[1] * (rows.dim() - 2)), 0)
+
+    def _left_out(self, positions: torch.Tensor | None) -> torch.Tensor | None:
+        """A position at the end of its document is ignored by the loss, and so must be at the end of the batch."""
+        if positions is None:
+            return None
+        lengths = torch.from_numpy(self.batch.lengths).to(positions.device).reshape(-1, *[1] * (positions.dim() - 1))
+        return positions.masked_fill(positions >= lengths, self.batch.shape[1])
+
+    def span_logits(self, output: Any) -> torch.Tensor | None:
+        """Logits of starts and ends (documents, longest, 2), the least of their dtype at padding; None for all else."""
+        wanted = (*self.batch.shape, 2)
+        if not self.batch.is_padded or not isinstance(output, torch.Tensor) or tuple(output.shape) != wanted:
+            return None
+        self.masked = True
+        return output.masked_fill(~self.batch.mask.to(output.device)[..., None], torch.finfo(output.dtype).min)
+
+    @torch._dynamo.disable
+    def finish(self, module: nn.Module, output: Any) -> Any:
+        """Raise `UnsupportedModel` where padding may have had a part in the output."""
+        if self.batch.is_padded and not self.documents.unpadded:
+            raise UnsupportedModel(
+                f"{self.documents.head} did not call its backbone, so the documents of packed rows were run with "
+                f"padding. Run them one per row."
+            )
+        if self.batch.is_padded and self.spans and not self.masked:
+            raise UnsupportedModel(
+                f"no module of {self.documents.head} gave the logits of starts and ends, (documents, longest, 2), so "
+                f"padding would have a part in its loss. Run its documents one per row."
+            )
+        return None
+
+
+class DocumentsAlone(Plan):
+    """The documents of a packed call as batches of documents of one length.
+
+    The forward under way gets the first batch; the others are run when it ends.
+    """
+
+    what = "runs on documents alone, those of one length as a batch"
+    packs = True
+
+    def __init__(self, call: Call, given: DocumentArguments, together: bool = True):
+        super().__init__(Scope(call.model))
+        self.given = given
+        why = "attention weights are wanted" if call.wants_weights else call.entry.runs_alone
+        self.reason = f"it declares documents, and {why or 'its head may take another token in a padded batch'}"
+        self.groups: list[np.ndarray]
+        """Numbers of the documents of each batch; of one, where documents are not run `together`."""
+        if not together:
+            self.groups = list(np.arange(given.documents)[:, None])
+        elif self._as_one_batch(call):
+            self.groups, self.what = [np.arange(given.documents)], "runs on documents alone, as a padded batch"
+        else:
+            self.groups = by_length(given.batch.lengths)
+        # Those of the other batches are counted when they are called.
+        first, packed = given.batch.lengths[self.groups[0]], Volume.of_layout(given.batch.layout)
+        columns, skipped = int(first.sum()), packed.columns - packed.tokens
+        self.volume = Volume(1, len(first), columns, columns, len(first), skipped)
+        self.wants_tuple = call.wants_tuple
+        self._check_ignored()
+        counted = _counted(given.arguments.get("labels"), given.documents)
+        self.counts = [int(counted[numbers].sum()) for numbers in self.groups]
+        """How many documents of each batch its loss is the mean over."""
+        self.calls = [self._of_group(*each) for each in zip(self.groups, self.counts, strict=True)]
+        for each, count in zip(self.calls, self.counts, strict=True):
+            each |= items_of_share(each, count, sum(self.counts))
+        self.arguments = self.calls[0]
+        self.buffers = Buffers(call.module)
+
+    @staticmethod
+    def _as_one_batch(call: Call) -> bool:
+        """Whether padding changes nothing: somebody's forward may read it, and weights have a column for each token."""
+        return call.model.traits.heeds_masks and not call.wants_weights and call.entry.foreign is None
+
+    def _check_ignored(self) -> None:
+        head, lengths = self.given.head, self.given.batch.lengths
+        for name in head.labels if head.spans else ():
+            value = self.given.arguments.get(name)
+            if value is not None and (host_values(value).reshape(-1) == lengths).any():
+                raise UnsupportedModel(
+                    f"{name} of some document is its length, which leaves it out of the loss, and "
+                    f"{head.name} runs documents alone here and cannot weigh such a loss. Leave it out of the rows."
+                )
+
+    def _of_group(self, numbers: np.ndarray, count: int) -> dict[str, Any]:
+        whole = self.given.batch
+        batch = DocumentBatch.of(whole.layout, whole.documents[numbers])
+        index = torch.from_numpy(numbers)
+        found = self.given.map(
+            lambda name, value: batch.spread(value), lambda value: value.index_select(0, index.to(value.device))
+        )
+        first = whole.layout.first_positions  # of runs of padding too
+        counted = first is not None and whole.layout.largest_positions is None and not first[whole.documents].any()
+        if self.scope.model.traits.numbers_itself and counted:
+            found.pop("position_ids", None)
+        if batch.is_padded:
+            found["attention_mask"] = batch.mask.long()
+        if not count and found.get("labels") is not None:
+            # Its mean would be that of nothing. In step with other ranks its loss is in the graph all the same.
+            found["labels"] = torch.zeros_like(found["labels"]) if self.scope.model.groups else None
+        return {**found, "return_dict": True}
+
+    @torch._dynamo.disable
+    def finish(self, module: nn.Module, output: Any) -> Any:
+        """Run what is left, and put the outputs of all documents in order."""
+        steps = steps_of(self.call)
+        if steps is None and self.call.model.groups:
+            raise UnsupportedModel(
+                f"{self.given.head.name} runs documents alone and is called by another model here, whose parameters "
+                f"lie on several ranks with other numbers of documents. Pass it padded batches, one document per row."
+            )
+        outputs = [output]
+        with running_again(self.call):
+            for call in self.calls[1:]:
+                self.buffers.put_back()
+                if steps is not None:
+                    steps.begin()
+                outputs.append(module(**call))
+            idle = [] if steps is None else idle_outputs(self.call, module, steps, self.calls[-1])
+        merged = {name: self._merge(name, [out.get(name) for out in outputs]) for name in output if name != "loss"}
+        if any(self.given.arguments.get(name) is not None for name in self.given.head.labels):
+            losses = [out.get("loss") for out in outputs]
+            loss = mean_loss(losses, self.counts, self.given.batch.where.device)
+            merged["loss"] = with_idle(loss, [each for each, n in zip(losses, self.counts, strict=True) if not n])
+        merged = with_idle(merged, [{**each} for each in idle])
+        whole = type(output)(**{name: value for name, value in merged.items() if value is not None})
+        return whole.to_tuple() if self.wants_tuple else whole
+
+    def _merge(self, name: str, parts: list[Any]) -> Any:
+        if isinstance(parts[0], (tuple, list)):
+            return tuple(self._merge(name, list(each)) for each in zip(*parts, strict=True))
+        field = FIELDS.get(name, Field(()))
+        parts = [p.movedim(field.rows, 0) if isinstance(p, torch.Tensor) and p.dim() > field.rows else p for p in parts]
+        groups = zip(parts, self.groups, strict=True)
+        if not all(isinstance(part, torch.Tensor) and len(part) == len(numbers) for part, numbers in groups):
+            return None
+        fill = torch.finfo(parts[0].dtype).min if name in ("start_logits", "end_logits") else 0.0
+        longest = self.given.batch.shape[1]
+        lengths = [self.given.batch.lengths[numbers].max() for numbers in self.groups]
+        # Hidden states of latents are as many for every document (Perceiver).
+        own = [
+            axis
+            for axis in field.tokens
+            if all(part.shape[axis] == length for part, length in zip(parts, lengths, strict=True))
+        ]
+        wide = [_widened(part, own, longest, fill) for part in parts]
+        if len({part.shape[1:] for part in wide}) > 1:
+            return None
+        order = np.argsort(np.concatenate(self.groups), kind="stable")
+        whole = torch.cat(wide).index_select(0, torch.from_numpy(order).to(wide[0].device))
+        return whole.movedim(0, field.rows)
+
+
+def _counted(labels: torch.Tensor | None, documents: int) -> np.ndarray:
+    """Which documents have a label that counts in the loss, (documents,) on the host; all where none are given."""
+    if labels is None or labels.is_floating_point():
+        return np.ones(documents, dtype=bool)
+    known = recall({"labels": labels}).get("labels", labels)
+    return host_values(known.reshape(documents, -1)[:, 0]) != IGNORED_LABEL
+
+
+def _widened(part: torch.Tensor, dimensions: list[int], longest: int, fill: float) -> torch.Tensor:
+    for dimension in dimensions:
+        shape = list(part.shape)
+        shape[dimension] = longest - shape[dimension]
+        part = torch.cat([part, part.new_full(shape, fill)], dim=dimension)
+    return part
