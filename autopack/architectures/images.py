@@ -10,7 +10,7 @@ import torch
 from autopack.family import Family, MixerCall, Tiny, Way
 from autopack.layout.batches import Batches, DocumentBatch, equally_long_documents
 from autopack.mixers import ALONE, RELATIVE, Restarting
-from autopack.mixers.whole_model import run_documents_alone
+from autopack.mixers.alone import run_documents_alone
 
 # Text attends to images across, through layers of its own; each document reads its own images. A mask says which tokens
 # see which images of their row. A token that sees none is let see all of them upstream, which in a packed row would be

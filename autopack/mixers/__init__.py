@@ -15,8 +15,8 @@ from autopack.family import MixerCall, Way
 from autopack.inspection import modules
 from autopack.layout.batches import Grouping, equally_long
 from autopack.mixers import operations
-from autopack.mixers.own_attention import Alone as Alone
-from autopack.mixers.whole_model import run_documents_alone
+from autopack.mixers.alone import Alone as Alone
+from autopack.mixers.alone import run_documents_alone
 from autopack.patching import Site
 
 
