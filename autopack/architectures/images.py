@@ -76,20 +76,16 @@ EVOLLA = Family(
 )
 
 
-class _OfInputIds(Restarting):
-    """Positions of PP-FormulaNet's decoder, whose tokens are those of `input_ids` where it gets none, not of labels."""
-
-    reads_encoder_tokens = True
-
-
+_OF_INPUT_IDS = Restarting(reads_encoder_tokens=True)
 _WITH_AN_IMAGE = frozenset("pix2struct pp_formulanet vision-encoder-decoder".split())
 
-# The encoder runs as it is, on one image for each document of the decoder.
+# The encoder runs as it is, on one image for each document of the decoder. PP-FormulaNet makes its decoder's tokens of
+# `input_ids` where it gets none, and never of labels.
 IMAGE_ENCODERS = Family(
     name="image_encoders",
     model_types=_WITH_AN_IMAGE - {"vision-encoder-decoder"},  # it is served as its decoder is
     how="the encoder as it is, an image for each document; attention document by document in the decoder",
-    mixers={"Pix2StructTextAttention": RELATIVE, "PPFormulaNetLearnedPositionalEmbedding": _OfInputIds()},
+    mixers={"Pix2StructTextAttention": RELATIVE, "PPFormulaNetLearnedPositionalEmbedding": _OF_INPUT_IDS},
     media_types={"image": _WITH_AN_IMAGE},
     tiny=Tiny(
         configs={

@@ -172,24 +172,17 @@ MOBILEBERT = Family(
 )
 
 
-class _ByDocument(Rows):
-    """Those of CLIP's kind, which look at each token by itself, and refuse rows of more columns than positions.
-
-    What the towers pick of every row is looked after where outputs are (`calls.heads.per_row_outputs`).
-    """
-
-    recurs = False
-
-
 _TOWERS = "CLIP CLIPSeg MetaClip2 OwlViT Owlv2 Siglip Siglip2 Tipsv2 XCLIP"
 _TYPES = """
 clip_text_model clipseg_text_model metaclip_2_text_model owlv2_text_model owlvit_text_model siglip2_text_model
 siglip_text_model tipsv2_text_model xclip_text_model
 """
 
+# Embeddings of CLIP's kind look at each token by itself, and refuse rows of more columns than positions. What the
+# towers pick of every row is looked after where outputs are (`calls.heads.per_row_outputs`).
 TEXT_TOWERS = Family(
     name="text_towers",
     model_types=frozenset(_TYPES.split()),
     how="attention site, document by document; embeddings of documents as rows",
-    mixers={f"{name}TextEmbeddings": _ByDocument() for name in _TOWERS.split()},
+    mixers={f"{name}TextEmbeddings": Rows(recurs=False) for name in _TOWERS.split()},
 )

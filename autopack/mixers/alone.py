@@ -35,7 +35,7 @@ from autopack.layout.forms import Frame, Of
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import CACHES
-from autopack.runtime.lockstep import with_idle
+from autopack.runtime.runs import with_idle
 from autopack.runtime.scope import running_scope, without_layout
 
 _STATES = ("key_value_states", "encoder_hidden_states")  # arguments that hold what an encoder has made

@@ -24,8 +24,7 @@ from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import CACHES
 from autopack.mixers.alone import MASKS, each_part
 from autopack.patching import Site
-from autopack.runtime.buffers import from_the_same_buffers
-from autopack.runtime.lockstep import Steps, leaving_nothing, with_idle
+from autopack.runtime.runs import Steps, from_the_same_buffers, leaving_nothing, with_idle
 from autopack.runtime.scope import Scope, changed, mark_of, running_scope, site_scope
 
 _OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention|block")

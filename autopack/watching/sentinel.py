@@ -14,8 +14,7 @@ from torch._subclasses import FakeTensor
 from autopack.calls.call import Call
 from autopack.errors import Leak, LeakDetected
 from autopack.inspection.sharding import in_a_group
-from autopack.runtime.buffers import Found
-from autopack.runtime.lockstep import most
+from autopack.runtime.runs import Found, most
 from autopack.watching.checks import Checked
 from autopack.watching.envelope import Envelope
 

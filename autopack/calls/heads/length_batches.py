@@ -20,8 +20,7 @@ from autopack.layout import IGNORED_LABEL
 from autopack.layout.batches import DocumentBatch, by_length, items_of_share, mean_loss
 from autopack.layout.forms import FIELDS, Field
 from autopack.layout.host import host_values, recall
-from autopack.runtime.buffers import Buffers
-from autopack.runtime.lockstep import with_idle
+from autopack.runtime.runs import Buffers, with_idle
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Volume
 
