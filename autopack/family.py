@@ -160,9 +160,11 @@ class MixerCall:
         check_tokens(() if tokens is None else tuple(tokens.shape), self.layout, type(self.mixer).__name__)
 
 
-def check_tokens(shape: tuple[int, ...], layout: PackedLayout, name: str) -> None:
-    """Raise `UnsupportedModel` where a tensor that `name` got is not (rows, columns, ...)."""
-    if shape[:2] != (layout.rows, layout.columns):
+def check_tokens(
+    shape: tuple[int, ...], layout: PackedLayout, name: str, wanted: tuple[int, int] | None = None
+) -> None:
+    """Raise `UnsupportedModel` where a tensor that `name` got is not (rows, columns, ...), or as `wanted`."""
+    if shape[:2] != (wanted or (layout.rows, layout.columns)):
         raise UnsupportedModel(
             f"{name} got tokens of shape {shape} inside a packed forward of {layout.rows} rows of {layout.columns} "
             f"tokens. Train the model on padded batches, one document per row."

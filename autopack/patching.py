@@ -14,7 +14,8 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from types import FunctionType
@@ -248,7 +249,7 @@ class SiteLease:
     def follow(self, implementations: tuple[str, ...]) -> None:
         """Hold the sites for these implementations, in place of those held before."""
         if self._implementations != implementations:
-            with _following:
+            with _following.held():
                 if self._implementations == implementations:
                     return  # another thread was first
                 sites: list[Site] = []
@@ -285,16 +286,29 @@ class SiteLease:
         intact(self._sites)
 
 
-_following = threading.Lock()  # of the process and not of the lease, for locks cannot be copied or pickled
+class ProcessLock:
+    """A lock of the process, and not of an object of which there is one for each model: such are copied and pickled.
+
+    In a child of fork nobody holds it: what another thread of the parent holds there is nobody's here.
+    """
+
+    def __init__(self) -> None:
+        self._renew()
+        if _FORKS:
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold it; waits for whoever does."""
+        with self._lock:
+            yield
 
 
-def _begin_anew() -> None:
-    """In a child of fork: what another thread of the parent holds there is nobody's here."""
-    global _following
-    _following = threading.Lock()
-    _lock.release()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
+_FORKS = hasattr(os, "register_at_fork")  # not on Windows
+_following = ProcessLock()
+if _FORKS:
     # What stands at the sites and what is counted are not taken along half done.
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_begin_anew)
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)

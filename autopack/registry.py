@@ -22,7 +22,7 @@ from autopack.inspection.configs import text_config
 from autopack.inspection.parameters import parameters_of
 from autopack.inspection.positions import Numbering
 from autopack.layout.packed import PackedLayout
-from autopack.mixers import RESTARTING, Alone, CountingRows
+from autopack.mixers import RESTARTING, Alone, Rows
 
 __all__ = ["Family", "families", "register"]
 
@@ -135,7 +135,7 @@ def _with_positions(family: Family, model: PreTrainedModel, mixing: list[nn.Modu
     if not (tables or whole) and parameters_of(type(model)).takes_others:
         return family  # what it takes and drops, the backbone is given where it needs it
     restarted = {type(module).__name__: RESTARTING for module in tables}
-    by_rows = {type(module).__name__: CountingRows() for module in whole}
+    by_rows = {type(module).__name__: Rows(recurs=False, counts=True) for module in whole}
     return replace(family, mixers={**family.mixers, **restarted, **by_rows}, positions=False)
 
 

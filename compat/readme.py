@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from autopack import registry
-from autopack.architectures.whole_half import WHOLE_HALF as HALVES
+from autopack.architectures.encoder_decoders import WHOLE_HALF as HALVES
 from autopack.mixers import OneByOne
 from autopack.trust.data import load
 from compat.exactness import recorded, results_of

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
-from autopack.family import Family, MixerCall, Tiny, Way
+from autopack.errors import UnsupportedModel
+from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Tiny, Way
+from autopack.layout.batches import Batches, DocumentBatch, equally_long, spread_tokens
 from autopack.mixers import ALONE, Alone
+from autopack.patching import Site
+from autopack.runtime.scope import running_scope
 
 # Types whose position_ids say where a document begins.
 _TYPES = "codegen falcon gpt_neo gpt_neox_japanese gptj megatron-bert openai-gpt rembert xglm"
@@ -68,14 +74,15 @@ ALIBI = Family(
 )
 
 
-def _refuse_block_sparse(config: Any) -> str | None:
-    if getattr(config, "attention_type", None) == "block_sparse":
-        return (
-            "what its block-sparse attention gives a document depends on the calls before, since a short row makes it "
-            "attend fully for good (BigBirdModel.forward: `self.set_attention_type('original_full')`); load it with "
-            "attention_type='original_full'"
-        )
-    return None
+def why_not_block_sparse(config: Any, part: str = "attention", owner: str = "BigBirdModel") -> str | None:
+    """Why a model of BigBird's kind whose `part` is block-sparse cannot be served; None where it is not."""
+    if getattr(config, "attention_type", None) != "block_sparse":
+        return None
+    return (
+        f"what its block-sparse {part} gives a document depends on the calls before, since a short row makes it attend "
+        f"fully for good ({owner}.forward: `self.set_attention_type('original_full')`); load it with "
+        f"attention_type='original_full'"
+    )
 
 
 # Which blocks its sparse attention sees, and whether it is sparse, depends on the row.
@@ -85,7 +92,7 @@ BIG_BIRD = Family(
     how="the model's own attention, documents alone",
     attends=False,
     mixers={"BigBirdSelfAttention": ALONE},
-    refusal=_refuse_block_sparse,
+    refusal=why_not_block_sparse,
     tiny=Tiny(configs={"big_bird": {"attention_type": "original_full"}}, causal={"big_bird": {"is_decoder": True}}),
 )
 
@@ -115,4 +122,206 @@ ROFORMER = Family(
         "RoFormerSinusoidalPositionalEmbedding": _TableOfLongest(),
     },
     tiny=Tiny(causal={"roformer": {"is_decoder": True}}),
+)
+
+# Relative distances, convolutions beside attention, Fourier transforms.
+_BY_PAIRS = Alone(by_columns=True)
+_READING_PADDING = Alone(by_columns=True, reads_padding=True)
+
+_ENCODERS = "convbert deberta deberta-v2 fnet ibert luke mpnet nystromformer squeezebert yoso"
+
+
+def _refusal(config: Any) -> str | None:
+    if config.model_type == "ibert" and config.quant_mode:
+        return (
+            "with quant_mode=True its QuantAct modules quantise all tokens of a batch by one range, and in training "
+            "move that range along with every batch; load it with quant_mode=False"
+        )
+    if config.model_type == "nystromformer" and config.num_landmarks != config.segment_means_seq_len:
+        return (
+            "NystromformerSelfAttention takes the means of segments of a row of exactly segment_means_seq_len = "
+            f"{config.segment_means_seq_len} columns, padding included, for its {config.num_landmarks} landmarks, so a "
+            f"document of another length has no result of its own; with num_landmarks=segment_means_seq_len it attends "
+            f"to all tokens"
+        )
+    if config.model_type == "yoso" and not config.use_expectation:
+        return (
+            "with use_expectation=False YosoSelfAttention draws new random hashes at every call, so not even two runs "
+            "of one document agree; load it with use_expectation=True"
+        )
+    return None
+
+
+OWN_ENCODERS = Family(
+    name="own_encoders",
+    model_types=frozenset(_ENCODERS.split()),
+    how="the model's own attention, documents alone",
+    attends=False,
+    mixers={
+        "ConvBertSelfAttention": _READING_PADDING,
+        "ConvLayer": _READING_PADDING,  # DeBERTa-v2's, where conv_kernel_size is set
+        "DisentangledSelfAttention": _BY_PAIRS,
+        "FNetBasicFourierTransform": _READING_PADDING,
+        "IBertSelfAttention": ALONE,
+        "LukeSelfAttention": _BY_PAIRS,
+        "MPNetSelfAttention": _BY_PAIRS,
+        "NystromformerSelfAttention": _READING_PADDING,  # by the convolution of its values
+        "SqueezeBertSelfAttention": Alone(channels_first=True),
+        "YosoSelfAttention": _READING_PADDING,  # its mask is one for padding and tokens alike
+    },
+    refused_arguments={"entity_ids": "entities stand beside the row, and whose document they are of is not said"},
+    refusal=_refusal,
+    numbering=dict.fromkeys("ibert luke".split(), AFTER_PAD_TOKEN)
+    | dict.fromkeys("nystromformer yoso".split(), Numbering(start=2))
+    | {"mpnet": Numbering(start=2, uncounted=1)},
+    tiny=Tiny(configs={"luke": {"entity_vocab_size": 128, "entity_emb_size": 16}}),
+)
+
+
+class _ByCells(Way):
+    """Positions restart in every cell of a table, and cells of two tables have the same numbers.
+
+    Positions that count from 0 only say where a document begins: alone it would have been given none, and number tokens
+    by their cells. Others are taken as they are.
+    """
+
+    recurs = False
+    counts = True
+    words = "embeddings of documents alone"
+    work = "the embeddings themselves, documents of one length as a batch"
+
+    def run(self, call: MixerCall) -> Any:
+        call.check()
+        found = Batches.grouped(call.layout, equally_long)
+        return found.together([self._embed(call, batch) for batch in found.batches])
+
+    def _embed(self, call: MixerCall, batch: DocumentBatch) -> torch.Tensor:
+        given = spread_tokens(call.arguments["position_ids"], call.layout, batch.spread)
+        counted = (given == torch.arange(batch.shape[1], device=given.device)).all(1)
+
+        def embed(positions: torch.Tensor | None) -> Any:
+            return call.changed(
+                lambda name, value: (
+                    positions if name == "position_ids" else spread_tokens(value, call.layout, batch.spread)
+                )
+            )
+
+        if counted.all() or not counted.any():
+            return embed(None if counted.all() else given)
+        return torch.where(counted[:, None, None], embed(None), embed(given))
+
+
+TAPAS = Family(
+    name="tapas",
+    model_types=frozenset({"tapas"}),
+    how="the model's own attention, documents alone; positions restart in every cell of a document's table",
+    attends=False,
+    mixers={"TapasEmbeddings": _ByCells(), "TapasSelfAttention": ALONE},
+)
+
+
+class _InWindows(Way):
+    """Windows in chunks of rows that the model pads, and tokens with global attention.
+
+    Its model pads rows to a multiple of the largest window before the embeddings, so its attention sees more columns
+    than the layout has. Here every document is padded to such a multiple, as it is alone, and only its own tokens with
+    global attention are global to it.
+    """
+
+    attends = True
+    recurs = False
+    in_parts = False  # its model pads the rows before
+    words = "documents alone, in windows"
+    work = "the model's own attention, documents of one length as a batch, padded to the window"
+
+    def run(self, call: MixerCall) -> Any:
+        layout = call.layout
+        mixer: Any = call.mixer
+        rows, mask = call.arguments["hidden_states"], call.arguments["attention_mask"]
+        hidden, seen = rows[:, : layout.columns], mask[:, : layout.columns]  # below 0 is padding, above it global
+        if call.want_weights and bool((seen > 0).any()):
+            raise UnsupportedModel(
+                f"{type(mixer).__name__} gives attention weights in a form that depends on the number of tokens with "
+                f"global attention, which packed documents do not share. Leave output_attentions or "
+                f"global_attention_mask out, or run the documents one per row."
+            )
+        windows = mixer.config.attention_window
+        window: int = max(windows) if isinstance(windows, list | tuple) else windows
+        found = Batches.grouped(layout, equally_long)
+        outputs = []
+        for batch in found.batches:
+            length = batch.shape[1]
+            more = -length % window
+            own = functional.pad(batch.spread(seen), (0, more), value=torch.finfo(seen.dtype).min)
+            output = call.original(
+                mixer,
+                functional.pad(batch.spread(hidden), (0, 0, 0, more)),
+                attention_mask=own,
+                is_index_masked=own < 0,
+                is_index_global_attn=own > 0,
+                is_global_attn=bool((own > 0).any()),
+                output_attentions=call.want_weights,
+            )
+            outputs.append(tuple(part[:, :length] for part in output))
+        added = (0, rows.shape[1] - layout.columns)
+        return tuple(functional.pad(part, (0, 0) * (part.dim() - 2) + added) for part in found.together(outputs))
+
+
+LONGFORMER = Family(
+    name="longformer",
+    model_types=frozenset({"longformer"}),
+    how="the model's own attention, documents alone",
+    attends=False,
+    mixers={"LongformerSelfAttention": _InWindows()},
+    numbering={"longformer": AFTER_PAD_TOKEN},
+    tiny=Tiny(configs={"longformer": {"attention_window": [4, 4]}}),
+)
+
+
+def _count_every_column(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    """How many tokens of a row count is, upstream, the number of those that are no padding token.
+
+    The states of as many columns from the left are kept, the others become zero. Padding between documents or at the
+    left of a row would so take as many tokens at its right end along, and padding behind documents, which attends to
+    itself alone, would see nothing, so that gradients are no numbers. In packed rows every column counts. A document
+    that holds the padding token as one of its own would end earlier alone, and is refused.
+    """
+
+    def get_masks(slen: int, lengths: torch.Tensor, causal: bool, padding_mask: torch.Tensor | None = None) -> Any:
+        scope = running_scope()
+        layout = None if scope is None else scope.layout
+        if layout is None or padding_mask is not None or (len(lengths), slen) != (layout.rows, layout.columns):
+            return original(slen, lengths, causal, padding_mask)
+        wanted = [slen] * layout.rows
+        if layout.is_padding is not None:
+            for (row, first, end), is_padding in zip(layout.spans, layout.is_padding, strict=True):
+                wanted[row] -= (end - first) * int(is_padding)
+        found = lengths.tolist()
+        if any(f < w for f, w in zip(found, wanted, strict=True)):
+            raise UnsupportedModel(
+                f"the rows hold {wanted} tokens, but the model counts {found} by its padding token (config.pad_index), "
+                f"and would cut the documents that hold it short. Give padding an attention_mask of 0, and use another "
+                f"token in documents."
+            )
+        return original(slen, torch.full_like(lengths, slen), causal, None)
+
+    return get_masks
+
+
+XLM = Family(
+    name="xlm",
+    model_types=frozenset({"flaubert", "xlm"}),
+    how="the model's own attention, documents alone",
+    attends=False,
+    mixers={"MultiHeadAttention": Alone(by_columns=True)},
+    sites=tuple(
+        Site(
+            f"transformers.models.{name}.modeling_{name}",
+            "get_masks",
+            _count_every_column,
+            parameters=("slen", "lengths", "causal", "padding_mask"),
+        )
+        for name in ("flaubert", "xlm")
+    ),
+    tiny=Tiny(configs={"xlm": {"causal": True}}),
 )

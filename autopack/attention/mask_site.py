@@ -116,9 +116,7 @@ def _of_whole_rows(arguments: dict[str, Any], pattern: Any, scope: Scope) -> dic
             f"this rank has {part[1]} columns of {part[0]} rows that it shares with others. Train the model without "
             f"sequence_parallel."
         )
-    return (
-        arguments | {"kv_length": layout.columns, "kv_offset": 0} | masks.query_arguments(layout.columns, layout.device)
-    )
+    return arguments | masks.length_arguments(layout.columns, layout.device)
 
 
 def _of_documents(arguments: dict[str, Any], prefixes: Prefixes) -> dict[str, Any]:
@@ -129,7 +127,7 @@ def _of_documents(arguments: dict[str, Any], prefixes: Prefixes) -> dict[str, An
             f"the model asks for a mask over {asked[1]} keys in {asked[0]} rows, where a row of {ran[1]} tokens holds "
             f"once what rows of the batch begin with. Use autopack.enable(model, share='never')."
         )
-    return arguments | {"kv_length": columns, "kv_offset": 0} | masks.query_arguments(columns, prefixes.device)
+    return arguments | masks.length_arguments(columns, prefixes.device)
 
 
 def _refuse_padding(mask: torch.Tensor, model: EnabledModel) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from autopack.attention import cross, prefixes
+from autopack.attention.backends import BACKENDS, choose
 from autopack.attention.call import AttentionCall, Output
-from autopack.attention.choose import BACKENDS, choose
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection import releases, ulysses
@@ -77,10 +77,10 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
             return cross.attend(call)
         if scope.shared is not None:
             return _attend_over_ranks(call, scope)
+        backend = BACKENDS[choose(scope.model.options.backend, call)]
         if scope.prefixes is not None:
-            backend = BACKENDS[choose(scope.model.options.backend, call)]
             return prefixes.attend(call, scope.prefixes, backend), None
-        return BACKENDS[choose(scope.model.options.backend, call)].attend(call)
+        return backend.attend(call)
 
     return autopack_attention
 
@@ -125,14 +125,12 @@ def _parts_of_rows(output: torch.Tensor, call: AttentionCall, rows: RowGroup, he
             f"the attention function of {type(call.module).__name__} gave {tuple(output.shape)} for whole rows of "
             f"{call.query.shape[1]} heads, so it does not treat heads alike. Train it without sequence_parallel."
         )
-    if output.shape[2] == heads:
-        return rows.part(output, 1)
-    parts = output.unflatten(1, (rows.ranks, -1)).movedim(1, 0)
-    return rows.exchange(parts).movedim(0, 2).flatten(2, 3)
+    return rows.part(output, 1) if output.shape[2] == heads else _exchanged(output, rows)
 
 
 def _exchanged(states: torch.Tensor, rows: RowGroup) -> Any:
-    """From (R, H, C of a part, E) to (R, H of this rank, C of whole rows, E)."""
+    """From (R, H, C of a part, E) to (R, H of this rank, C of whole rows, E); from (R, C of whole rows, H of this rank,
+    V) to (R, C of a part, H, V) as well."""
     parts = states.unflatten(1, (rows.ranks, -1)).movedim(1, 0)
     return rows.exchange(parts).movedim(0, 2).flatten(2, 3)
 

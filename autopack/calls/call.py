@@ -22,7 +22,7 @@ from autopack.layout.host import noted_padding
 from autopack.layout.padding import Padding
 from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import CACHES
-from autopack.runtime.buffers import Found
+from autopack.runtime.runs import Found
 from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Volume
 

@@ -13,7 +13,7 @@ from torch import nn
 from autopack.calls.call import Call
 from autopack.layout.ways import CACHES
 from autopack.runtime import scope as scopes
-from autopack.runtime.lockstep import Steps, leaving_nothing, with_idle
+from autopack.runtime.runs import Steps, leaving_nothing, with_idle
 from autopack.runtime.scope import Scope, in_force
 
 

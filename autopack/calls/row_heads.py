@@ -27,8 +27,7 @@ from autopack.layout.batches import DocumentBatch, by_length, items_of_share, me
 from autopack.layout.forms import FIELDS, Field, Frame, Of
 from autopack.layout.host import host_values, recall
 from autopack.layout.packed import PackedLayout
-from autopack.runtime.buffers import Buffers
-from autopack.runtime.lockstep import with_idle
+from autopack.runtime.runs import Buffers, with_idle
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Volume
 

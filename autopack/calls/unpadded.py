@@ -76,7 +76,7 @@ class Unpadded(Plan):
             )
         model, level = self.call.model, self.call.entry.level
         per_row_outputs.remember(model, level, output, names, self.padding.tokens)
-        model.tally.take_back(self.call.padding)
+        model.tally.count(self.call.padding, batches=-1)
         self.call.count(self.call.volume, instead_of=self.volume)
         model.tally.left[per_row_outputs.REASON] += 1
         return per_row_outputs.as_it_came(model, module, self.call.arguments)

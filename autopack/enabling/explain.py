@@ -17,7 +17,7 @@ from autopack.errors import AutopackError
 from autopack.pages import parts
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import Activation
-from autopack.runtime.tally import Volume
+from autopack.runtime.tally import Volume, number_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Decision:
         """How many documents and tokens run, where that is decided here."""
         if self.volume is None:
             return ""
-        documents = f"{self.volume.documents:,} document{'s' if self.volume.documents != 1 else ''}"
+        documents = number_of(self.volume.documents, "document")
         skipped = f", {self.volume.skipped:,} columns of padding left out" if self.volume.skipped else ""
         return f"{documents}, {self.volume.amount}{skipped}"
 

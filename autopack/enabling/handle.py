@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from autopack.attention.choose import taken_by_auto
+from autopack.attention.backends import taken_by_auto
 from autopack.calls.prefixes import why_not
 from autopack.enabling.attach import detach
 from autopack.enabling.explain import Explanation, explain
@@ -18,7 +18,7 @@ from autopack.pages import parts
 from autopack.patching import SiteLease
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import handle_of
-from autopack.runtime.tally import Tally
+from autopack.runtime.tally import Tally, number_of
 from autopack.watching.envelope import Envelope
 from autopack.watching.sentinel import Sentinel, Watched
 
@@ -150,7 +150,7 @@ class Handle(AbstractContextManager["Handle"]):
         shared = self.tally.training.shared + self.tally.evaluation.shared
         said = f"share={share!r}; {shared:,} tokens were computed with those of another row"
         for why, count in self.tally.apart.most_common():
-            said += f"; {count:,} batch{'es' if count != 1 else ''} whose rows begin alike computed one by one: {why}"
+            said += f"; {number_of(count, 'batch')} whose rows begin alike computed one by one: {why}"
         return said
 
     def __repr__(self) -> str:

@@ -100,11 +100,12 @@ def plain_rule(causal: bool) -> Callable[..., Any]:
     return getattr(masking, "bidirectional_mask_function", lambda batch, head, query, key: query >= 0)
 
 
-def query_arguments(length: int, device: Any) -> dict[str, Any]:
-    """How the installed mask functions are told the number of queries, for a call without a cache."""
+def length_arguments(length: int, device: Any) -> dict[str, Any]:
+    """How the installed mask functions are told the number of queries and keys, for a call without a cache."""
+    keys = {"kv_length": length, "kv_offset": 0}
     if "cache_position" in inspect.signature(masking.sdpa_mask).parameters:
-        return {"cache_position": torch.arange(length, device=device)}
-    return {"q_length": length, "q_offset": 0}
+        return {**keys, "cache_position": torch.arange(length, device=device)}
+    return {**keys, "q_length": length, "q_offset": 0}
 
 
 def with_length(arguments: Mapping[str, Any], length: int) -> dict[str, Any]:

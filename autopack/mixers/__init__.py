@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -15,17 +15,21 @@ from autopack.family import MixerCall, Way
 from autopack.inspection import modules
 from autopack.layout.batches import Grouping, equally_long
 from autopack.mixers import operations
-from autopack.mixers.own_attention import Alone as Alone
-from autopack.mixers.whole_model import run_documents_alone
+from autopack.mixers.alone import Alone as Alone
+from autopack.mixers.alone import run_documents_alone
 from autopack.patching import Site
 
 
+@dataclass(frozen=True)
 class Rows(Way):
-    """Documents as right-padded rows of a batch: right for every causal mixer."""
+    """Documents as right-padded rows of a batch: right for every causal mixer, and for embeddings of tokens, which do
+    not recur but may count columns."""
 
+    recurs: bool = True
+    counts: bool = False
     words = "documents as rows"
     work = "the mixer itself, on documents as right-padded rows, bucketed by length"
-    grouping: Grouping | None = None
+    grouping: ClassVar[Grouping | None] = None
 
     def run(self, call: MixerCall) -> Any:
         call.check()
@@ -39,13 +43,6 @@ class EqualRows(Rows):
     words = "documents of one length as rows"
     work = "the mixer itself, on documents of one length as rows"
     grouping = staticmethod(equally_long)
-
-
-class CountingRows(Rows):
-    """The same for embeddings of tokens that number them by their columns."""
-
-    recurs = False
-    counts = True
 
 
 @dataclass(frozen=True)
@@ -109,6 +106,7 @@ class AtOperations(Way):
         return f"at {' and '.join(self.operations)}"
 
 
+@dataclass(frozen=True)
 class Restarting(Way):
     """For embeddings of positions that count columns: those of the first columns, for every document.
 
@@ -116,6 +114,7 @@ class Restarting(Way):
     channels); the result is (rows, columns, channels).
     """
 
+    reads_encoder_tokens: bool = False
     recurs = False
     counts = True
     words = "positions restarted"

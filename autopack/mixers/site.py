@@ -22,12 +22,11 @@ from autopack.layout.forms import Frame, Of
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import CACHES
+from autopack.mixers.alone import MASKS, each_part
 from autopack.patching import Site
-from autopack.runtime.buffers import from_the_same_buffers
-from autopack.runtime.lockstep import Steps, leaving_nothing, with_idle
+from autopack.runtime.runs import Steps, from_the_same_buffers, leaving_nothing, with_idle
 from autopack.runtime.scope import Scope, changed, mark_of, running_scope, site_scope
 
-_MASKS = ("attention_mask", "mask", "attn_mask")
 _OF_REACH = re.compile(r"window|chunk(?!_size_feed_forward)|local_attention|block")
 """Names of fields that say how far attention looks."""
 
@@ -148,7 +147,7 @@ def _of_whole_rows(mixer: torch.nn.Module, way: Way, name: str, value: Any, scop
         return scope.shared.whole(value, form.columns)
     if way.counts and name == "position_ids":  # which numbers columns
         return torch.arange(scope.layout.columns, dtype=value.dtype, device=value.device)
-    if name in _MASKS and value.dim() == 4 and value.shape[-2] in (1, columns) and _hides_nothing(value, scope):
+    if name in MASKS and value.dim() == 4 and value.shape[-2] in (1, columns) and _hides_nothing(value, scope):
         wide = scope.layout.columns
         return value[..., :1, :1].expand(*value.shape[:2], wide if value.shape[-2] > 1 else 1, wide)
     whole = way.of_whole_rows(mixer, name, value, scope.layout.rows, scope.layout.columns)
@@ -185,11 +184,9 @@ def _of_documents(name: str, value: Any, prefixes: Prefixes) -> Any:
 
 def _cut(output: Any, shape: tuple[int, int], keep: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """An output of which `keep` is applied to what it has for every token: tensors (*shape, ...)."""
-    if isinstance(output, dict):
-        return type(output)(**{name: _cut(part, shape, keep) for name, part in output.items()})
-    if isinstance(output, tuple | list):
-        return type(output)(_cut(part, shape, keep) for part in output)
-    return keep(output) if isinstance(output, torch.Tensor) and output.shape[:2] == shape else output
+    return each_part(
+        lambda part: keep(part) if isinstance(part, torch.Tensor) and part.shape[:2] == shape else part, output
+    )
 
 
 @dataclass(frozen=True, eq=False)

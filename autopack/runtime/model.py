@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +22,7 @@ from autopack.inspection.parts import Anatomy
 from autopack.inspection.positions import Numbering
 from autopack.inspection.sharding import Group
 from autopack.layout.packed import PackedLayout
-from autopack.patching import SiteLease
+from autopack.patching import ProcessLock, SiteLease
 from autopack.runtime.padding_read import PaddingRead
 from autopack.runtime.row_group import RowGroup
 from autopack.runtime.tally import Tally
@@ -208,7 +206,7 @@ class Sentinel(Protocol):
         """Meet a call of the whole model that has run."""
 
 
-_settling = threading.Lock()  # of the process and not of the model, for locks cannot be copied or pickled
+_settling = ProcessLock()
 _has_lock: ContextVar[bool] = ContextVar("autopack_has_lock", default=False)
 _settlers: ContextVar[tuple[object, ...]] = ContextVar("autopack_settlers", default=())
 """What this thread, or those in whose context it runs, look at models with."""
@@ -223,22 +221,12 @@ def _one_at_a_time() -> Iterator[None]:
     if _has_lock.get():
         yield
         return
-    with _settling:
+    with _settling.held():
         token = _has_lock.set(True)
         try:
             yield
         finally:
             _has_lock.reset(token)
-
-
-def _begin_anew() -> None:
-    """In a child of fork: the thread of the parent that holds it is not here."""
-    global _settling
-    _settling = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_begin_anew)
 
 
 class EnabledModel:

@@ -97,7 +97,7 @@ class Scope:
     prefixes: Prefixes | None = None
     """What the documents of `layout` begin with in common, where the row that runs holds that once."""
     in_step: bool = False
-    """Whether the number of runs of this module is kept the same on all ranks (`autopack.runtime.lockstep`)."""
+    """Whether the number of runs of this module is kept the same on all ranks (`autopack.runtime.runs`)."""
     agreed: dict[int, int] = field(default_factory=dict)
     """How many those are, by the identity of the module: a recomputation in backward makes as many."""
 

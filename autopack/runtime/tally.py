@@ -36,15 +36,12 @@ class Volume(NamedTuple):
 
         Several documents of one token each at the end of a row are padding that nothing marks (position 0 for each).
         """
-        columns, runs = int(layout.bounds[-1]), len(layout.bounds) - 1
+        columns, lengths = int(layout.bounds[-1]), np.diff(layout.bounds)
         if layout.is_padding is None:
-            single = np.diff(layout.bounds) == 1
-            if not (single[1:] & single[:-1]).any():
-                return cls(1, layout.rows, columns, columns, runs)
-            unmarked = _single_at_the_end(single, layout.bounds[1:] % layout.columns == 0)
-            return cls(1, layout.rows, columns, columns - unmarked, runs - unmarked)
-        padding = int(np.diff(layout.bounds)[layout.is_padding].sum())
-        return cls(1, layout.rows, columns, columns - padding, runs - int(layout.is_padding.sum()))
+            padding = others = _single_at_the_end(lengths == 1, layout.bounds[1:] % layout.columns == 0)
+        else:
+            padding, others = int(lengths[layout.is_padding].sum()), int(layout.is_padding.sum())
+        return cls(1, layout.rows, columns, columns - padding, len(lengths) - others)
 
     @classmethod
     def of_row(cls, documents: int, *halves: Padding, saved: int = 0) -> Volume:
@@ -97,7 +94,7 @@ class Volume(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.calls:,} call{'s' if self.calls != 1 else ''}, fill {self.fill:.1%} ({self.amount}), "
+            f"{number_of(self.calls, 'call')}, fill {self.fill:.1%} ({self.amount}), "
             f"{self.documents_per_row:.1f} documents per row"
         )
 
@@ -146,14 +143,12 @@ class Tally:
 
     def add(self, other: Tally) -> None:
         """Count what became of the calls of the same model in another process of this machine as well."""
-        self.batches, self.tokens = self.batches + other.batches, self.tokens + other.tokens
-        self.padding, self.unmasked = self.padding + other.padding, self.unmasked or other.unmasked
-        self.left, self.refused = self.left + other.left, self.refused + other.refused
-        self.apart = self.apart + other.apart
+        for name in ("batches", "tokens", "padding", "left", "refused", "apart", "_between"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.unmasked = self.unmasked or other.unmasked
         self.training, self.evaluation = self.training.plus(other.training), self.evaluation.plus(other.evaluation)
         began = [each for each in (self._began, other._began) if each is not None]
         self._began, self._latest = min(began, default=None), max(self._latest, other._latest)
-        self._between += other._between
 
     @classmethod
     def of_plain(cls, counted: dict[str, Any]) -> Tally:
@@ -169,17 +164,12 @@ class Tally:
             return None
         return self._between / (self._latest - self._began)
 
-    def count(self, *halves: Padding) -> None:
-        """Count a batch that runs as a packed row, or as one for each half of an encoder-decoder."""
-        self.batches += 1
-        self.tokens += sum(padding.tokens for padding in halves)
-        self.padding += sum(padding.real.size - padding.tokens for padding in halves)
-
-    def take_back(self, padding: Padding) -> None:
-        """Count no longer a batch that could not run as a packed row after all."""
-        self.batches -= 1
-        self.tokens -= padding.tokens
-        self.padding -= padding.real.size - padding.tokens
+    def count(self, *halves: Padding, batches: int = 1) -> None:
+        """Count a batch that runs as a packed row, or as one for each half of an encoder-decoder; with -1 `batches` no
+        longer, since it could not after all."""
+        self.batches += batches
+        self.tokens += batches * sum(padding.tokens for padding in halves)
+        self.padding += batches * sum(padding.real.size - padding.tokens for padding in halves)
 
     @property
     def trained(self) -> str | None:
@@ -207,12 +197,13 @@ class Tally:
         if self.batches:
             total = self.tokens + self.padding
             parts.append(
-                f"{_batches(self.batches)} packed inside; {self.padding:,} of {total:,} tokens were padding and were "
-                f"not computed ({self.padding / total:.1%})"
+                f"{number_of(self.batches, 'padded batch')} packed inside; {self.padding:,} of {total:,} tokens were "
+                f"padding and were not computed ({self.padding / total:.1%})"
             )
-        parts += [f"{_batches(count)} left as they came: {reason}" for reason, count in self.left.most_common()]
+        for reason, count in self.left.most_common():
+            parts.append(f"{number_of(count, 'padded batch')} left as they came: {reason}")
         for reason, count in self.refused.most_common():
-            parts.append(f"{count:,} call{'s' if count != 1 else ''} ran as without autopack: {reason}")
+            parts.append(f"{number_of(count, 'call')} ran as without autopack: {reason}")
         if self.unmasked:
             parts.append("batches that look padded came without an attention_mask, and were computed as they came")
         return "; ".join(parts) or "no padded batch yet"
@@ -221,10 +212,13 @@ class Tally:
 def _single_at_the_end(single: np.ndarray, ends: np.ndarray) -> int:
     """How many documents stand in runs of two or more at the end of a row, where `single` says which have one token and
     `ends` which are the last of their row, (documents,) both."""
+    if not (single[1:] & single[:-1]).any():
+        return 0
     rows = np.split(single, np.flatnonzero(ends) + 1)
     counts = [len(row) if row.all() else int(row[::-1].argmin()) for row in rows if len(row)]
     return sum(count for count in counts if count > 1)
 
 
-def _batches(count: int) -> str:
-    return f"{count:,} padded batch{'es' if count != 1 else ''}"
+def number_of(count: int, what: str) -> str:
+    """So many of what is a call, a document or a batch, in words."""
+    return f"{count:,} {what}" + ("" if count == 1 else "es" if what.endswith("ch") else "s")

@@ -26,7 +26,7 @@ from autopack.calls.sequence_parallel import rows_shared_by
 from autopack.errors import Leak
 from autopack.inspection import media
 from autopack.inspection.randomness import state_of
-from autopack.runtime.buffers import Buffers
+from autopack.runtime.runs import Buffers
 from autopack.watching import influence
 from autopack.watching.conditions import Precision, unnoticed
 from autopack.watching.document import CannotTell, Document, PaddedBatch, document_of

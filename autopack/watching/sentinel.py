@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,23 +13,13 @@ from torch._subclasses import FakeTensor
 from autopack.calls.call import Call
 from autopack.errors import Leak, LeakDetected
 from autopack.inspection.sharding import in_a_group
-from autopack.runtime.buffers import Found
-from autopack.runtime.lockstep import most
+from autopack.patching import ProcessLock
+from autopack.runtime.runs import Found, most
 from autopack.watching.checks import Checked
 from autopack.watching.envelope import Envelope
 
 logger = logging.getLogger(__name__)
-_checks = threading.Lock()  # of the process and not of the model, for locks cannot be copied or pickled
-
-
-def _begin_anew() -> None:
-    """In a child of fork: the thread of the parent that holds it is not here."""
-    global _checks
-    _checks = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_begin_anew)
+_checks = ProcessLock()
 
 
 class _Mine(threading.local):
@@ -86,7 +75,7 @@ class Sentinel:
         if _mine.checking or call.model.is_settling or _is_recorded(call):
             return
         # A check switches off on the model what draws noise, which another one must not take for its state.
-        with _checks:
+        with _checks.held():
             _mine.checking = True
             try:
                 leak = self._of_training(call, output, packs) or self._of_envelope(call, output, packs)

@@ -11,7 +11,7 @@ import torch
 import autopack
 from autopack import tiny
 from autopack.layout.batches import mean_loss
-from autopack.mixers import whole_model
+from autopack.mixers import alone
 from tests.conftest import FLOAT32, positions
 
 ROWS = ((5, 9, 6, 5), (2, 14, 4, 5))
@@ -69,8 +69,8 @@ def test_the_auditor_finds_a_number_that_is_handed_on_to_every_share(model_type,
     model = tiny.build(model_type)
     with autopack.enable(model):
         assert autopack.audit(model, modes=("default",)).exact
-        monkeypatch.setattr(whole_model, "items_of_share", whole)
+        monkeypatch.setattr(alone, "items_of_share", whole)
         if model_type == "xlnet":
-            monkeypatch.setattr(whole_model, "mean_loss", summed_if_told)
+            monkeypatch.setattr(alone, "mean_loss", summed_if_told)
         report = autopack.audit(model, modes=("default",))
     assert "loss" in report.labels

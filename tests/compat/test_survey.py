@@ -10,7 +10,7 @@ import pytest
 import transformers
 
 from autopack import registry, tiny
-from autopack.architectures import short_convolution
+from autopack.architectures import recurrent
 from autopack.trust import configuration
 from autopack.trust.data import content_of, load, survey_of, surveyed
 from compat import survey, survey_results
@@ -87,7 +87,7 @@ def test_statuses():
 
 def test_a_leak_and_a_crash_are_found(monkeypatch):
     """Without what keeps them exact, in the very variants that have shown them."""
-    careless = dataclasses.replace(short_convolution.FAMILY, adjustments={})
+    careless = dataclasses.replace(recurrent.SHORT_CONVOLUTION, adjustments={})
     monkeypatch.setattr(registry, "_registered", [careless])
     assert audited("inkling_text", log_scaling_n_floor=4)["status"] == "LEAK"
     assert audited("inkling_text", log_scaling_n_floor=None)["status"] == "exact"

@@ -11,7 +11,7 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.architectures import whole_half
+from autopack.architectures import encoder_decoders
 from tests.conftest import LEAK, error
 from tests.encoder_decoder.pairs import LOGITS, Alone, Pairs, covered, named_gradients, pad
 
@@ -61,8 +61,8 @@ def test_every_form_gives_what_documents_give_alone(form, training):
 @pytest.mark.parametrize("half", ["FSMTEncoder", "FSMTDecoder"])
 def test_without_a_half_alone_documents_see_each_other(half, monkeypatch):
     """The negative control: one half on the row as it is."""
-    way = type("_AsItIs", (type(whole_half.FSMT.mixers[half]),), {"run": lambda self, call: as_it_is(call)})
-    monkeypatch.setitem(whole_half.FSMT.mixers, half, way("none"))
+    way = type("_AsItIs", (type(encoder_decoders.FSMT.mixers[half]),), {"run": lambda self, call: as_it_is(call)})
+    monkeypatch.setitem(encoder_decoders.FSMT.mixers, half, way("none"))
 
     def as_it_is(call):
         return call.original(call.mixer, **call.arguments)

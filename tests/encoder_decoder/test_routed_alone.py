@@ -13,7 +13,7 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.architectures import nllb_moe
+from autopack.architectures import encoder_decoders
 from tests.conftest import LEAK, error
 from tests.encoder_decoder.pairs import LOGITS, Alone, Pairs, covered
 
@@ -57,7 +57,7 @@ def test_under_gradient_checkpointing():
 @pytest.mark.parametrize("training", [False, True])
 def test_without_it_documents_take_the_places_of_others(training, monkeypatch):
     """The negative control: the router on the whole row."""
-    router = nllb_moe.FAMILY.mixers["NllbMoeTop2Router"]
+    router = encoder_decoders.NLLB_MOE.mixers["NllbMoeTop2Router"]
     monkeypatch.setattr(
         type(router),
         "run",

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 import autopack
 from autopack import tiny
-from autopack.architectures import whole_half, whole_model
+from autopack.architectures import encoder_decoders, whole_model
 from autopack.mixers import OneByOne
 from tests.conftest import FLOAT32, LEAK, error
 from tests.encoder_decoder.pairs import LOGITS, Alone, Pairs, covered, named_gradients
 
 pytestmark = covered
 
-TYPES = sorted({*whole_half.WHOLE_HALF.model_types, "prophetnet"})
+TYPES = sorted({*encoder_decoders.WHOLE_HALF.model_types, "prophetnet"})
 FORMS = {name: ("one_row", "two_rows") if name == "prophetnet" else ("one_row", "two_rows", "padded") for name in TYPES}
 """ProphetNet's streams of n-grams change with the number of columns, so its padded batches are left as they came."""
 VARIANTS = [
@@ -65,7 +65,7 @@ def test_another_document_changes_nothing(model_type):
 def test_without_their_half_alone_documents_see_each_other(model_type, monkeypatch):
     """The negative control: each half as the other architectures have it."""
     model = build(model_type)
-    ways = [*whole_half.WHOLE_HALF.mixers.values(), *whole_model.WHOLE_MODEL.mixers.values()]
+    ways = [*encoder_decoders.WHOLE_HALF.mixers.values(), *whole_model.WHOLE_MODEL.mixers.values()]
     for way in {type(way) for way in ways if isinstance(way, OneByOne)}:
         monkeypatch.setattr(way, "run", lambda self, call: call.changed(lambda name, value: value))
     with pytest.raises(autopack.UnsupportedModel, match="audited it, and it is not exact"):

@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import autopack
 from autopack import tiny
-from autopack.runtime.lockstep import Steps
+from autopack.runtime.runs import Steps
 from tests.encoder_decoder.pairs import Alone, Pairs
 from tests.integration.documents import documents, packed
 

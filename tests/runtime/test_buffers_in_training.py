@@ -16,7 +16,7 @@ from torch.nn.utils import spectral_norm as hooked_spectral_norm
 
 import autopack
 from autopack import tiny
-from autopack.runtime.buffers import Buffers, Found
+from autopack.runtime.runs import Buffers, Found
 from tests.conftest import positions
 
 LENGTHS = (9, 1, 20)

@@ -10,7 +10,7 @@ import torch
 
 import autopack
 from autopack import registry, tiny
-from autopack.architectures import embeddings, gpt2, own_attention, short_convolution, whole_model
+from autopack.architectures import own_attention, quirks, recurrent, whole_model
 from autopack.calls import packed
 from autopack.errors import UnsupportedModel
 from autopack.layout.packed import PackedLayout
@@ -42,7 +42,7 @@ def packed_error(model, *rows: tuple[int, ...]) -> float:
 def test_inkling_scales_queries_by_their_place_in_the_document(implementation, monkeypatch):
     model = tiny.build("inkling_text", attn_implementation=implementation, **INKLING)
     assert packed_error(model, *ROWS) < FLOAT32  # its experts know no float64
-    without(monkeypatch, short_convolution.FAMILY, adjustments={})
+    without(monkeypatch, recurrent.SHORT_CONVOLUTION, adjustments={})
     assert packed_error(model, *ROWS) > LEAK
 
 
@@ -63,7 +63,7 @@ def test_gpt2_that_reorders_and_upcasts(implementation, monkeypatch):
     model = tiny.build("gpt2", attn_implementation=implementation, **REORDERED)
     assert packed_error(model, *ROWS) < FLOAT32  # the method itself computes in float32
     if implementation == "eager":
-        without(monkeypatch, gpt2.FAMILY, sites=())
+        without(monkeypatch, quirks.GPT2, sites=())
         with pytest.raises(TypeError):
             packed_error(model, *ROWS)
 
@@ -165,7 +165,7 @@ def test_esm_scales_embeddings_by_the_mask_tokens_of_the_document(implementation
             return error(model(input_ids=ids, position_ids=positions(*ROWS, start=start)).logits, expected)
 
     assert masked_error() < FLOAT64
-    without(monkeypatch, embeddings.ESM, mixers={})
+    without(monkeypatch, quirks.ESM, mixers={})
     assert masked_error() > LEAK if token_dropout else masked_error() < FLOAT64
 
 

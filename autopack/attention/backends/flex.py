@@ -125,8 +125,8 @@ class _OfDocuments:
 def _plain_mask(call: AttentionCall, make_mask: Callable[..., Any]) -> DocumentMask:
     """The mask of a call that brings none."""
     layout, device = call.layout, call.query.device
-    arguments = masks.query_arguments(layout.columns, device) | {"mask_function": masks.plain_rule(call.is_causal)}
-    arguments.update(batch_size=layout.rows, kv_length=layout.columns, kv_offset=0, attention_mask=None, device=device)
+    arguments = masks.length_arguments(layout.columns, device) | {"mask_function": masks.plain_rule(call.is_causal)}
+    arguments.update(batch_size=layout.rows, attention_mask=None, device=device)
     return DocumentMask(layout, make_mask, arguments)
 
 

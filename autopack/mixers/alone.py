@@ -1,8 +1,13 @@
-"""Attention that a model computes in code of its own, past transformers' interface: every document on its own."""
+"""Modules on the documents of packed rows as if each were alone: attention in code of a model's own, and whole models.
+
+Documents of one length share a batch, so nothing is padded. A whole model is the last resort, where nothing smaller
+keeps documents apart: it costs what stock costs with them, sorted by length; what packing gains elsewhere, fewer and
+fuller calls, it does not gain here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,21 +17,29 @@ import torch
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall, Way
+from autopack.inspection.source import shifts_labels
+from autopack.layout import IGNORED_LABEL
 from autopack.layout.batches import (
     Batches,
     DocumentBatch,
     Grouping,
     each_by_itself,
     equally_long,
+    equally_long_documents,
     gather_pairs,
+    items_of_share,
+    mean_loss,
     spread_tokens,
 )
+from autopack.layout.forms import Frame, Of
+from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import CACHES
-from autopack.runtime.scope import without_layout
+from autopack.runtime.runs import with_idle
+from autopack.runtime.scope import running_scope, without_layout
 
-STATES = ("key_value_states", "encoder_hidden_states")  # arguments that hold what an encoder has made
-_MASKS = ("attention_mask", "mask", "attn_mask")
+_STATES = ("key_value_states", "encoder_hidden_states")  # arguments that hold what an encoder has made
+MASKS = ("attention_mask", "mask", "attn_mask")
 
 
 @dataclass(frozen=True)
@@ -108,7 +121,7 @@ class Alone(Way):
         if name == "relative_pos":  # distances, the same for all rows
             return value[..., :length, :length]
         of_pairs = name == "position_bias" or name.endswith("_mask") or value.shape[-2:] == (layout.columns,) * 2
-        if name in _MASKS or (value.dim() == 4 and of_pairs):
+        if name in MASKS or (value.dim() == 4 and of_pairs):
             return _square(batch, value)
         return spread_tokens(value, layout, batch.spread)
 
@@ -124,33 +137,39 @@ def _with_tokens_first(call: MixerCall) -> MixerCall:
 
 
 def _transposed(output: Any) -> Any:
-    if isinstance(output, dict):
-        return type(output)(**{key: _transposed(part) for key, part in output.items()})
-    if isinstance(output, (tuple, list)):
-        return type(output)(_transposed(part) for part in output)
-    return output.transpose(1, 2) if isinstance(output, torch.Tensor) and output.dim() == 3 else output
+    def change(part: Any) -> Any:
+        return part.transpose(1, 2) if isinstance(part, torch.Tensor) and part.dim() == 3 else part
+
+    return each_part(change, output)
 
 
 def _with_weights(call: MixerCall, found: list[DocumentBatch], whole: Any, outputs: list[Any]) -> Any:
     """The merged output, with attention weights in it as blocks of the rows: (rows, heads, columns, columns)."""
-    if isinstance(whole, dict):
-        return type(whole)(
-            **{key: _with_weights(call, found, part, [each[key] for each in outputs]) for key, part in whole.items()}
-        )
-    if isinstance(whole, (tuple, list)):
-        parts = zip(whole, zip(*outputs, strict=True), strict=True)
-        return type(whole)(_with_weights(call, found, part, list(each)) for part, each in parts)
-    pairs = list(zip(outputs, found, strict=True))
-    if not all(isinstance(t, torch.Tensor) and t.dim() == 4 and t.shape[::2] == batch.shape for t, batch in pairs):
-        return whole
     rows, columns = call.layout.rows, call.layout.columns
-    blocks = outputs[0].new_zeros(rows, outputs[0].shape[1], columns, columns)
-    for part, batch in pairs:
-        for start, weights in zip(batch.starts.tolist(), part, strict=True):
-            row, first = divmod(start, columns)
-            here = slice(first, first + batch.shape[1])
-            blocks[row, :, here, here] = weights
-    return blocks
+
+    def merged(whole: Any, *parts: Any) -> Any:
+        pairs = list(zip(parts, found, strict=True))
+        if not all(isinstance(t, torch.Tensor) and t.dim() == 4 and t.shape[::2] == b.shape for t, b in pairs):
+            return whole
+        blocks = parts[0].new_zeros(rows, parts[0].shape[1], columns, columns)
+        for part, batch in pairs:
+            for start, weights in zip(batch.starts.tolist(), part, strict=True):
+                row, first = divmod(start, columns)
+                here = slice(first, first + batch.shape[1])
+                blocks[row, :, here, here] = weights
+        return blocks
+
+    return each_part(merged, whole, *outputs)
+
+
+def each_part(change: Callable[..., Any], *outputs: Any) -> Any:
+    """What `change` makes of the parts of outputs of one form, in that form: dictionaries, tuples, lists and others."""
+    first = outputs[0]
+    if isinstance(first, dict):
+        return type(first)(**{name: each_part(change, *(output[name] for output in outputs)) for name in first})
+    if isinstance(first, tuple | list):
+        return type(first)(each_part(change, *parts) for parts in zip(*outputs, strict=True))
+    return change(*outputs)
 
 
 def _square(batch: DocumentBatch, mask: torch.Tensor) -> torch.Tensor:
@@ -171,9 +190,9 @@ def _across(bias: torch.Tensor | None, ours: DocumentBatch, theirs: DocumentBatc
         return None  # all that a document's encoder has made is seen
     if bias is not None and name in ("mask", "position_bias"):
         return bias if name == "position_bias" else None
-    if name in STATES:
+    if name in _STATES:
         return theirs.spread(value)
-    if name in _MASKS and isinstance(value, torch.Tensor) and value.shape[-1] == theirs.layout.columns:
+    if name in MASKS and isinstance(value, torch.Tensor) and value.shape[-1] == theirs.layout.columns:
         return gather_pairs(value.expand(theirs.shape[0], *value.shape[1:]), ours.where, theirs.where)
     return spread_tokens(value, ours.layout, ours.spread)
 
@@ -209,3 +228,69 @@ def _described(mask: DocumentMask, batch: DocumentBatch) -> Any:
             raise UnsupportedModel("a rule over tokens of the row cannot be cut into block masks; use sdpa or eager")
         return made[0]
     return torch.cat(made).expand(documents, -1, -1, -1) if made else None
+
+
+def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
+    """Run a model, or one half of an encoder-decoder, on the documents of packed rows as if each were alone.
+
+    What its output has for every token (rows, columns, ...) comes back as for packed rows, the loss as the mean over
+    the labels of all documents (or, where the model's loss counts so, their sum over `num_items_in_batch`); what it has
+    otherwise is left out. With `numbers_itself`, positions that count from 0 are not handed on.
+    """
+    layout = call.layout
+    frame = Frame(layout.rows, layout.columns)
+    found, read = pairs_of(layout, call.memory, equally_long_documents)
+    wants_tuple = call.arguments.get("return_dict") is False
+
+    def spread(name: str, value: Any, batch: DocumentBatch, memory: DocumentBatch | None) -> Any:
+        if memory is not None and name in _STATES:
+            return memory.spread(value)
+        form = frame.form_of(name, value)
+        return frame.each(value, form, batch.spread) if form.of is Of.TOKEN else value
+
+    pairs = zip(found.batches, read, strict=True)
+    every = [{name: spread(name, value, *pair) for name, value in call.arguments.items()} for pair in pairs]
+    counts = _compared(call.mixer, [given.get("labels") for given in every])
+    scope = running_scope()
+    in_step = scope is not None and scope.in_step
+    outputs = []
+    for given, count in zip(every, counts, strict=True):
+        if numbers_itself and _count_from_zero(given.get("position_ids")):
+            given["position_ids"] = None
+        if not count and given.get("labels") is not None:
+            # Its mean would be that of nothing. In step with others its loss is in the graph all the same.
+            given["labels"] = torch.zeros_like(given["labels"]) if in_step else None
+        given |= items_of_share(given, count, sum(counts))
+        with without_layout():
+            outputs.append(call.original(call.mixer, **{**given, "return_dict": True}))
+        if any(outputs[-1].get(name) is not None for name in ("aux_loss", "router_logits")):
+            raise UnsupportedModel(
+                f"{type(call.mixer).__name__} runs the documents of packed rows one after another, and the loss of its "
+                f"routers is not the mean of theirs. Set output_router_logits=False, or pass padded batches."
+            )
+    merged = {
+        name: found.together([output.get(name) for output in outputs], lambda parts: None, name)
+        for name in outputs[0]
+        if name != "loss"
+    }
+    if call.arguments.get("labels") is not None:
+        losses = [output.get("loss") for output in outputs]
+        loss = mean_loss(losses, counts, layout.device)
+        merged = {"loss": with_idle(loss, [each for each, n in zip(losses, counts, strict=True) if not n]), **merged}
+    whole = type(outputs[0])(**merged)
+    return whole.to_tuple() if wants_tuple else whole
+
+
+def _count_from_zero(positions: Any) -> bool:
+    if not isinstance(positions, torch.Tensor):
+        return False
+    return torch.equal(positions, torch.arange(positions.shape[-1], device=positions.device).expand_as(positions))
+
+
+def _compared(model: Any, labels: list[torch.Tensor | None]) -> list[int]:
+    """How many labels of each batch the model's own loss compares with a prediction; one copy to the host for all."""
+    given = [each for each in labels if each is not None]
+    if len(given) < len(labels):
+        return [0] * len(labels)
+    seen = [each[:, 1:] if shifts_labels(model) else each for each in given]
+    return host_values(torch.stack([(each != IGNORED_LABEL).sum() for each in seen])).tolist()

@@ -1,0 +1,210 @@
+"""Encoder-decoders, and decoders like theirs: whatever in them looks at the row besides attention, by family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from autopack.architectures.own_attention import why_not_block_sparse
+from autopack.family import Family, MixerCall, Tiny, Way, check_tokens
+from autopack.layout.batches import Batches
+from autopack.layout.packed import PackedLayout
+from autopack.mixers import ALONE, RELATIVE, RESTARTING, ROWS, EncoderOneByOne, OneByOne
+
+# Of the BART kind: they number tokens by columns and take no position_ids. Their embeddings of positions give every
+# document those of the first columns; most have attention through the interface, the others are run on documents alone.
+_NUMBERING_COLUMNS = """
+bart bigbird_pegasus blenderbot blenderbot-small florence2 m2m_100 marian mbart musicgen_decoder
+musicgen_melody_decoder mvp pegasus plbart seamless_m4t seamless_m4t_v2 speech_to_text trocr
+"""
+_LEARNED = "Bart BigBirdPegasus Blenderbot BlenderbotSmall MBart Mvp PLBart TrOCR"
+_SINUSOIDAL = "Marian Musicgen MusicgenMelody Pegasus"
+_NUMBERING_NO_PADDING = "M2M100 SeamlessM4T SeamlessM4Tv2 Speech2Text TrOCR"
+"""Those whose sinusoidal embeddings number the tokens that are no padding."""
+_MUSICGEN = ("musicgen", "musicgen_melody")
+_FLORENCE_VISION = (
+    {"depths": [1, 1], "patch_size": [7, 3], "patch_stride": [4, 2], "patch_padding": [3, 1], "projection_dim": 64}
+    | {"patch_prenorm": [False, True], "embed_dim": [32, 64], "num_heads": [2, 4], "num_groups": [2, 4]}
+    | {"window_size": 3}
+)
+_MUSICGEN_PARTS = {"text_encoder": "t5", "audio_encoder": "encodec"}
+
+
+def _refuse_block_sparse(config: Any) -> str | None:
+    if config.is_encoder_decoder:
+        return why_not_block_sparse(config, "encoder", "BigBirdPegasusEncoder")
+    return None
+
+
+COLUMN_POSITIONS = Family(
+    name="column_positions",
+    model_types=frozenset(_NUMBERING_COLUMNS.split()),
+    how="positions restarted; attention document by document",
+    positions=False,
+    media_types={"sound": frozenset({"speech_to_text"}), "image": frozenset({"florence2"})},
+    refusal=_refuse_block_sparse,
+    mixers={
+        **{f"{model}LearnedPositionalEmbedding": RESTARTING for model in _LEARNED.split()},
+        **{f"{model}SinusoidalPositionalEmbedding": RESTARTING for model in _SINUSOIDAL.split()},
+        **{f"{model}SinusoidalPositionalEmbedding": ROWS for model in _NUMBERING_NO_PADDING.split()},
+        **dict.fromkeys("BigBirdPegasusSelfAttention MvpAttention TrOCRAttention".split(), ALONE),
+    },
+    tiny=Tiny(
+        configs={name: {"decoder": {"num_codebooks": 1}} for name in _MUSICGEN} | {"florence_vision": _FLORENCE_VISION},
+        parts={name: {**_MUSICGEN_PARTS, "decoder": f"{name}_decoder"} for name in _MUSICGEN},
+        images={"square": frozenset({"florence2"})},
+    ),
+)
+
+# T5 and its kin make relative distances a bias of attention, which has neither positions nor a scale. In a packed row
+# it would be one of the row: dense, and counted from its beginning. Switch Transformers lets an expert take so many
+# tokens of a row and drops the rest, so its experts are run on documents as rows.
+_SPARSE = ("num_sparse_encoder_layers", "num_sparse_decoder_layers")
+
+T5 = Family(
+    name="t5",
+    model_types=frozenset("mt5 pop2piano switch_transformers t5 umt5".split()),
+    how="bias of the longest document; attention document by document, across halves too",
+    positions=False,
+    mixers={
+        **{f"{model}Attention": RELATIVE for model in "MT5 Pop2Piano SwitchTransformers T5".split()},
+        "SwitchTransformersSparseMLP": ROWS,
+        "UMT5Attention": ALONE,  # every layer makes its own, inside
+    },
+    # one layer of each kind on both sides, and experts that some documents overflow
+    tiny=Tiny(configs={"switch_transformers": dict.fromkeys(_SPARSE, 1) | {"expert_capacity": 3}}),
+)
+
+
+class _RoutingAlone(Way):
+    """The router takes (tokens, channels), and gives a tuple of such tensors.
+
+    Of its experts each takes so many tokens of a call, and those over it are dropped. How many it reckons from all
+    tokens that it gets, so it is run on every document by itself; experts look at one token at a time.
+    """
+
+    reads_padding = True
+    recurs = False
+    words = "documents one by one"
+    work = "the router itself, one document after another"
+
+    def run(self, call: MixerCall) -> Any:
+        layout, tokens = call.layout, call.arguments[call.first]
+        wanted = layout.rows * layout.columns, tokens.shape[-1]
+        check_tokens(tuple(tokens.shape), layout, type(call.mixer).__name__, wanted)
+        found = Batches.grouped(layout, _one_by_one)
+        rows = tokens.unflatten(0, (layout.rows, layout.columns))
+        # No mask: it says where padding lies, and documents have none.
+        outputs = [_fresh(call, batch.spread(rows)[0]) for batch in found.batches]
+        routed = found.together([tuple(part[None] for part in output) for output in outputs])
+        return tuple(part.flatten(0, 1) for part in routed)
+
+
+def _fresh(call: MixerCall, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What the router gives for one document, which leaves nothing behind.
+
+    In evaluation it keeps the capacity of what it got last, and that would be its capacity in training from then on.
+    """
+    router: Any = call.mixer
+    capacity = router.expert_capacity
+    try:
+        return call.original(router, tokens)
+    finally:
+        router.expert_capacity = capacity
+
+
+def _one_by_one(layout: PackedLayout) -> list[np.ndarray]:
+    """Numbers of the documents, one in each group, without runs of padding, unless there is nothing else."""
+    real = np.arange(len(layout.lengths)) if layout.is_padding is None else np.flatnonzero(~layout.is_padding)
+    return np.split(real if len(real) else np.arange(len(layout.lengths)), max(len(real), 1))
+
+
+def _refuse_random_experts(config: Any) -> str | None:
+    if config.second_expert_policy in ("random", "sampling"):
+        return (
+            f"with second_expert_policy={config.second_expert_policy!r} NllbMoeTop2Router draws second experts anew at "
+            f"every call, in evaluation too, so no document has one result of its own"
+        )
+    return None
+
+
+_EVERY_SECOND = dict.fromkeys(("encoder_sparse_step", "decoder_sparse_step"), 2)
+
+NLLB_MOE = Family(
+    name="nllb_moe",
+    model_types=frozenset({"nllb-moe"}),
+    how="positions restarted; attention document by document; routers on one document after another",
+    positions=False,
+    refusal=_refuse_random_experts,
+    mixers={"NllbMoeSinusoidalPositionalEmbedding": ROWS, "NllbMoeTop2Router": _RoutingAlone()},
+    # a sparse layer on both sides, and experts that documents overflow
+    tiny=Tiny(configs={"nllb-moe": _EVERY_SECOND | {"expert_capacity": 3, "moe_eval_capacity_token_fraction": 0.3}}),
+)
+
+# Blocks of the row reach everywhere in it, or the decoder's tokens and the encoder's states share a softmax.
+_ENCODERS = {
+    "its encoder pads the row to a multiple of its window and attends by blocks of it": "LEDEncoder",
+    "its encoder attends by blocks of the row, and pads them into the bias that it hands on": "LongT5Stack",
+    "its encoder attends by blocks of the row and through tokens that all of it shares": "PegasusXEncoder",
+}
+
+WHOLE_HALF = Family(
+    name="whole_half",
+    model_types=frozenset("led longt5 pegasus_x t5gemma2".split()),
+    how="one half as a whole, documents of like lengths as a batch; attention document by document in the other",
+    positions=False,
+    mixers={
+        **{name: EncoderOneByOne(reason) for reason, name in _ENCODERS.items()},
+        "LEDLearnedPositionalEmbedding": RESTARTING,
+        "LongT5Attention": RELATIVE,
+        "PegasusXSinusoidalPositionalEmbedding": RESTARTING,
+        "T5Gemma2Decoder": OneByOne("its decoder attends to its own tokens and to the encoder's states in one softmax"),
+    },
+    media_types={"image": frozenset({"t5gemma2"})},
+    tiny=Tiny(
+        configs={
+            "led": {"attention_window": 4},
+            "longt5": {"local_radius": 3, "global_block_size": 4},
+            "pegasus_x": {"block_size": 4, "num_global_tokens": 2},
+            "t5gemma2": {"image_token_index": 120, "encoder": {"image_token_index": 120, "mm_tokens_per_image": 4}},
+        },
+        images={"square": frozenset({"t5gemma2"})},
+    ),
+)
+
+_TOKENS_FIRST = "its attention has tokens before the batch"
+
+
+class _FsmtDecoder(OneByOne):
+    """It is given a mask of all pairs, (columns, columns), which begins with what a document alone has.
+
+    Given labels and no tokens for its decoder, its model takes the encoder's.
+    """
+
+    reads_encoder_tokens = True
+    masks_without_cache = True
+
+    def run(self, call: MixerCall) -> Any:
+        def original(decoder: nn.Module, **given: Any) -> Any:
+            tokens = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
+            mask, length = given.get("decoder_causal_mask"), tokens.shape[1]
+            given["decoder_causal_mask"] = None if mask is None else mask[:length, :length]
+            return call.original(decoder, **given)
+
+        return super().run(replace(call, original=original))
+
+
+# Its halves are no models, only modules.
+FSMT = Family(
+    name="fsmt",
+    model_types=frozenset({"fsmt"}),
+    how="each half as a whole, documents of like lengths as a batch",
+    attends=False,
+    positions=False,
+    mixers={"FSMTEncoder": OneByOne(_TOKENS_FIRST), "FSMTDecoder": _FsmtDecoder(_TOKENS_FIRST)},
+    tiny=Tiny(configs={"fsmt": {"src_vocab_size": 128, "tgt_vocab_size": 128}}),
+)

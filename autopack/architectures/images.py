@@ -1,0 +1,163 @@
+"""Models whose text reads images that stand in no places of its tokens: across, from an encoder, or before it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from autopack.family import Family, MixerCall, Tiny, Way
+from autopack.layout.batches import Batches, DocumentBatch, equally_long_documents
+from autopack.mixers import ALONE, RELATIVE, Restarting
+from autopack.mixers.alone import run_documents_alone
+
+# Text attends to images across, through layers of its own; each document reads its own images. A mask says which tokens
+# see which images of their row. A token that sees none is let see all of them upstream, which in a packed row would be
+# those of other documents, and in a padded batch those that fill up the row (modeling_mllama.py:
+# `cross_attention_mask *= full_text_row_masked_out_mask`), so attention gets nothing else to see.
+_MLLAMA, _IDEFICS, _BLIP = frozenset({"mllama"}), frozenset({"idefics"}), frozenset({"blip"})
+
+MLLAMA = Family(
+    name="cross_attention",
+    model_types=_MLLAMA,
+    how="attention site, document by document; each reads its own images across",
+    media_types={"image": _MLLAMA},
+    image_mask="cross_attention_mask",
+    refused_arguments={
+        "cross_attention_states": "what the images have become came without them, and which states are whose is not "
+        "known"
+    },
+    tiny=Tiny(
+        configs={
+            "mllama": {"image_token_index": 120},
+            "mllama_vision_model": {"attention_heads": 4, "num_global_layers": 1, "vision_output_dim": 128}
+            | {"intermediate_layers_indices": [0], "supported_aspect_ratios": [[1, 1], [1, 2]], "max_num_tiles": 2},
+        },
+        images={"tiles by row": _MLLAMA},
+    ),
+)
+
+# Upstream runs no document without pixels: one that has no image brings an empty one that no token sees.
+IDEFICS = Family(
+    name="idefics",
+    model_types=_IDEFICS,
+    how="attention site, document by document; each reads its own images across",
+    within_token=frozenset({"IdeficsVisionTransformer", "IdeficsPerceiverResampler"}),
+    media_types={"image": _IDEFICS},
+    image_mask="image_attention_mask",
+    tiny=Tiny(
+        configs={"idefics": {"cross_layer_interval": 1, "vision_config": {"embed_dim": 64}}},
+        needs_images=_IDEFICS,
+        images={"nested, seen": _IDEFICS},
+    ),
+)
+
+# Captions attend across to their image, one for each document, in code of their own.
+BLIP = Family(
+    name="blip",
+    model_types=_BLIP,
+    how="the model's own attention, documents alone, and across to the image of each",
+    attends=False,
+    mixers={"BlipTextSelfAttention": ALONE},
+    media_types={"image": _BLIP},
+    image_of_each=_BLIP,
+    tiny=Tiny(needs_images=_BLIP, images={"square beside text": _BLIP}),
+)
+
+# Its text attends to proteins across, through layers of their own.
+EVOLLA = Family(
+    name="evolla",
+    model_types=frozenset({"evolla"}),
+    how="attention site, document by document; text alone",
+    refused_arguments={
+        "protein_input_ids": "its text attends to proteins across, so every document of a row would see those of all"
+    },
+)
+
+
+_OF_INPUT_IDS = Restarting(reads_encoder_tokens=True)
+_WITH_AN_IMAGE = frozenset("pix2struct pp_formulanet vision-encoder-decoder".split())
+
+# The encoder runs as it is, on one image for each document of the decoder. PP-FormulaNet makes its decoder's tokens of
+# `input_ids` where it gets none, and never of labels.
+IMAGE_ENCODERS = Family(
+    name="image_encoders",
+    model_types=_WITH_AN_IMAGE - {"vision-encoder-decoder"},  # it is served as its decoder is
+    how="the encoder as it is, an image for each document; attention document by document in the decoder",
+    mixers={"Pix2StructTextAttention": RELATIVE, "PPFormulaNetLearnedPositionalEmbedding": _OF_INPUT_IDS},
+    media_types={"image": _WITH_AN_IMAGE},
+    tiny=Tiny(
+        configs={
+            "pp_formulanet_vision": {"output_channels": 16, "post_conv_in_channels": 16, "post_conv_mid_channels": 32}
+            | {"post_conv_out_channels": 64, "decoder_hidden_size": 64, "global_attn_indexes": [0], "image_size": 64},
+            "pix2struct_text_model": {"d_kv": 16, "d_ff": 96},
+            "pix2struct_vision_model": {"d_kv": 16, "d_ff": 96, "patch_embed_hidden_size": 32, "seq_len": 64},
+            "vision-encoder-decoder": {"decoder": {"is_decoder": True, "add_cross_attention": True}},
+        },
+        needs_images=_WITH_AN_IMAGE,
+        images={
+            "flattened patches, masked": frozenset({"pix2struct"}),
+            "square": frozenset({"pp_formulanet", "vision-encoder-decoder"}),
+        },
+    ),
+)
+
+
+_PIXELS = "pixel_values"
+_GIT = frozenset({"git"})
+
+
+class _AfterAnImage(Way):
+    """GIT puts the states of an image before the text, which has no places for them. So documents with images are run
+    alone, each with its own, (documents, ...) in their order; text alone stays in its rows, where attention is run on
+    documents alone."""
+
+    attends = True
+    recurs = False
+    words = "with images, whole model per document"
+    work = "with images, the whole model, documents of one length as a batch"
+
+    def run(self, call: MixerCall) -> Any:
+        arguments = dict(call.arguments)
+        pixels, layout = arguments.pop(_PIXELS, None), call.layout
+        if pixels is None:
+            return call.changed(lambda name, value: value)
+        found = Batches.grouped(layout, equally_long_documents).batches
+        place = {number: image for image, number in enumerate(sorted(n for batch in found for n in batch.documents))}
+        batches = iter(found)
+
+        def original(model: Any, **given: Any) -> Any:
+            batch = next(batches)
+            own = torch.tensor([place[number] for number in batch.documents], device=pixels.device)
+            return _of_text(call.original(model, **given, **{_PIXELS: pixels[own]}), batch)
+
+        return run_documents_alone(replace(call, original=original, arguments=arguments), numbers_itself=True)
+
+
+def _of_text(output: Any, batch: DocumentBatch) -> Any:
+    """An output without what it has for the image, which stands before the tokens; weights of pairs are left out."""
+    tokens = batch.shape[1]
+
+    def cut(states: Any) -> Any:
+        if isinstance(states, tuple):
+            return tuple(map(cut, states))
+        return states[:, -tokens:] if torch.is_tensor(states) and states.dim() == 3 else states
+
+    return type(output)(**{name: cut(value) for name, value in output.items() if name != "attentions"})
+
+
+_WITH_IMAGES = _AfterAnImage()
+
+# The loss of upstream leaves out as many tokens as an image has, whether there is one or not, so labels need images.
+GIT = Family(
+    name="git",
+    model_types=_GIT,
+    how="the model's own attention, documents alone; with images the whole model, each document after its own",
+    attends=False,
+    mixers={"GitForCausalLM": _WITH_IMAGES, "GitModel": _WITH_IMAGES, "GitSelfAttention": ALONE},
+    refused_without_images={"labels": "its loss leaves out as many tokens at the start of a row as an image has"},
+    media_types={"image": _GIT},
+    image_of_each=_GIT,
+    tiny=Tiny(images={"square beside text": _GIT}),
+)
