@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import FunctionType, MethodType
@@ -51,19 +52,12 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, because: str, o
     The weights, the device and the gradients of the model have no part in it; no process waits for another one. Where
     all code is the library's `own`, what it has said before is kept (`autopack.proving.kept`).
     """
-    if not own or precisions_of(model, enabled)[1] != "cpu":
-        return apart(lambda: _proof(model, enabled, because))
-    options = enabled.options
-    key = kept.key_of(
-        model, "proof", options.backend, options.unpad, options.leave_out, enabled.implementations(), because
-    )
-    found = None if key is None else kept.load(key)
-    if found is not None:
-        return replace(Proof(**found), how=f"{found['how']}, kept since then")
-    proof = apart(lambda: _proof(model, enabled, because))
-    if key is not None:
-        kept.store(key, asdict(proof))
-    return proof
+    key, options = None, enabled.options
+    if own and precisions_of(model, enabled)[1] == "cpu":
+        asked = (options.backend, options.unpad, options.leave_out, enabled.implementations(), because)
+        key = kept.key_of(model, "proof", *asked)
+    found, known = kept.answered(key, lambda: asdict(apart(lambda: _proof(model, enabled, because))))
+    return Proof(**{**found, "how": f"{found['how']}, kept since then" if known else found["how"]})
 
 
 def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | None:
@@ -146,14 +140,11 @@ def _asked(
     model: PreTrainedModel, enabled: EnabledModel, dtype: torch.dtype, device: str, modes: tuple[str, ...] | None
 ) -> _Answer:
     twin = with_what_is_on(model, twins.of(model, dtype, device))
-    outside, twin_enabled = parts_outside(twin, model), None
+    outside = parts_outside(twin, model)
     if device == "cpu":
         _do_without_kernels(twin.model)
     try:
-        twin_enabled = enabled_like(twin.model, enabled)
-        if _refusal(twin_enabled) is not None:
-            raise NoTwin(str(_refusal(twin_enabled)))
-        with twin_enabled.settling():  # transformers 4 puts forwards on layers when states are first asked for
+        with enabled_like(twin.model, enabled) as twin_enabled:
             part = callable_part(twin_enabled)
             report = as_float32(audit(part, lengths=LENGTHS, modes=modes))
     except AutopackError as error:
@@ -162,9 +153,6 @@ def _asked(
         raise
     except Exception as error:  # a class may compute nothing at this size, or know no float64
         raise _NoAnswer(f"its twin raised {type(error).__name__}: {error}") from error
-    finally:
-        if twin_enabled is not None:
-            detach(twin.model, twin_enabled)
     if not report.results:
         raise _NoAnswer("nothing of its twin can be compared with stock")
     failed = next((r.failure for r in report.results if r.failure is not None and not _is_ours(r.failure)), None)
@@ -206,8 +194,9 @@ def _read(answer: _Answer, because: str, causal: bool) -> Proof:
     return Proof(how + said, answer.packed and f"{answer.packed}{said}", answer.labels, padded, source=source)
 
 
-def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> EnabledModel:
-    """Enable a twin as the model is, but for `changed` options; nobody else sees it, so nothing of it is kept."""
+@contextlib.contextmanager
+def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> Iterator[EnabledModel]:
+    """Enable a twin for a while as the model is, but for `changed` options. Nobody else sees it, so nothing is kept."""
     family = registry.family_for(model)
     options = replace(
         like.options, **{"verify": "never", "watch": 0, "sequence_parallel": None, "share": "never", **changed}
@@ -219,14 +208,10 @@ def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> 
         code = attach(model, enabled, family)
         enabled.proof = Proof("of a twin")
         enabled.watch = Watch(model, code, enabled.anatomy.configs)
-    except BaseException:
+        with enabled.settling():  # transformers 4 puts forwards on layers when states are first asked for
+            yield enabled
+    finally:
         detach(model, enabled)
-        raise
-    return enabled
-
-
-def _refusal(enabled: EnabledModel) -> str | None:
-    return enabled.proof.packed
 
 
 def _not_renewed(enabled: EnabledModel, packs: bool) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from transformers import PreTrainedModel
 
 from autopack import registry
-from autopack.enabling import media_by_twin, parts_by_twin, prefixes_by_twin
+from autopack.enabling import twin_calls
 from autopack.enabling.attach import attach, look_at, remove_hooks, strip_severed
 from autopack.enabling.by_twin import first_label_counts_in_twin
 from autopack.enabling.prove import prove
@@ -56,11 +56,11 @@ def settle(
     Where it may be `on_one_rank` alone, of several that gather its parameters together, the model itself is not run.
     """
     # Asked when rows first begin alike, or ranks first share them, and then of what the model is.
-    enabled.prefixes_proven_by, enabled.parts_proven_by = prefixes_by_twin.why_apart, parts_by_twin.why_apart
+    enabled.prefixes_proven_by, enabled.parts_proven_by = twin_calls.why_not_prefixes, twin_calls.why_not_parts
     enabled.said_by_twins = {}
     with enabled.settling():
         enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its audit
         code = attach(model, enabled, family, lambda level: first_label_counts_in_twin(model, level))
         prove(model, enabled, code, packs, on_one_rank)
-        enabled.media_proven_by = None if media_by_twin.is_recorded(enabled) else media_by_twin.why_apart
+        enabled.media_proven_by = None if twin_calls.media_are_recorded(enabled) else twin_calls.why_not_media
         enabled.watch = Watch(model, code, enabled.anatomy.configs)

@@ -15,7 +15,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
@@ -52,6 +52,17 @@ def key_of(model: PreTrainedModel, *asked: Any) -> str | None:
     except _Unnamed:
         return None
     return hashlib.blake2b(json.dumps(told).encode(), digest_size=20).hexdigest()
+
+
+def answered(key: str | None, ask: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], bool]:
+    """What is kept under a key, or else what `ask` says, which is kept then; and whether it was before."""
+    found = None if key is None else load(key)
+    if found is not None:
+        return found, True
+    found = ask()
+    if key is not None:
+        store(key, found)
+    return found, False
 
 
 def load(key: str) -> dict[str, Any] | None:
