@@ -20,7 +20,7 @@ from autopack.enabling.sites import needed_sites
 from autopack.errors import SiteDrift
 from autopack.family import Family
 from autopack.inspection import modules
-from autopack.inspection.parts import Anatomy
+from autopack.inspection.modules import Anatomy
 from autopack.inspection.provenance import Provenance
 from autopack.integrations import accelerate, peft
 from autopack.patching import SiteLease

@@ -27,8 +27,8 @@ from autopack.inspection import releases
 from autopack.inspection.changes import Watch
 from autopack.inspection.code_origin import is_own, passes_on
 from autopack.inspection.configs import text_config
-from autopack.inspection.hooks import hooks_of, is_foreign_hook
 from autopack.inspection.modules import device_of, entries, is_pair
+from autopack.inspection.put_on import HOOKS, hooks_of, is_foreign_hook
 from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart
@@ -37,7 +37,6 @@ from autopack.proving.rebound import rebound
 from autopack.proving.twin import NoTwin, Twin
 from autopack.runtime.model import EnabledModel, Proof
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_HOOKS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 _OF_THE_PLACE = ("training", "layer_idx", "layer_id", "layer_number")
 _OF_A_PRECISION = re.compile(r"^\w+(Error|Exception)\b|no numbers")
@@ -235,7 +234,7 @@ def with_what_is_on(model: PreTrainedModel, twin: Twin) -> Twin:
             continue
         for attribute, value in own.items():
             stand_in.__dict__[attribute] = rebound(value, module, stand_in)
-        for kind in _HOOKS:
+        for kind in HOOKS:
             getattr(stand_in, kind).update({n: h for n, h in getattr(module, kind).items() if n in hooks})
         for kind in _OF_HOOKS:
             getattr(stand_in, kind).update({n: True for n in getattr(module, kind) if n in hooks})

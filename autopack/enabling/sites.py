@@ -13,7 +13,7 @@ from autopack.calls.loss_site import adapt_loss
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, modules, releases, source
 from autopack.inspection.code_origin import is_own, located
-from autopack.inspection.parts import Anatomy
+from autopack.inspection.modules import Anatomy
 from autopack.mixers.site import adapt_mixer
 from autopack.patching import Site
 from autopack.runtime.scope import mark_of

@@ -16,7 +16,7 @@ from autopack.auditing.left_as_found import left_as_found
 from autopack.enabling.by_twin import enabled_like, parts_outside, precisions_of, with_what_is_on
 from autopack.enabling.reading import callable_part
 from autopack.errors import AutopackError
-from autopack.inspection.hooks import hooks_of, is_foreign_hook
+from autopack.inspection.put_on import hooks_of, is_foreign_hook
 from autopack.inspection.randomness import drawing_nothing
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.sequence_parallel import shard_rows

@@ -14,9 +14,16 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from autopack.inspection.code_origin import is_of_autopack, is_own, original
-from autopack.inspection.hooks import hooks_of, is_foreign_hook, looks_at_rows, noise_of
 from autopack.inspection.provenance import Provenance
-from autopack.inspection.put_on import functions_on, types_in
+from autopack.inspection.put_on import (
+    HOOKS,
+    functions_on,
+    hooks_of,
+    is_foreign_hook,
+    looks_at_rows,
+    noise_of,
+    types_in,
+)
 
 _FOLLOWED = frozenset(
     (
@@ -39,9 +46,6 @@ _FOLLOWED = frozenset(
     )
 )
 """Fields of a configuration that calls read themselves, or that no forward reads."""
-
-
-_KINDS_OF_HOOKS = itemgetter("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 _HOOKS = "its hooks"
@@ -164,7 +168,7 @@ def _functions(modules: list[nn.Module]) -> set[tuple[int, str, int]]:
 
 def _hooks(modules: list[nn.Module]) -> list[int]:
     """The numbers of the forward and backward hooks of modules."""
-    held = map(_KINDS_OF_HOOKS, map(vars, modules))
+    held = map(itemgetter(*HOOKS), map(vars, modules))
     return list(chain.from_iterable(filter(None, chain.from_iterable(held))))
 
 

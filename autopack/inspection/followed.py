@@ -11,8 +11,15 @@ from collections.abc import Iterable
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from autopack.inspection.code_origin import Place, is_of_autopack, layers, original
-from autopack.inspection.files import is_own_file, is_standard
+from autopack.inspection.code_origin import (
+    Place,
+    file_of,
+    is_of_autopack,
+    is_own_file,
+    is_standard,
+    layers,
+    original,
+)
 from autopack.inspection.source import names_in
 
 _MOST = 2000
@@ -121,5 +128,5 @@ def _is_code(value: Any) -> bool:
 def _is_of_library(value: Any) -> bool:
     """Whether a module or class is one of the libraries that are known here, or of the standard library."""
     name = value.__name__ if isinstance(value, ModuleType) else value.__module__
-    file = getattr(sys.modules.get(name), "__file__", None)
+    file = file_of(name)
     return name in sys.builtin_module_names or (file is not None and (is_own_file(file) or is_standard(file)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -15,8 +14,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from autopack.inspection.code_origin import is_from, is_own, original, whose
-from autopack.inspection.files import TORCH, is_own_file
+from autopack.inspection.code_origin import TORCH, file_of, is_from, is_own, is_own_file, original, whose
 
 _SPACES: dict[str, Any] = {
     "torch": torch,
@@ -111,7 +109,7 @@ def _is_foreign(value: Any) -> bool:
     if isinstance(value, FunctionType):
         file = value.__code__.co_filename
         # torch marks functions as deprecated by a decorator of this package.
-        deprecating = getattr(sys.modules.get("typing_extensions"), "__file__", None)
+        deprecating = file_of("typing_extensions")
         return not is_own_file(file) and file != deprecating and original(value) is value
     if not callable(value) or isinstance(value, type) or type(value).__module__ in ("builtins", "typing"):
         return False
@@ -126,7 +124,7 @@ def _is_run(name: str, modules: frozenset[str]) -> bool:
 @cache
 def _words(module: str) -> frozenset[str]:
     """The words in the source of a module; none where it has no source."""
-    path = getattr(sys.modules.get(module), "__file__", None)
+    path = file_of(module)
     if not path or not path.endswith(".py"):
         return frozenset()
     return frozenset(re.findall(r"\w+", Path(path).read_text(encoding="utf-8")))

@@ -19,16 +19,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import tiny
-from autopack.inspection.code_origin import (
-    foreign_hook_of_accelerate,
-    is_of,
-    is_own,
-    is_token_wise,
-    layers,
-    original,
-    passes_on,
-)
-from autopack.inspection.files import TORCH
+from autopack.inspection.code_origin import TORCH, is_of, is_own, is_token_wise, layers, original, passes_on
+from autopack.inspection.put_on import foreign_hook_of_accelerate
 from autopack.inspection.source import names_in
 from autopack.proving.alike import alike
 from autopack.tiny.weights import randomize

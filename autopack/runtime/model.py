@@ -18,9 +18,8 @@ from torch.utils.hooks import RemovableHandle
 from autopack.errors import OutsideForward
 from autopack.family import Family
 from autopack.inspection.changes import Watch
-from autopack.inspection.modules import configs_of
+from autopack.inspection.modules import Anatomy, configs_of
 from autopack.inspection.parameters import parameters_of
-from autopack.inspection.parts import Anatomy
 from autopack.inspection.positions import Numbering
 from autopack.inspection.sharding import Group
 from autopack.layout.packed import PackedLayout
