@@ -240,11 +240,11 @@ def with_what_is_on(model: PreTrainedModel, twin: Twin) -> Twin:
             getattr(stand_in, kind).update({n: True for n in getattr(module, kind) if n in hooks})
         if hooks & set(module._backward_hooks):
             stand_in._is_full_backward_hook = module._is_full_backward_hook
-    known = twins.kinds(twin.model)
-    if left := twins.kinds(model).without(known):
+    known = twins.Kinds(twin.model)
+    if left := twins.Kinds(model).without(known):
         _call(twin.model)  # the model may have been called before, and keep something of it
-        known.all |= twins.kinds(twin.model).all
-        left = twins.kinds(model).without(known)
+        known.all |= twins.Kinds(twin.model).all
+        left = twins.Kinds(model).without(known)
     return Twin(twin.model, {name: model.get_submodule(name) for name in left})
 
 
@@ -269,7 +269,7 @@ def parts_outside(twin: Twin, model: PreTrainedModel) -> list[str]:
     forms = _forms(twin, list(twin.others))
     text = text_config(model.config, decoder=True)
     widths = [size for name in ("hidden_size", "intermediate_size") if isinstance(size := getattr(text, name, 0), int)]
-    kinds, proven = twins.kinds(model), set()
+    kinds, proven = twins.Kinds(model), set()
     names: list[str] = []
     for name, module in twin.others.items():
         kind = kinds.by_name[name][0], _likeness(module)
@@ -301,7 +301,7 @@ def _likeness(module: nn.Module) -> tuple[Any, ...]:
 
 
 def _different(kinds: twins.Kinds, twin: Twin, name: str) -> str:
-    wanted, found = kinds.by_name[name], twins.kinds(twin.model).by_name.get(name)
+    wanted, found = kinds.by_name[name], twins.Kinds(twin.model).by_name.get(name)
     if found is None or found[1] is not wanted[1]:
         return f"a {wanted[1].__name__}"
     return ", ".join(sorted({attribute for attribute, _ in wanted[2] ^ found[2]}))
@@ -310,25 +310,16 @@ def _different(kinds: twins.Kinds, twin: Twin, name: str) -> str:
 def _forms(twin: Twin, names: list[str]) -> dict[str, Form]:
     """How the modules of a twin are called that stand where the named ones stand in the model."""
     found: dict[str, Form] = {}
-    handles = []
 
-    def listen(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            found.setdefault(name, Form(args, dict(kwargs), _TOKENS))
+    def listen(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.setdefault(name, Form(args, dict(kwargs), _TOKENS))
 
-        return hook
-
-    for name in names:
-        try:
-            stand_in = twin.model.get_submodule(name)
-        except AttributeError:  # of a layer that the twin has not: another one is of its kind
-            continue
-        handles.append(stand_in.register_forward_pre_hook(listen(name), with_kwargs=True))
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name in names:
+            with contextlib.suppress(AttributeError):  # of a layer that the twin has not: another one is of its kind
+                stand_in = twin.model.get_submodule(name)
+                hooks.enter_context(stand_in.register_forward_pre_hook(partial(listen, name), with_kwargs=True))
         _call(twin.model)
-    finally:
-        for handle in handles:
-            handle.remove()
     return found
 
 

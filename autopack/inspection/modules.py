@@ -283,7 +283,7 @@ def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
         for child in reversed(list(module.children())):
             if not isinstance(child, PreTrainedModel):
                 waiting.append((child, config))
-            elif takes_tokens(child) or _passes_all_on(child) or _goes_on_with_states(child, config):
+            elif _reads_text(child, config):
                 waiting.append((child, child.config))
 
 
@@ -296,15 +296,12 @@ def takes_tokens(model: nn.Module) -> bool:
     return bool({"input_ids", "inputs_embeds", "decoder_input_ids"} & names) and _QUERIES not in names
 
 
-def _passes_all_on(model: PreTrainedModel) -> bool:
-    """Decoder wrappers of encoder-decoder types: `forward(*args, **kwargs)`."""
-    return not parameters_of(class_of(model)).names
-
-
-def _goes_on_with_states(model: PreTrainedModel, config: Any) -> bool:
-    """A part of a text model that is a model itself: it takes hidden states, and has the same configuration (DeBERTa's
-    encoder, 4.47 to 4.50). Towers have one of their own."""
-    return model.config is config and parameters_of(class_of(model)).names[:1] == ("hidden_states",)
+def _reads_text(model: PreTrainedModel, config: Any) -> bool:
+    """Whether a model inside one of this configuration is a part of what reads its text, and no tower."""
+    names = parameters_of(class_of(model)).names
+    # Decoder wrappers of encoder-decoder types have `forward(*args, **kwargs)`. A part that is a model itself may take
+    # hidden states, and has the same configuration (DeBERTa's encoder, 4.47 to 4.50); towers have one of their own.
+    return takes_tokens(model) or not names or (model.config is config and names[:1] == ("hidden_states",))
 
 
 def configs_of(modules: list[nn.Module]) -> list[PretrainedConfig]:

@@ -39,7 +39,8 @@ def forward_codes(cls: Any) -> list[CodeType]:
         code = function.__code__
         found.append(code)
         takes_any = code.co_flags & (inspect.CO_VARKEYWORDS | inspect.CO_VARARGS)
-        if not takes_any or (_own_names(code) and not _hands_on(function)):
+        # It hands on what it takes by a name, `super().forward(...)`, or to one that it is wrapped around.
+        if not takes_any or (_own_names(code) and "forward" not in code.co_names and not _inner(function)):
             break
     return found
 
@@ -64,15 +65,7 @@ def _forwards(cls: Any) -> Iterator[FunctionType]:
 def _inner(function: FunctionType) -> list[FunctionType]:
     """The functions of modules that a forward holds, as a wrapper without `functools.wraps` holds what it wraps."""
     held = inspect.getclosurevars(function)
-    values = [*held.nonlocals.values(), *held.globals.values()]
-    return [value for value in values if inspect.isfunction(value) and value is not function and _takes_self(value)]
-
-
-def _takes_self(function: FunctionType) -> bool:
-    innermost = inspect.unwrap(function)  # a module, where a kernel stands in the place of a function
-    return isinstance(innermost, FunctionType) and innermost.__code__.co_varnames[:1] == ("self",)
-
-
-def _hands_on(function: FunctionType) -> bool:
-    """Whether a forward calls another one by its name, `super().forward(...)`, or one that it is wrapped around."""
-    return "forward" in function.__code__.co_names or bool(_inner(function))
+    values = (*held.nonlocals.values(), *held.globals.values())
+    found = [(v, inspect.unwrap(v)) for v in values if inspect.isfunction(v) and v is not function]
+    # Where a kernel stands in the place of a function, the innermost is a module.
+    return [v for v, inner in found if isinstance(inner, FunctionType) and inner.__code__.co_varnames[:1] == ("self",)]

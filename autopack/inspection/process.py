@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, ModuleType, WrapperDescriptorType
@@ -62,28 +63,24 @@ class Process:
 
     def __init__(self, modules: Iterable[str]):
         self._modules = frozenset(modules)
-        self._remember()
+        self._held = _held()
         self.foreign = list(_foreign(self._modules))
-
-    def _remember(self) -> None:
-        self._held = [list(vars(space).values()) for space in _SPACES.values()]
-        self._hooks = [list(hooks.values()) for hooks in _HOOKS]
 
     def changed(self) -> bool:
         """Whether something else of torch is somebody else's now."""
         # Asked at every call: lists compare by identity first, which costs next to nothing.
-        try:
-            hooks = all(list(found.values()) == held for found, held in zip(_HOOKS, self._hooks, strict=True))
-            if hooks and all(
-                list(vars(space).values()) == held for space, held in zip(_SPACES.values(), self._held, strict=True)
-            ):
+        with suppress(Exception):  # what somebody has put there compares as it likes
+            if _held() == self._held:
                 return False
-        except Exception:  # what somebody has put there compares as it likes
-            pass
         if list(_foreign(self._modules)) != self.foreign:
             return True
-        self._remember()
+        self._held = _held()
         return False
+
+
+def _held() -> list[list[Any]]:
+    places: list[Any] = [*_HOOKS, *map(vars, _SPACES.values())]
+    return [list(held.values()) for held in places]
 
 
 def _foreign(modules: frozenset[str]) -> Iterator[str]:
@@ -135,8 +132,6 @@ def foreign_mode() -> str | None:
     if not torch._C._len_torch_function_stack() and not torch._C._len_torch_dispatch_stack():
         return None
     modes = [*torch.overrides._get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
-    return next((f"{type(m).__module__}.{type(m).__qualname__}" for m in modes if not _is_known(type(m))), None)
-
-
-def _is_known(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in ("torch", "transformers", "accelerate", "autopack")
+    known = ("torch", "transformers", "accelerate", "autopack")
+    others = (type(mode) for mode in modes if type(mode).__module__.partition(".")[0] not in known)
+    return next((f"{cls.__module__}.{cls.__qualname__}" for cls in others), None)

@@ -26,27 +26,29 @@ def class_of(module: nn.Module) -> Any:
     return type(module)
 
 
+def _code_of(cls: Any) -> CodeType:
+    """The code of the forward of a class, without what wraps it."""
+    return inspect.unwrap(cls.forward).__code__
+
+
 def shifts_labels(model: PreTrainedModel) -> bool:
     """Whether the model's own loss compares the prediction at each token with the label of the next one.
 
     Decided by what the loss does: several decoders (whisper, trocr, bart) compare within one column.
     """
-
-    def code(module: nn.Module) -> CodeType:
-        return inspect.unwrap(class_of(module).forward).__code__
-
-    names, variables = names_in(code(model)), code(model).co_varnames
+    code = _code_of(type(model))
+    names, variables = names_in(code), code.co_varnames
     for name in sorted(names):
         method = getattr(type(model), name, None)
         if name.startswith("_") and "loss" in name and isinstance(method, FunctionType):
             names, variables = names | names_in(method.__code__), variables + method.__code__.co_varnames
     if "loss_function" in names:
         loss = getattr(inspect.unwrap(model.loss_function), "__name__", "")
-        is_causal_lm = is_named_causal_lm(type(model))
-        return loss == "ForCausalLMLoss" or (is_causal_lm and not loss.startswith("For"))
+        return loss == "ForCausalLMLoss" or (is_named_causal_lm(type(model)) and not loss.startswith("For"))
     if names & _CROSS_ENTROPY:
         return any("shift" in variable for variable in variables)
-    if any(names_in(code(part)) & _CROSS_ENTROPY for part in model.children() if not isinstance(part, PreTrainedModel)):
+    heads = (class_of(part) for part in model.children() if not isinstance(part, PreTrainedModel))
+    if any(names_in(_code_of(head)) & _CROSS_ENTROPY for head in heads):
         return False  # a head that is given labels compares them with what it is given beside them
     return "labels" in variables and is_named_causal_lm(type(model))
 
@@ -79,7 +81,7 @@ def writes_to_weights(kind: Any) -> bool:
 
 def adds_up_mask(entries: list[PreTrainedModel], configs: list[PretrainedConfig]) -> bool:
     """Whether the models' own code adds up a mask to number tokens, or their rotary positions have sections."""
-    summed = any("cumsum" in names_in(inspect.unwrap(type(entry).forward).__code__) for entry in entries)
+    summed = any("cumsum" in names_in(_code_of(type(entry))) for entry in entries)
     settings = [getattr(config, name, None) for config in configs for name in ("rope_scaling", "rope_parameters")]
     return summed or any("mrope" in str(setting) for setting in settings)
 
@@ -132,9 +134,11 @@ def attends_by_itself(cls: Any) -> bool:
         return False
     codes = [function.__code__ for function in _functions_followed(cls)]
     names = frozenset().union(*map(names_in, codes))
-    multiplies = bool(names & _PRODUCTS) or any(map(_has_matrix_product, codes))
+    steps = (step for code in codes for step in dis.get_instructions(code))
+    # `a @ b` has no name; Python 3.10 has an instruction of its own for it.
+    multiplies = names & _PRODUCTS or any(s.argrepr == "@" or s.opname == "BINARY_MATRIX_MULTIPLY" for s in steps)
     weighs = any(name.lower().endswith("softmax") for name in names) and multiplies
-    return (weighs or bool(names & _KERNELS)) and not dispatching_functions(cls)
+    return bool(weighs or names & _KERNELS) and not dispatching_functions(cls)
 
 
 def knows_of(cls: Any, name: str) -> bool:
@@ -153,7 +157,7 @@ def counts_from_zero(kind: Any) -> bool:
     """Whether an attention class takes positions for numbers within its row: it cuts its table of rotations to as many
     tokens as there are, or hands positions to transformers' flash attention, which finds the row's documents by them.
     """
-    forward = inspect.unwrap(kind.forward).__code__
+    forward = _code_of(kind)
     flash = "_flash_attention_forward" in names_in(forward) and "position_ids" in forward.co_varnames
     return cuts_rotations(kind) or flash
 
@@ -181,11 +185,6 @@ def _functions_followed(cls: Any) -> list[FunctionType]:
     return found
 
 
-def _has_matrix_product(code: CodeType) -> bool:
-    steps = dis.get_instructions(code)
-    return any(step.argrepr == "@" or step.opname == "BINARY_MATRIX_MULTIPLY" for step in steps)
-
-
 def _has_keyword(code: CodeType, name: str) -> bool:
     return any(isinstance(constant, tuple) and name in constant for constant in code.co_consts)
 
@@ -193,7 +192,7 @@ def _has_keyword(code: CodeType, name: str) -> bool:
 @cache
 def hides_pad_in_decoder(cls: Any) -> bool:
     """Whether an encoder-decoder hides padding tokens from its decoder by a mask that its forward makes itself."""
-    code = inspect.unwrap(cls.forward).__code__
+    code = _code_of(cls)
     stored = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_FAST"}
     return "decoder_attention_mask" in stored and "pad_token_id" in names_in(code)
 

@@ -27,7 +27,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import version
-from autopack.proving.twin import kinds
+from autopack.proving.twin import Kinds
 
 _NAMES = frozenset(("_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "architectures"))
 """Fields of a configuration that say where it came from."""
@@ -177,7 +177,7 @@ def _fields(config: Any) -> Any:
 
 def _modules(model: nn.Module) -> Iterator[str]:
     """A line for every module of a model: its place, its class, and what is on it that its code may ask for."""
-    for name, (above, cls, attributes) in kinds(model).by_name.items():
+    for name, (above, cls, attributes) in Kinds(model).by_name.items():
         on_it = sorted(f"{attribute}={_named(value)}" for attribute, value in attributes)
         loss = vars(model.get_submodule(name)).get("_loss_function")
         yield f"{name}: {_named(above)} {_named(cls)} {' '.join(on_it)} {_named(loss)}"
