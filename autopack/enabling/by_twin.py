@@ -234,10 +234,8 @@ def with_what_is_on(model: PreTrainedModel, twin: Twin) -> Twin:
             continue
         for attribute, value in own.items():
             stand_in.__dict__[attribute] = rebound(value, module, stand_in)
-        for kind in HOOKS:
+        for kind in (*HOOKS, *_OF_HOOKS):
             getattr(stand_in, kind).update({n: h for n, h in getattr(module, kind).items() if n in hooks})
-        for kind in _OF_HOOKS:
-            getattr(stand_in, kind).update({n: True for n in getattr(module, kind) if n in hooks})
         if hooks & set(module._backward_hooks):
             stand_in._is_full_backward_hook = module._is_full_backward_hook
     known = twins.Kinds(twin.model)

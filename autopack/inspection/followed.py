@@ -11,15 +11,7 @@ from collections.abc import Iterable
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from autopack.inspection.code_origin import (
-    Place,
-    file_of,
-    is_of_autopack,
-    is_own_file,
-    is_standard,
-    layers,
-    original,
-)
+from autopack.inspection.code_origin import Place, file_of, is_of_autopack, is_own_file, is_standard, layers, original
 from autopack.inspection.source import names_in
 
 _MOST = 2000

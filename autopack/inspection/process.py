@@ -33,23 +33,14 @@ _IN_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, Modul
 _RUN = ("torch.nn.functional", *(f"torch.nn.modules.{name}" for name in ("activation", "linear", "module", "sparse")))
 """Modules of torch that nearly every model runs."""
 _NEVER = {
-    "torch": frozenset(
-        "compile load save manual_seed seed set_default_dtype set_default_device set_grad_enabled".split()
-    ),
-    "torch.nn.functional": frozenset(),
-    "torch.Tensor": frozenset(
-        "__repr__ __str__ __format__ __reduce_ex__ __deepcopy__ __dir__ numpy tolist item".split()
-    ),
-    "torch.nn.Module": frozenset(
-        "__init__ __repr__ __dir__ __setattr__ __delattr__ __setstate__ add_module register_module register_parameter "
-        "register_buffer apply _apply to cuda cpu half float double bfloat16 train eval requires_grad_ zero_grad "
-        "compile share_memory state_dict load_state_dict _load_from_state_dict _save_to_state_dict".split()
-    ),
+    "torch": "compile load save manual_seed seed set_default_dtype set_default_device set_grad_enabled",
+    "torch.Tensor": "__repr__ __str__ __format__ __reduce_ex__ __deepcopy__ __dir__ numpy tolist item",
+    "torch.nn.Module": "__init__ __repr__ __dir__ __setattr__ __delattr__ __setstate__ add_module register_module "
+    "register_parameter register_buffer apply _apply to cuda cpu half float double bfloat16 train eval requires_grad_ "
+    "zero_grad compile share_memory state_dict load_state_dict _load_from_state_dict _save_to_state_dict",
 }
 """What no forward calls for what it gives: functions that make, load, move, show or compile, which packages replace for
 the whole process (Lightning `torch.compile`, engines how modules are made)."""
-
-
 _SAME = {("torch.nn.functional", "linear"): ("deepspeed", "runtime", "zero", "linear.py")}
 """Functions of engines that give what torch's own give: ZeRO-3's layer keeps no gathered weight for its backward."""
 
@@ -98,7 +89,7 @@ def _foreign(modules: frozenset[str]) -> Iterator[str]:
                 continue
             if (name, key) in _SAME and is_from(value, _SAME[name, key]):
                 continue
-            if _is_foreign(value) and key not in _NEVER[name] and _is_run(key, modules):
+            if _is_foreign(value) and key not in _NEVER.get(name, "").split() and _is_run(key, modules):
                 yield f"{name}.{key} is {whose(value)} ({id(value)})"
 
 
