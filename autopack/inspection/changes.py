@@ -135,7 +135,6 @@ class _Values:
 
 
 def _sizes(modules: list[nn.Module]) -> list[int]:
-    """How much each module holds by itself."""
     return list(map(len, map(vars, modules)))
 
 
@@ -144,7 +143,6 @@ def _functions(modules: list[nn.Module]) -> set[tuple[int, str, int]]:
 
 
 def _hooks(modules: list[nn.Module]) -> list[int]:
-    """The numbers of the forward and backward hooks of modules."""
     held = map(itemgetter(*HOOKS), map(vars, modules))
     return list(chain.from_iterable(filter(None, chain.from_iterable(held))))
 
@@ -183,7 +181,6 @@ class _Config:
 
 
 def _fields(config: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a configuration that decide what a model computes, as they are now."""
     return {name: _kept(value) for name, value in config.items() if name not in _FOLLOWED}
 
 

@@ -16,8 +16,14 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection.code_origin import found_by_name, located
-from autopack.inspection.parameters import parameters_of
-from autopack.inspection.source import adds_up_mask, attends_by_itself, class_of, dispatching_functions, is_causal
+from autopack.inspection.source import (
+    adds_up_mask,
+    attends_by_itself,
+    class_of,
+    dispatching_functions,
+    is_causal,
+    parameters_of,
+)
 
 _OF_TORCH = (nn.Module, nn.Embedding, nn.Linear, nn.LayerNorm, nn.Dropout)
 _QUERIES = "query_embeds"

@@ -154,14 +154,9 @@ def _begun() -> float:
 
 
 def _sources(root: str) -> Iterator[tuple[str, os.stat_result]]:
-    waiting = [root]
-    while waiting:
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                if entry.name.endswith((".py", ".json", ".gz")):
-                    yield entry.path, entry.stat()
-                elif entry.name != "__pycache__" and entry.is_dir():
-                    waiting.append(entry.path)
+    for folder, _, names in os.walk(root, followlinks=True):
+        paths = (os.path.join(folder, name) for name in names if name.endswith((".py", ".json", ".gz")))
+        yield from ((path, os.stat(path)) for path in paths)
 
 
 def _fields(config: Any) -> Any:
