@@ -52,6 +52,9 @@ _MOST = 256
 """Of more media in a call than this no twin is asked."""
 
 
+# --- Rows that begin alike
+
+
 def why_not_prefixes(model: PreTrainedModel, enabled: EnabledModel) -> str | None:
     """Why rows that begin alike would not get what stock gives them, were that computed once, in words, or None."""
 
@@ -103,6 +106,9 @@ def _of_tree(model: Any, call: dict[str, torch.Tensor], training: bool) -> Resul
         output = model(**call, **given, use_cache=False, return_dict=True)
         found |= _shown(model, _tensors_of(output), f"{number} {training}")
     return found
+
+
+# --- Parts of rows that ranks share
 
 
 def why_not_parts(model: PreTrainedModel, enabled: EnabledModel, labels: Labels) -> str | None:
@@ -195,6 +201,9 @@ def _together(parts: list[Results]) -> Results:
     }
 
 
+# --- Documents with media
+
+
 def media_are_recorded(enabled: EnabledModel) -> bool:
     """Whether a released run has measured documents with the media of its type in the very code of a model."""
     return enabled.proof.source == "recorded" and release == load()["with"]["transformers"]
@@ -254,6 +263,9 @@ def _of_documents(twin: PreTrainedModel, parts: list[torch.Tensor], training: bo
     # Some forbid tokens by the least number of a precision, of which no sum has a gradient (Chameleon).
     shown = logits.where(logits.detach().abs() < torch.finfo(logits.dtype).max / 2, torch.zeros_like(logits))
     return _shown(twin, [("logits", shown)], f"{training}")
+
+
+# --- What they have in common
 
 
 def _why_not(
