@@ -89,12 +89,12 @@ def _drawn(tensor: torch.Tensor) -> torch.Tensor:
 
 def _of_a_narrow_one(module: nn.Module, form: Form | None, widths: Sequence[int]) -> str | None:
     """What is said of a narrower copy; `_NO_STATES` where there is none that runs."""
-    narrow = narrowed(module)
-    if narrow is None:
+    found = narrowed(module, widths)
+    if found is None:
         return _NO_STATES
     try:
-        with torch.enable_grad(), without_noise(narrow.module):  # type: ignore[arg-type]
-            return _tried(narrow.module, form, narrow.sizes_of(widths), _LENGTHS)
+        with torch.enable_grad(), without_noise(found[0]):  # type: ignore[arg-type]
+            return _tried(found[0], form, found[1], _LENGTHS)
     except Exception:  # its code has sizes of another kind, so it is run as wide as it is
         return _NO_STATES
 
