@@ -19,8 +19,8 @@ from autopack.errors import AutopackError, UnsupportedModel
 from autopack.family import Family as Family
 from autopack.inspection import modules, source
 from autopack.inspection.configs import text_config
-from autopack.inspection.parameters import parameters_of
 from autopack.inspection.positions import Numbering
+from autopack.inspection.source import parameters_of
 from autopack.layout.packed import PackedLayout
 from autopack.mixers import RESTARTING, Alone, Rows
 

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 from autopack import tiny
 from autopack.errors import AutopackError
 from autopack.inspection.media import holds_media
-from autopack.inspection.parameters import parameters_of
-from autopack.inspection.source import shifts_labels
+from autopack.inspection.source import parameters_of, shifts_labels
 from autopack.tiny import images
 from autopack.tiny.images import IMAGE, Document
 from autopack.tiny.media_rows import alone as alone

@@ -14,7 +14,7 @@ from autopack.attention.backends import BACKENDS, choose
 from autopack.attention.call import AttentionCall, Output
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import SiteDrift, UnsupportedModel
-from autopack.inspection import releases, ulysses
+from autopack.inspection import releases, sharding
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.patching import Site
@@ -33,7 +33,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         site.check_takes(original, PARAMETERS)
     # A registered function goes by its key; one in a modeling module is what that model calls eager attention.
     name = site.key or "eager"
-    exchanges = ulysses.exchange_of(original) is not None
+    exchanges = sharding.exchange_of(original) is not None
 
     def autopack_attention(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any
@@ -69,7 +69,7 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
         if mark.adjustment is not None and memory is None:
             query, key, value, options = mark.adjustment(module, layout, query, key, value, options)
         # DeepSpeed's loses masks, also where it exchanges nothing.
-        function = ulysses.of_whole_rows(original) if exchanges else original
+        function = sharding.of_whole_rows(original) if exchanges else original
         call = AttentionCall(
             function, name, module, query, key, value, attention_mask, layout, options, memory, scope.want_weights
         )

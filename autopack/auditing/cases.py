@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from autopack.errors import UnsupportedModel
 from autopack.inspection import heads, modules
 from autopack.inspection.configs import text_config
-from autopack.inspection.parameters import parameters_of
+from autopack.inspection.source import parameters_of
 from autopack.registry import families, first_position
 
 

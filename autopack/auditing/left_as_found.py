@@ -11,8 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.inspection import source
-from autopack.inspection.afterwards import afterwards
-from autopack.inspection.randomness import drawing_nothing
+from autopack.inspection.randomness import afterwards, drawing_nothing
 from autopack.integrations.accelerate import in_their_own_precision
 from autopack.integrations.opacus import uncounted
 

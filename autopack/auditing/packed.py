@@ -18,7 +18,7 @@ from autopack.auditing.places import raised_at
 from autopack.auditing.report import ModeResult
 from autopack.auditing.running import Runner, weighted_sum
 from autopack.errors import AutopackError, UnsupportedModel
-from autopack.inspection.parameters import parameters_of
+from autopack.inspection.source import parameters_of
 
 INFLUENCE = {"default", "two rows", "one beginning"}
 """Modes in which documents are replaced one at a time; in the others, every document is compared with itself alone.

@@ -10,10 +10,9 @@ from transformers import PreTrainedModel
 
 from autopack.inspection import heads, modules
 from autopack.inspection.heads import RowHead
-from autopack.inspection.parameters import parameters_of
-from autopack.inspection.poolers import activation_of, pools_single_tokens
+from autopack.inspection.modules import activation_of, pools_single_tokens
 from autopack.inspection.positions import Numbering
-from autopack.inspection.source import is_named_causal_lm, names_of, shifts_labels
+from autopack.inspection.source import is_named_causal_lm, names_of, parameters_of, shifts_labels
 from autopack.runtime.model import EnabledModel, Link
 
 _TOKEN_HEADS = ("ForMaskedLM", "ForTokenClassification", "LMHeadModel")

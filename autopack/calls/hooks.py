@@ -30,7 +30,7 @@ from autopack.calls.sequence_parallel import SharedRows, rows_shared_by
 from autopack.calls.unpadded import Unpadded
 from autopack.errors import AutopackError
 from autopack.inspection import process, torches
-from autopack.inspection.poolers import pool_documents, pools_single_tokens
+from autopack.inspection.modules import pool_documents, pools_single_tokens
 from autopack.inspection.sharding import gathering_groups
 from autopack.integrations import accelerate
 from autopack.layout.batches import DocumentBatch

@@ -18,7 +18,7 @@ from autopack.calls.unpadded import has_a_place
 from autopack.inspection import media
 from autopack.inspection.configs import text_config
 from autopack.inspection.heads import looks_for_padding
-from autopack.inspection.poolers import activation_of, pools_single_tokens
+from autopack.inspection.modules import activation_of, pools_single_tokens
 from autopack.integrations import peft
 from autopack.integrations.accelerate import covered_mixer
 from autopack.layout.host import host_values

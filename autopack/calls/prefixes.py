@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autopack.inspection import masks
-from autopack.inspection.hooks import hooks_of, looks_at_rows
+from autopack.inspection.put_on import hooks_of, looks_at_rows
 from autopack.layout import LEAST_SHARED, prefixes
 from autopack.layout.declarations import Declared
 from autopack.layout.host import host_values, recall

@@ -20,8 +20,9 @@ from autopack.calls.outputs import loss_of
 from autopack.calls.packed import add_token_types, without_what_packing_drops
 from autopack.calls.plan import Plan
 from autopack.errors import AutopackError, InvalidPacking, UnsupportedModel
-from autopack.inspection import masks, media, releases, ulysses
-from autopack.inspection.poolers import pools_single_tokens
+from autopack.inspection import masks, media, releases, sharding
+from autopack.inspection.code_origin import original
+from autopack.inspection.modules import pools_single_tokens
 from autopack.inspection.sharding import in_a_group
 from autopack.layout import declarations
 from autopack.layout.host import host_values
@@ -48,7 +49,7 @@ def rows_shared_by(call: Call) -> RowGroup | None:
         return None
     if given is not None:
         return given if given.ranks > 1 else None
-    return RowGroup(exchange.process_group) if ulysses.exchanges_now(exchange, call.module.training) else None
+    return RowGroup(exchange.process_group) if sharding.exchanges_now(exchange, call.module.training) else None
 
 
 def _exchange_of(model: EnabledModel) -> Any:
@@ -58,13 +59,13 @@ def _exchange_of(model: EnabledModel) -> Any:
     """
     for name in model.implementations():
         function = releases.attention_function(name)
-        exchange = ulysses.exchange_of(function)
+        exchange = sharding.exchange_of(function)
         if exchange is None:
             continue
-        if ulysses.beneath_ours(function) is function:
+        if original(function) is function:
             model.lease.renew(model.lease.needed)
             model.lease.follow(model.implementations())
-        exchange.attn = ulysses.beneath_ours(exchange.attn)
+        exchange.attn = original(exchange.attn)
         return exchange
     return None
 

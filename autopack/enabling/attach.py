@@ -20,7 +20,7 @@ from autopack.enabling.sites import needed_sites
 from autopack.errors import SiteDrift
 from autopack.family import Family
 from autopack.inspection import modules
-from autopack.inspection.parts import Anatomy
+from autopack.inspection.modules import Anatomy
 from autopack.inspection.provenance import Provenance
 from autopack.integrations import accelerate, peft
 from autopack.patching import SiteLease
@@ -154,7 +154,8 @@ def strip_severed(part: nn.Module) -> bool:
     """Take marks and hooks off what is a copy of a part of an enabled model; whether there were any."""
     modules = list(part.modules())
     marked = [module for module in modules if is_severed(module)]
-    if not marked and not any(_is_severed(hook) for module in modules for hook in _hooks_of(module)):
+    hooks = (hook for m in modules for held in (m._forward_pre_hooks, m._forward_hooks) for hook in held.values())
+    if not marked and not any(map(_is_severed, hooks)):
         return False
     for module in marked:
         del module.__dict__[MARK]
@@ -166,10 +167,6 @@ def strip_severed(part: nn.Module) -> bool:
     return True
 
 
-def _hooks_of(module: nn.Module) -> list[Any]:
-    return [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
-
-
 def _is_severed(hook: Any) -> bool:
     """Whether a hook is of an enabled model that its module is no longer a part of."""
     if not isinstance(hook, _HOOKS):
@@ -178,11 +175,7 @@ def _is_severed(hook: Any) -> bool:
     return link is not None and link.model is None
 
 
-def _is_ours(hook: Any) -> bool:
-    return isinstance(hook, _HOOKS)
-
-
-def remove_hooks(model: nn.Module, wanted: Callable[[Any], bool] = _is_ours) -> None:
+def remove_hooks(model: nn.Module, wanted: Callable[[Any], bool] = lambda hook: isinstance(hook, _HOOKS)) -> None:
     """Take autopack's hooks off all modules of a model, or those that are `wanted`."""
     # By type and not by handle: a copied model has copies of the hooks, and no handles of its own.
     for module in model.modules():

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import FunctionType, MethodType
@@ -26,8 +27,8 @@ from autopack.inspection import releases
 from autopack.inspection.changes import Watch
 from autopack.inspection.code_origin import is_own, passes_on
 from autopack.inspection.configs import text_config
-from autopack.inspection.hooks import hooks_of, is_foreign_hook
 from autopack.inspection.modules import device_of, entries, is_pair
+from autopack.inspection.put_on import HOOKS, hooks_of, is_foreign_hook
 from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart
@@ -36,7 +37,6 @@ from autopack.proving.rebound import rebound
 from autopack.proving.twin import NoTwin, Twin
 from autopack.runtime.model import EnabledModel, Proof
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_HOOKS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 _OF_THE_PLACE = ("training", "layer_idx", "layer_id", "layer_number")
 _OF_A_PRECISION = re.compile(r"^\w+(Error|Exception)\b|no numbers")
@@ -51,19 +51,12 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, because: str, o
     The weights, the device and the gradients of the model have no part in it; no process waits for another one. Where
     all code is the library's `own`, what it has said before is kept (`autopack.proving.kept`).
     """
-    if not own or precisions_of(model, enabled)[1] != "cpu":
-        return apart(lambda: _proof(model, enabled, because))
-    options = enabled.options
-    key = kept.key_of(
-        model, "proof", options.backend, options.unpad, options.leave_out, enabled.implementations(), because
-    )
-    found = None if key is None else kept.load(key)
-    if found is not None:
-        return replace(Proof(**found), how=f"{found['how']}, kept since then")
-    proof = apart(lambda: _proof(model, enabled, because))
-    if key is not None:
-        kept.store(key, asdict(proof))
-    return proof
+    key, options = None, enabled.options
+    if own and precisions_of(model, enabled)[1] == "cpu":
+        asked = (options.backend, options.unpad, options.leave_out, enabled.implementations(), because)
+        key = kept.key_of(model, "proof", *asked)
+    found, known = kept.answered(key, lambda: asdict(apart(lambda: _proof(model, enabled, because))))
+    return Proof(**{**found, "how": f"{found['how']}, kept since then" if known else found["how"]})
 
 
 def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | None:
@@ -146,14 +139,11 @@ def _asked(
     model: PreTrainedModel, enabled: EnabledModel, dtype: torch.dtype, device: str, modes: tuple[str, ...] | None
 ) -> _Answer:
     twin = with_what_is_on(model, twins.of(model, dtype, device))
-    outside, twin_enabled = parts_outside(twin, model), None
+    outside = parts_outside(twin, model)
     if device == "cpu":
         _do_without_kernels(twin.model)
     try:
-        twin_enabled = enabled_like(twin.model, enabled)
-        if _refusal(twin_enabled) is not None:
-            raise NoTwin(str(_refusal(twin_enabled)))
-        with twin_enabled.settling():  # transformers 4 puts forwards on layers when states are first asked for
+        with enabled_like(twin.model, enabled) as twin_enabled:
             part = callable_part(twin_enabled)
             report = as_float32(audit(part, lengths=LENGTHS, modes=modes))
     except AutopackError as error:
@@ -162,9 +152,6 @@ def _asked(
         raise
     except Exception as error:  # a class may compute nothing at this size, or know no float64
         raise _NoAnswer(f"its twin raised {type(error).__name__}: {error}") from error
-    finally:
-        if twin_enabled is not None:
-            detach(twin.model, twin_enabled)
     if not report.results:
         raise _NoAnswer("nothing of its twin can be compared with stock")
     failed = next((r.failure for r in report.results if r.failure is not None and not _is_ours(r.failure)), None)
@@ -206,8 +193,9 @@ def _read(answer: _Answer, because: str, causal: bool) -> Proof:
     return Proof(how + said, answer.packed and f"{answer.packed}{said}", answer.labels, padded, source=source)
 
 
-def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> EnabledModel:
-    """Enable a twin as the model is, but for `changed` options; nobody else sees it, so nothing of it is kept."""
+@contextlib.contextmanager
+def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> Iterator[EnabledModel]:
+    """Enable a twin for a while as the model is, but for `changed` options. Nobody else sees it, so nothing is kept."""
     family = registry.family_for(model)
     options = replace(
         like.options, **{"verify": "never", "watch": 0, "sequence_parallel": None, "share": "never", **changed}
@@ -219,14 +207,10 @@ def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> 
         code = attach(model, enabled, family)
         enabled.proof = Proof("of a twin")
         enabled.watch = Watch(model, code, enabled.anatomy.configs)
-    except BaseException:
+        with enabled.settling():  # transformers 4 puts forwards on layers when states are first asked for
+            yield enabled
+    finally:
         detach(model, enabled)
-        raise
-    return enabled
-
-
-def _refusal(enabled: EnabledModel) -> str | None:
-    return enabled.proof.packed
 
 
 def _not_renewed(enabled: EnabledModel, packs: bool) -> None:
@@ -250,17 +234,15 @@ def with_what_is_on(model: PreTrainedModel, twin: Twin) -> Twin:
             continue
         for attribute, value in own.items():
             stand_in.__dict__[attribute] = rebound(value, module, stand_in)
-        for kind in _HOOKS:
+        for kind in (*HOOKS, *_OF_HOOKS):
             getattr(stand_in, kind).update({n: h for n, h in getattr(module, kind).items() if n in hooks})
-        for kind in _OF_HOOKS:
-            getattr(stand_in, kind).update({n: True for n in getattr(module, kind) if n in hooks})
         if hooks & set(module._backward_hooks):
             stand_in._is_full_backward_hook = module._is_full_backward_hook
-    known = twins.kinds(twin.model)
-    if left := twins.kinds(model).without(known):
+    known = twins.Kinds(twin.model)
+    if left := twins.Kinds(model).without(known):
         _call(twin.model)  # the model may have been called before, and keep something of it
-        known.all |= twins.kinds(twin.model).all
-        left = twins.kinds(model).without(known)
+        known.all |= twins.Kinds(twin.model).all
+        left = twins.Kinds(model).without(known)
     return Twin(twin.model, {name: model.get_submodule(name) for name in left})
 
 
@@ -285,7 +267,7 @@ def parts_outside(twin: Twin, model: PreTrainedModel) -> list[str]:
     forms = _forms(twin, list(twin.others))
     text = text_config(model.config, decoder=True)
     widths = [size for name in ("hidden_size", "intermediate_size") if isinstance(size := getattr(text, name, 0), int)]
-    kinds, proven = twins.kinds(model), set()
+    kinds, proven = twins.Kinds(model), set()
     names: list[str] = []
     for name, module in twin.others.items():
         kind = kinds.by_name[name][0], _likeness(module)
@@ -317,7 +299,7 @@ def _likeness(module: nn.Module) -> tuple[Any, ...]:
 
 
 def _different(kinds: twins.Kinds, twin: Twin, name: str) -> str:
-    wanted, found = kinds.by_name[name], twins.kinds(twin.model).by_name.get(name)
+    wanted, found = kinds.by_name[name], twins.Kinds(twin.model).by_name.get(name)
     if found is None or found[1] is not wanted[1]:
         return f"a {wanted[1].__name__}"
     return ", ".join(sorted({attribute for attribute, _ in wanted[2] ^ found[2]}))
@@ -326,25 +308,16 @@ def _different(kinds: twins.Kinds, twin: Twin, name: str) -> str:
 def _forms(twin: Twin, names: list[str]) -> dict[str, Form]:
     """How the modules of a twin are called that stand where the named ones stand in the model."""
     found: dict[str, Form] = {}
-    handles = []
 
-    def listen(name: str) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            found.setdefault(name, Form(args, dict(kwargs), _TOKENS))
+    def listen(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.setdefault(name, Form(args, dict(kwargs), _TOKENS))
 
-        return hook
-
-    for name in names:
-        try:
-            stand_in = twin.model.get_submodule(name)
-        except AttributeError:  # of a layer that the twin has not: another one is of its kind
-            continue
-        handles.append(stand_in.register_forward_pre_hook(listen(name), with_kwargs=True))
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name in names:
+            with contextlib.suppress(AttributeError):  # of a layer that the twin has not: another one is of its kind
+                stand_in = twin.model.get_submodule(name)
+                hooks.enter_context(stand_in.register_forward_pre_hook(partial(listen, name), with_kwargs=True))
         _call(twin.model)
-    finally:
-        for handle in handles:
-            handle.remove()
     return found
 
 

@@ -17,7 +17,7 @@ from autopack.calls.entry import why_alone
 from autopack.enabling import options
 from autopack.enabling.attach import detach, examine, strip_severed
 from autopack.enabling.handle import Handle, Handles, TrainerHandle, take_back
-from autopack.enabling.settle import renew, settle
+from autopack.enabling.prove import renew, settle
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import releases
 from autopack.inspection.heads import row_head

@@ -1,21 +1,33 @@
-"""Find out whether a model is exact: by what was recorded of this very code, or by an audit of the model itself."""
+"""Look at a model, attach to it and prove it exact: by what was recorded of its code, by a twin or by an audit.
+
+And again where it is no longer what it was.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 
 from transformers import PreTrainedModel
 
+from autopack import registry
 from autopack.auditing.auditor import audit
 from autopack.auditing.budget import Budget, OverBudget, budget_of
 from autopack.auditing.within import audit_within, words_of
-from autopack.enabling.by_twin import proof_by_twin
+from autopack.enabling import twin_calls
+from autopack.enabling.attach import attach, look_at, remove_hooks, strip_severed
+from autopack.enabling.by_twin import first_label_counts_in_twin, proof_by_twin
 from autopack.enabling.reading import LENGTHS, as_float32, callable_part, is_in_its_head, why_padding_is_unknown
+from autopack.enabling.sites import needed_sites
+from autopack.errors import AutopackError
+from autopack.family import Family
+from autopack.inspection.changes import Watch
 from autopack.inspection.provenance import Provenance
 from autopack.proving.twin import NoTwin
 from autopack.runtime.model import EnabledModel, Proof
+from autopack.runtime.scope import MARK
 from autopack.trust.recorded import why_not_recorded
 
 logger = logging.getLogger(__name__)
@@ -23,9 +35,54 @@ BUDGET: Budget | None = None
 """Of an audit of somebody's own model, unless `verify` is "full"; None leaves it to the size of the model."""
 
 
-def prove(
-    model: PreTrainedModel, enabled: EnabledModel, code: Provenance, packs: bool, on_one_rank: bool = False
+def renew(enabled: EnabledModel, packs: bool) -> None:
+    """Look at an enabled model again, which is no longer what it was: mark and hook what it is now, and prove that.
+
+    `packs` says that a call has brought packed rows, for which some of the proof may have waited.
+
+    What cannot be proven is refused by later calls; padded batches then stay as they come.
+    """
+    model, before = enabled.anatomy.entries[0], enabled.anatomy
+    # Hooks are what people put on one rank alone; layers are replaced and wrapped on all of them.
+    only_hooks = enabled.proof.waits or (enabled.watch is not None and enabled.watch.only_hooks())
+    enabled.watch = None  # until it is settled: after an interrupt the next call looks at it again
+    try:
+        strip_severed(model)  # layers that were copied and put into the model
+        family = registry.family_for(model)
+        anatomy, traits = look_at(model, family)
+        for module in [*before.mixing, *before.indifferent]:
+            module.__dict__.pop(MARK, None)
+        inside = set(map(id, anatomy.entries))
+        for module in before.entries:
+            if id(module) not in inside:
+                remove_hooks(module)  # it was taken out of the model
+        enabled.anatomy, enabled.traits = anatomy, traits
+        enabled.lease.renew(partial(needed_sites, enabled.anatomy, family.sites))
+        settle(model, enabled, family, packs, on_one_rank=only_hooks and bool(enabled.groups))
+    except AutopackError as error:
+        reason = f"it was changed after it had been enabled, and cannot be served any more: {error}"
+        enabled.proof = _unproven(reason)
+
+
+def settle(
+    model: PreTrainedModel, enabled: EnabledModel, family: Family, packs: bool = False, on_one_rank: bool = False
 ) -> None:
+    """Attach to a model and prove it; from then on it is watched.
+
+    Where it may be `on_one_rank` alone, of several that gather its parameters together, the model itself is not run.
+    """
+    # Asked when rows first begin alike, or ranks first share them, and then of what the model is.
+    enabled.prefixes_proven_by, enabled.parts_proven_by = twin_calls.why_not_prefixes, twin_calls.why_not_parts
+    enabled.said_by_twins = {}
+    with enabled.settling():
+        enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its audit
+        code = attach(model, enabled, family, lambda level: first_label_counts_in_twin(model, level))
+        _prove(model, enabled, code, packs, on_one_rank)
+        enabled.media_proven_by = None if twin_calls.media_are_recorded(enabled) else twin_calls.why_not_media
+        enabled.watch = Watch(model, code, enabled.anatomy.configs)
+
+
+def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, packs: bool, on_one_rank: bool) -> None:
     """Set the proof of a model that has been attached; `code` says whose code it runs.
 
     Where somebody looks inside, at rows and columns, padded batches keep theirs, whatever is proven. An audit calls
@@ -36,26 +93,22 @@ def prove(
     if code.hook is not None and not packs and enabled.options.verify == "auto":
         enabled.proof = Proof(f"not yet, but when rows are first packed: {code.hook}", waits=True)
     else:
-        _prove(model, enabled, code, on_one_rank)
+        enabled.proof = _proof(model, enabled, code, on_one_rank)
     if code.onlooker is not None and enabled.proof.padded is None and enabled.options.verify != "never":
         enabled.proof = replace(enabled.proof, padded=f"{code.onlooker}, and sees the padded form")
 
 
-def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_one_rank: bool) -> None:
+def _proof(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_one_rank: bool) -> Proof:
     verify, kind = enabled.options.verify, enabled.anatomy.model_type
     if verify == "never":
-        enabled.proof = Proof("not asked for (verify='never')")
-        return
+        return Proof("not asked for (verify='never')")
     unknown = next(iter(code.foreign), code.hook) or why_not_recorded(model)
     if unknown is None and verify == "auto":
-        enabled.proof = Proof(f"by the released leak test of {kind}, in this very code", source="recorded")
-        return
+        return Proof(f"by the released leak test of {kind}, in this very code", source="recorded")
     silent = ""
     if verify == "auto":
         try:
-            own = not code.foreign and code.hook is None
-            enabled.proof = proof_by_twin(model, enabled, str(unknown), own)
-            return
+            return proof_by_twin(model, enabled, str(unknown), own=not code.foreign and code.hook is None)
         except NoTwin as error:
             silent = f"; a twin does not tell, for {error}"
     if on_one_rank:
@@ -64,8 +117,7 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_o
             f"knows whether the others were changed as well ({unknown}{silent}). Change it on every rank and enable it "
             f"after that"
         )
-        enabled.proof = Proof(f"not: {reason}", reason, reason, reason)
-        return
+        return _unproven(reason)
     tested = callable_part(enabled)
     unasked = None
     if tested is not model:
@@ -74,15 +126,16 @@ def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_o
         unknown = next(iter(Provenance(tested).foreign), code.hook) or why_not_recorded(tested)
         if unknown is None and verify == "auto":
             how = f"by the released leak test of {kind}, for the {type(tested).__name__} in it"
-            enabled.proof = Proof(how, padded=unasked, source="recorded")
-            return
+            return Proof(how, padded=unasked, source="recorded")
     because = f"{unknown}{silent}" if verify == "auto" else f"verify={verify!r}"
     said = ("audit", because, "")
-    announce = verify == "auto" and said not in enabled.logged
+    level = logging.WARNING if verify == "auto" and said not in enabled.logged else logging.INFO
     enabled.logged.add(said)
-    enabled.proof = _audited(
-        tested, because, verify, unasked, logging.WARNING if announce else logging.INFO, enabled.anatomy.causal
-    )
+    return _audited(tested, because, verify, unasked, level, enabled.anatomy.causal)
+
+
+def _unproven(reason: str) -> Proof:
+    return Proof(f"not: {reason}", reason, reason, reason)
 
 
 def _audited(model: PreTrainedModel, because: str, verify: str, unasked: str | None, level: int, causal: bool) -> Proof:
@@ -113,11 +166,11 @@ def _audited(model: PreTrainedModel, because: str, verify: str, unasked: str | N
             f"an audit of this very model within {budget} could not tell, since {spent}; verify='full' audits it "
             f"whatever that takes {said}"
         )
-        return Proof(f"not: {reason}", reason, reason, reason)
+        return _unproven(reason)
     except Exception as error:
         # Somebody else's code may raise anything; what cannot be measured is not proven.
         reason = f"its audit raised {type(error).__name__}: {error} {said}"
-        return Proof(f"not: {reason}", reason, reason, reason)
+        return _unproven(reason)
     how = f"by an audit of this very model{within}, worst relative error {report.worst:.1e} {said}{left}"
     # A padded batch without its padding is a packed row, unless the head gets it back as it came.
     inexact = report.padded or (None if is_in_its_head(model, report, causal) else report.packed)

@@ -30,15 +30,13 @@ def callable_part(enabled: EnabledModel) -> PreTrainedModel:
     """The outermost model inside that can be called with tokens by their name: a forward may have others for them."""
     nested = enabled.anatomy.entries
     for module in nested[:-1]:
-        if _is_of_choices(module):
+        if _is_of_choices(module) or not takes_tokens(module):
             continue
-        token = torch.zeros(1, 1, dtype=torch.long)
         try:
             with left_as_found(module), stock(enabled), torch.no_grad():
-                if takes_tokens(module):
-                    token = token.to(device_of(module))
-                    module(input_ids=token, **empty_images(module)(token))
-                    return module
+                token = torch.zeros(1, 1, dtype=torch.long, device=device_of(module))
+                module(input_ids=token, **empty_images(module)(token))
+                return module
         except Exception as error:
             # An encoder-decoder wants tokens for both halves: that is what the audit knows how to give.
             misses_tokens = isinstance(error, TypeError) and "input_ids" in str(error)

@@ -13,7 +13,7 @@ from autopack.calls.loss_site import adapt_loss
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, modules, releases, source
 from autopack.inspection.code_origin import is_own, located
-from autopack.inspection.parts import Anatomy
+from autopack.inspection.modules import Anatomy
 from autopack.mixers.site import adapt_mixer
 from autopack.patching import Site
 from autopack.runtime.scope import mark_of
@@ -39,7 +39,7 @@ def needed_sites(anatomy: Anatomy, of_family: tuple[Site, ...], implementations:
     by_configs = [getattr(config, "_attn_implementation", None) or "eager" for config in configs]
     for implementation in dict.fromkeys([*implementations, *(by_configs if not anatomy.attention else ())]):
         if masks.has_mask_interface() and masks.mask_function(implementation) is not None:
-            sites.append(Site(*masks.mask_mapping(), adapt_mask, key=implementation))
+            sites.append(Site(*masks.MAPPING, adapt_mask, key=implementation))
     if masks.has_mask_interface():
         parameters = ("config", "position_ids")
         sites.append(

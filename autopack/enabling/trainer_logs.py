@@ -91,7 +91,7 @@ class _Clock:
 
     def __init__(self) -> None:
         self._began = self._lap = self._marked = time.perf_counter()
-        self._out = self._out_of_lap = 0.0
+        self._out = 0.0
 
     def mark(self) -> None:
         """A step has ended; what comes next may be left out."""
@@ -99,22 +99,19 @@ class _Clock:
 
     def leave_out(self) -> None:
         """Leave out the time since the last mark."""
-        now = time.perf_counter()
-        self._out += now - self._marked
-        self._out_of_lap += now - self._marked
-        self._marked = now
+        self._out += time.perf_counter() - self._marked
+        self.mark()
 
     def lap(self) -> float:
         """Seconds since the last lap."""
-        now = time.perf_counter()
-        seconds = now - self._lap - self._out_of_lap
-        self._lap = self._marked = now
-        self._out_of_lap = 0.0
+        now = time.perf_counter() - self._out
+        seconds, self._lap = now - self._lap, now
+        self.mark()
         return seconds
 
     @property
     def total(self) -> float:
-        return time.perf_counter() - self._began - self._out
+        return time.perf_counter() - self._out - self._began
 
 
 def numbers(ran: Volume, seconds: float, prefix: str = "", shares: bool = False) -> dict[str, float]:

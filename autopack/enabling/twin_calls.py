@@ -1,53 +1,293 @@
-"""Ask a twin what a model makes of one kind of call, and compare what two calls of it give."""
+"""What a tiny twin says of kinds of calls: rows that begin alike, parts of rows on ranks, documents with media."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import PreTrainedModel
+from transformers import __version__ as release
 
 from autopack.auditing.auditor import TOLERANCE
-from autopack.enabling.by_twin import parts_outside, precisions_of, with_what_is_on
+from autopack.auditing.left_as_found import left_as_found
+from autopack.enabling.by_twin import enabled_like, parts_outside, precisions_of, with_what_is_on
+from autopack.enabling.reading import callable_part
 from autopack.errors import AutopackError
-from autopack.inspection.hooks import hooks_of, is_foreign_hook
+from autopack.inspection.put_on import hooks_of, is_foreign_hook
+from autopack.inspection.randomness import drawing_nothing
+from autopack.layout import IGNORED_LABEL
+from autopack.packing.sequence_parallel import shard_rows
 from autopack.proving import kept
 from autopack.proving import twin as twins
 from autopack.proving.apart import apart
+from autopack.proving.ranks import ThreadGroup, ranks_of_threads, run_together
 from autopack.proving.twin import NoTwin
-from autopack.runtime.model import EnabledModel
+from autopack.registry import first_position
+from autopack.runtime.model import EnabledModel, Labels
+from autopack.runtime.scope import stock
+from autopack.tiny import images, media_rows, sounds, tokens
+from autopack.tiny.images import IMAGE, Document
+from autopack.tiny.sounds import SOUND
+from autopack.tiny.videos import as_videos
+from autopack.trust.data import load
 
 _GRADIENTS = 10
 """Gradients may differ by so many times as much as outputs: sums over all tokens cancel in them."""
 Results = dict[str, torch.Tensor]
 MakeTwin = Callable[[], PreTrainedModel]
 
+_ROWS, _COLUMNS, _PREFIX, _MIDDLE = 4, 26, 12, 7
+"""Rows of a tree and their tokens; what all begin with, and what half of them go on with."""
 
-def why_not(
-    model: PreTrainedModel,
-    enabled: EnabledModel,
-    about: str,
-    ask: Callable[[MakeTwin, torch.dtype], str | None],
+_RANKS = 2
+_LENGTHS = ((7, 60, 29), (50, 11, 35))
+"""Documents of two rows of 96 columns, of which a rank has 48: one is longer than a part, none ends with one."""
+
+_PARTS: tuple[tuple[int | str, ...], ...] = ((3, "medium"), ("medium", 4), (7,), (2, "medium", 3, "medium"))
+"""Runs of text, and media, over and over: some touch across the end of a document, and some documents have none."""
+_MOST = 256
+"""Of more media in a call than this no twin is asked."""
+
+
+# --- Rows that begin alike
+
+
+def why_not_prefixes(model: PreTrainedModel, enabled: EnabledModel) -> str | None:
+    """Why rows that begin alike would not get what stock gives them, were that computed once, in words, or None."""
+
+    def ask(make: MakeTwin, dtype: torch.dtype) -> str | None:
+        twin = make()
+        wanted: Results = {}
+        found: Results = {}
+        with enabled_like(twin, enabled, share="always", unpad="always") as twin_enabled:
+            part, call = callable_part(twin_enabled), _tree(twin)
+            for training in (False, True):
+                with left_as_found(twin):  # without dropout
+                    twin.train(training)
+                    with stock(twin_enabled):
+                        wanted |= _of_tree(part, call, training)
+                    before = _shared(twin_enabled)
+                    found |= _of_tree(part, call, training)
+                    if _shared(twin_enabled) == before:
+                        raise NoTwin("it takes none of the tokens together")
+        return _difference(found, wanted, dtype)
+
+    return _why_not(model, enabled, "prefixes", ask)
+
+
+def _shared(enabled: EnabledModel) -> int:
+    return enabled.tally.training.shared + enabled.tally.evaluation.shared
+
+
+def _tree(model: Any) -> dict[str, torch.Tensor]:
+    """A batch whose rows begin alike, two of them for longer, one of them twice, and one that shares nothing.
+
+    It has no padding, which heads look for in ways of their own.
+    """
+    drawn = tokens(model.config, 1, 4 * _COLUMNS)[0]
+    prefix, middle, rest = drawn.split([_PREFIX, _MIDDLE, len(drawn) - _PREFIX - _MIDDLE])
+    rows = []
+    for number in range(_ROWS):
+        begun = torch.cat([prefix, middle]) if number < _ROWS // 2 else prefix
+        end, rest = rest.split([_COLUMNS - len(begun), len(rest) - _COLUMNS + len(begun)])
+        rows.append(torch.cat([begun, end]))
+    ids = torch.stack([*rows, rest[:_COLUMNS], rows[0]]).to(model.device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _of_tree(model: Any, call: dict[str, torch.Tensor], training: bool) -> Results:
+    """In this mode every output, and the gradients of a sum of them, also with labels where it predicts tokens."""
+    predicts_tokens = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    found: Results = {}
+    for number, given in enumerate([{}, {"labels": call["input_ids"]}] if predicts_tokens else [{}]):
+        output = model(**call, **given, use_cache=False, return_dict=True)
+        found |= _shown(model, _tensors_of(output), f"{number} {training}")
+    return found
+
+
+# --- Parts of rows that ranks share
+
+
+def why_not_parts(model: PreTrainedModel, enabled: EnabledModel, labels: Labels) -> str | None:
+    """Why ranks that share rows would not get what one rank gets of whole rows, in words; None where its twin's do.
+
+    With labels a call asks for a loss too. Those of all parts have to add up: of `num_items_in_batch` tokens where the
+    loss is of shifted labels, else by the tokens that each part counts.
+    """
+
+    def ask(make: MakeTwin, dtype: torch.dtype) -> str | None:
+        wanted = _on_one(make(), enabled, None, labels)
+        groups = ranks_of_threads(_RANKS)
+        models = {group: make() for group in groups}
+        with drawing_nothing(models[groups[0]]):  # what one thread puts back, another may have drawn from
+            parts = run_together(groups, lambda group: _on_one(models[group], enabled, group, labels))
+        return _difference(_together(parts), wanted, dtype)
+
+    return _why_not(model, enabled, f"parts of rows, {labels} labels", ask)
+
+
+def _on_one(twin: PreTrainedModel, like: EnabledModel, group: ThreadGroup | None, labels: Labels) -> Results:
+    """Outputs and gradients of this rank's part; those of whole rows where there is no group."""
+    found: Results = {}
+    with enabled_like(twin, like, sequence_parallel=group) as twin_enabled:
+        if callable_part(twin_enabled) is not twin:
+            raise NoTwin("its own forward cannot be called with tokens and positions by their names")
+        for training, padded in itertools.product((False, True), repeat=2):
+            with left_as_found(twin):  # without dropout
+                twin.train(training)
+                made = _of_part(twin, _rows(twin, labels, padded), group, labels)
+            found |= {f"{name} {training} {padded}": value for name, value in made.items()}
+    return found
+
+
+def _rows(model: Any, labels: Labels, padded: bool) -> dict[str, Any]:
+    """Packed rows; the last document of each is padding, if so."""
+    count, columns = len(_LENGTHS), sum(_LENGTHS[0])
+    ids = tokens(model.config, count, columns).to(model.device)
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in _LENGTHS])
+    batch: dict[str, Any] = {"input_ids": ids}
+    batch["position_ids"] = positions.to(ids) + first_position(model.config)
+    ignored = positions.to(ids) == 0
+    if padded:
+        filled = torch.tensor([columns - row[-1] for row in _LENGTHS])
+        real = torch.arange(columns) < filled[:, None]
+        batch["attention_mask"] = real.to(ids)
+        ignored |= ~real.to(ignored)
+    if labels != "no":
+        batch["labels"] = ids.masked_fill(ignored, IGNORED_LABEL)
+        if labels == "shifted":
+            batch["num_items_in_batch"] = int((~ignored).sum())
+    return batch
+
+
+def _of_part(model: Any, batch: dict[str, Any], group: ThreadGroup | None, labels: Labels) -> Results:
+    shape, mask = batch["input_ids"].shape, batch.get("attention_mask")
+    counted = torch.ones_like(batch["input_ids"]) if mask is None else mask
+    given, share = batch, 1.0
+    if group is not None:
+        given = shard_rows(batch, group.rank, group.ranks, shift_labels=labels == "shifted")
+        if labels == "as they are":  # a mean over the tokens of this part
+            share = int((given["labels"] != IGNORED_LABEL).sum()) / int((batch["labels"] != IGNORED_LABEL).sum())
+    model.zero_grad(set_to_none=True)
+    output = model(**given, use_cache=False, return_dict=True)
+    found: Results = {}
+    whole: Any = 0.0
+    for name, value in _tensors_of(output):
+        if name == "loss":
+            value = value * share
+            whole = whole + value
+        else:
+            # What stands in padding is nobody's.
+            weights = _weights_of((*shape, *value.shape[2:]), value)
+            real = counted.to(value).reshape(*shape, *[1] * (value.dim() - 2)).expand_as(weights)
+            if group is not None:
+                weights, real = group.part(weights, 1), group.part(real, 1)
+            value = value * real
+            whole = whole + (value * weights).sum() / counted.numel()
+        found[name] = value.detach()
+    whole.backward()
+    return {**found, "gradient": _gradients_of(model)}
+
+
+def _together(parts: list[Results]) -> Results:
+    """The outputs of all parts side by side; losses and gradients add up."""
+    by_name = {name: [part[name] for part in parts] for name in parts[0]}
+    return {
+        name: torch.stack(found).sum(0) if name.startswith(("loss ", "gradient ")) else torch.cat(found, dim=1)
+        for name, found in by_name.items()
+    }
+
+
+# --- Documents with media
+
+
+def media_are_recorded(enabled: EnabledModel) -> bool:
+    """Whether a released run has measured documents with the media of its type in the very code of a model."""
+    return enabled.proof.source == "recorded" and release == load()["with"]["transformers"]
+
+
+def why_not_media(model: PreTrainedModel, enabled: EnabledModel, kind: str, count: int) -> str | None:
+    """Why documents with `count` media of a kind may not get what they get alone, in words; None where its twin's do.
+
+    `kind` is "image", "video" or "sound". Norms over a batch stay in evaluation: while they train, such calls raise.
+    """
+
+    if count > _MOST:
+        return f"a call has more than {_MOST} {kind}s or documents, of which no twin is asked"
+
+    def ask(make: MakeTwin, dtype: torch.dtype) -> str | None:
+        twin: Any = make()
+        documents = _documents(twin, kind, count)
+        wanted: Results = {}
+        found: Results = {}
+        with enabled_like(twin, enabled) as twin_enabled:
+            for training in (False, True):
+                with left_as_found(twin):  # without dropout
+                    twin.train(training)
+                    for module in twin.modules():
+                        if isinstance(module, _BatchNorm):
+                            module.eval()
+                    with stock(twin_enabled):
+                        alone = [media_rows.alone(twin, each).logits[0] for each in documents]
+                        wanted |= _of_documents(twin, alone, training)
+                    logits = twin(**media_rows.packed(twin, [documents])).logits
+                    parts = [logits[row, a:b] for _, row, a, b in media_rows.spans([documents])]
+                    found |= _of_documents(twin, parts, training)
+        return _difference(found, wanted, dtype)
+
+    return _why_not(model, enabled, f"documents with {count} {kind}s", ask)
+
+
+def _documents(model: Any, kind: str, count: int) -> list[Document]:
+    """Different documents with media of this kind, as far as the type can be run without: `count`, and as many media.
+
+    Raises `NoTwin` where nobody knows how the type takes them.
+    """
+    if (sounds if kind == "sound" else images).form_of(model) is None:
+        raise NoTwin(f"nobody knows how a tiny {model.config.model_type!r} takes {kind}s")
+    medium = SOUND if kind == "sound" else IMAGE
+    chosen = itertools.islice(itertools.cycle(_PARTS), count)
+    parts = [[medium if part == "medium" else part for part in each] for each in chosen]
+    if kind == "sound":
+        return [sounds.document(model, each, seed=n + 1, frames=sounds.FRAMES) for n, each in enumerate(parts)]
+    parts = [each for each in parts if medium in each or not images.needs_images(model)]
+    found = [images.document(model, each, seed=n + 1) for n, each in enumerate(parts)]
+    return [as_videos(model, each) for each in found] if kind == "video" else found
+
+
+def _of_documents(twin: PreTrainedModel, parts: list[torch.Tensor], training: bool) -> Results:
+    logits = torch.cat(parts)
+    # Some forbid tokens by the least number of a precision, of which no sum has a gradient (Chameleon).
+    shown = logits.where(logits.detach().abs() < torch.finfo(logits.dtype).max / 2, torch.zeros_like(logits))
+    return _shown(twin, [("logits", shown)], f"{training}")
+
+
+# --- What they have in common
+
+
+def _why_not(
+    model: PreTrainedModel, enabled: EnabledModel, about: str, ask: Callable[[MakeTwin, torch.dtype], str | None]
 ) -> str | None:
     """Why a model does not serve one kind of call, as a twin says, in words; None where it does.
 
     `ask` is given a function that makes a twin, and its precision, and returns the reason. What it has said `about` a
     model whose code and hooks are all the library's is kept. Weights of the model have no part in it.
     """
+
+    def answer() -> dict[str, Any]:
+        try:
+            return {"why": apart(lambda: _asked(model, enabled, ask))}
+        except NoTwin as error:
+            return {"why": f"no twin of it tells whether it gives the same: {error}"}
+
     key = None
     hooked = any(is_foreign_hook(hook) for module in model.modules() for hook in hooks_of(module).values())
     if not enabled.runs_other_code and not hooked:
         key = kept.key_of(model, about, enabled.options.backend, enabled.implementations())
-    found = None if key is None else kept.load(key)
-    if found is None:
-        try:
-            found = {"why": apart(lambda: _asked(model, enabled, ask))}
-        except NoTwin as error:
-            found = {"why": f"no twin of it tells whether it gives the same: {error}"}
-        if key is not None:
-            kept.store(key, found)
-    return found["why"]
+    return kept.answered(key, answer)[0]["why"]
 
 
 def _asked(
@@ -73,7 +313,7 @@ def _asked(
     raise NoTwin(f"it raised {type(failure).__name__}: {failure}")
 
 
-def difference(found: Results, wanted: Results, dtype: torch.dtype) -> str | None:
+def _difference(found: Results, wanted: Results, dtype: torch.dtype) -> str | None:
     """What two calls give differently, in words; None where that is rounding."""
     if wanted.keys() != found.keys() or not wanted:
         return "its twin gives other outputs"
@@ -90,20 +330,30 @@ def difference(found: Results, wanted: Results, dtype: torch.dtype) -> str | Non
     return None
 
 
-def tensors_of(output: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors_of(output: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """The floating outputs of a call that have gradients, by name."""
     for name, value in output.items():
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.requires_grad:
             yield name, value
 
 
-def weights_of(shape: tuple[int, ...] | torch.Size, like: torch.Tensor) -> torch.Tensor:
+def _shown(model: PreTrainedModel, outputs: Iterable[tuple[str, torch.Tensor]], when: str) -> Results:
+    """Outputs, and the gradients of a sum of them in which each counts by another number."""
+    held = dict(outputs)
+    model.zero_grad(set_to_none=True)
+    whole: Any = sum((value * _weights_of(value.shape, value)).sum() for value in held.values())
+    whole.backward()
+    shown = {f"{name} {when}": value.detach() for name, value in held.items()}
+    return {**shown, f"gradient {when}": _gradients_of(model)}
+
+
+def _weights_of(shape: tuple[int, ...] | torch.Size, like: torch.Tensor) -> torch.Tensor:
     """Numbers of a shape by which outputs are added up, so that each has a gradient of its own."""
     count = int(torch.Size(shape).numel())
     return torch.linspace(0.5, 1.5, count, device=like.device, dtype=like.dtype).reshape(shape)
 
 
-def gradients_of(model: PreTrainedModel) -> torch.Tensor:
+def _gradients_of(model: PreTrainedModel) -> torch.Tensor:
     """The gradients of all parameters, one after the other; zeros of those that have none."""
     found = [torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in model.parameters()]
     return torch.cat([each.flatten() for each in found])

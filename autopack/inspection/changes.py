@@ -14,36 +14,17 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from autopack.inspection.code_origin import is_of_autopack, is_own, original
-from autopack.inspection.hooks import hooks_of, is_foreign_hook, looks_at_rows, noise_of
 from autopack.inspection.provenance import Provenance
-from autopack.inspection.put_on import functions_on, types_in
+from autopack.inspection.put_on import HOOKS, functions_on, hooks_of, is_foreign_hook, looks_at_rows, noise_of, types_in
 
 _FOLLOWED = frozenset(
-    (
-        "_attn_implementation_internal",
-        "_attn_implementation",
-        "_experts_implementation_internal",
-        "_name_or_path",
-        "_commit_hash",
-        "problem_type",
-        "id2label",
-        "label2id",
-        "architectures",
-        "transformers_version",
-        "use_cache",
-        "return_dict",
-        "_output_attentions",
-        "output_hidden_states",
-        "output_attentions",
-        "output_router_logits",
-    )
+    "_attn_implementation_internal _attn_implementation _experts_implementation_internal _name_or_path _commit_hash "
+    "problem_type id2label label2id architectures transformers_version use_cache return_dict _output_attentions "
+    "output_hidden_states output_attentions output_router_logits".split()
 )
 """Fields of a configuration that calls read themselves, or that no forward reads."""
-
-
-_KINDS_OF_HOOKS = itemgetter("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-
-
+_OF_CHECKPOINTS = frozenset(("use_reentrant", "preserve_rng_state", "determinism_check", "debug"))
+"""Options of torch's checkpoint function that change nothing of what a layer computes."""
 _HOOKS = "its hooks"
 
 
@@ -103,9 +84,9 @@ class Watch:
         """
         if not self.only_hooks():
             return False
-        known = set(self._hooks)
+        known, found = set(self._hooks), set(_hooks(self._modules))
         outside = [module for module in self._modules if not any(module is entry for entry in entries)]
-        return known <= {*_hooks(self._modules)} and {*_hooks(self._modules)} - known <= {*_hooks(outside)}
+        return known <= found and found - known <= {*_hooks(outside)}
 
     def _functions_added(self) -> bool:
         """Whether modules hold functions that they did not. Those that they held are among the places of code."""
@@ -154,7 +135,6 @@ class _Values:
 
 
 def _sizes(modules: list[nn.Module]) -> list[int]:
-    """How much each module holds by itself."""
     return list(map(len, map(vars, modules)))
 
 
@@ -163,13 +143,8 @@ def _functions(modules: list[nn.Module]) -> set[tuple[int, str, int]]:
 
 
 def _hooks(modules: list[nn.Module]) -> list[int]:
-    """The numbers of the forward and backward hooks of modules."""
-    held = map(_KINDS_OF_HOOKS, map(vars, modules))
+    held = map(itemgetter(*HOOKS), map(vars, modules))
     return list(chain.from_iterable(filter(None, chain.from_iterable(held))))
-
-
-_OF_CHECKPOINTS = frozenset(("use_reentrant", "preserve_rng_state", "determinism_check", "debug"))
-"""Options of torch's checkpoint function that change nothing of what a layer computes."""
 
 
 def _only_checkpoints(function: Any) -> bool:
@@ -206,7 +181,6 @@ class _Config:
 
 
 def _fields(config: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a configuration that decide what a model computes, as they are now."""
     return {name: _kept(value) for name, value in config.items() if name not in _FOLLOWED}
 
 

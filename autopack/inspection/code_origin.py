@@ -11,27 +11,31 @@ import functools
 import inspect
 import os
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from types import FunctionType, MethodType
 from typing import Any
 
+import torch
+import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack.inspection.files import HERE, is_kernel_file, is_own_file, is_standard
 from autopack.inspection.source import names_in
 
+HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+MODELING, TORCH = (os.path.dirname(str(package.__file__)) + os.sep for package in (transformers, torch))
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_PACKAGES = ("site-packages", "dist-packages")
+_INTEGRATED = ("peft", "accelerate")
+"""Packages whose code `autopack.integrations` knows, where they are installed and imported."""
+_KERNELS = ("flash_attn", "flash_attn_interface")
+"""Packages that `transformers.modeling_flash_attention_utils` takes its kernels from."""
+
 _TOKEN_WISE: tuple[type, ...] = (
-    nn.Linear,
-    nn.Embedding,
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.Dropout,
-    nn.Identity,
-    nn.ModuleList,
-    nn.ModuleDict,
+    *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.Identity),
+    *(nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict),
 )
-_TOKEN_WISE = (*_TOKEN_WISE, nn.Sequential, nn.ParameterList, nn.ParameterDict)
 """Modules of torch that do the same to every token, or only hold others."""
 _OVER_AN_AXIS = (nn.MultiheadAttention, nn.Softmax, nn.Softmin, nn.LogSoftmax, nn.Softmax2d, nn.GLU)
 _WRAPPERS = ("torch.distributed.", "torch._dynamo.", "torch.nn.parallel.")
@@ -41,6 +45,40 @@ PLAIN |= {"__type_params__", "__annotate_func__", "__annotations_cache__"}  # an
 
 Place = tuple[Mapping[str, Any], str, Any]
 """A mapping, a key, and the code that stands there."""
+
+
+# --- Files
+
+
+def file_of(module: str) -> str | None:
+    """The file of a Python module that has been imported, or None."""
+    return getattr(sys.modules.get(module), "__file__", None)
+
+
+def _is_in(name: str, package: str) -> bool:
+    path = file_of(package)
+    return path is not None and name.startswith(os.path.dirname(path) + os.sep)
+
+
+def is_own_file(name: str) -> bool:
+    """Whether a file is one of transformers, torch, the standard library, or a package that is integrated."""
+    known = name.startswith((MODELING, TORCH, HERE, "<frozen ")) or is_standard(name)
+    return known or any(_is_in(name, package) for package in _INTEGRATED)
+
+
+def is_standard(name: str) -> bool:
+    """Whether a file is one of the standard library."""
+    return name.startswith(_STDLIB) and not any(part in name for part in _PACKAGES)
+
+
+def _is_kernel_file(name: str) -> bool:
+    """Whether a file is one of a package of attention kernels that transformers loads."""
+    found = ((package, file_of(package)) for package in _KERNELS)
+    # Flash-attention 3 is a module of its own, not a package.
+    return any(path and (name == path or (path.endswith("__init__.py") and _is_in(name, p))) for p, path in found)
+
+
+# --- Functions
 
 
 def original(value: Any) -> Any:
@@ -81,6 +119,11 @@ def layers(value: Any) -> Iterator[Any]:
         waiting += [_held(value, name) for name in inner]
 
 
+def innermost(value: Any) -> Any:
+    """What a function has been wrapped around."""
+    return list(layers(value))[-1]
+
+
 def is_own(value: Any) -> bool:
     """Whether all layers of a function come from files of transformers, torch or what is integrated with them."""
     for layer in layers(value):
@@ -100,7 +143,19 @@ def is_own(value: Any) -> bool:
 def is_kernel(value: Any) -> bool:
     """Whether a function is a package's of attention kernels, as that package has it."""
     found = [layer.__code__.co_filename if isinstance(layer, FunctionType) else "" for layer in layers(value)]
-    return any(map(is_kernel_file, found)) and all(is_kernel_file(name) or is_own_file(name) for name in found)
+    return any(map(_is_kernel_file, found)) and all(_is_kernel_file(name) or is_own_file(name) for name in found)
+
+
+def is_from(function: Any, place: tuple[str, ...]) -> bool:
+    """Whether a function, with all that it wraps, is code below a place in a package that has been imported."""
+    package, *parts = place
+    top = file_of(package)
+    if top is None:
+        return False
+    below = os.path.join(os.path.dirname(top), *parts)
+    names = [layer.__code__.co_filename for layer in layers(function) if isinstance(layer, FunctionType)]
+    inside = [name == below or name.startswith(below + os.sep) for name in names]
+    return any(inside) and all(known or is_own_file(name) for name, known in zip(names, inside, strict=True))
 
 
 def passes_on(module: nn.Module, name: str, value: Any) -> bool:
@@ -114,9 +169,22 @@ def passes_on(module: nn.Module, name: str, value: Any) -> bool:
     return others and all(is_own_file(function.__code__.co_filename) for function in functions)
 
 
+def whose(function: Any) -> str:
+    """A function by its name and the place where it was written."""
+    for layer in layers(function):
+        code = getattr(layer, "__code__", None)
+        if code is not None and not is_own_file(code.co_filename):
+            return f"{getattr(layer, '__qualname__', layer)} of {code.co_filename}:{code.co_firstlineno}"
+    inner = innermost(function)
+    return f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
+
+
+# --- Classes
+
+
 def located(cls: type) -> bool:
     """Whether a class is the one that its module holds under its name, from a file that is not somebody else's."""
-    path = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    path = file_of(cls.__module__)
     return path is not None and is_own_file(path) and found_by_name(cls)
 
 
@@ -135,52 +203,16 @@ def located_class(module: nn.Module) -> Any:
 
 def is_of(cls: type, package: str) -> bool:
     """Whether a class is one of an installed package, and the one that it holds under that name."""
-    path = getattr(sys.modules.get(package), "__file__", None)
-    own = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return bool(path and own and own.startswith(os.path.dirname(path) + os.sep)) and found_by_name(cls)
+    return _is_in(file_of(cls.__module__) or "", package) and found_by_name(cls)
 
 
 def is_token_wise(cls: type) -> bool:
     """Whether modules of a class of torch do the same to every token, or only hold others, wherever they stand."""
-    activation = cls.__module__ == "torch.nn.modules.activation" and cls not in _OVER_AN_AXIS
-    return cls in _TOKEN_WISE or (activation and located(cls))
+    return cls in _TOKEN_WISE or (_is_activation(cls) and located(cls))
 
 
-def whose(function: Any) -> str:
-    """A function by its name and the place where it was written."""
-    for layer in layers(function):
-        code = getattr(layer, "__code__", None)
-        if code is not None and not is_own_file(code.co_filename):
-            return f"{getattr(layer, '__qualname__', layer)} of {code.co_filename}:{code.co_firstlineno}"
-    inner = list(layers(function))[-1]
-    return f"{getattr(inner, '__module__', '')}.{getattr(inner, '__qualname__', type(inner).__qualname__)}"
-
-
-def on_instance(module: nn.Module) -> str | None:
-    """What on a single module is somebody else's code: its forward or its loss."""
-    forward = module.__dict__.get("forward")
-    if forward is not None and not is_own(forward):
-        return f"its forward, set on the instance, is {whose(forward)}"
-    kept = module.__dict__.get("_old_forward")
-    if kept is not None and not is_own(kept):
-        return f"the forward that a hook keeps is {whose(kept)}"
-    hook = foreign_hook_of_accelerate(module)
-    if hook is not None:
-        return f"a hook by which accelerate runs it is a {type(hook).__qualname__} of {type(hook).__module__}"
-    loss = module.__dict__.get("_loss_function")
-    if loss is not None and not is_own(loss):
-        return f"its loss_function is {whose(loss)}"
-    return None
-
-
-def foreign_hook_of_accelerate(module: nn.Module) -> Any:
-    """The hook by which accelerate runs a module, or one of several, where its class is not accelerate's; else None."""
-    waiting = [module.__dict__.get("_hf_hook")]
-    for hook in waiting:
-        if hook is not None and not is_of(type(hook), "accelerate"):
-            return hook
-        waiting += getattr(hook, "hooks", ())
-    return None
+def _is_activation(cls: type) -> bool:
+    return cls.__module__ == "torch.nn.modules.activation" and cls not in _OVER_AN_AXIS
 
 
 def out_of_place(cls: Any, above: Any) -> str | None:
@@ -189,21 +221,15 @@ def out_of_place(cls: Any, above: Any) -> str | None:
         return "its class is not transformers' own"
     name = cls.__module__
     if name.startswith("torch.") and not name.startswith(_WRAPPERS):
-        activation = name == "torch.nn.modules.activation" and cls not in _OVER_AN_AXIS
-        named = any(cls.__name__ in names_in(f.__code__) for f in constructors(above))
-        return (
-            None
-            if issubclass(cls, _TOKEN_WISE) or activation or named
-            else f"a {cls.__name__} that {above.__name__} does not make"
-        )
+        if issubclass(cls, _TOKEN_WISE) or _is_activation(cls) or cls.__name__ in _named_by_constructors(above):
+            return None
+        return f"a {cls.__name__} that {above.__name__} does not make"
     if not name.startswith("transformers.models."):
         return None
     namespace = vars(sys.modules[above.__module__])
     if namespace.get(cls.__name__) is cls:
         return None
-    if issubclass(cls, PreTrainedModel) and any(
-        _is_auto(namespace.get(n)) for f in constructors(above) for n in names_in(f.__code__)
-    ):
+    if issubclass(cls, PreTrainedModel) and any(_is_auto(namespace.get(n)) for n in _named_by_constructors(above)):
         return None
     return f"a {cls.__name__}, which {above.__name__} does not make"
 
@@ -211,35 +237,16 @@ def out_of_place(cls: Any, above: Any) -> str | None:
 def constructors(cls: type) -> Iterator[FunctionType]:
     """The constructors of a class and of those that it derives from, without what wraps them."""
     for base in cls.__mro__:
-        inner = list(layers(vars(base)["__init__"]))[-1] if "__init__" in vars(base) else None
+        inner = innermost(vars(base)["__init__"]) if "__init__" in vars(base) else None
         if isinstance(inner, FunctionType):
             yield inner
+
+
+def _named_by_constructors(cls: type) -> set[str]:
+    return {name for constructor in constructors(cls) for name in names_in(constructor.__code__)}
 
 
 def _is_auto(value: Any) -> bool:
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
     return isinstance(value, type) and issubclass(value, _BaseAutoModelClass)
-
-
-def function_of(hook: Any) -> Any:
-    """The function behind a hook, or a bound method."""
-    return hook.__func__ if isinstance(hook, MethodType) else hook
-
-
-def is_from(function: Any, place: tuple[str, ...]) -> bool:
-    """Whether a function, with all that it wraps, is code below a place in a package that has been imported."""
-    package, *parts = place
-    top = getattr(sys.modules.get(package), "__file__", None)
-    if top is None:
-        return False
-    below = os.path.join(os.path.dirname(top), *parts)
-    found = [each for each in layers(function_of(function)) if isinstance(each, FunctionType)]
-    names = [each.__code__.co_filename for each in found]
-    return any(_is_below(name, below) for name in names) and all(
-        _is_below(name, below) or is_own_file(name) for name in names
-    )
-
-
-def _is_below(name: str, place: str) -> bool:
-    return name == place or name.startswith(place + os.sep)

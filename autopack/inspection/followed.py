@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from autopack.inspection.code_origin import Place, is_of_autopack, layers, original
-from autopack.inspection.files import is_own_file, is_standard
+from autopack.inspection.code_origin import Place, file_of, is_of_autopack, is_own_file, is_standard, layers, original
 from autopack.inspection.source import names_in
 
 _MOST = 2000
@@ -68,7 +67,8 @@ class Followed:
             if name in known:
                 self._named(known, name, names)
         for cell in function.__closure__ or ():
-            self._cell(cell)
+            held = _Attribute(cell, "cell_contents")
+            self._follow(held, "cell_contents", held.get("cell_contents"))
 
     def _named(self, known: dict[str, Any], name: str, names: Iterable[str]) -> None:
         value = known[name]
@@ -78,24 +78,15 @@ class Followed:
                 for inner in names:
                     if inner in vars(value) and not isinstance(vars(value)[inner], ModuleType):
                         self._named(vars(value), inner, ())
-        elif _is_code(value):
-            self._note(known, name, original(value))
-            self._waiting.append(value)
-
-    def _cell(self, cell: CellType) -> None:
-        value = _Attribute(cell, "cell_contents").get("")
-        if _is_code(value):
-            self._note(_Attribute(cell, "cell_contents"), "cell_contents", original(value))
-            self._waiting.append(value)
+        else:
+            self._follow(known, name, value)
 
     def _object(self, value: Any) -> None:
         """An object that is called: the functions of its class, and those that it holds itself."""
         self._members(type(value))
         held = getattr(value, "__dict__", {})
         for name in list(held):
-            if _is_code(held[name]):
-                self._note(held, name, original(held[name]))
-                self._waiting.append(held[name])
+            self._follow(held, name, held[name])
 
     def _members(self, cls: type) -> None:
         for base in cls.__mro__:
@@ -104,22 +95,20 @@ class Followed:
             for name, value in vars(base).items():
                 if name.startswith("__") and name not in ("__call__", "__init__", "__getattr__", "__getattribute__"):
                     continue
-                value = getattr(value, "__func__", value)
-                if _is_code(value):
-                    self._note(vars(base), name, original(vars(base)[name]))
-                    self._waiting.append(value)
+                self._follow(vars(base), name, getattr(value, "__func__", value))
+
+    def _follow(self, mapping: Any, name: str, value: Any) -> None:
+        """Note where a function, a class, an object that can be called or a switch stands, and what it calls."""
+        if isinstance(value, bool) or callable(value):
+            self._note(mapping, name, original(mapping.get(name)))
+            self._waiting.append(value)
 
     def _note(self, mapping: Any, name: str, value: Any) -> None:
         self.places.append((mapping, name, value))
 
 
-def _is_code(value: Any) -> bool:
-    """Whether a value is a function, a class or an object that can be called, or a switch."""
-    return isinstance(value, bool) or callable(value)
-
-
 def _is_of_library(value: Any) -> bool:
     """Whether a module or class is one of the libraries that are known here, or of the standard library."""
     name = value.__name__ if isinstance(value, ModuleType) else value.__module__
-    file = getattr(sys.modules.get(name), "__file__", None)
+    file = file_of(name)
     return name in sys.builtin_module_names or (file is not None and (is_own_file(file) or is_standard(file)))

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from autopack.inspection.parameters import forward_codes, parameters_of
+from autopack.inspection import releases
+from autopack.inspection.code_origin import located
+from autopack.inspection.source import forward_codes, parameters_of
 
 _CHOICES = (
     "a row of its batch is one of several choices of a question, (questions, choices, tokens), and nothing in a packed "
@@ -51,8 +53,6 @@ def row_head(model: Any) -> RowHead | None:
     What a class of transformers is, a class derived from it is too, whatever it is called. A name counts only where
     somebody has written such a head anew.
     """
-    from autopack.inspection.code_origin import located
-
     classes = [cls for cls in type(model).__mro__ if "forward" in vars(cls) and hasattr(cls, "config_class")]
     known = [cls for cls in type(model).__mro__ if located(cls)]
     own = any(located(cls) for cls in classes)
@@ -63,8 +63,6 @@ def row_head(model: Any) -> RowHead | None:
 
 def is_head_of_pair(model: Any) -> bool:
     """Whether an encoder-decoder has a head with a result of another kind than its decoder's tokens."""
-    from autopack.inspection import releases
-
     names = set(parameters_of(type(model)).names)
     of_tokens = any(cls.__name__ in releases.seq2seq_class_names() for cls in type(model).__mro__)
     return "decoder_input_ids" in names and bool({"labels", "start_positions"} & names) and not of_tokens

@@ -17,6 +17,8 @@ except ImportError:  # up to 4.52
     masking = None  # type: ignore[assignment]
 
 MASKING_UTILS = "transformers.masking_utils"
+MAPPING = (MASKING_UTILS, "AttentionMaskInterface._global_mapping")
+"""Module and path of the mapping from implementation name to mask function."""
 
 READ = ("batch_size", "kv_length", "mask_function", "attention_mask")
 """What is read of a call of a mask function of transformers'."""
@@ -25,11 +27,6 @@ READ = ("batch_size", "kv_length", "mask_function", "attention_mask")
 def has_mask_interface() -> bool:
     """Whether masks are made by registered functions (4.53 and later)."""
     return hasattr(masking, "AttentionMaskInterface")
-
-
-def mask_mapping() -> tuple[str, str]:
-    """Module and path of the mapping from implementation name to mask function."""
-    return MASKING_UTILS, "AttentionMaskInterface._global_mapping"
 
 
 def mask_function(implementation: str) -> Callable[..., Any] | None:

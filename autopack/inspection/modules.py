@@ -1,4 +1,4 @@
-"""Find, in any model, where attention goes through transformers' interface: by what its code says, not by names."""
+"""What a model is made of, as far as packing is concerned: found by what its code says, hardly ever by names."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -15,12 +16,99 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection.code_origin import found_by_name, located
-from autopack.inspection.parameters import parameters_of
-from autopack.inspection.source import attends_by_itself, class_of, dispatching_functions
+from autopack.inspection.source import (
+    adds_up_mask,
+    attends_by_itself,
+    class_of,
+    dispatching_functions,
+    is_causal,
+    parameters_of,
+)
 
 _OF_TORCH = (nn.Module, nn.Embedding, nn.Linear, nn.LayerNorm, nn.Dropout)
 _QUERIES = "query_embeds"
 _ACROSS = re.compile(r"cross|encdec|(^|\.)(encoder_attn|encoder_decoder_attention)(\.|$)")
+
+
+@dataclass(frozen=True, eq=False)
+class Anatomy:
+    """The parts of one model.
+
+    `entries` are the model and the models inside it that can be called with tokens, the outermost first; `attention`
+    the modules that attend through transformers' interface, and `mixers` those that mix tokens in another way, or count
+    them; `towers` the attention modules of parts that take no tokens, which pack by themselves, `within_token` those
+    that attend within each token or within media; `halves` the encoder and the decoder of a model that has both;
+    `checkpointed` the modules that may hold a gradient checkpointing function; `chunked` those that may take some
+    tokens at a time, as many as their attribute `chunk_size_feed_forward` says, 0 for all; `configs` those that entries
+    and attention modules read. `causal` says whether any attention hides later tokens, `one_way` whether all of it
+    does, `counts_along_mask` whether the model's code adds up a mask to number tokens, `has_row_dependent_rotary`
+    whether rotary frequencies depend on the longest position of a call.
+    """
+
+    model_type: str
+    entries: list[Any]
+    attention: list[nn.Module]
+    mixers: list[nn.Module]
+    towers: list[nn.Module]
+    within_token: list[nn.Module]
+    halves: tuple[nn.Module, nn.Module] | None
+    checkpointed: list[nn.Module]
+    chunked: list[nn.Module]
+    configs: list[PretrainedConfig]
+    causal: bool
+    one_way: bool
+    counts_along_mask: bool
+    has_row_dependent_rotary: bool
+
+    @classmethod
+    def of(
+        cls, model: PreTrainedModel, mixing: Collection[str], attending: Collection[str], within: Collection[str]
+    ) -> Anatomy:
+        """Take a model apart, by names of classes: those that are `mixing`, those of them that are `attending`, and
+        those `within` which all attention is over parts of a token or of media."""
+        models, outer = entries(model), mixers(model, within)
+        inside = {id(part) for module in outer for part in module.modules()}
+        found = attention_modules(model)
+        attention = [module for module in found if id(module) not in inside]
+        configs = configs_of([*models, *attention])
+        causal = [is_causal(module, model.config) for module in [*attention, *mixers(model, attending)]]
+        return cls(
+            model_type=model.config.model_type,
+            entries=models,
+            attention=attention,
+            mixers=mixers(model, mixing),
+            towers=towers(model),
+            within_token=list(dict.fromkeys([*outer, *(module for module in found if id(module) in inside)])),
+            halves=halves(model),
+            checkpointed=checkpointed(model),
+            chunked=[module for module in model.modules() if "chunk_size_feed_forward" in vars(module)],
+            configs=configs,
+            causal=any(causal),
+            one_way=all(causal),
+            counts_along_mask=adds_up_mask(models, configs),
+            has_row_dependent_rotary=bool(row_dependent_rotaries(model)),
+        )
+
+    @property
+    def mixing(self) -> list[nn.Module]:
+        """All modules that mix tokens, or count them."""
+        return [*self.attention, *self.mixers]
+
+    @property
+    def indifferent(self) -> list[nn.Module]:
+        """The modules that attend and mix no tokens of documents."""
+        return [*self.towers, *self.within_token]
+
+    def owns_config(self, config: Any) -> bool:
+        """Whether a config is one that this model's text modules read, or one of a single layer of theirs."""
+        # Configs of single layers are made anew whenever they are asked for, so they have no identity.
+        kinds = [type(own) for own in self.configs if getattr(own, "is_heterogeneous", False)]
+        return any(config is own for own in self.configs) or type(config) in kinds
+
+    def in_decoder(self, module: nn.Module) -> bool | None:
+        """Whether a module is of the decoder (True) or of the encoder (False); None where it is of neither."""
+        found = (bool(decodes) for decodes, half in enumerate(self.halves or ()) if module in set(half.modules()))
+        return next(found, None)
 
 
 def attention_modules(root: nn.Module) -> list[nn.Module]:
@@ -38,15 +126,9 @@ def towers(root: nn.Module) -> list[nn.Module]:
 
 
 def _dispatching(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    known: dict[Any, bool] = {}  # for one walk only: the functions of a class may be replaced
-    found = []
-    for module in modules:
-        cls = class_of(module)
-        if cls not in known:
-            known[cls] = bool(dispatching_functions(cls))
-        if known[cls]:
-            found.append(module)
-    return found
+    walked = list(modules)
+    kinds = {cls for cls in set(map(class_of, walked)) if dispatching_functions(cls)}
+    return [module for module in walked if class_of(module) in kinds]
 
 
 def handed_others_positions(root: PreTrainedModel) -> list[nn.Module]:
@@ -81,15 +163,13 @@ def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:
 
 def attending_by_themselves(root: nn.Module, mixers: Iterable[nn.Module]) -> list[nn.Module]:
     """The modules under `root` that attend in code of their own and are in none of `mixers` or of one another."""
-    known: dict[Any, bool] = {}  # for one walk only: the functions of a class may be replaced
+    walked = list(_text_modules(root))  # outer ones first
+    # A class inside a function cannot be found again by its name, so nothing can stand at its forward.
+    kinds = {c for c in set(map(class_of, walked)) if attends_by_itself(c) and found_by_name(defining_class(c))}
     inside = {id(part) for mixer in mixers for part in mixer.modules()}
     found = []
-    for module in _text_modules(root):  # outer ones first
-        cls = class_of(module)
-        if cls not in known:
-            # A class inside a function cannot be found again by its name, so nothing can stand at its forward.
-            known[cls] = attends_by_itself(cls) and found_by_name(defining_class(cls))
-        if known[cls] and id(module) not in inside:
+    for module in walked:
+        if class_of(module) in kinds and id(module) not in inside:
             found.append(module)
             inside.update(id(part) for part in module.modules())
     return found
@@ -209,7 +289,7 @@ def _text_modules(root: nn.Module) -> Iterator[nn.Module]:
         for child in reversed(list(module.children())):
             if not isinstance(child, PreTrainedModel):
                 waiting.append((child, config))
-            elif takes_tokens(child) or _passes_all_on(child) or _goes_on_with_states(child, config):
+            elif _reads_text(child, config):
                 waiting.append((child, child.config))
 
 
@@ -222,15 +302,12 @@ def takes_tokens(model: nn.Module) -> bool:
     return bool({"input_ids", "inputs_embeds", "decoder_input_ids"} & names) and _QUERIES not in names
 
 
-def _passes_all_on(model: PreTrainedModel) -> bool:
-    """Decoder wrappers of encoder-decoder types: `forward(*args, **kwargs)`."""
-    return not parameters_of(class_of(model)).names
-
-
-def _goes_on_with_states(model: PreTrainedModel, config: Any) -> bool:
-    """A part of a text model that is a model itself: it takes hidden states, and has the same configuration (DeBERTa's
-    encoder, 4.47 to 4.50). Towers have one of their own."""
-    return model.config is config and parameters_of(class_of(model)).names[:1] == ("hidden_states",)
+def _reads_text(model: PreTrainedModel, config: Any) -> bool:
+    """Whether a model inside one of this configuration is a part of what reads its text, and no tower."""
+    names = parameters_of(class_of(model)).names
+    # Decoder wrappers of encoder-decoder types have `forward(*args, **kwargs)`. A part that is a model itself may take
+    # hidden states, and has the same configuration (DeBERTa's encoder, 4.47 to 4.50); towers have one of their own.
+    return takes_tokens(model) or not names or (model.config is config and names[:1] == ("hidden_states",))
 
 
 def configs_of(modules: list[nn.Module]) -> list[PretrainedConfig]:
@@ -249,3 +326,27 @@ def device_of(model: PreTrainedModel) -> torch.device:
     if isinstance(holder, torch.Tensor):  # latents (Perceiver)
         return holder.device
     return next(holder.parameters()).device
+
+
+def pools_single_tokens(module: nn.Module) -> bool:
+    """Whether a backbone hands its pooler the first token of every row."""
+    return isinstance(getattr(module, "pooler", None), nn.Linear)
+
+
+def activation_of(module: nn.Module) -> Any:
+    """What the backbone does to the pooler's output, or None where that is not known."""
+    found = [getattr(module, name, None) for name in ("pooler_activation", "activation")]
+    return next(filter(callable, found), None)
+
+
+def pool_documents(module: Any, output: Any, starts: torch.Tensor) -> Any:
+    """The output of a backbone with the pooled vector (documents, channels) of each document.
+
+    `starts` are the first tokens of the documents in the flattened rows.
+    """
+    activation, pooled = activation_of(module), None  # what it has made of rows is of no document
+    if activation is not None:
+        pooled = activation(module.pooler(output[0].flatten(0, 1).index_select(0, starts)))
+    if isinstance(output, tuple):
+        return (output[0], pooled, *output[2:])
+    return type(output)(**{**output, "pooler_output": pooled})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, ModuleType, WrapperDescriptorType
@@ -15,8 +15,7 @@ from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from autopack.inspection.code_origin import is_from, is_own, original, whose
-from autopack.inspection.files import TORCH, is_own_file
+from autopack.inspection.code_origin import TORCH, file_of, is_from, is_own, is_own_file, original, whose
 
 _SPACES: dict[str, Any] = {
     "torch": torch,
@@ -34,23 +33,14 @@ _IN_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, Modul
 _RUN = ("torch.nn.functional", *(f"torch.nn.modules.{name}" for name in ("activation", "linear", "module", "sparse")))
 """Modules of torch that nearly every model runs."""
 _NEVER = {
-    "torch": frozenset(
-        "compile load save manual_seed seed set_default_dtype set_default_device set_grad_enabled".split()
-    ),
-    "torch.nn.functional": frozenset(),
-    "torch.Tensor": frozenset(
-        "__repr__ __str__ __format__ __reduce_ex__ __deepcopy__ __dir__ numpy tolist item".split()
-    ),
-    "torch.nn.Module": frozenset(
-        "__init__ __repr__ __dir__ __setattr__ __delattr__ __setstate__ add_module register_module register_parameter "
-        "register_buffer apply _apply to cuda cpu half float double bfloat16 train eval requires_grad_ zero_grad "
-        "compile share_memory state_dict load_state_dict _load_from_state_dict _save_to_state_dict".split()
-    ),
+    "torch": "compile load save manual_seed seed set_default_dtype set_default_device set_grad_enabled",
+    "torch.Tensor": "__repr__ __str__ __format__ __reduce_ex__ __deepcopy__ __dir__ numpy tolist item",
+    "torch.nn.Module": "__init__ __repr__ __dir__ __setattr__ __delattr__ __setstate__ add_module register_module "
+    "register_parameter register_buffer apply _apply to cuda cpu half float double bfloat16 train eval requires_grad_ "
+    "zero_grad compile share_memory state_dict load_state_dict _load_from_state_dict _save_to_state_dict",
 }
 """What no forward calls for what it gives: functions that make, load, move, show or compile, which packages replace for
 the whole process (Lightning `torch.compile`, engines how modules are made)."""
-
-
 _SAME = {("torch.nn.functional", "linear"): ("deepspeed", "runtime", "zero", "linear.py")}
 """Functions of engines that give what torch's own give: ZeRO-3's layer keeps no gathered weight for its backward."""
 
@@ -64,28 +54,24 @@ class Process:
 
     def __init__(self, modules: Iterable[str]):
         self._modules = frozenset(modules)
-        self._remember()
+        self._held = _held()
         self.foreign = list(_foreign(self._modules))
-
-    def _remember(self) -> None:
-        self._held = [list(vars(space).values()) for space in _SPACES.values()]
-        self._hooks = [list(hooks.values()) for hooks in _HOOKS]
 
     def changed(self) -> bool:
         """Whether something else of torch is somebody else's now."""
         # Asked at every call: lists compare by identity first, which costs next to nothing.
-        try:
-            hooks = all(list(found.values()) == held for found, held in zip(_HOOKS, self._hooks, strict=True))
-            if hooks and all(
-                list(vars(space).values()) == held for space, held in zip(_SPACES.values(), self._held, strict=True)
-            ):
+        with suppress(Exception):  # what somebody has put there compares as it likes
+            if _held() == self._held:
                 return False
-        except Exception:  # what somebody has put there compares as it likes
-            pass
         if list(_foreign(self._modules)) != self.foreign:
             return True
-        self._remember()
+        self._held = _held()
         return False
+
+
+def _held() -> list[list[Any]]:
+    places: list[Any] = [*_HOOKS, *map(vars, _SPACES.values())]
+    return [list(held.values()) for held in places]
 
 
 def _foreign(modules: frozenset[str]) -> Iterator[str]:
@@ -103,7 +89,7 @@ def _foreign(modules: frozenset[str]) -> Iterator[str]:
                 continue
             if (name, key) in _SAME and is_from(value, _SAME[name, key]):
                 continue
-            if _is_foreign(value) and key not in _NEVER[name] and _is_run(key, modules):
+            if _is_foreign(value) and key not in _NEVER.get(name, "").split() and _is_run(key, modules):
                 yield f"{name}.{key} is {whose(value)} ({id(value)})"
 
 
@@ -111,7 +97,7 @@ def _is_foreign(value: Any) -> bool:
     if isinstance(value, FunctionType):
         file = value.__code__.co_filename
         # torch marks functions as deprecated by a decorator of this package.
-        deprecating = getattr(sys.modules.get("typing_extensions"), "__file__", None)
+        deprecating = file_of("typing_extensions")
         return not is_own_file(file) and file != deprecating and original(value) is value
     if not callable(value) or isinstance(value, type) or type(value).__module__ in ("builtins", "typing"):
         return False
@@ -126,7 +112,7 @@ def _is_run(name: str, modules: frozenset[str]) -> bool:
 @cache
 def _words(module: str) -> frozenset[str]:
     """The words in the source of a module; none where it has no source."""
-    path = getattr(sys.modules.get(module), "__file__", None)
+    path = file_of(module)
     if not path or not path.endswith(".py"):
         return frozenset()
     return frozenset(re.findall(r"\w+", Path(path).read_text(encoding="utf-8")))
@@ -137,8 +123,6 @@ def foreign_mode() -> str | None:
     if not torch._C._len_torch_function_stack() and not torch._C._len_torch_dispatch_stack():
         return None
     modes = [*torch.overrides._get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
-    return next((f"{type(m).__module__}.{type(m).__qualname__}" for m in modes if not _is_known(type(m))), None)
-
-
-def _is_known(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in ("torch", "transformers", "accelerate", "autopack")
+    known = ("torch", "transformers", "accelerate", "autopack")
+    others = (type(mode) for mode in modes if type(mode).__module__.partition(".")[0] not in known)
+    return next((f"{cls.__module__}.{cls.__qualname__}" for cls in others), None)

@@ -10,25 +10,23 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from autopack.inspection import put_on, releases, ulysses
+from autopack.inspection import put_on, releases, sharding
 from autopack.inspection.code_origin import (
+    MODELING,
     PLAIN,
     Place,
-    function_of,
+    innermost,
     is_kernel,
     is_own,
-    layers,
     located,
     located_class,
-    on_instance,
     original,
     out_of_place,
     whose,
 )
-from autopack.inspection.files import MODELING
 from autopack.inspection.followed import Followed
-from autopack.inspection.hooks import hooks_of, is_foreign_hook, looks_at_rows
 from autopack.inspection.process import Process
+from autopack.inspection.put_on import hooks_of, is_foreign_hook, looks_at_rows
 from autopack.inspection.source import names_in
 
 
@@ -79,7 +77,7 @@ class Provenance:
             # What is on a model itself gets the form that it knows there (`autopack.calls.entry`).
             for hook in () if isinstance(module, PreTrainedModel) else hooks_of(module).values():
                 if looks_at_rows(hook, module):
-                    told = f"{said}: a hook on it is {whose(function_of(hook))}"
+                    told = f"{said}: a hook on it is {whose(hook)}"
                     self.onlooker = self.onlooker or told
                     if is_foreign_hook(hook):
                         self.hook = self.hook or told
@@ -92,8 +90,6 @@ class Provenance:
         """What somebody has put on a module that its class does not put there: a function, a tensor of another type."""
         found = None
         for _, name, value in put_on.functions_on(module):
-            if name in put_on.JUDGED_ELSEWHERE:
-                continue
             reason = put_on.why_foreign_function(module, name, value)
             if reason is not None:
                 self._others.append(value)
@@ -103,7 +99,7 @@ class Provenance:
 
     def _registered(self, implementations: tuple[str, ...]) -> None:
         for implementation in implementations:
-            function = ulysses.of_whole_rows(releases.attention_function(implementation))
+            function = sharding.of_whole_rows(releases.attention_function(implementation))
             if function is not None and not self._check(function):
                 self.foreign.append(f"the attention function {implementation!r}: {whose(function)}")
                 self.runs_other_code = True
@@ -113,11 +109,12 @@ class Provenance:
         return self._own(module) or self._hooked(module)
 
     def _own(self, module: nn.Module) -> str | None:
-        return self.of_class(type(module)) or on_instance(module) or self._of_loss(module)
+        return self.of_class(type(module)) or put_on.why_foreign_forward(module) or self._of_loss(module)
 
     @staticmethod
     def _hooked(module: nn.Module) -> str | None:
-        return _of_hooks(module) if isinstance(module, PreTrainedModel) else None
+        hooks = hooks_of(module).values() if isinstance(module, PreTrainedModel) else ()
+        return next((f"a hook on it is {whose(hook)}" for hook in hooks if is_foreign_hook(hook)), None)
 
     def _of_loss(self, module: nn.Module) -> str | None:
         if not isinstance(module, PreTrainedModel) or not (known := releases.losses()):
@@ -162,7 +159,7 @@ class Provenance:
         """
         if not is_own(function):
             return False
-        inner = list(layers(function))[-1]
+        inner = innermost(function)
         if not isinstance(inner, FunctionType) or id(inner) in self._functions:
             return True
         self._functions.add(id(inner))
@@ -200,16 +197,9 @@ def _functions_of(value: Any) -> Iterator[Any]:
 
 def _belongs(function: Any, cls: type) -> bool:
     """Whether a function was defined where it stands, and not for another class."""
-    inner = list(layers(function))[-1]
+    inner = innermost(function)
     if not isinstance(inner, FunctionType) or not inner.__module__.startswith("transformers.models."):
         return True  # what a decorator of the library has put there
     # A class may hold a function of its module under another name, but hardly as its forward.
     here = {f"{cls.__qualname__}.{inner.__name__}", *([inner.__name__] if inner.__name__ != "forward" else ())}
     return inner.__module__ == cls.__module__ and inner.__qualname__ in here
-
-
-def _of_hooks(module: nn.Module) -> str | None:
-    for hook in hooks_of(module).values():
-        if is_foreign_hook(hook):
-            return f"a hook on it is {whose(function_of(hook))}"
-    return None

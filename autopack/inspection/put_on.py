@@ -1,4 +1,4 @@
-"""What has been put on single modules that their classes do not put there: functions, and tensors of other types."""
+"""What has been put on single modules that their classes do not put there: hooks, functions, tensors of other types."""
 
 from __future__ import annotations
 
@@ -10,12 +10,96 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopack.inspection.code_origin import Place, constructors, is_own, layers, located, original, whose
+from autopack.inspection.code_origin import (
+    Place,
+    constructors,
+    innermost,
+    is_from,
+    is_of,
+    is_own,
+    layers,
+    located,
+    original,
+    whose,
+)
 from autopack.inspection.source import names_in
 
-JUDGED_ELSEWHERE = frozenset(("forward", "_old_forward", "_loss_function"))
-"""Functions on a module that `code_origin.on_instance` judges."""
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Where a module keeps its hooks: of each kind a dict by number, which torch gives once in a process."""
+_TAKE_NO_PART = (("deepspeed",), ("wandb", "integration", "torch"))
+"""Places of hooks that leave results as they are: DeepSpeed's engine gathers parameters and counts time, and
+`wandb.watch` records parameters."""
+_NOISE = "neftune_post_forward_hook"
+_FORWARDS = {
+    "forward": "its forward, set on the instance, is",
+    "_old_forward": "the forward that a hook keeps is",
+    "_loss_function": "its loss_function is",
+}
+"""Functions on a module that stand in for what its class would run, in words."""
 _PLAIN = (torch.Tensor, nn.Parameter, type(None))
+
+
+def hooks_of(module: nn.Module) -> dict[int, Any]:
+    """The forward and backward hooks of a module by number."""
+    return {number: hook for kind in HOOKS for number, hook in vars(module)[kind].items()}
+
+
+def is_foreign_hook(hook: Any) -> bool:
+    """Whether a hook is somebody else's, and takes part in what the model computes as far as anybody knows."""
+    return not is_own(hook) and not _takes_no_part(hook)
+
+
+def looks_at_rows(hook: Any, module: nn.Module) -> bool:
+    """Whether a hook on a module may read rows and columns: somebody else's, PEFT's, or NEFTune's.
+
+    NEFTune's noise shrinks with the row, where there is any, and PEFT's (EVA, CorDA) collect what comes to a layer by
+    the mask. One that asks for gradients and nothing else (`output.requires_grad_(True)`, for adapters under
+    checkpointing) does not.
+    """
+    of_peft = any(map(_collects_for_peft, layers(hook)))
+    if is_own(hook) and not of_peft:
+        return getattr(hook, "__name__", None) == _NOISE and noise_of(module) != 0
+    if _takes_no_part(hook):
+        return False
+    code = getattr(hook, "__code__", None)
+    return code is None or code.co_names != ("requires_grad_",) or bool(code.co_freevars)
+
+
+def _takes_no_part(hook: Any) -> bool:
+    return any(is_from(hook, place) for place in _TAKE_NO_PART)
+
+
+def noise_of(module: nn.Module) -> Any:
+    """How much noise NEFTune's hook adds to what a module returns; None where nothing says so."""
+    return vars(module).get("neftune_noise_alpha")
+
+
+def _collects_for_peft(layer: Any) -> bool:
+    """Whether code is PEFT's, but for what hands on an argument for each row, which `integrations.peft` knows."""
+    name = getattr(layer, "__name__", "")
+    return str(getattr(layer, "__module__", "")).startswith("peft.") and "pre_" not in name
+
+
+def foreign_hook_of_accelerate(module: nn.Module) -> Any:
+    """The hook by which accelerate runs a module, or one of several, where its class is not accelerate's; else None."""
+    waiting = [module.__dict__.get("_hf_hook")]
+    for hook in waiting:
+        if hook is not None and not is_of(type(hook), "accelerate"):
+            return hook
+        waiting += getattr(hook, "hooks", ())
+    return None
+
+
+def why_foreign_forward(module: nn.Module) -> str | None:
+    """What on a single module runs in the place of its class's forward or loss, and is somebody else's, in words."""
+    for name, said in _FORWARDS.items():
+        value = module.__dict__.get(name)
+        if value is not None and not is_own(value):
+            return f"{said} {whose(value)}"
+    hook = foreign_hook_of_accelerate(module)
+    if hook is not None:
+        return f"a hook by which accelerate runs it is a {type(hook).__qualname__} of {type(hook).__module__}"
+    return None
 
 
 def functions_on(module: nn.Module) -> Iterator[Place]:
@@ -30,9 +114,12 @@ def why_foreign_function(module: nn.Module, name: str, value: Any) -> str | None
     """What is wrong with a function on a module, in words: somebody else's, or one that its class does not put there.
 
     Functions of torch are many, and some of them mix tokens: the constructor has to name the one that is there.
+    Forwards and losses are judged by `why_foreign_forward`.
     """
+    if name in _FORWARDS:
+        return None
     value = original(value)  # what autopack has put its own around
-    inner = list(layers(value))[-1]
+    inner = innermost(value)
     if isinstance(inner, type):
         return None if located(inner) else f"its {name} is the class {inner.__module__}.{inner.__qualname__}"
     if not is_own(value):

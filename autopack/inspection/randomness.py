@@ -1,10 +1,10 @@
-"""Generators of random numbers that a forward may draw from: torch's, for each kind of device, Python's and numpy's."""
+"""Generators of random numbers that a forward may draw from (torch's, Python's, numpy's), and putting back."""
 
 from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from autopack.inspection.afterwards import afterwards
+
+@contextmanager
+def afterwards(put_back: Callable[[], None]) -> Iterator[None]:
+    """Call `put_back` at the end of the block; where it is interrupted it is called again, not to be left half done."""
+    try:
+        yield
+    finally:
+        try:
+            put_back()
+        except BaseException:
+            put_back()
+            raise
 
 
 def state_of(module: nn.Module) -> list[Any]:

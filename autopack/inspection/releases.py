@@ -37,23 +37,24 @@ def is_own(function: Any) -> bool:
 
 def causal_lm_class_names() -> frozenset[str]:
     """Names of all classes that transformers maps to causal language modelling, image-text-to-text included."""
-    values = [*_classes("CAUSAL_LM").values(), *_classes("IMAGE_TEXT_TO_TEXT").values()]
-    return frozenset(name for value in values for name in ([value] if isinstance(value, str) else value))
+    return _class_names("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT")
 
 
 def seq2seq_class_names() -> frozenset[str]:
     """Names of all classes that transformers maps to a loss over the decoder's tokens, of speech and images too."""
-    tasks = ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT")
+    return _class_names("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT")
+
+
+def _class_names(*tasks: str) -> frozenset[str]:
     values = [value for task in tasks for value in _classes(task).values()]
     return frozenset(name for value in values for name in ([value] if isinstance(value, str) else value))
 
 
 def is_encoder_type(model_type: str) -> bool:
     """Whether transformers has masked-LM, classification or question-answering classes of a type, and of no decoder."""
-    tasks = ["SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING"]
-    if model_type in _classes("CAUSAL_LM"):
-        tasks = []
-    return any(model_type in _classes(task) for task in ("MASKED_LM", *tasks))
+    others = ("SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING")
+    tasks = ("MASKED_LM", *(() if model_type in _classes("CAUSAL_LM") else others))
+    return any(model_type in _classes(task) for task in tasks)
 
 
 def _classes(task: str) -> dict[str, Any]:
@@ -137,12 +138,10 @@ def kernel_parameters(operation: Any) -> frozenset[str]:
     """
     # The package `kernels` makes modules of these functions, and may set another forward.
     function = operation.forward if isinstance(operation, nn.Module) else operation
-    chosen = inspect.getclosurevars(inspect.unwrap(function, stop=_chooses_kernel)).nonlocals
+    chooses = "is_new_implementation"
+    inner = inspect.unwrap(function, stop=lambda f: chooses in getattr(getattr(f, "__code__", None), "co_freevars", ()))
+    chosen = inspect.getclosurevars(inner).nonlocals
     own = not chosen and function.__module__.startswith("transformers.models.")
-    if own or chosen.get("is_new_implementation") is False:
+    if own or chosen.get(chooses) is False:
         return frozenset()
     return frozenset(inspect.signature(chosen.get("implementation", function)).parameters)
-
-
-def _chooses_kernel(function: Any) -> bool:
-    return "is_new_implementation" in getattr(getattr(function, "__code__", None), "co_freevars", ())

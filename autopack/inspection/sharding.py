@@ -10,11 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopack.inspection import releases, ulysses
+from autopack.inspection import releases
 from autopack.inspection.code_origin import original
 
 _OF_SEQUENCES = ("deepspeed", "ring_flash_attn", "yunchang", "xfuser")
 """Packages whose attention functions are for rows that several processes share."""
+_ULYSSES = "deepspeed.runtime.sequence_parallel.ulysses_sp"
+"""Of DeepSpeed's attention over rows that ranks share (ALST): `UlyssesSPAttentionHF.register_with_transformers` puts a
+function around the registered one, which exchanges tokens for heads, calls that for whole rows without a mask, and so
+knows of no documents but by what flash attention makes of positions."""
 Group = Any
 """A process group of torch.distributed, which not every build of torch has."""
 
@@ -54,12 +58,33 @@ def splits_rows(implementations: Iterable[str], training: bool) -> str | None:
         return "torch's context_parallel"
     for name in implementations:
         found = original(releases.attention_function(name))
-        exchange = ulysses.exchange_of(found)
-        if exchange is not None and not ulysses.exchanges_now(exchange, training):
+        exchange = exchange_of(found)
+        if exchange is not None and not exchanges_now(exchange, training):
             continue
         if isinstance(found, FunctionType) and _communicates(found):
             return f"the attention function {found.__module__}.{found.__qualname__}"
     return None
+
+
+def exchange_of(function: Any) -> Any:
+    """DeepSpeed's module behind a registered attention function; None where that is another one, or not as known."""
+    function = original(function)
+    if not isinstance(function, FunctionType) or function.__module__ != _ULYSSES:
+        return None
+    cells = (cell.cell_contents for cell in function.__closure__ or ())
+    found = next((cell for cell in cells if isinstance(cell, nn.Module)), None)
+    return found if hasattr(found, "process_group") and callable(getattr(found, "attn", None)) else None
+
+
+def of_whole_rows(function: Any) -> Any:
+    """The attention function that runs on whole rows: the one around which DeepSpeed has put its own, or itself."""
+    found = exchange_of(function)
+    return function if found is None else original(found.attn)
+
+
+def exchanges_now(exchange: Any, training: bool) -> bool:
+    """Whether DeepSpeed's module shares rows in a call of a model in this mode."""
+    return training or not getattr(exchange, "disable_in_eval", False)
 
 
 def _communicates(function: FunctionType) -> bool:

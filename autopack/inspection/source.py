@@ -1,9 +1,17 @@
-"""What a model's code says of it: whether its loss shifts labels, what attends, whether a mask is added up."""
+"""What a model's code says of it: what its forward takes, whether its loss shifts labels, what attends, and more.
+
+What a forward takes is read from the code that runs, and followed through forwards that only pass on: a thin subclass,
+`def forward(self, *args, **kwargs): return super().forward(*args, **kwargs)`, takes what the class below it takes, and
+so does a class whose forward somebody has wrapped. Nothing of that is remembered by class: a forward may be patched at
+any time.
+"""
 
 from __future__ import annotations
 
 import dis
 import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from types import CodeType, FunctionType
 from typing import Any
@@ -12,7 +20,6 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from autopack.inspection import releases
-from autopack.inspection.parameters import forward_codes, parameters_of
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 _PRODUCTS = {"matmul", "bmm", "baddbmm", "einsum"}
@@ -26,27 +33,86 @@ def class_of(module: nn.Module) -> Any:
     return type(module)
 
 
+def _code_of(cls: Any) -> CodeType:
+    """The code of the forward of a class, without what wraps it."""
+    return inspect.unwrap(cls.forward).__code__
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The parameters of a forward: `names` in order, without `self`, and whether it takes others by `**kwargs`."""
+
+    names: tuple[str, ...]
+    takes_others: bool
+
+
+def parameters_of(cls: Any) -> Parameters:
+    """The parameters that a call of a module of this class may bring.
+
+    Of a forward that hands `*args` or `**kwargs` on to another forward, those of the other are among them.
+    """
+    codes = forward_codes(cls)
+    names = dict.fromkeys(name for code in codes for name in _own_names(code))
+    return Parameters(tuple(names), bool(codes) and bool(codes[-1].co_flags & inspect.CO_VARKEYWORDS))
+
+
+def forward_codes(cls: Any) -> list[CodeType]:
+    """The code of a class's forward, and of those that it hands its arguments on to, in the order in which they run."""
+    found = []
+    for function in _forwards(cls):
+        code = function.__code__
+        found.append(code)
+        takes_any = code.co_flags & (inspect.CO_VARKEYWORDS | inspect.CO_VARARGS)
+        # It hands on what it takes by a name, `super().forward(...)`, or to one that it is wrapped around.
+        if not takes_any or (_own_names(code) and "forward" not in code.co_names and not _inner(function)):
+            break
+    return found
+
+
+def _own_names(code: CodeType) -> tuple[str, ...]:
+    return code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+
+
+def _forwards(cls: Any) -> Iterator[FunctionType]:
+    """Each forward that a class has, the one that runs first; the functions that one is wrapped around follow it."""
+    seen: set[FunctionType] = set()
+    waiting = [vars(base)["forward"] for base in reversed(cls.__mro__) if "forward" in vars(base)]
+    while waiting:
+        forward = waiting.pop()
+        function = inspect.unwrap(getattr(forward, "__func__", forward))
+        if isinstance(function, FunctionType) and function not in seen:
+            seen.add(function)
+            yield function
+            waiting += reversed(_inner(function))
+
+
+def _inner(function: FunctionType) -> list[FunctionType]:
+    """The functions of modules that a forward holds, as a wrapper without `functools.wraps` holds what it wraps."""
+    held = inspect.getclosurevars(function)
+    values = (*held.nonlocals.values(), *held.globals.values())
+    found = [(v, inspect.unwrap(v)) for v in values if inspect.isfunction(v) and v is not function]
+    # Where a kernel stands in the place of a function, the innermost is a module.
+    return [v for v, inner in found if isinstance(inner, FunctionType) and inner.__code__.co_varnames[:1] == ("self",)]
+
+
 def shifts_labels(model: PreTrainedModel) -> bool:
     """Whether the model's own loss compares the prediction at each token with the label of the next one.
 
     Decided by what the loss does: several decoders (whisper, trocr, bart) compare within one column.
     """
-
-    def code(module: nn.Module) -> CodeType:
-        return inspect.unwrap(class_of(module).forward).__code__
-
-    names, variables = names_in(code(model)), code(model).co_varnames
+    code = _code_of(type(model))
+    names, variables = names_in(code), code.co_varnames
     for name in sorted(names):
         method = getattr(type(model), name, None)
         if name.startswith("_") and "loss" in name and isinstance(method, FunctionType):
             names, variables = names | names_in(method.__code__), variables + method.__code__.co_varnames
     if "loss_function" in names:
         loss = getattr(inspect.unwrap(model.loss_function), "__name__", "")
-        is_causal_lm = is_named_causal_lm(type(model))
-        return loss == "ForCausalLMLoss" or (is_causal_lm and not loss.startswith("For"))
+        return loss == "ForCausalLMLoss" or (is_named_causal_lm(type(model)) and not loss.startswith("For"))
     if names & _CROSS_ENTROPY:
         return any("shift" in variable for variable in variables)
-    if any(names_in(code(part)) & _CROSS_ENTROPY for part in model.children() if not isinstance(part, PreTrainedModel)):
+    heads = (class_of(part) for part in model.children() if not isinstance(part, PreTrainedModel))
+    if any(names_in(_code_of(head)) & _CROSS_ENTROPY for head in heads):
         return False  # a head that is given labels compares them with what it is given beside them
     return "labels" in variables and is_named_causal_lm(type(model))
 
@@ -79,7 +145,7 @@ def writes_to_weights(kind: Any) -> bool:
 
 def adds_up_mask(entries: list[PreTrainedModel], configs: list[PretrainedConfig]) -> bool:
     """Whether the models' own code adds up a mask to number tokens, or their rotary positions have sections."""
-    summed = any("cumsum" in names_in(inspect.unwrap(type(entry).forward).__code__) for entry in entries)
+    summed = any("cumsum" in names_in(_code_of(type(entry))) for entry in entries)
     settings = [getattr(config, name, None) for config in configs for name in ("rope_scaling", "rope_parameters")]
     return summed or any("mrope" in str(setting) for setting in settings)
 
@@ -132,9 +198,11 @@ def attends_by_itself(cls: Any) -> bool:
         return False
     codes = [function.__code__ for function in _functions_followed(cls)]
     names = frozenset().union(*map(names_in, codes))
-    multiplies = bool(names & _PRODUCTS) or any(map(_has_matrix_product, codes))
+    steps = (step for code in codes for step in dis.get_instructions(code))
+    # `a @ b` has no name; Python 3.10 has an instruction of its own for it.
+    multiplies = names & _PRODUCTS or any(s.argrepr == "@" or s.opname == "BINARY_MATRIX_MULTIPLY" for s in steps)
     weighs = any(name.lower().endswith("softmax") for name in names) and multiplies
-    return (weighs or bool(names & _KERNELS)) and not dispatching_functions(cls)
+    return bool(weighs or names & _KERNELS) and not dispatching_functions(cls)
 
 
 def knows_of(cls: Any, name: str) -> bool:
@@ -153,7 +221,7 @@ def counts_from_zero(kind: Any) -> bool:
     """Whether an attention class takes positions for numbers within its row: it cuts its table of rotations to as many
     tokens as there are, or hands positions to transformers' flash attention, which finds the row's documents by them.
     """
-    forward = inspect.unwrap(kind.forward).__code__
+    forward = _code_of(kind)
     flash = "_flash_attention_forward" in names_in(forward) and "position_ids" in forward.co_varnames
     return cuts_rotations(kind) or flash
 
@@ -181,11 +249,6 @@ def _functions_followed(cls: Any) -> list[FunctionType]:
     return found
 
 
-def _has_matrix_product(code: CodeType) -> bool:
-    steps = dis.get_instructions(code)
-    return any(step.argrepr == "@" or step.opname == "BINARY_MATRIX_MULTIPLY" for step in steps)
-
-
 def _has_keyword(code: CodeType, name: str) -> bool:
     return any(isinstance(constant, tuple) and name in constant for constant in code.co_consts)
 
@@ -193,7 +256,7 @@ def _has_keyword(code: CodeType, name: str) -> bool:
 @cache
 def hides_pad_in_decoder(cls: Any) -> bool:
     """Whether an encoder-decoder hides padding tokens from its decoder by a mask that its forward makes itself."""
-    code = inspect.unwrap(cls.forward).__code__
+    code = _code_of(cls)
     stored = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_FAST"}
     return "decoder_attention_mask" in stored and "pad_token_id" in names_in(code)
 

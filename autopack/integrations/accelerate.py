@@ -16,7 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from autopack.inspection.code_origin import foreign_hook_of_accelerate, layers, original, passes_on
+from autopack.inspection.code_origin import layers, original, passes_on
+from autopack.inspection.put_on import foreign_hook_of_accelerate
 
 
 class _ByClass:

@@ -16,8 +16,8 @@ import wrapt
 from autopack.errors import UnsupportedModel
 from autopack.family import MixerCall, Way
 from autopack.inspection import torches
-from autopack.inspection.parameters import parameters_of
 from autopack.inspection.sharding import gathers_inside
+from autopack.inspection.source import parameters_of
 from autopack.layout.forms import Frame, Of
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prefixes import Prefixes

@@ -15,7 +15,6 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.inspection.configs import text_config
-from autopack.inspection.heads import row_head
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import (
     COMPLETION_KEYS,
@@ -197,6 +196,8 @@ class PackingCollator:
             found["pad_token_id"] = pad_token_id
         if type(model).__name__.endswith(UNSHIFTED_HEADS):
             found["mask_first_label"] = False
+        from autopack.inspection.heads import row_head  # needs torch, too
+
         if row_head(model) is not None:
             found["labels"] = "given"
         return cls(**(found | options))

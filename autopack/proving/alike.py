@@ -149,19 +149,17 @@ def _layers(config: PretrainedConfig) -> list[Any]:
 
 def _walk(layers: Sequence[Any]) -> list[int]:
     """Layers in an order in which every pair of neighbours occurs, with the first one first, and not many more."""
-    left = list(dict.fromkeys(pairwise(layers)))
+    pairs = dict.fromkeys(pairwise(layers))
+    left = list(pairs)
     where: dict[Any, int] = {}
     for index, layer in enumerate(layers):
         where.setdefault(layer, index)
     path = [layers[0]]
     while left:
-        step = _way_to(path[-1], left, dict.fromkeys(pairwise(layers)))
-        path += step
+        path += _way_to(path[-1], left, pairs)
         left = [pair for pair in left if pair not in set(pairwise(path))]
     if path[-1] != layers[-1]:  # some classes see to it that the last layer is of a certain kind
-        path += _way_to(
-            path[-1], [pair for pair in pairwise(layers) if pair[1] == layers[-1]], dict.fromkeys(pairwise(layers))
-        )
+        path += _way_to(path[-1], [pair for pair in pairs if pair[1] == layers[-1]], pairs)
     while len(path) < min(rules.LAYERS, len(layers)):
         path.append(path[-1])
     return [where[layer] for layer in path]

@@ -23,6 +23,7 @@ _MAKING = (
     *((torch, name) for name in ("empty", "zeros", "ones", "full", "tensor", "arange", "eye")),
 )
 """What libraries replace for the whole process while models are to be made elsewhere or not at all."""
+_CONFIGURED = "_hf_deepspeed_config_weak_ref"
 
 _here = threading.local()
 
@@ -66,18 +67,14 @@ def apart(function: Callable[[], _T]) -> _T:
 @contextlib.contextmanager
 def _as_torch_has_them() -> Iterator[None]:
     """Constructors of torch, and how modules take parameters, as torch has them (accelerate's `init_empty_weights`)."""
-    replaced = []
-    try:
+    with contextlib.ExitStack() as undo:
         for owner, name in _MAKING:
             found = getattr(owner, name)
             own = _innermost(found, name)
             if own is not found:
-                replaced.append((owner, name, found))
+                undo.callback(setattr, owner, name, found)
                 setattr(owner, name, own)
         yield
-    finally:
-        for owner, name, found in replaced:
-            setattr(owner, name, found)
 
 
 def _innermost(function: Any, name: str) -> Any:
@@ -104,20 +101,13 @@ def _innermost(function: Any, name: str) -> Any:
 def _without_zero() -> Iterator[None]:
     """As if no ZeRO-3 were configured: under it, what transformers makes is shared out over ranks at once."""
     settings = sys.modules.get("transformers.integrations.deepspeed")
-    reference = getattr(settings, "_hf_deepspeed_config_weak_ref", None)
+    reference = getattr(settings, _CONFIGURED, None)
     making = sys.modules.get("deepspeed.runtime.zero.partition_parameters")
-    sharing = bool(getattr(making, "zero_init_context", 0))
-    if reference is None and not sharing:
-        yield
-        return
-    if reference is not None:
-        vars(settings)["_hf_deepspeed_config_weak_ref"] = None
-    if sharing:
-        making.shutdown_init_context()  # type: ignore[union-attr]
-    try:
-        yield
-    finally:
-        if sharing:
-            making.restore_init_context()  # type: ignore[union-attr]
+    with contextlib.ExitStack() as undo:
         if reference is not None:
-            vars(settings)["_hf_deepspeed_config_weak_ref"] = reference
+            vars(settings)[_CONFIGURED] = None
+            undo.callback(setattr, settings, _CONFIGURED, reference)
+        if getattr(making, "zero_init_context", 0):
+            making.shutdown_init_context()  # type: ignore[union-attr]
+            undo.callback(making.restore_init_context)  # type: ignore[union-attr]
+        yield

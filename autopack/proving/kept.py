@@ -15,7 +15,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
@@ -27,7 +27,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import version
-from autopack.proving.twin import kinds
+from autopack.proving.twin import Kinds
 
 _NAMES = frozenset(("_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "architectures"))
 """Fields of a configuration that say where it came from."""
@@ -52,6 +52,17 @@ def key_of(model: PreTrainedModel, *asked: Any) -> str | None:
     except _Unnamed:
         return None
     return hashlib.blake2b(json.dumps(told).encode(), digest_size=20).hexdigest()
+
+
+def answered(key: str | None, ask: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any], bool]:
+    """What is kept under a key, or else what `ask` says, which is kept then; and whether it was before."""
+    found = None if key is None else load(key)
+    if found is not None:
+        return found, True
+    found = ask()
+    if key is not None:
+        store(key, found)
+    return found, False
 
 
 def load(key: str) -> dict[str, Any] | None:
@@ -143,14 +154,9 @@ def _begun() -> float:
 
 
 def _sources(root: str) -> Iterator[tuple[str, os.stat_result]]:
-    waiting = [root]
-    while waiting:
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                if entry.name.endswith((".py", ".json", ".gz")):
-                    yield entry.path, entry.stat()
-                elif entry.name != "__pycache__" and entry.is_dir():
-                    waiting.append(entry.path)
+    for folder, _, names in os.walk(root, followlinks=True):
+        paths = (os.path.join(folder, name) for name in names if name.endswith((".py", ".json", ".gz")))
+        yield from ((path, os.stat(path)) for path in paths)
 
 
 def _fields(config: Any) -> Any:
@@ -166,7 +172,7 @@ def _fields(config: Any) -> Any:
 
 def _modules(model: nn.Module) -> Iterator[str]:
     """A line for every module of a model: its place, its class, and what is on it that its code may ask for."""
-    for name, (above, cls, attributes) in kinds(model).by_name.items():
+    for name, (above, cls, attributes) in Kinds(model).by_name.items():
         on_it = sorted(f"{attribute}={_named(value)}" for attribute, value in attributes)
         loss = vars(model.get_submodule(name)).get("_loss_function")
         yield f"{name}: {_named(above)} {_named(cls)} {' '.join(on_it)} {_named(loss)}"

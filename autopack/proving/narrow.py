@@ -7,7 +7,6 @@ layer of a large model takes seconds, and hundreds of megabytes, to be run; one 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,24 +19,12 @@ _WIDE, _NARROW = 256, 96
 """Sizes above the first are divided, and none of them becomes less than the second."""
 
 
-@dataclass(frozen=True)
-class Narrow:
-    """A narrower module and the number by which its sizes are divided."""
+def narrowed(module: nn.Module, widths: Iterable[int] = ()) -> tuple[nn.Module, list[int]] | None:
+    """A narrower copy of a module, in float32 on the CPU with random weights, and what such `widths` are there.
 
-    module: nn.Module
-    divisor: int
-
-    def sizes_of(self, sizes: Iterable[int]) -> list[int]:
-        """What such sizes are here."""
-        return [_divided(size, self.divisor) for size in sizes]
-
-
-def narrowed(module: nn.Module) -> Narrow | None:
-    """A narrower copy of a module, in float32 on the CPU with random weights; None where its sizes have no divisor.
-
-    Sizes that it holds beside its weights (`in_features`, `normalized_shape`) are divided with them. The copy may
-    not run, where its code has sizes of another kind. Weights that are not plain tensors of numbers with a fraction
-    (quantised or shared out) have none.
+    None where its sizes have no divisor. Sizes that it holds beside its weights (`in_features`, `normalized_shape`) are
+    divided with them. The copy may not run, where its code has sizes of another kind. Weights that are not plain
+    tensors of numbers with a fraction (quantised or shared out) have none.
     """
     tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
     if not all(type(t) in (nn.Parameter, torch.Tensor) and t.is_floating_point() for t in tensors.values()):
@@ -55,7 +42,7 @@ def narrowed(module: nn.Module) -> Narrow | None:
             if not name.startswith("_"):
                 part.__dict__[name] = _held(value, divisor)
     randomize(made, 0)
-    return Narrow(made, divisor)
+    return made, [_divided(width, divisor) for width in widths]
 
 
 def _divisor(sizes: set[int]) -> int | None:

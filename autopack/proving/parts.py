@@ -89,12 +89,12 @@ def _drawn(tensor: torch.Tensor) -> torch.Tensor:
 
 def _of_a_narrow_one(module: nn.Module, form: Form | None, widths: Sequence[int]) -> str | None:
     """What is said of a narrower copy; `_NO_STATES` where there is none that runs."""
-    narrow = narrowed(module)
-    if narrow is None:
+    found = narrowed(module, widths)
+    if found is None:
         return _NO_STATES
     try:
-        with torch.enable_grad(), without_noise(narrow.module):  # type: ignore[arg-type]
-            return _tried(narrow.module, form, narrow.sizes_of(widths), _LENGTHS)
+        with torch.enable_grad(), without_noise(found[0]):  # type: ignore[arg-type]
+            return _tried(found[0], form, found[1], _LENGTHS)
     except Exception:  # its code has sizes of another kind, so it is run as wide as it is
         return _NO_STATES
 
@@ -132,11 +132,8 @@ def _tried(module: nn.Module, form: Form | None, widths: Sequence[int], lengths:
     for train in (True, False):
         module.train(train)
         for length in sorted({*lengths, *_own_numbers(module)}):
-            for rows in (1, 3):
-                if rows > 1 and length not in (5, 33):
-                    continue
-                probe = _Probe(module, form, width, rows, length)
-                reason = probe.why_not()
+            for rows in (1, 3) if length in (5, 33) else (1,):
+                reason = _Probe(module, form, width, rows, length).why_not()
                 if reason is not None:
                     mode = "training" if train else "evaluation"
                     return f"{reason} ({rows} x {length} tokens, in {mode})"
@@ -162,9 +159,7 @@ def _whole(value: Any) -> Iterator[int]:
         yield value
 
 
-def _width(
-    module: nn.Module, form: Form | None, widths: Sequence[int]
-) -> tuple[int, list[torch.Tensor]] | tuple[None, list[torch.Tensor]]:
+def _width(module: nn.Module, form: Form | None, widths: Sequence[int]) -> tuple[int | None, list[torch.Tensor]]:
     """The width of states with which a module can be called, and what it gives for five tokens of that width."""
     own = [getattr(module, name, None) for name in ("in_features", "normalized_shape", "hidden_size", "embedding_dim")]
     named = [each[-1] if isinstance(each, (tuple, list)) else each for each in own if each]
@@ -198,8 +193,7 @@ class _Probe:
         self.narrow = max([t.shape[-1] for t in _tensors(self.form)], default=width)
         self.width = width
         self.generator = torch.Generator().manual_seed(tokens * 10 + rows)
-        drawn = [self._drawn(v) for v in (*self.form.args, *self.form.kwargs.values())]
-        self.given = drawn
+        self.given = [self._drawn(v) for v in (*self.form.args, *self.form.kwargs.values())]
 
     def _drawn(self, value: Any) -> Any:
         """A value of the call for so many tokens, and the axis of the tokens; others as they are, without one."""
@@ -213,24 +207,20 @@ class _Probe:
         if value.is_floating_point() and shape[-1] == self.narrow and axis != value.dim() - 1:
             shape[-1] = self.width
         shape[axis] = self.tokens
-        if axis > 0:
-            shape[0] = self.rows
-        else:
-            shape[0] = self.rows * self.tokens
+        shape[0] = self.rows if axis > 0 else self.rows * self.tokens
         if value.is_floating_point():
             made = torch.randn(shape, generator=self.generator).to(self.device, self.dtype)
         else:
             index = torch.randint(form.tokens, (shape[axis],), generator=self.generator)
-            made = value.cpu().index_select(axis, index)
-            made = made.expand(shape).contiguous().to(self.device)
+            made = value.cpu().index_select(axis, index).expand(shape).contiguous().to(self.device)
         return made, axis
 
     def outputs(self, given: Sequence[tuple[Any, int | None]] | None = None) -> list[torch.Tensor]:
         """The tensors that the module gives, by its outputs in order."""
         values = [value for value, _ in (self.given if given is None else given)]
-        names = list(self.form.kwargs)
-        kwargs = dict(zip(names, values[len(self.form.args) :], strict=True))
-        found = list(_flat(self.module(*values[: len(self.form.args)], **kwargs)))
+        count = len(self.form.args)
+        kwargs = dict(zip(self.form.kwargs, values[count:], strict=True))
+        found = list(_flat(self.module(*values[:count], **kwargs)))
         if not found:
             raise ValueError("it gives no tensor")
         return found
@@ -258,12 +248,8 @@ class _Probe:
         return isinstance(value, torch.Tensor) and value.is_floating_point() and axis is not None
 
     def _slopes(self, given: Any, outputs: Any, weights: Any) -> list[torch.Tensor | None]:
-        states = [v for v, a in given if self._is_state(v, a)]
-        wanted = [(o, w) for o, w in zip(outputs, weights, strict=True) if o.requires_grad]
-        if not states or not wanted:
-            return [None] * len(states)
-        total = sum((o * w).sum() for o, w in wanted)
-        return list(torch.autograd.grad(total, states, allow_unused=True))
+        """The gradients of the states that are given."""
+        return _gradients(outputs, weights, [v for v, a in given if self._is_state(v, a)])
 
     def _replaced(
         self, given: Any, outputs: Any, weights: Any, slopes: Any, axes: Any, token: int, scale: float
@@ -293,12 +279,11 @@ class _Probe:
         for what, before, after, axis in pairs:
             if before.shape != after.shape:
                 return f"replacing one token changes the shape of what it gives, to {tuple(after.shape)}"
-            moved = (before.detach().double() - after.detach().double()).abs()
+            moved, deviation = _moved(before, after), _deviation(before)
             _at(moved, axis, token).zero_()
-            least = float(before.detach().double().std(correction=0)) or 1.0
-            if not math.isfinite(least):
+            if not math.isfinite(deviation):
                 return "it gives what is no number"
-            worst = float(moved.max()) / least
+            worst = float(moved.max()) / deviation
             if not worst <= _SAME * torch.finfo(self.dtype).eps:
                 return f"replacing one token changes {what} by {worst:.1e} of the deviation"
         return None
@@ -308,7 +293,7 @@ class _Probe:
         cut = max(1, self.tokens // 3)
         parameters = [p for p in self.module.parameters() if p.requires_grad and p.is_floating_point()]
         # By outputs of their own: kernels that save memory (Liger's) write over what their backward needs.
-        whole = self._of_parameters(self.outputs(given), weights, parameters)
+        whole = _gradients(self.outputs(given), weights, parameters)
         summed: list[torch.Tensor | None] = [None] * len(parameters)
         bound = _BOUNDS[self.dtype]
         stretches = [(row, a, b) for row in range(self.rows) for a, b in ((0, cut), (cut, self.tokens)) if b > a]
@@ -321,13 +306,13 @@ class _Probe:
                 share.append(_stretch(weight, axis, row, first, end, self))
                 if piece.shape != wanted.shape:
                     return f"it gives {tuple(piece.shape)} for some tokens alone, {tuple(wanted.shape)} among others"
-                scale = float(output.detach().double().std(correction=0)) or 1.0
-                if not math.isfinite(scale):
+                deviation = _deviation(output)
+                if not math.isfinite(deviation):
                     return "it gives what is no number"
-                worst = float((piece.detach().double() - wanted.detach().double()).abs().max()) / scale
+                worst = float(_moved(piece, wanted).max()) / deviation
                 if not worst <= bound:
                     return f"{end - first} tokens by themselves get another result, by {worst:.1e} of the deviation"
-            for number, slope in enumerate(self._of_parameters(alone, share, parameters)):
+            for number, slope in enumerate(_gradients(alone, share, parameters)):
                 if slope is not None:
                     before = summed[number]
                     summed[number] = slope if before is None else before + slope
@@ -337,18 +322,27 @@ class _Probe:
                     return "the gradient of a parameter is there for some lengths only"
                 continue
             scale = float(together.double().abs().max()) or 1.0
-            worst = float((together.double() - apart.double()).abs().max()) / scale
+            worst = float(_moved(together, apart).max()) / scale
             if not worst <= 10 * bound:
                 return f"a parameter {tuple(parameter.shape)} gets another gradient from all tokens, by {worst:.1e}"
         return None
 
-    @staticmethod
-    def _of_parameters(outputs: Any, weights: Any, parameters: list[nn.Parameter]) -> list[torch.Tensor | None]:
-        wanted = [(o, w) for o, w in zip(outputs, weights, strict=True) if o.requires_grad]
-        if not wanted or not parameters:
-            return [None] * len(parameters)
-        total = sum((o * w).sum() for o, w in wanted)
-        return list(torch.autograd.grad(total, parameters, allow_unused=True))
+
+def _gradients(outputs: Any, weights: Any, of: list[Any]) -> list[torch.Tensor | None]:
+    """The gradients of a weighted sum of outputs; None where there is none."""
+    wanted = [(o, w) for o, w in zip(outputs, weights, strict=True) if o.requires_grad]
+    if not wanted or not of:
+        return [None] * len(of)
+    return list(torch.autograd.grad(sum((o * w).sum() for o, w in wanted), of, allow_unused=True))
+
+
+def _moved(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    return (before.detach().double() - after.detach().double()).abs()
+
+
+def _deviation(value: torch.Tensor) -> float:
+    """By which differences are judged."""
+    return float(value.detach().double().std(correction=0)) or 1.0
 
 
 def _flat(output: Any) -> Iterator[torch.Tensor]:

@@ -17,55 +17,42 @@ _PATIENCE = 60.0
 """Seconds after which a thread no longer waits for the others."""
 
 
-class _Exchange:
-    """Where the threads hand each other what they have."""
+class ThreadGroup(RowGroup):
+    """The ranks as one of the threads sees them; `laid_out` is where they hand each other what they have."""
 
-    def __init__(self, ranks: int):
-        self.ranks = ranks
-        self.barrier = threading.Barrier(ranks, timeout=_PATIENCE)
-        self._laid_out: list[Any] = [None] * ranks
+    of_processes = False
 
-    def of_all(self, rank: int, value: Any) -> list[Any]:
+    def __init__(self, barrier: threading.Barrier, laid_out: list[Any], rank: int):
+        super().__init__((barrier, rank))
+        self.barrier, self._laid_out, self._rank = barrier, laid_out, rank
+
+    def _of_all(self, value: Any) -> list[Any]:
         """What every rank has brought, in their order."""
-        self._laid_out[rank] = value
+        self._laid_out[self._rank] = value
         self.barrier.wait()
         found = list(self._laid_out)
         self.barrier.wait()
         return found
 
-
-class ThreadGroup(RowGroup):
-    """The ranks as one of the threads sees them."""
-
-    of_processes = False
-
-    def __init__(self, exchange: _Exchange, rank: int):
-        super().__init__((exchange, rank))
-        self._exchange, self._rank = exchange, rank
-
-    def give_up(self) -> None:
-        """Have the others wait no longer."""
-        self._exchange.barrier.abort()
-
     @property
     def ranks(self) -> int:
-        return self._exchange.ranks
+        return len(self._laid_out)
 
     @property
     def rank(self) -> int:
         return self._rank
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self._exchange.of_all(self._rank, values))
+        return torch.stack(self._of_all(values))
 
     def swap(self, parts: torch.Tensor) -> torch.Tensor:
-        return torch.stack([each[self._rank] for each in self._exchange.of_all(self._rank, parts.detach())])
+        return torch.stack([each[self._rank] for each in self._of_all(parts.detach())])
 
 
 def ranks_of_threads(count: int) -> list[ThreadGroup]:
     """So many ranks that share rows."""
-    exchange = _Exchange(count)
-    return [ThreadGroup(exchange, rank) for rank in range(count)]
+    barrier, laid_out = threading.Barrier(count, timeout=_PATIENCE), [None] * count
+    return [ThreadGroup(barrier, laid_out, rank) for rank in range(count)]
 
 
 def run_together(groups: list[ThreadGroup], function: Callable[[ThreadGroup], _T]) -> list[_T]:
@@ -78,7 +65,7 @@ def run_together(groups: list[ThreadGroup], function: Callable[[ThreadGroup], _T
         try:
             return function(group)
         except BaseException:
-            group.give_up()
+            group.barrier.abort()
             raise
 
     with ThreadPoolExecutor(len(groups), thread_name_prefix="autopack") as pool:

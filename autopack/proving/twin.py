@@ -19,16 +19,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import tiny
-from autopack.inspection.code_origin import (
-    foreign_hook_of_accelerate,
-    is_of,
-    is_own,
-    is_token_wise,
-    layers,
-    original,
-    passes_on,
-)
-from autopack.inspection.files import TORCH
+from autopack.inspection.code_origin import TORCH, is_of, is_own, is_token_wise, layers, original, passes_on
+from autopack.inspection.put_on import foreign_hook_of_accelerate
 from autopack.inspection.source import names_in
 from autopack.proving.alike import alike
 from autopack.tiny.weights import randomize
@@ -75,7 +67,7 @@ class Twin:
 
     def counterpart(self, model: PreTrainedModel, name: str) -> nn.Module | None:
         """The module of the twin that stands for one of the whole: at its place, or else of its kind."""
-        wanted, found = kinds(model).by_name.get(name), kinds(self.model).by_name
+        wanted, found = Kinds(model).by_name.get(name), Kinds(self.model).by_name
         same = [n for n, kind in found.items() if kind == wanted]
         chosen = name if name in same or (name in found and not same) else next(iter(same), None)
         return None if chosen is None else self.model.get_submodule(chosen)
@@ -88,7 +80,7 @@ def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any =
     """
     cls = own_class(model)
     words, code = configuration.describe(model.config), Code(model)
-    whole = kinds(model)
+    whole = Kinds(model)
     why: str | None = None
     best: Twin | None = None
     try:
@@ -99,7 +91,7 @@ def of(model: PreTrainedModel, dtype: torch.dtype = torch.float64, device: Any =
             if missing is not None:
                 why = why or f"its class makes another configuration of a tiny one: {missing}"
                 continue
-            others = whole.without(kinds(twin))
+            others = whole.without(Kinds(twin))
             if best is None or len(others) < len(best.others):
                 best = Twin(twin, {name: model.get_submodule(name) for name in others})
             if not others:
@@ -189,7 +181,7 @@ def _check_count(model: nn.Module) -> None:
 
 
 class Kinds:
-    """The kinds of the modules of a model: those that wrap others at run time are looked through."""
+    """The kinds of the modules of a model as it is now: those that wrap others at run time are looked through."""
 
     def __init__(self, model: nn.Module):
         self.by_name: dict[str, Kind] = {}
@@ -213,7 +205,8 @@ class Kinds:
         for name, kind in self.by_name.items():
             if kind in known.all or any(name == other or name.startswith(f"{other}.") for other in found):
                 continue
-            if not is_token_wise(kind[1]) or _has_functions(kind):
+            holds_functions = any(not isinstance(word, (bool, str, type(None))) for _, word in kind[2])
+            if not is_token_wise(kind[1]) or holds_functions:
                 found.append(name)
                 if not name:
                     break
@@ -227,15 +220,6 @@ def _flattened(model: nn.Module) -> set[tuple[int, str]]:
         info for each in flat for kind in ("_param_infos", "_shared_param_infos") for info in getattr(each, kind, ())
     ]
     return {(id(info.module), info.param_name) for info in infos}
-
-
-def kinds(model: nn.Module) -> Kinds:
-    """The kinds of the modules of a model as it is now."""
-    return Kinds(model)
-
-
-def _has_functions(kind: Kind) -> bool:
-    return any(not isinstance(word, (bool, str, type(None))) for _, word in kind[2])
 
 
 def _written(function: Any) -> Any:

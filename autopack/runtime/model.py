@@ -16,11 +16,10 @@ from torch.utils.hooks import RemovableHandle
 from autopack.errors import OutsideForward
 from autopack.family import Family
 from autopack.inspection.changes import Watch
-from autopack.inspection.modules import configs_of
-from autopack.inspection.parameters import parameters_of
-from autopack.inspection.parts import Anatomy
+from autopack.inspection.modules import Anatomy, configs_of
 from autopack.inspection.positions import Numbering
 from autopack.inspection.sharding import Group
+from autopack.inspection.source import parameters_of
 from autopack.layout.packed import PackedLayout
 from autopack.patching import ProcessLock, SiteLease
 from autopack.runtime.padding_read import PaddingRead

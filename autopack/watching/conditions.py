@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from autopack.auditing.left_as_found import without_noise
 from autopack.inspection import torches
-from autopack.inspection.afterwards import afterwards
+from autopack.inspection.randomness import afterwards
 from autopack.runtime.model import EnabledModel
 
 

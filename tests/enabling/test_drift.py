@@ -19,7 +19,7 @@ from torch import nn
 import autopack
 from autopack import UnsupportedModel, patching, tiny
 from autopack.enabling.attach import examine
-from autopack.enabling.settle import renew
+from autopack.enabling.prove import renew
 from autopack.enabling.sites import needed_sites
 from autopack.errors import SiteDrift
 from autopack.patching import Site, install, uninstall

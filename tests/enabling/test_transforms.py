@@ -10,7 +10,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import autopack
 from autopack import tiny
-from autopack.inspection.parameters import parameters_of
+from autopack.inspection.source import parameters_of
 from tests.conftest import FLOAT64, LEAK, alone, error, gradients, llama, positions, spans, token_ids
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")

@@ -10,7 +10,7 @@ import transformers
 
 import autopack
 from autopack import tiny
-from autopack.inspection.parameters import parameters_of
+from autopack.inspection.source import parameters_of
 from tests.encoder_decoder.pairs import LOGITS, Alone, Pairs, covered
 
 pytestmark = [covered, pytest.mark.usefixtures("nothing_left_behind")]

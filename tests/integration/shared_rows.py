@@ -15,7 +15,7 @@ import torch.distributed as dist
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import autopack
-from autopack.inspection import ulysses
+from autopack.inspection import sharding
 from autopack.runtime.row_group import RowGroup
 from tests.integration import alst, own_code
 from tests.integration.documents import documents, run_alone
@@ -166,7 +166,8 @@ def _by_deepspeed(order: str, kind: str = "llama") -> dict[str, Any]:
         whole = run_packed_rows(model, batch)
         autopack.disable(other)
         autopack.disable(model)
-        restored = ALL_ATTENTION_FUNCTIONS["sdpa"] is standing and not hasattr(ulysses.exchange_of(standing).attn, OURS)
+        within = sharding.exchange_of(standing).attn
+        restored = ALL_ATTENTION_FUNCTIONS["sdpa"] is standing and not hasattr(within, OURS)
         plain.train()
     finally:
         ALL_ATTENTION_FUNCTIONS._local_mapping.clear()

@@ -10,7 +10,7 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.enabling import media_by_twin
+from autopack.enabling import twin_calls
 from autopack.tiny import images, media_rows, sounds
 from autopack.tiny.images import IMAGE
 from autopack.tiny.sounds import SOUND
@@ -108,7 +108,7 @@ def test_what_begins_with_a_later_image_is_found_by_a_twin_with_as_many(beyond):
 
 
 def test_of_more_than_a_twin_is_asked_of_is_refused(monkeypatch):
-    monkeypatch.setattr(media_by_twin, "_MOST", 8)
+    monkeypatch.setattr(twin_calls, "_MOST", 8)
     model = written("llava", inner_of("llava"), "get_image_features", mixes=False)
     found = [images.document(model, (IMAGE, 3), seed=n) for n in range(9)]
     assert apart(model, found[:8]) <= FLOAT32

@@ -66,13 +66,12 @@ class Normed(nn.Module):
 def test_sizes_are_divided_and_the_module_is_left_as_it_was():
     module = Normed()
     before = {name: (id(p), p.shape) for name, p in module.named_parameters()}
-    found = narrowed(module)
-    assert found.divisor == 16
-    assert found.sizes_of([2048, 4096, 64]) == [128, 256, 64]
-    assert type(found.module) is Normed
-    assert (found.module.up.in_features, found.module.up.out_features) == (128, 256)
-    assert found.module.norm.normalized_shape == (128,)
-    assert found.module(torch.randn(1, 3, 128)).shape == (1, 3, 128)
+    found, widths = narrowed(module, [2048, 4096, 64])
+    assert widths == [128, 256, 64]
+    assert type(found) is Normed
+    assert (found.up.in_features, found.up.out_features) == (128, 256)
+    assert found.norm.normalized_shape == (128,)
+    assert found(torch.randn(1, 3, 128)).shape == (1, 3, 128)
     assert {name: (id(p), p.shape) for name, p in module.named_parameters()} == before
     assert module.up.in_features == 2048
 
@@ -101,7 +100,7 @@ def test_one_that_mixes_tokens_is_not(module):
 
 def test_one_that_does_not_run_narrow_is_run_as_it_is():
     OfHeads.seen.clear()
-    assert narrowed(OfHeads()).module.project.in_features == 128
+    assert narrowed(OfHeads())[0].project.in_features == 128
     assert why_not_token_wise(OfHeads()) is None
     assert 1024 in OfHeads.seen
 
