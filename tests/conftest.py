@@ -125,7 +125,7 @@ def gradient_error(found: list[torch.Tensor], expected: list[torch.Tensor]) -> f
 
 
 def collected() -> None:
-    """Have every model that was enabled and dropped leave its sites, one too that was collected during a compilation."""
+    """Have every model that was enabled and dropped leave its sites, one collected during a compilation too."""
     from autopack import patching
 
     gc.collect()

@@ -20,9 +20,9 @@ from autopack.proving.twin import NoTwin
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock
 from autopack.tiny import images, media_rows, sounds
-from autopack.tiny.images import IMAGE, Document
+from autopack.tiny.images import IMAGE, as_videos
+from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
-from autopack.tiny.videos import as_videos
 from autopack.trust.data import load
 
 _PARTS: tuple[tuple[int | str, ...], ...] = ((3, "medium"), ("medium", 4), (7,), (2, "medium", 3, "medium"))

@@ -31,7 +31,7 @@ from autopack.inspection.code_origin import (
 from autopack.inspection.files import TORCH
 from autopack.inspection.source import names_in
 from autopack.proving.alike import alike
-from autopack.tiny.weights import randomize
+from autopack.tiny.models import randomize
 from autopack.trust import configuration
 from autopack.trust.recorded import Code
 
