@@ -79,7 +79,7 @@ def _documents(twin: PreTrainedModel, kind: str, count: int) -> list[Document]:
     Raises `NoTwin` where nobody knows how the type takes them.
     """
     model: Any = twin
-    if (sounds if kind == "sound" else images).form_of(model) is None:
+    if media_rows.form_of(model, "sounds" if kind == "sound" else "images") is None:
         raise NoTwin(f"nobody knows how a tiny {model.config.model_type!r} takes {kind}s")
     medium = SOUND if kind == "sound" else IMAGE
     chosen = itertools.islice(itertools.cycle(_PARTS), count)
