@@ -104,15 +104,10 @@ class Model:
 
     def _find_labels(self) -> Labels | None:
         self.stock.eval()
-        longest = max(range(len(self.pool.documents)), key=lambda n: len(self.pool.documents[n]))
-
-        def run(labels: dict[str, torch.Tensor]) -> Any:
-            return self.runner.stock({**self.pool.by_itself(longest), **labels, **self.without_router})
-
         try:
             with torch.no_grad():
                 alone = [fields_of(self.runner.stock(self.pool.by_itself(n))) for n in range(len(self.pool.documents))]
-            found, _ = find_labels(self.stock, self.pool, alone, run, ignore_boundaries=False)
+            found, _ = find_labels(self.stock, self.pool, alone, self.runner.stock, ignore_boundaries=False)
         except Exception:
             return None  # calls without labels say what stock raises
         return ignoring(found, self.spec.seed) if found is not None and self.spec.ignored else found
