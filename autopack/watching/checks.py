@@ -27,7 +27,7 @@ from autopack.inspection import media
 from autopack.inspection.randomness import state_of
 from autopack.runtime.buffers import Buffers
 from autopack.watching import influence
-from autopack.watching.conditions import Precision, unnoticed
+from autopack.watching.conditions import precisions, unnoticed
 from autopack.watching.document import CannotTell, Document, PaddedBatch, document_of
 
 logger = logging.getLogger(__name__)
@@ -96,6 +96,12 @@ class Checked:
         self.leaks += leak is not None
         return leak
 
+    def _told(self, checked: str) -> str:
+        """What was `checked`, in words, with the leaks and what was not."""
+        leaking = f", {self.leaks} leaking" if self.leaks else ""
+        skipped = (f"{count} skipped: {reason}" for reason, count in self.skipped.most_common())
+        return "; ".join([checked + leaking, *skipped])
+
     def _skip(self, call: Call, reason: str) -> None:
         if not self.skipped[reason]:
             logger.warning("autopack could not check a call of %s: %s", call.name, reason)
@@ -142,7 +148,7 @@ class _Runs:
         one = dict(call.arguments if document is None else document.arguments)
         if weighs:
             one.pop(_ITEMS, None)
-        with Precision() as precision:
+        with precisions() as dtypes:
             if call.found is not None:
                 call.found.renew()
             before, buffers = state_of(module), Buffers(module)
@@ -159,8 +165,8 @@ class _Runs:
                 self.reason = f"running a document alone raised {type(error).__name__}: {error}"
                 return
         self.alone, self.found = fields_of(alone), fields_of(unread(output))
-        self.tolerance = max((_TOLERANCE.get(dtype, 1e-4) for dtype in precision.dtypes), default=1e-4)
-        self.loss_tolerance = max(self.tolerance, *(LOSS_TOLERANCE.get(d, 1e-3) for d in precision.dtypes), 1e-3)
+        self.tolerance = max((_TOLERANCE.get(dtype, 1e-4) for dtype in dtypes), default=1e-4)
+        self.loss_tolerance = max(self.tolerance, *(LOSS_TOLERANCE.get(d, 1e-3) for d in dtypes), 1e-3)
         if document is not None and draws and self._differs(fields_of(again)):
             self.reason = "its forward draws random numbers that autopack cannot switch off"
         if weighs or whole:
