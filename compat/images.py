@@ -15,12 +15,13 @@ from autopack.errors import AutopackError
 from autopack.inspection.media import holds_media
 from autopack.inspection.source import parameters_of, shifts_labels
 from autopack.tiny import images
-from autopack.tiny.images import IMAGE, Document
+from autopack.tiny.images import IMAGE
+from autopack.tiny.images import as_videos as as_videos
+from autopack.tiny.media_rows import Document
 from autopack.tiny.media_rows import alone as alone
 from autopack.tiny.media_rows import numbered as numbered
 from autopack.tiny.media_rows import packed as packed
 from autopack.tiny.media_rows import spans as spans
-from autopack.tiny.videos import as_videos as as_videos
 
 # The first ends where the next begins with an image: blocks of image tokens touch. One document has none.
 DOCUMENTS: tuple[tuple[int | str, ...], ...] = ((3, IMAGE), (IMAGE, 4), (7,), (2, IMAGE, 3, IMAGE, 4))

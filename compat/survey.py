@@ -36,7 +36,7 @@ from autopack.enabling.reading import LENGTHS
 from autopack.inspection import releases
 from autopack.inspection.heads import row_head
 from autopack.proving import twin
-from autopack.tiny.weights import randomize
+from autopack.tiny.models import randomize
 from autopack.trust import configuration
 from autopack.trust.own import class_name
 from compat import survey_results as results

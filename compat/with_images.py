@@ -8,7 +8,7 @@ import torch
 
 from autopack import registry, tiny
 from autopack.auditing.auditor import TOLERANCE
-from autopack.tiny import images
+from autopack.tiny import media_rows
 from compat.images import alone, compare, documents, refusal, takes_media
 from compat.standins import set_implementation
 
@@ -20,7 +20,7 @@ def with_images(model: Any, task: str, dtype: torch.dtype) -> dict[str, Any]:
     if "image" not in registry.media_of(model.config.model_type):
         found = refusal(model)
         return {"images": "refused" if found else "LEAK", "images reason": found, "images worst": "no error"}
-    assert images.form_of(model), f"{model.config.model_type} is said to be covered with images"
+    assert media_rows.form_of(model), f"{model.config.model_type} is said to be covered with images"
     stock = tiny.build(model.config.model_type, task=task, dtype=dtype)
     cast(stock, dtype)
     set_implementation(stock, model.config._attn_implementation)

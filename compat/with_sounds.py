@@ -11,8 +11,8 @@ import autopack
 from autopack import registry, tiny
 from autopack.auditing.auditor import TOLERANCE
 from autopack.errors import AutopackError
-from autopack.tiny import sounds
-from autopack.tiny.images import Document
+from autopack.tiny import media_rows, sounds
+from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
 from compat.images import alone, compare
 
@@ -44,7 +44,7 @@ def with_sounds(build: Callable[..., Any], model_type: str, dtype: torch.dtype) 
         stock = build(**sounds.overrides(model_type))
     except tiny.CannotBuild as error:
         return {"sounds": "unbuildable", "sounds reason": error.reason}
-    if sounds.form_of(stock) is None:
+    if media_rows.form_of(stock, "sounds") is None:
         return {}
     model = build(**sounds.overrides(model_type))
     with autopack.enable(model, verify="never"):

@@ -107,12 +107,21 @@ def _questions(model: PreTrainedModel, run: Run) -> Iterator[tuple[dict[str, Any
     picked = torch.arange(_ROWS * _COLUMNS) * 7 % len(allowed)
     tokens = allowed[picked].reshape(_ROWS, _COLUMNS).to(device_of(model))
     for arguments in _inputs(model, tokens):
-        width = _width(run, arguments)
-        labels = tokens if width is None else tokens % max(width, 2)
-        yield arguments, labels
-        if (codebooks := codebooks_of(model)) is not None:
-            yield arguments, labels[..., None].expand(-1, -1, codebooks).contiguous()
-        yield arguments, (labels % 2).to(next(p.dtype for p in model.parameters() if p.is_floating_point()))
+        yield from ((arguments, labels) for labels in labels_of(model, tokens, _width(run, arguments)))
+
+
+def labels_of(model: PreTrainedModel, tokens: torch.Tensor, width: int | None) -> Iterator[torch.Tensor]:
+    """Labels of one per token (rows, columns), in the forms in which a model may take them: classes, of which it has
+    `width`, or those of each codebook, or numbers."""
+    labels = tokens if width is None else tokens % max(width, 2)
+    yield labels
+    if (codebooks := codebooks_of(model)) is not None:
+        yield labels[..., None].expand(-1, -1, codebooks).contiguous()
+    yield (labels % 2).to(_dtype_of(model))
+
+
+def _dtype_of(model: PreTrainedModel) -> torch.dtype:
+    return next(p.dtype for p in model.parameters() if p.is_floating_point())
 
 
 def _inputs(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[dict[str, Any]]:
@@ -123,9 +132,8 @@ def _inputs(model: PreTrainedModel, tokens: torch.Tensor) -> Iterator[dict[str, 
             yield {"input_ids": tokens, "decoder_input_ids": tokens}
         size = getattr(model.config, "hidden_size", None) or getattr(model.config, "d_model", None)
         if isinstance(size, int):
-            dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
             states = torch.randn(_ROWS, 4, size, generator=torch.Generator().manual_seed(0))
-            yield {"encoder_outputs": (states.to(tokens.device, dtype),), "decoder_input_ids": tokens}
+            yield {"encoder_outputs": (states.to(tokens.device, _dtype_of(model)),), "decoder_input_ids": tokens}
     if "decoder_input_ids" not in names:
         yield {"input_ids": tokens}
 

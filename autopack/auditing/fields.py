@@ -21,6 +21,8 @@ _NO_RESULTS = re.compile(rf"{'|'.join(CACHES)}|attention_mask|image_hidden_state
 which are measured on their own."""
 _FEW = 16
 """Fewer values than this say nothing of how far others of their kind would lie apart."""
+_VALUES = 1 << 24
+"""Values that are widened at a time: logits of a long document in float64 would need more memory than the model."""
 
 Fields = dict[str, torch.Tensor]
 """Tensors of one output, or of one document, by dotted name."""
@@ -193,23 +195,38 @@ class Sides:
 
 
 def scales_of(documents: list[Fields]) -> dict[str, float]:
-    """The standard deviation of each field over all documents: what errors are relative to; 1 for whole numbers.
+    """What errors are relative to: for each field `scale_of` all documents; 1 for whole numbers."""
+    return {
+        name: scale_of([document[name] for document in documents]) if value.is_floating_point() else 1.0
+        for name, value in documents[0].items()
+    }
+
+
+def scale_of(parts: Sequence[torch.Tensor]) -> float:
+    """The standard deviation of all values of some floating tensors.
 
     A few values, such as one label of every document, may lie close together by chance; theirs are relative to their
     size too, as rounding is. What stands for minus infinity, as in Chameleon's logits of image tokens, does not count.
     """
-    scales = {}
-    for name in documents[0]:
-        if not documents[0][name].is_floating_point():
-            scales[name] = 1.0
-            continue
-        values = torch.cat([document[name].detach().double().flatten() for document in documents])
-        values = values[values.abs() < torch.finfo(documents[0][name].dtype).max / 2]
-        spread = float(values.std()) if values.numel() > 1 else 0.0
-        if 0 < values.numel() < _FEW:
-            spread = max(spread, float(values.square().mean().sqrt()))
-        scales[name] = spread or float(values.abs().max() if values.numel() else 0.0) or 1.0
-    return scales
+    count, mean, spread, largest = 0, 0.0, 0.0, 0.0
+    for chunk in (chunk for part in parts if part.numel() for chunk in chunks(part)):
+        values = chunk[chunk.abs() < torch.finfo(parts[0].dtype).max / 2]
+        if more := values.numel():
+            variance, middle = (float(each) for each in torch.var_mean(values, correction=0))
+            apart = middle - mean
+            spread += variance * more + apart**2 * count * more / (count + more)
+            count, mean = count + more, mean + apart * more / (count + more)
+            largest = max(largest, float(values.abs().max()))
+    deviation = math.sqrt(spread / max(count, 1))
+    size = math.hypot(deviation, mean) if count < _FEW else 0.0
+    return max(deviation, size) or largest or 1.0
+
+
+def chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A tensor (rows, ...) in double precision, some rows at a time, as (rows, values)."""
+    flat = tensor.detach().reshape(len(tensor) if tensor.dim() else 1, -1)
+    for part in flat.split(max(1, _VALUES // max(1, flat.shape[1]))):
+        yield part.double()
 
 
 def errors_between(found: list[Fields], expected: list[Fields], scales: Mapping[str, float]) -> list[tuple[float, str]]:

@@ -23,63 +23,31 @@ from torch.autograd.graph import GradientEdge
 _ROUNDINGS = 4
 
 
-@dataclass
-class Whole:
-    """The gradients of all parameters of one backward pass, in their order."""
-
-    held: list[torch.Tensor]
-
-    def are_finite(self) -> bool:
-        """Whether all of them are numbers."""
-        return all(bool(each.isfinite().all()) for each in self.held)
-
-    def is_like(self, other: Whole) -> bool:
-        """Whether they have the shapes of others, and are shared out over processes where those are.
-
-        What FSDP has gathered for one backward pass it may have shared out again before the next.
-        """
-        pairs = zip(self.held, other.held, strict=True)
-        return all(a.shape == b.shape and type(a) is type(b) for a, b in pairs)
-
-    def error(self, expected: Whole) -> float:
-        """How far they are from what is expected, as `gradient_error` says."""
-        return gradient_error(self.held, expected.held)
-
-
 def gradients(total: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
     """The gradient of every parameter; zero where it has none."""
     # Documents alone are in the graphs of several call modes.
     return list(torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True, materialize_grads=True))
 
 
-def gradient_error(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+def gradient_error(found: list[torch.Tensor], expected: list[torch.Tensor], beside: float = 0.0) -> float:
     """Largest difference of a parameter's gradient, relative to the largest entry of that parameter's gradient."""
-    errors = differences(
-        [float((f - e).abs().max()) for f, e in zip(found, expected, strict=True)],
-        [float(e.abs().max()) for e in expected],
-        [e.dtype for e in expected],
-    )
-    return worst_of(errors)
+    apart = [float((f - e).abs().max()) for f, e in zip(found, expected, strict=True)]
+    return _worst(apart, [float(e.abs().max()) for e in expected], [e.dtype for e in expected], beside)
 
 
-def differences(
-    found: Sequence[float], sizes: Sequence[float], dtypes: Sequence[torch.dtype], beside: float = 0.0
-) -> list[float]:
-    """Differences of gradients relative to the sizes of the latter; `beside` is the size of one that is not among them.
+def _worst(found: Sequence[float], sizes: Sequence[float], dtypes: Sequence[torch.dtype], beside: float = 0.0) -> float:
+    """The largest of some differences of gradients, relative to the sizes of these; 0 where there is none, and infinite
+    where one is no number. `beside` is the size of a gradient that is not among them.
 
     Gradients that are zero but for rounding (biases that a softmax or norm cancels) count relative to the largest
     instead. What a few roundings of the parameter's own dtype make is no difference: some models keep single parameters
     in bfloat16 (Apertus), whatever the dtype of the others.
     """
     least = 1e-2 * max([beside, *sizes])
-    return [
+    errors = [
         difference / (max(size, least) or 1.0) - _ROUNDINGS * torch.finfo(dtype).eps
         for difference, size, dtype in zip(found, sizes, dtypes, strict=True)
     ]
-
-
-def worst_of(errors: Sequence[float]) -> float:
-    """The largest error, 0 where there is none; infinite where one is no number."""
     return max([0.0, *errors]) if all(error == error for error in errors) else float("inf")
 
 
@@ -104,8 +72,13 @@ class Projections:
         return all(bool(value.isfinite().all()) for held in (self.kept, self.projected) for value in held.values())
 
     def is_like(self, other: Projections) -> bool:
-        """Whether they can be compared with others: always, for parameters that are plain."""
-        return len(self.parameters) == len(other.parameters)
+        """Whether they have the shapes of others, and are shared out over processes where those are.
+
+        What FSDP has gathered for one backward pass it may have shared out again before the next.
+        """
+        pairs = [(self.kept[n], other.kept[n]) for n in self.kept.keys() & other.kept.keys()]
+        alike = all(a.shape == b.shape and type(a) is type(b) for a, b in pairs)
+        return len(self.parameters) == len(other.parameters) and alike
 
     def error(self, expected: Projections) -> float:
         """How far they are from what is expected, as `gradient_error` says; those that are projected by their norm.
@@ -116,14 +89,9 @@ class Projections:
         projected = sorted(self.projected.keys() & expected.projected.keys())
         norms = [float(expected.projected[n].norm()) / _RANK for n in projected]
         entries = [norm / self.parameters[n].numel() ** 0.5 for n, norm in zip(projected, norms, strict=True)]
-        of_kept = differences(
-            [float((self.kept[n] - expected.kept[n]).abs().max()) for n in kept],
-            [float(expected.kept[n].abs().max()) for n in kept],
-            [self.parameters[n].dtype for n in kept],
-            max(entries, default=0.0),
-        )
+        of_kept = gradient_error([self.kept[n] for n in kept], [expected.kept[n] for n in kept], max([0.0, *entries]))
         apart = [float((self.projected[n] - expected.projected[n]).norm()) / _RANK for n in projected]
-        return worst_of([*of_kept, *differences(apart, norms, [self.parameters[n].dtype for n in projected])])
+        return max(of_kept, _worst(apart, norms, [self.parameters[n].dtype for n in projected]))
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,14 @@ def left_as_found(model: PreTrainedModel) -> Iterator[None]:
 
 def noise_of(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
     """The rates of dropout and its like that are not zero: module, name of its attribute, value."""
+    words = ("dropout", "layerdrop", "jitter", "drop_path", "noise_alpha")
     attributes = [(module, name, value) for module in model.modules() for name, value in vars(module).items()]
-    return [found for found in attributes if isinstance(found[2], float) and found[2] and _is_noise(*found[:2])]
+    return [
+        (module, name, value)
+        for module, name, value in attributes
+        if isinstance(value, float) and value
+        if (name == "p" if isinstance(module, nn.modules.dropout._DropoutNd) else any(word in name for word in words))
+    ]
 
 
 @contextlib.contextmanager
@@ -126,8 +132,3 @@ def _put_back(module: nn.Module, names: set[str], before: dict[str, Any]) -> Non
     for name, value in before.items():
         if vars(module).get(name, _ABSENT) is not value and name not in module._parameters:
             module.__dict__[name] = value
-
-
-def _is_noise(module: nn.Module, name: str) -> bool:
-    named = any(word in name for word in ("dropout", "layerdrop", "jitter", "drop_path", "noise_alpha"))
-    return name == "p" if isinstance(module, nn.modules.dropout._DropoutNd) else named

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,14 +10,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from autopack.auditing.asking import argument_names, codebooks_of, first_label_counts, loss_of
+from autopack.auditing.asking import argument_names, first_label_counts, labels_of, loss_of
 from autopack.auditing.cases import Call, Case
 from autopack.auditing.fields import Fields, Sides
 from autopack.layout import IGNORED_LABEL
 
 LABELS = ("labels", "start_positions", "end_positions")
-Run = Callable[[dict[str, torch.Tensor]], Any]
-"""Runs stock on the longest document alone, with labels; raises whatever it raises."""
+Run = Callable[[dict[str, Any]], Any]
+"""Runs stock with arguments; raises whatever it raises."""
 
 
 @dataclass
@@ -89,7 +88,7 @@ def find_labels(
     model: PreTrainedModel,
     case: Case,
     alone: list[Fields],
-    run: Run,
+    stock: Run,
     ignore_boundaries: bool,
     call: Callable[..., Any] | None = None,
 ) -> tuple[Labels | None, str | None]:
@@ -98,50 +97,46 @@ def find_labels(
     `alone` is what the documents get alone; `ignore_boundaries` says that the caller masks the first labels of packed
     documents, as collators do for stock. `call` calls the model, where calls of it are to be counted.
     """
-    number = max(range(len(case.documents)), key=lambda i: len(case.documents[i]))
+    number = max(range(len(case.documents)), key=lambda i: len(case.documents[i]))  # the longest
+
+    def refusal(made: list[dict[str, torch.Tensor]]) -> str | None:
+        given = {**case.by_itself(number), **made[number], **case.without_router}
+        return _refusal(model, lambda: stock(given))
+
     counts_first = first_label_counts(model, call)
     said: str | None = None
     if counts_first is not None:
         for made in _per_token(model, case, alone):
-            said = _refusal(model, run, made[number])
+            said = refusal(made)
             if said is None:
                 skipped = 0 if counts_first else 1
                 counts = [len(document) - skipped for document in case.documents]
                 return Labels(made, counts, True, ignore_boundaries and not counts_first, not counts_first), None
     else:
-        said = (
-            _refusal(model, run, next(_per_token(model, case, alone))[number]) or "its loss heeds no label of a token"
-        )
+        said = refusal(next(_per_token(model, case, alone))) or "its loss heeds no label of a token"
         for made in _per_row(case, alone):
-            if _refusal(model, run, made[number]) is None:
+            if refusal(made) is None:
                 return Labels(made, [1] * len(made), False), None
     if not argument_names(model) & set(LABELS):
         return None, None
     return None, said or "stock gives no loss for labels of one per token, of one per row, or of a start and an end"
 
 
-def _refusal(model: PreTrainedModel, run: Run, labels: dict[str, torch.Tensor]) -> str | None:
-    """What stock says of these labels; None where it gives a loss."""
+def _refusal(model: PreTrainedModel, run: Callable[[], Any]) -> str | None:
+    """What stock says of a call with labels; None where it gives a loss."""
+    before = getattr(model.config, "problem_type", None)
     try:
         with warnings.catch_warnings():
             # Torch compares shapes that do not fit by repeating one of them, and warns.
             warnings.filterwarnings("error", message="Using a target size")
-            with _problem_type_kept(model):
-                loss = loss_of(run(labels))
+            loss = loss_of(run())
     except Exception as error:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return "it gives no loss" if loss is None else None
-
-
-@contextlib.contextmanager
-def _problem_type_kept(model: PreTrainedModel) -> Iterator[None]:
-    # A loss that finds none writes its guess there, and labels of another form are tried afterwards.
-    before = getattr(model.config, "problem_type", None)
-    try:
-        yield
     finally:
+        # A loss that finds none writes its guess there, and labels of another form are tried afterwards.
         if getattr(model.config, "problem_type", None) != before:
             model.config.problem_type = before
+    return "it gives no loss" if loss is None else None
 
 
 def _width(alone: list[Fields], lengths: list[int], per_token: bool) -> int | None:
@@ -158,12 +153,8 @@ def _width(alone: list[Fields], lengths: list[int], per_token: bool) -> int | No
 
 def _per_token(model: PreTrainedModel, case: Case, alone: list[Fields]) -> Iterator[list[dict[str, torch.Tensor]]]:
     width = _width(alone, case.lengths, per_token=True)
-    tokens = [document[None] if width is None else document[None] % max(width, 2) for document in case.documents]
-    yield [{"labels": each} for each in tokens]
-    if (codebooks := codebooks_of(model)) is not None:
-        yield [{"labels": each[..., None].expand(-1, -1, codebooks).contiguous()} for each in tokens]
-    dtype = next(iter(alone[0].values())).dtype
-    yield [{"labels": (each % 2).to(dtype)} for each in tokens]
+    for form in zip(*(labels_of(model, document[None], width) for document in case.documents), strict=True):
+        yield [{"labels": labels} for labels in form]
 
 
 def _per_row(case: Case, alone: list[Fields]) -> Iterator[list[dict[str, torch.Tensor]]]:

@@ -50,16 +50,9 @@ class PackedRuns:
 
     def find_labels(self) -> tuple[Labels | None, str | None]:
         """Labels that stock's loss takes, or why there are none; None for a model without a loss."""
-        call = MODES["default"](self.case)
-        alone = [fields_of(output) for output in self._alone(self.case, call)]
-        number = max(range(len(self.case.documents)), key=lambda i: len(self.case.documents[i]))
-
-        def run(labels: dict[str, torch.Tensor]) -> Any:
-            return self.runner.stock({**self.case.by_itself(number), **labels, **self.case.without_router})
-
-        with self.runner.as_stock():
-            enabled = self.runner.enabled
-            return find_labels(self.runner.model, self.case, alone, run, enabled is None, self.runner.run)
+        runner, alone = self.runner, self.alone()
+        with runner.as_stock():
+            return find_labels(runner.model, self.case, alone, runner.stock, runner.enabled is None, runner.run)
 
     def alone(self) -> list[Fields]:
         """What stock gives every document by itself."""

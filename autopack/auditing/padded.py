@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from autopack.auditing.asking import loss_of
 from autopack.auditing.cases import MODES, PADDED_MODES, Case, NoReference
 from autopack.auditing.fields import Fields, Sides, WrongShape, errors_between, fields_of, scales_of
+from autopack.auditing.gradients import Projections
 from autopack.auditing.losses import Labels, expected_losses, relative_error
 from autopack.auditing.report import ROUTER, ModeResult
 from autopack.auditing.running import Runner, weighted_sum
@@ -27,12 +29,18 @@ class _Answer:
     fields: Fields
     documents: list[Fields]
     loss: torch.Tensor | None
-    gradients: Any = None
-    """Those of the total, where they were made before the graph was dropped."""
+    gradients: Projections | None = None
+    """Those of the total, where they have been made."""
 
     def total(self, scales: dict[str, float]) -> torch.Tensor | None:
         """What is differentiated: the loss, or a weighted sum of all results where there is none."""
         return weighted_sum(self.documents, scales) if self.loss is None else self.loss
+
+    def drop_graph(self) -> None:
+        """Keep values alone."""
+        self.fields = {name: value.detach() for name, value in self.fields.items()}
+        self.documents = [{n: value.detach() for n, value in each.items()} for each in self.documents]
+        self.loss = None if self.loss is None else self.loss.detach()
 
 
 class PaddedRuns:
@@ -69,8 +77,8 @@ class PaddedRuns:
             raise NoReference(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
         if any(bool(value.isnan().any()) for document in expected.documents for value in document.values()):
             raise NoReference("stock gives values that are no numbers")
-        if differentiate and self.runner.meter is not None:
-            self._make_gradients(expected)
+        if differentiate and self.runner.meter is not None and self._gradients_of_stock(expected) is not None:
+            expected.drop_graph()  # before another one is there beside it
         tally = self.runner.enabled.tally.batches  # type: ignore[union-attr]
         try:
             found = self._answer(self.runner.run(**arguments), sides, expected)
@@ -114,34 +122,23 @@ class PaddedRuns:
         loss = gradient = None
         if expected.loss is not None:
             loss = float("inf") if found.loss is None else relative_error(found.loss, expected.loss)
-        if differentiate and self.runner.parameters() and (found.loss is None) == (expected.loss is None):
+        if differentiate and (found.loss is None) == (expected.loss is None):
             one = _Answer(found.fields, documents, found.loss).total(scales)
-            other = expected.total(scales)
-            ready = expected.gradients is not None
-            if one is not None and other is not None and bool(other.isfinite()) and (ready or other.requires_grad):
-                wanted = expected.gradients if ready else self._gradients_of_stock(other)
-                # Windows in which a token of padding sees nothing give stock none (softmax of nothing, float64).
-                if wanted is not None and wanted.are_finite():
-                    gradient = self.runner.gradients(one).error(wanted)
+            wanted = self._gradients_of_stock(expected)
+            # Windows in which a token of padding sees nothing give stock none (softmax of nothing, float64).
+            if one is not None and wanted is not None and wanted.are_finite():
+                gradient = self.runner.gradients(one).error(wanted)
         training = self.runner.model.training
         return ModeResult(name, training, error, None, gradient, loss, kind="padded", field=where, unpadded=unpadded)
 
-    def _make_gradients(self, expected: _Answer) -> None:
-        """Make the gradients of stock before another graph is there beside its own, which is dropped."""
-        total = expected.total(scales_of(expected.documents))
-        if total is None or not total.requires_grad or not self.runner.parameters():
-            return
-        expected.gradients = self._gradients_of_stock(total)
-        expected.fields = {name: value.detach() for name, value in expected.fields.items()}
-        expected.documents = [{n: value.detach() for n, value in each.items()} for each in expected.documents]
-        expected.loss = None if expected.loss is None else expected.loss.detach()
-
-    def _gradients_of_stock(self, total: torch.Tensor) -> Any:
+    def _gradients_of_stock(self, expected: _Answer) -> Projections | None:
         """None where stock has none: some write to what their own backward needs (Splinter)."""
-        try:
-            return self.runner.gradients(total)
-        except RuntimeError:
-            return None
+        if expected.gradients is None and self.runner.parameters():
+            total = expected.total(scales_of(expected.documents))
+            if total is not None and total.requires_grad and bool(total.isfinite()):
+                with suppress(RuntimeError):
+                    expected.gradients = self.runner.gradients(total)
+        return expected.gradients
 
     @torch.no_grad()
     def _stock_reads_padding(self, arguments: dict[str, Any], side: str, expected: _Answer, alone: _Answer) -> bool:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -59,6 +58,11 @@ class ModeResult:
     def worst_influence(self) -> float:
         """Largest influence of one document on another."""
         return math.nan if self.influence is None else _largest(self.influence)
+
+    @property
+    def errors(self) -> tuple[float | None, ...]:
+        """An error of each kind, as `MARKS` names them."""
+        return self.error, None if self.influence is None else self.worst_influence, self.gradient, self.loss
 
     @property
     def worst(self) -> float:
@@ -212,7 +216,7 @@ class LeakReport:
             verdict = "exact" if self.is_exact(r) else wrong
             if r.kind == "padded" and r.failure is None:
                 verdict += ", without padding" if r.unpadded else ", left as it came"
-            numbers = [_number(x) for x in (r.error, r.worst_influence, r.gradient, r.loss)]
+            numbers = map(_number, r.errors)
             rows.append([r.mode, "train" if r.training else "eval", *numbers, verdict])
         return rows
 
@@ -249,7 +253,7 @@ class LeakReport:
         """
         head, *rows = self._table()
         numbers = [[self._cell(value) for value in row] for row in self.influence.tolist()]
-        errors = drawn(lambda axes: draw_errors(axes, self._errors()), (5.2, 0.9 + 0.22 * len(self.results)))
+        errors = drawn(lambda axes: draw_errors(axes, self), (5.2, 0.9 + 0.22 * len(self.results)))
         shown = [("Influence of one document (column) on another (row), worst call mode", parts.matrix(numbers))]
         if errors is not None:
             shown.append(("Errors; rounding ends at the red line, of gradients and losses at the grey one", errors))
@@ -269,15 +273,6 @@ class LeakReport:
             return _number(influence), 0.0
         share = math.log(min(influence, 1.0) / self.tolerance) / -math.log(min(self.tolerance, 0.5))
         return _number(influence), 0.3 + 0.7 * min(max(share, 0.0), 1.0)
-
-    def _errors(self) -> list[ModeErrors]:
-        found = []
-        for r in self.results:
-            influence = None if r.influence is None else r.worst_influence
-            limits = *self._tolerances(r), self.loss_tolerance
-            errors = (r.error, influence, r.gradient, r.loss) if r.failure is None else (None,) * 4
-            found.append(ModeErrors(r.name, errors, limits, r.failure is not None))
-        return found
 
     _repr_html_ = to_html
 
@@ -329,29 +324,23 @@ MARKS = {"vs alone, or stock": ("o", PACKED), "influence": ("D", LEAKS), "gradie
 """What is measured, its marker and its colour; the order is that of the columns of the table."""
 
 
-class ModeErrors(NamedTuple):
-    """One call mode: an error of each kind, None where it was not measured, and the most that is rounding."""
-
-    name: str
-    errors: tuple[float | None, ...]
-    limits: tuple[float, ...]
-    raised: bool = False
-
-
-def draw_errors(axes: Any, modes: Sequence[ModeErrors]) -> None:
+def draw_errors(axes: Any, report: LeakReport) -> None:
     """A line of markers for each mode, and beside each kind of error where rounding ends."""
+    modes = report.results
     rows = range(len(modes))
     axes.hlines(rows, LEAST, MOST, color=LINE, linewidth=1, zorder=0)
-    for limit, color in ((2, FAINT), (0, LIMIT)):  # of gradients, which is that of the loss or near it; of results
-        for row, mode in enumerate(modes):
-            axes.vlines(mode.limits[limit], row - 0.5, row + 0.5, color=color, linewidth=1.2, zorder=1)
+    for row, mode in enumerate(modes):
+        # Of the loss, which is that of gradients or near it, and over it of results.
+        for limit, color in ((report.loss_tolerance, FAINT), (report._tolerances(mode)[0], LIMIT)):
+            axes.vlines(limit, row - 0.5, row + 0.5, color=color, linewidth=1.2, zorder=1)
     for number, (name, (marker, color)) in enumerate(MARKS.items()):
-        measured = [row for row, mode in enumerate(modes) if mode.errors[number] is not None]
-        found = [_drawn(modes[row].errors[number]) for row in measured]
+        errors = [mode.errors[number] if mode.failure is None else None for mode in modes]
+        measured = [row for row, error in enumerate(errors) if error is not None]
+        found = [_drawn(errors[row]) for row in measured]
         shown = {"color": color, "edgecolor": INK, "linewidth": 0.5, "zorder": 2 + number, "clip_on": False}
         axes.scatter(found, measured, 26, marker=marker, label=name, **shown)
     for row, mode in enumerate(modes):
-        if mode.raised:
+        if mode.failure is not None:
             axes.text(MOST, row, "raised", color=LIMIT, ha="right", va="center")
     axes.set_yticks(rows, [mode.name for mode in modes])
     ticks = [LEAST, 1e-7, 1e-5, 1e-3, 1e-1, MOST]

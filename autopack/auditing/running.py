@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from autopack.attention.rotary import reset_frequencies
 from autopack.auditing.budget import Meter
 from autopack.auditing.fields import Fields
-from autopack.auditing.gradients import Projections, Whole, gradients, projections
+from autopack.auditing.gradients import Projections, gradients, projections
 from autopack.inspection.modules import row_dependent_rotaries
 from autopack.runtime import scope
 from autopack.runtime.model import EnabledModel
@@ -48,11 +48,11 @@ class Runner:
             forget_lengths(self._rotaries)
             return self.run(**arguments)
 
-    def gradients(self, total: torch.Tensor) -> Whole | Projections:
+    def gradients(self, total: torch.Tensor) -> Projections:
         """The gradients of a sum in all parameters that are trained: as they are, or within a budget projected."""
         meter, parameters = self.meter, self.parameters()
         if meter is None or self.sharded:
-            return Whole(gradients(total, parameters))
+            return Projections(parameters, dict(enumerate(gradients(total, parameters))))
         found = projections(total, parameters, meter.kept_bytes, meter.bytes // 2)
         self.left_out |= found.left_out
         return found

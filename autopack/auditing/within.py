@@ -110,23 +110,17 @@ class _Short(Audit):
     def _further(self, labels: Labels | None) -> Iterator[ModeResult]:
         self.meter.halve(_IN_TRAINING)
         spent: str | None = None
-        for name in FURTHER:
-            if name not in self.modes:
-                continue
+        for name in (name for name in FURTHER if name in self.modes):
             tokens = sum(self.others[name].lengths) if name in self.others else 0
-            if not self.meter.fits(tokens):
-                self._not_run[name] = f"{tokens} tokens need more than the memory"
-                continue
-            if spent is None:
+            why = spent if self.meter.fits(tokens) else f"{tokens} tokens need more than the memory"
+            if why is None:
                 try:
-                    result = self._one(name, False, labels, False, essential=False)
-                except OverBudget as error:
-                    spent = str(error)
-                else:
-                    if result is not None:
+                    if (result := self._one(name, False, labels, False, essential=False)) is not None:
                         yield result
-                    continue
-            self._not_run[name] = spent
+                except OverBudget as error:
+                    why = spent = str(error)
+            if why is not None:
+                self._not_run[name] = why
         self.meter.restore()
 
     def _one(

@@ -29,9 +29,9 @@ from autopack.registry import first_position
 from autopack.runtime.model import EnabledModel, Labels
 from autopack.runtime.scope import stock
 from autopack.tiny import images, media_rows, sounds, tokens
-from autopack.tiny.images import IMAGE, Document
+from autopack.tiny.images import IMAGE, as_videos
+from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
-from autopack.tiny.videos import as_videos
 from autopack.trust.data import load
 
 _GRADIENTS = 10
@@ -246,7 +246,7 @@ def _documents(model: Any, kind: str, count: int) -> list[Document]:
 
     Raises `NoTwin` where nobody knows how the type takes them.
     """
-    if (sounds if kind == "sound" else images).form_of(model) is None:
+    if media_rows.form_of(model, "sounds" if kind == "sound" else "images") is None:
         raise NoTwin(f"nobody knows how a tiny {model.config.model_type!r} takes {kind}s")
     medium = SOUND if kind == "sound" else IMAGE
     chosen = itertools.islice(itertools.cycle(_PARTS), count)

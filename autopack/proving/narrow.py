@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from autopack.integrations import accelerate
-from autopack.tiny.weights import randomize
+from autopack.tiny.models import randomize
 
 _WIDE, _NARROW = 256, 96
 """Sizes above the first are divided, and none of them becomes less than the second."""

@@ -23,7 +23,7 @@ from autopack.inspection.code_origin import TORCH, is_of, is_own, is_token_wise,
 from autopack.inspection.put_on import foreign_hook_of_accelerate
 from autopack.inspection.source import names_in
 from autopack.proving.alike import alike
-from autopack.tiny.weights import randomize
+from autopack.tiny.models import randomize
 from autopack.trust import configuration
 from autopack.trust.recorded import Code
 

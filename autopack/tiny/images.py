@@ -2,17 +2,16 @@
 
     first = images.document(model, [3, images.IMAGE, 4])
     second = images.document(model, [images.IMAGE, 5], seed=1)
-    model(**images.row(model, [first, second]))
+    model(**media_rows.row(model, [first, second]))
 
-How many placeholders an image has is not computed here: the model's own `get_image_features` is asked.
+How many placeholders an image has is not computed here: the model's own `get_image_features` is asked. Types that take
+both can be given videos in the place of images.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import torch
@@ -20,11 +19,11 @@ from transformers import PreTrainedModel
 
 from autopack.registry import families
 from autopack.tiny import rules
+from autopack.tiny.media_rows import NUMBERS, SEEN, Document, features_of, form_of, runs
 from autopack.tiny.models import tokens
 
 IMAGE = "image"
 """Stands for an image among the lengths of runs of text."""
-
 FORMS = {
     "grid": "(patches, channels * pixels), and the grid of each image",
     "grid of one frame": "the same, where a grid has no time",
@@ -56,44 +55,10 @@ FORMS = {
     "spatial patches": "the same, and how many patches lie side by side",
 }
 """The forms in which types take images; the families say which type takes which (`autopack.family.Tiny.images`)."""
-_ALONG = {"row of patches": -1, "flat patches": 1}
-"""The dimension along which pixels of several images are joined, where it is not the first."""
-_NUMBERS = "image_token_pooling"
-_SEEN = {"nested, seen": "image_attention_mask", "tiles by row": "cross_attention_mask"}
-"""Forms of types whose text attends to images across, and the argument that says which token sees which."""
 _FRAMES = "frames and instructions"
 _BESIDE = "square beside text"
-_SIZE = rules.FIELDS["image_size"]
-_PATCH = rules.FIELDS["patch_size"]
 _SIDE = 2
 """Patches that are merged, in each direction."""
-
-
-@dataclass(frozen=True)
-class Document:
-    """One document: what it has for every token, (1, tokens), and the arguments of each of its images.
-
-    Its length is that of what the model predicts: of an encoder-decoder, the decoder's tokens.
-    """
-
-    tokens: dict[str, torch.Tensor]
-    images: tuple[dict[str, Any], ...]
-    seen: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Which of its images each token sees, (1, tokens, images, ...), where text attends to them across."""
-
-    def __len__(self) -> int:
-        return self.predicted.shape[1]
-
-    @property
-    def predicted(self) -> torch.Tensor:
-        """The tokens that the model predicts, (1, tokens)."""
-        return self.tokens["decoder_input_ids" if "decoder_input_ids" in self.tokens else "input_ids"]
-
-
-def form_of(model: PreTrainedModel) -> str | None:
-    """In which of `FORMS` the type takes images, or None where no family knows, and no documents can be made."""
-    forms = ((form, types) for family in families() for form, types in family.tiny.images.items())
-    return next((form for form, types in forms if model.config.model_type in types), None)
 
 
 def needs_images(model: PreTrainedModel) -> bool:
@@ -110,284 +75,156 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     All that is random follows from the seed: tokens, and pixels with values of order one.
     """
     generator = torch.Generator().manual_seed(seed)
-    config = model.config
-    if config.is_encoder_decoder and needs_images(model):  # its encoder takes no tokens, and one image
-        tokens_of_decoder = tokens(config, 1, 3 + seed % 4, seed=seed * 100 + len(parts))
-        return Document({"decoder_input_ids": tokens_of_decoder}, (_picture(model, seed, generator),))
-    found: list[torch.Tensor] = []
+    config, form = model.config, form_of(model) or ""
     pictures: list[dict[str, Any]] = []
-    fields = ("image_token_id", "image_token_index", "video_token_index" if form_of(model) == _FRAMES else "")
+
+    def add() -> int:
+        if not pictures or form != _BESIDE:
+            pictures.append(_picture(model, len(pictures) + seed, generator))
+        return 0 if form == _BESIDE else _placeholders(model, pictures[-1])
+
+    decoded = {}
+    if config.is_encoder_decoder:
+        decoded["decoder_input_ids"] = tokens(config, 1, 3 + seed % 4, seed=seed * 100 + len(parts))
+        if needs_images(model):  # its encoder takes no tokens, and one image
+            return Document(decoded, (_picture(model, seed, generator),))
+    fields = ("image_token_id", "image_token_index", "video_token_index" if form == _FRAMES else "")
     ids_of_placeholders = (getattr(config, name, None) for name in fields)
     placeholder = next((value for value in ids_of_placeholders if isinstance(value, int)), rules.VOCAB - 1)
-    for number, part in enumerate(parts):
-        if isinstance(part, int):
-            ids = tokens(config, 1, part, seed=seed * 100 + number)
-        elif form_of(model) == _BESIDE:
-            pictures = pictures or [_picture(model, seed, generator)]
-            continue
-        else:
-            pictures.append(_picture(model, len(pictures) + seed, generator))
-            ids = torch.full((1, _placeholders(model, pictures[-1])), placeholder)
-            for name in ("vision_{}_token_id", "image_{}_id"):
-                start, end = (getattr(config, name.format(side), None) for side in ("start", "end"))
-                if isinstance(start, int) and isinstance(end, int):
-                    ids = torch.cat([torch.tensor([[start]]), ids, torch.tensor([[end]])], dim=1)
-        found.append(ids)
+    around = ("vision_start_token_id vision_end_token_id", "image_start_id image_end_id") if form != _BESIDE else ()
+    found = list(runs(config, parts, seed, placeholder, around, add))
     whole = torch.cat(found, dim=1)
     named = inspect.signature(type(model).forward).parameters
     names = [name for name in ("mm_token_type_ids", "token_type_ids", "image_embeds_position_mask") if name in named]
     per_token = {"input_ids": whole, **{name: (whole == placeholder).long() for name in names}}
-    if "token_type_ids" in named and form_of(model) == "square after a prefix":
+    if "token_type_ids" in named and form == "square after a prefix":
         per_token["token_type_ids"] = (torch.arange(whole.shape[1]) >= whole.shape[1] - found[-1].shape[1]).long()[None]
-    if config.is_encoder_decoder:
-        per_token["decoder_input_ids"] = tokens(config, 1, 3 + seed % 4, seed=seed * 100 + len(parts))
-    return Document(per_token, tuple(pictures), _seen(form_of(model) or "", whole[0] == placeholder, pictures))
-
-
-def row(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Any]:
-    """The arguments of a row of these documents: without anything that says where one ends."""
-    return rows(model, [documents])
-
-
-def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dict[str, Any]:
-    """The arguments of several rows of documents, which must be equally long."""
-    names = documents[0][0].tokens
-    arguments = {
-        name: torch.cat([torch.cat([d.tokens[name] for d in each], dim=1) for each in documents]) for name in names
-    }
-    pictures = [picture for each in documents for d in each for picture in d.images]
-    if pictures:
-        form = form_of(model) or ""
-        for name in pictures[0]:
-            if form.startswith("nested") or form in _SEEN:
-                arguments[name] = _by_row(name, documents)
-            else:
-                along = _ALONG.get(form, 0) if name.startswith("pixel_values") else 0
-                arguments[name] = _in_order(name, documents, along)
-        for name in {name for each in documents for d in each for name in d.seen}:
-            arguments[name] = _along_diagonal(name, documents)
-        if form == "numbered patches":
-            arguments[_NUMBERS] = _going_on(pictures)
-    return arguments
-
-
-def _going_on(pictures: Sequence[dict[str, Any]]) -> torch.Tensor:
-    """Numbers of patches over all pictures, where each picture has its own from 0."""
-    counts = [picture["pixel_values"].shape[:2].numel() for picture in pictures]
-    before = [sum(counts[:place]) for place in range(len(counts))]
-    numbers = (picture[_NUMBERS] for picture in pictures)
-    return torch.cat([torch.where(found < 0, found, found + n) for found, n in zip(numbers, before, strict=True)])
-
-
-def _in_order(name: str, documents: Sequence[Sequence[Document]], along: int) -> Any:
-    found: list[Any] = [picture[name] for each in documents for d in each for picture in d.images]
-    if isinstance(found[0], list):
-        return [*chain.from_iterable(found)]
-    return torch.cat(_padded(found) if len({value.ndim for value in found}) == 1 and along == 0 else found, dim=along)
-
-
-def _padded(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Values with zeros behind them, each as large as the largest but along the first dimension."""
-    most = [max(sizes) for sizes in zip(*(value.shape[1:] for value in values), strict=True)]
-    missing = ([m - size for m, size in zip(most, value.shape[1:], strict=True)] for value in values)
-    pads = ([n for behind in reversed(each) for n in (0, behind)] for each in missing)
-    return [torch.nn.functional.pad(value, pad) for value, pad in zip(values, pads, strict=True)]
-
-
-def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
-    """Images of each row, with empty ones after them where other rows have more."""
-    most = max(sum(len(d.images) for d in each) for each in documents)
-    found = []
-    for each in documents:
-        pictures = [picture[name] for d in each for picture in d.images]
-        like = next(d.images[0][name] for e in documents for d in e if d.images)
-        pictures += [torch.zeros_like(like)] * (most - len(pictures))
-        found.append(torch.cat(pictures, dim=1))
-    return torch.cat(found)
+    return Document({**per_token, **decoded}, tuple(pictures), _seen(form, whole[0] == placeholder, pictures))
 
 
 def _seen(form: str, places: torch.Tensor, pictures: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """What processors write: a token sees the image before it, and those that stand together with that one."""
-    if form not in _SEEN or not pictures:
+    if form not in SEEN or not pictures:
         return {}
     number = places.long().cumsum(0)[:, None] - 1
     seen = (number == torch.arange(len(pictures)))[None].long()
     if "aspect_ratio_mask" in pictures[0]:
         seen = seen[..., None] * torch.cat([picture["aspect_ratio_mask"] for picture in pictures], dim=1)[:, None]
-    return {_SEEN[form]: seen}
-
-
-def _along_diagonal(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
-    most = max(sum(len(d.images) for d in each) for each in documents)
-    like = next(d.seen[name] for each in documents for d in each if d.seen)
-    found = like.new_zeros(len(documents), sum(map(len, documents[0])), most, *like.shape[3:])
-    for row, each in enumerate(documents):
-        first = images = 0
-        for document in each:
-            if document.seen:
-                found[row, first : first + len(document), images : images + len(document.images)] = document.seen[name]
-            first, images = first + len(document), images + len(document.images)
-    return found
+    return {SEEN[form]: seen}
 
 
 def _placeholders(model: PreTrainedModel, picture: dict[str, Any]) -> int:
-    if form_of(model) in _SEEN:  # it marks the place
+    if form_of(model) in SEEN:  # it marks the place
         return 1
     if hasattr(model.config, "latent_query_num"):  # Kosmos
         return int(model.config.latent_query_num)
-    asked = "get_video_features" if form_of(model) == _FRAMES else "get_image_features"
-    function = next(getattr(m, asked) for m in (getattr(model, "model", None), model) if hasattr(m, asked))
-    known = inspect.signature(function).parameters
-    named = known if known.keys() & picture.keys() else picture  # one of somebody's that hands all on
-    with torch.no_grad():
-        features = function(**{name: value for name, value in picture.items() if name in named})
-    found = getattr(features, "pooler_output", None)
-    found = getattr(features, "last_hidden_state", features) if found is None else found
-    if getattr(features, "deepstack_features", None) is not None and found is None:
-        found = features.deepstack_features[0][1]  # all that there is: features to be added in several layers
-    parts = found if isinstance(found, list | tuple) else [found]
-    return sum(part.numel() // part.shape[-1] for part in parts)
+    return features_of(model, "video" if form_of(model) == _FRAMES else "image", picture)[1]
 
 
 def _picture(model: PreTrainedModel, number: int, generator: torch.Generator) -> dict[str, Any]:
     """The arguments of one image; images of different numbers have different sizes where the type allows."""
-    form, vision = form_of(model), _vision(model)
+    form, vision, odd = form_of(model), _vision(model), number % 2
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    channels = next((getattr(vision, n) for n in ("in_channels", "in_chans", "num_channels") if hasattr(vision, n)), 3)
+    size = getattr(getattr(vision, "sam_config", vision), "image_size", None)
+    size = size if isinstance(size, int) else rules.FIELDS["image_size"]
+    patch = getattr(vision, "patch_size", rules.FIELDS["patch_size"])
+    many = 1 + odd
 
     def pixels(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    channels = next((getattr(vision, n) for n in ("in_channels", "in_chans", "num_channels") if hasattr(vision, n)), 3)
-    size = getattr(getattr(vision, "sam_config", vision), "image_size", _SIZE)
-    size = size if isinstance(size, int) else _SIZE
-    patch = getattr(vision, "patch_size", _PATCH)
-    if form in ("grid", "grid of squares"):
-        merge = _merge(model)
-        height, width = merge * (1 + number % 2), merge * 2
-        depth = getattr(vision, "temporal_patch_size", None) or getattr(vision, "patch_temporal", None) or 1
-        shape = (channels * depth * patch**2,) if form == "grid" else (channels, patch, patch)
-        flat = pixels(height * width, *shape)
-        sizes = {"image_grid_thw": torch.tensor([[1, height, width]])}
-        if "image_merge_sizes" in inspect.signature(type(model).forward).parameters:
-            sizes["image_merge_sizes"] = torch.tensor([merge])
-        return {"pixel_values": flat, **sizes}
-    if form == "grid of one frame":
-        high, wide = 2 * (1 + number % 2), 4
-        grid = torch.tensor([[high, wide]])
-        return {"pixel_values": pixels(high * wide, channels * patch**2), "image_grid_hw": grid}
-    if form == "grid of tokens":
-        side, high, wide = patch * _merge(model), 1 + number % 2, 2
-        return {
-            "pixel_values": pixels(high * wide, side, side, channels),
-            "image_grid_thw": torch.tensor([[1, high, wide]]),
-        }
-    if form == "patches in time":
-        return {"pixel_values": pixels(2 + number % 2, vision.temporal_patch_size, patch, patch, channels)}
-    if form == "row of patches":
-        high, wide = 2 * _SIDE, 2 * _SIDE * (1 + number % 2)
-        return {
-            "pixel_values": pixels(1, channels, patch, high * wide * patch),
-            "target_sizes": torch.tensor([[high, wide]]),
-        }
-    if form in ("square", "square after a prefix", _BESIDE):
-        return {"pixel_values": pixels(1, channels, size, size)}
-    if form in ("square and instructions", _FRAMES):
-        frames = pixels(1, 2, channels, size, size) if form == _FRAMES else pixels(1, channels, size, size)
-        ids = torch.randint(rules.ORDINARY.start, rules.ORDINARY.stop, (1, 4), generator=generator)
-        mask = (torch.arange(4) < 3 + number % 2).long()[None]
-        return {"pixel_values": frames, "qformer_input_ids": ids, "qformer_attention_mask": mask}
-    if form == "square and crops":
-        crops = 1 + number % 2
-        return {
-            "pixel_values": pixels(1, channels, size, size),
-            "pixel_values_local": pixels(crops, channels, size, size),
-            "num_local_patches": torch.tensor([crops]),
-        }
-    if form == "square and grids of crops":
-        wide = 1 + number % 2
-        return {
-            "pixel_values": pixels(1, channels, size, size),
-            "pixel_values_local": pixels(2 * wide, channels, size, size),
-            "num_local_patches": [2 * wide],
-            "patches_grid": [[wide, 2]],
-        }
-    if form == "two resolutions":
-        fine = model.config.high_res_vision_config.image_size
-        return {
-            "pixel_values": pixels(1, channels, size, size),
-            "high_res_pixel_values": pixels(1, channels, fine, fine),
-        }
-    if form == "sized":
-        found = torch.tensor([[size, size if number % 2 else size // 2]])
-        image = pixels(1, channels, size, size)
-        image[..., int(found[0, 1]) :] = 0
-        return {"pixel_values": image, "image_sizes": found}
-    if form == "tiles":
-        return {
-            "pixel_values": pixels(1, 5, channels, size, size),
-            "image_sizes": torch.tensor([[size, 2 * size] if number % 2 else [2 * size, 2 * size]]),
-        }
-    if form == "tiles alone":
-        return {"pixel_values": pixels(1, 2, channels, size, size)}
-    if form == "views":
-        views = 1 + number % 2
-        small = pixels(views, channels, size // 2, size // 2)
-        return {
-            "pixel_values": pixels(1, channels, size, size),
-            "pixel_values_local": small,
-            "num_local_patches": torch.tensor([views]),
-        }
-    if form == "tiles by row":
-        shown = 1 + number % 2
-        tiles = pixels(1, 1, vision.max_num_tiles, channels, size, size)
-        tiles[:, :, shown:] = 0
-        return {
-            "pixel_values": tiles,
-            "aspect_ratio_ids": torch.tensor([[shown]]),
-            "aspect_ratio_mask": (torch.arange(vision.max_num_tiles) < shown).long()[None, None],
-        }
-    if form in ("nested", "nested, seen"):
-        return {"pixel_values": pixels(1, 1, channels, size, size)}
-    if form == "nested, masked":
-        return {
-            "pixel_values": pixels(1, 1, channels, size, size),
-            "pixel_attention_mask": torch.ones(1, 1, dtype=torch.bool),
-        }
-    if form == "flat patches":
-        return {"pixel_values": pixels(1, 2 + number % 2, channels * patch**2)}
-    if form in ("flattened patches", "flattened patches, masked"):
-        high, wide = _SIDE, _SIDE + number % 2
-        # zeros are padding
-        flat = torch.zeros(1, _SIDE * (_SIDE + 1), 2 + vision.patch_embed_hidden_size, dtype=dtype)
-        where = 1 + torch.cartesian_prod(torch.arange(high), torch.arange(wide))
-        flat[:, : high * wide] = torch.cat([where[None], pixels(1, high * wide, vision.patch_embed_hidden_size)], dim=2)
-        more = {} if form == "flattened patches" else {"attention_mask": (flat.sum(dim=-1) != 0).long()}
-        return {"flattened_patches": flat, **more}
-    if form == "numbered patches":
-        crops, (high, wide) = 2 + number % 2, (side // patch for side in vision.image_size)
-        windows = torch.arange(high * wide).reshape(high // 2, 2, wide // 2, 2).transpose(1, 2).reshape(-1, 4)
-        numbers = torch.cat([windows + high * wide * crop for crop in range(crops)])
-        numbers[-1, -1] = -1  # padding
-        return {
-            "pixel_values": pixels(crops, high * wide, channels * patch**2),
-            _NUMBERS: numbers,
-            "image_grids": torch.tensor([[high // 2, wide // 2, high // 2 * (crops - 1), wide // 2]]),
-            "image_num_crops": torch.tensor([crops]),
-        }
-    if form == "spatial patches":
-        high, wide = 2 * _SIDE, _SIDE * (1 + number % 2)
-        flat, mask = pixels(1, 4 * _SIDE**2, channels * patch**2), torch.zeros(1, 4 * _SIDE**2, dtype=torch.long)
-        mask[:, : high * wide] = 1
-        return {"pixel_values": flat, "spatial_shapes": torch.tensor([[high, wide]]), "pixel_attention_mask": mask}
+    def square(*shape: int) -> torch.Tensor:
+        return pixels(*shape, channels, size, size)
+
+    def flat(*shape: int) -> torch.Tensor:
+        return pixels(*shape, channels * patch**2)
+
+    def one(*values: int) -> torch.Tensor:
+        return torch.tensor([values])
+
+    match form:
+        case "grid" | "grid of squares":
+            merge = _merge(vision)
+            depth = getattr(vision, "temporal_patch_size", None) or getattr(vision, "patch_temporal", None) or 1
+            of_patch = (channels * depth * patch**2,) if form == "grid" else (channels, patch, patch)
+            found: dict[str, Any] = {"pixel_values": pixels(2 * merge**2 * many, *of_patch)}
+            found["image_grid_thw"] = one(1, merge * many, 2 * merge)
+            merged = "image_merge_sizes" in inspect.signature(type(model).forward).parameters
+            return {**found, "image_merge_sizes": torch.tensor([merge])} if merged else found
+        case "grid of one frame":
+            return {"pixel_values": flat(8 * many), "image_grid_hw": one(2 * many, 4)}
+        case "grid of tokens":
+            side = patch * _merge(vision)
+            return {"pixel_values": pixels(2 * many, side, side, channels), "image_grid_thw": one(1, many, 2)}
+        case "patches in time":
+            return {"pixel_values": pixels(1 + many, vision.temporal_patch_size, patch, patch, channels)}
+        case "row of patches":
+            high, wide = 2 * _SIDE, 2 * _SIDE * many
+            return {"pixel_values": pixels(1, channels, patch, high * wide * patch), "target_sizes": one(high, wide)}
+        case "square" | "square after a prefix" | "square beside text":
+            return {"pixel_values": square(1)}
+        case "square and instructions" | "frames and instructions":
+            frames = square(1, 2) if form == _FRAMES else square(1)
+            ids = torch.randint(rules.ORDINARY.start, rules.ORDINARY.stop, (1, 4), generator=generator)
+            mask = (torch.arange(4) < 2 + many).long()[None]
+            return {"pixel_values": frames, "qformer_input_ids": ids, "qformer_attention_mask": mask}
+        case "square and crops" | "views":
+            of_local = size if form == "square and crops" else size // 2
+            found = {"pixel_values": square(1), "pixel_values_local": pixels(many, channels, of_local, of_local)}
+            return {**found, "num_local_patches": torch.tensor([many])}
+        case "square and grids of crops":
+            found = {"pixel_values": square(1), "pixel_values_local": square(2 * many)}
+            return {**found, "num_local_patches": [2 * many], "patches_grid": [[many, 2]]}
+        case "two resolutions":
+            fine = model.config.high_res_vision_config.image_size
+            return {"pixel_values": square(1), "high_res_pixel_values": pixels(1, channels, fine, fine)}
+        case "sized":
+            image, width = square(1), size if odd else size // 2
+            image[..., width:] = 0
+            return {"pixel_values": image, "image_sizes": one(size, width)}
+        case "tiles":
+            return {"pixel_values": square(1, 5), "image_sizes": one(size * (2 - odd), 2 * size)}
+        case "tiles alone":
+            return {"pixel_values": square(1, 2)}
+        case "tiles by row":
+            tiles = square(1, 1, vision.max_num_tiles)
+            tiles[:, :, many:] = 0
+            mask = (torch.arange(vision.max_num_tiles) < many).long()[None, None]
+            return {"pixel_values": tiles, "aspect_ratio_ids": one(many), "aspect_ratio_mask": mask}
+        case "nested" | "nested, seen":
+            return {"pixel_values": square(1, 1)}
+        case "nested, masked":
+            return {"pixel_values": square(1, 1), "pixel_attention_mask": torch.ones(1, 1, dtype=torch.bool)}
+        case "flat patches":
+            return {"pixel_values": flat(1, 1 + many)}
+        case "flattened patches" | "flattened patches, masked":
+            high, wide, of_patch = _SIDE, _SIDE + odd, vision.patch_embed_hidden_size
+            patches = torch.zeros(1, _SIDE * (_SIDE + 1), 2 + of_patch, dtype=dtype)  # zeros are padding
+            where = 1 + torch.cartesian_prod(torch.arange(high), torch.arange(wide))
+            patches[:, : high * wide] = torch.cat([where[None], pixels(1, high * wide, of_patch)], dim=2)
+            more = {} if form == "flattened patches" else {"attention_mask": (patches.sum(dim=-1) != 0).long()}
+            return {"flattened_patches": patches, **more}
+        case "numbered patches":
+            crops, (high, wide) = 1 + many, (side // patch for side in vision.image_size)
+            windows = torch.arange(high * wide).reshape(high // 2, 2, wide // 2, 2).transpose(1, 2).reshape(-1, 4)
+            numbers = torch.cat([windows + high * wide * crop for crop in range(crops)])
+            numbers[-1, -1] = -1  # padding
+            grids = one(high // 2, wide // 2, high // 2 * (crops - 1), wide // 2)
+            found = {"pixel_values": flat(crops, high * wide), NUMBERS: numbers, "image_grids": grids}
+            return {**found, "image_num_crops": torch.tensor([crops])}
+        case "spatial patches":
+            high, wide, most = 2 * _SIDE, _SIDE * many, 4 * _SIDE**2
+            mask = (torch.arange(most) < high * wide).long()[None]
+            return {"pixel_values": flat(1, most), "spatial_shapes": one(high, wide), "pixel_attention_mask": mask}
     assert form == "patches"
     patch = getattr(vision, "model_patch_size", patch)
     side = 2 * getattr(vision, "pooling_kernel_size", 1)
     where = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="xy"), dim=-1).reshape(1, -1, 2)
-    return {"pixel_values": pixels(1, side**2, channels * patch**2), "image_position_ids": where}
+    return {"pixel_values": flat(1, side**2), "image_position_ids": where}
 
 
-def _merge(model: PreTrainedModel) -> int:
-    vision = _vision(model)
+def _merge(vision: Any) -> int:
     names = ("spatial_merge_size", "merge_size", "merge_kernel_size")
     found = next((getattr(vision, name) for name in names if getattr(vision, name, None)), 2)
     return int(found if isinstance(found, int) else found[0])
@@ -398,3 +235,75 @@ def _vision(model: PreTrainedModel) -> Any:
     whole = getattr(model.config, "encoder", model.config)
     parts = (getattr(whole, name, None) for name in ("vision_config", "vq_config"))
     return next((part for part in parts if part is not None), model.config)
+
+
+_OF_FRAMES = {
+    "pixel_values": "pixel_values_videos",
+    "image_grid_thw": "video_grid_thw",
+    "image_merge_sizes": "video_merge_sizes",
+    "target_sizes": "target_sizes_videos",
+    "image_position_ids": "video_position_ids",
+}
+_AS_IMAGES = frozenset("glm46v glm4v glm4v_moe glm_ocr glmga".split())
+"""Types whose videos have the placeholders of images; token types tell the two apart."""
+_WHOLE = frozenset("ernie4_5_vl_moe qwen2_5_omni_thinker qwen2_5_vl qwen2_vl qwen3_omni_moe_thinker".split())
+"""Types whose frames stand one behind the other; others have text between them, and so a run of placeholders each."""
+_IN_SPANS = frozenset({"glm5_next"})
+"""Types whose videos have the placeholders of images, between a token that begins a video and one that ends it."""
+
+
+def as_videos(model: PreTrainedModel, document: Document) -> Document:
+    """The document with videos in place of its images: of one frame, or of two where their placeholders are one run."""
+    config: Any = model.config
+    if form_of(model) not in ("tiles", "square") and config.model_type not in _WHOLE | _IN_SPANS:
+        return _in_place(model, document)
+    before = document.tokens["input_ids"][0].tolist()
+    videos = tuple(_video(model, picture) for picture in document.images)
+    counts = iter(features_of(model, "video", video)[1] for video in videos)
+    ids: list[int] = []
+    types: list[int] = []
+    for place, token in enumerate(before):
+        if token != config.image_token_id:
+            ids, types = [*ids, token], [*types, 0]
+        elif place == 0 or before[place - 1] != token:
+            count = next(counts)
+            run = [config.video_token_id] * count
+            if config.model_type in _IN_SPANS:
+                run = [config.video_start_token_id, *[token] * count, config.video_end_token_id]
+            ids, types = ids + run, types + [2 * (each in (token, config.video_token_id)) for each in run]
+    tokens = {"input_ids": torch.tensor([ids])}
+    for name in document.tokens:
+        if name != "input_ids":
+            assert name in ("mm_token_type_ids", "token_type_ids"), name
+            tokens[name] = torch.tensor([types])
+    return Document(tokens, videos)
+
+
+def _in_place(model: PreTrainedModel, document: Document) -> Document:
+    """The same, where a video of one frame has as many placeholders as an image."""
+    config: Any = model.config
+    tokens = {name: value.clone() for name, value in document.tokens.items()}
+    places = tokens["input_ids"] == config.image_token_id
+    if config.model_type not in _AS_IMAGES:
+        tokens["input_ids"][places] = config.video_token_id
+    if "mm_token_type_ids" in tokens:
+        tokens["mm_token_type_ids"][places] = 2
+    return Document(tokens, tuple(_video(model, picture) for picture in document.images))
+
+
+def _video(model: PreTrainedModel, picture: dict[str, Any]) -> dict[str, Any]:
+    config: Any = model.config
+    pixels = picture["pixel_values"]
+    if form_of(model) in ("tiles", "square"):
+        frames = pixels[:, :4] if pixels.ndim == 5 else torch.stack([pixels, -pixels], dim=1)
+        return {"pixel_values_videos": frames}
+    found = {_OF_FRAMES[name]: value for name, value in picture.items()}
+    if config.model_type in _WHOLE:
+        found["pixel_values_videos"] = torch.cat([pixels, -pixels])
+        found["video_grid_thw"] = found["video_grid_thw"] * torch.tensor([2, 1, 1])
+    named = inspect.signature(type(model).forward).parameters
+    if "video_second_per_grid" in named:
+        found["video_second_per_grid"] = torch.tensor([1.0 + len(pixels) % 3])
+    if "num_frames_per_video" in named:
+        found["num_frames_per_video"] = torch.tensor([1])
+    return found

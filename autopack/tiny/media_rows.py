@@ -1,16 +1,168 @@
-"""Packed rows of documents with images, videos or sounds, and each of their documents by itself."""
+"""Documents with images, videos or sounds, packed rows of them, and each of them by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from autopack.registry import first_position
-from autopack.tiny import images
-from autopack.tiny.images import Document
+from autopack.registry import families, first_position
+from autopack.tiny.models import tokens
+
+_ALONG = {"row of patches": -1, "flat patches": 1}
+"""The dimension along which pixels of several images are joined, where it is not the first."""
+NUMBERS = "image_token_pooling"
+SEEN = {"nested, seen": "image_attention_mask", "tiles by row": "cross_attention_mask"}
+"""Forms of types whose text attends to images across, and the argument that says which token sees which."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document: what it has for every token, (1, tokens), and the arguments of each of its images.
+
+    Its length is that of what the model predicts: of an encoder-decoder, the decoder's tokens.
+    """
+
+    tokens: dict[str, torch.Tensor]
+    images: tuple[dict[str, Any], ...]
+    seen: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Which of its images each token sees, (1, tokens, images, ...), where text attends to them across."""
+
+    def __len__(self) -> int:
+        return self.predicted.shape[1]
+
+    @property
+    def predicted(self) -> torch.Tensor:
+        """The tokens that the model predicts, (1, tokens)."""
+        return self.tokens["decoder_input_ids" if "decoder_input_ids" in self.tokens else "input_ids"]
+
+
+def form_of(model: PreTrainedModel, media: str = "images") -> str | None:
+    """In which form the type takes images or sounds, or None where no family knows, and no documents can be made."""
+    forms = ((form, types) for family in families() for form, types in getattr(family.tiny, media).items())
+    return next((form for form, types in forms if model.config.model_type in types), None)
+
+
+def runs(
+    config: Any,
+    parts: Sequence[int | str],
+    seed: int,
+    placeholder: int,
+    around: Sequence[str],
+    count_of_next: Callable[[], int],
+) -> Iterator[torch.Tensor]:
+    """The tokens (1, tokens) of each part of a document: of text, or as many placeholders as the next medium has, with
+    the tokens `around` them that begin and end one, where a configuration has such: two names of fields, as one."""
+    for number, part in enumerate(parts):
+        if isinstance(part, int):
+            yield tokens(config, 1, part, seed=seed * 100 + number)
+            continue
+        ids = torch.full((1, count_of_next()), placeholder)
+        for names in around:
+            start, end = (getattr(config, name, None) for name in names.split())
+            if isinstance(start, int) and isinstance(end, int):
+                ids = torch.cat([torch.tensor([[start]]), ids, torch.tensor([[end]])], dim=1)
+        yield ids
+
+
+def features_of(model: Any, medium: str, given: dict[str, Any]) -> tuple[Any, int]:
+    """What a model makes of an image, a video or a sound by itself, and how many features that has."""
+    holders = (getattr(model, "model", None), model)
+    function: Any = next(f for m in holders if (f := getattr(m, f"get_{medium}_features", None)) is not None)
+    known = inspect.signature(function).parameters
+    named = known if known.keys() & given.keys() else given  # one of somebody's that hands all on
+    layers = {name: getattr(model.config, name, None) for name in named if name.startswith("vision_feature")}
+    # MOSS asks for a mask that it does not read
+    taken = {name: given.get(name) for name in named if name in given or name == "padding_mask"}
+    with torch.no_grad():
+        output = function(**taken, **{name: value for name, value in layers.items() if value is not None})
+    found = getattr(output, "pooler_output", None)
+    found = getattr(output, "last_hidden_state", output) if found is None else found
+    if getattr(output, "deepstack_features", None) is not None and found is None:
+        found = output.deepstack_features[0][1]  # all that there is: features to be added in several layers
+    return output, sum(
+        part.numel() // part.shape[-1] for part in (found if isinstance(found, list | tuple) else [found])
+    )
+
+
+def row(model: PreTrainedModel, documents: Sequence[Document]) -> dict[str, Any]:
+    """The arguments of a row of these documents: without anything that says where one ends."""
+    return rows(model, [documents])
+
+
+def rows(model: PreTrainedModel, documents: Sequence[Sequence[Document]]) -> dict[str, Any]:
+    """The arguments of several rows of documents, which must be equally long."""
+    names = documents[0][0].tokens
+    arguments = {
+        name: torch.cat([torch.cat([d.tokens[name] for d in each], dim=1) for each in documents]) for name in names
+    }
+    pictures = [picture for each in documents for d in each for picture in d.images]
+    if pictures:
+        form = form_of(model) or ""
+        for name in pictures[0]:
+            if form.startswith("nested") or form in SEEN:
+                arguments[name] = _by_row(name, documents)
+            else:
+                along = _ALONG.get(form, 0) if name.startswith("pixel_values") else 0
+                arguments[name] = _in_order(name, documents, along)
+        for name in {name for each in documents for d in each for name in d.seen}:
+            arguments[name] = _along_diagonal(name, documents)
+        if form == "numbered patches":
+            arguments[NUMBERS] = _going_on(pictures)
+    return arguments
+
+
+def _going_on(pictures: Sequence[dict[str, Any]]) -> torch.Tensor:
+    """Numbers of patches over all pictures, where each picture has its own from 0."""
+    counts = [picture["pixel_values"].shape[:2].numel() for picture in pictures]
+    before = [sum(counts[:place]) for place in range(len(counts))]
+    numbers = (picture[NUMBERS] for picture in pictures)
+    return torch.cat([torch.where(found < 0, found, found + n) for found, n in zip(numbers, before, strict=True)])
+
+
+def _in_order(name: str, documents: Sequence[Sequence[Document]], along: int) -> Any:
+    found: list[Any] = [picture[name] for each in documents for d in each for picture in d.images]
+    if isinstance(found[0], list):
+        return [*chain.from_iterable(found)]
+    return torch.cat(_padded(found) if len({value.ndim for value in found}) == 1 and along == 0 else found, dim=along)
+
+
+def _padded(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Values with zeros behind them, each as large as the largest but along the first dimension."""
+    most = [max(sizes) for sizes in zip(*(value.shape[1:] for value in values), strict=True)]
+    missing = ([m - size for m, size in zip(most, value.shape[1:], strict=True)] for value in values)
+    pads = ([n for behind in reversed(each) for n in (0, behind)] for each in missing)
+    return [torch.nn.functional.pad(value, pad) for value, pad in zip(values, pads, strict=True)]
+
+
+def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
+    """Images of each row, with empty ones after them where other rows have more."""
+    most = max(sum(len(d.images) for d in each) for each in documents)
+    found = []
+    for each in documents:
+        pictures = [picture[name] for d in each for picture in d.images]
+        like = next(d.images[0][name] for e in documents for d in e if d.images)
+        pictures += [torch.zeros_like(like)] * (most - len(pictures))
+        found.append(torch.cat(pictures, dim=1))
+    return torch.cat(found)
+
+
+def _along_diagonal(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
+    most = max(sum(len(d.images) for d in each) for each in documents)
+    like = next(d.seen[name] for each in documents for d in each if d.seen)
+    found = like.new_zeros(len(documents), sum(map(len, documents[0])), most, *like.shape[3:])
+    for row, each in enumerate(documents):
+        first = images = 0
+        for document in each:
+            if document.seen:
+                found[row, first : first + len(document), images : images + len(document.images)] = document.seen[name]
+            first, images = first + len(document), images + len(document.images)
+    return found
 
 
 def packed(model: PreTrainedModel, found: Sequence[Sequence[Document]], **others: Any) -> dict[str, Any]:
@@ -20,10 +172,10 @@ def packed(model: PreTrainedModel, found: Sequence[Sequence[Document]], **others
         halves = {"attention_mask": "input_ids", "decoder_attention_mask": "decoder_input_ids"}
         taken = {name: tokens for name, tokens in halves.items() if tokens in found[0][0].tokens}
         masks = {name: torch.cat([numbered(each, tokens) for each in found]) for name, tokens in taken.items()}
-        return {**images.rows(model, found), **masks, **others}
+        return {**rows(model, found), **masks, **others}
     first = first_position(model.config)
     where = [torch.cat([torch.arange(first, first + len(d)) for d in each]) for each in found]
-    return {**images.rows(model, found), "position_ids": torch.stack(where), **others}
+    return {**rows(model, found), "position_ids": torch.stack(where), **others}
 
 
 def numbered(found: Sequence[Document], name: str) -> torch.Tensor:
@@ -34,7 +186,7 @@ def numbered(found: Sequence[Document], name: str) -> torch.Tensor:
 
 def alone(model: PreTrainedModel, document: Document, **others: Any) -> Any:
     """The output for one document by itself, which the model numbers as it always does."""
-    arguments: dict[str, Any] = images.row(model, [document])
+    arguments: dict[str, Any] = row(model, [document])
     # Every processor gives a mask, and some models compute positions only beside one.
     if "input_ids" in arguments:
         arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])

@@ -2,7 +2,7 @@
 
     first = sounds.document(model, [3, sounds.SOUND, 4])
     second = sounds.document(model, [sounds.SOUND, 5], seed=1)
-    model(**images.row(model, [first, second]))
+    model(**media_rows.row(model, [first, second]))
 
 Sounds of different seeds have different lengths, where the type does not take windows of one length. Those of a call
 are padded with zeros to the longest, as processors do, and a mask says how long each is.
@@ -17,11 +17,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from autopack.registry import families
 from autopack.tiny import rules
 from autopack.tiny.configs import known
-from autopack.tiny.images import Document
-from autopack.tiny.models import tokens
+from autopack.tiny.media_rows import Document, features_of, form_of, runs
 
 SOUND = "sound"
 """Stands for a sound among the lengths of runs of text."""
@@ -46,12 +44,6 @@ FRAMES = 22
 """How many frames the shorter sounds have."""
 
 
-def form_of(model: PreTrainedModel) -> str | None:
-    """In which of `FORMS` the type takes sounds, or None where no family knows, and no documents can be made."""
-    forms = ((form, types) for family in families() for form, types in family.tiny.sounds.items())
-    return next((form for form, types in forms if model.config.model_type in types), None)
-
-
 def overrides(model_type: str) -> dict[str, Any]:
     """Fields for `tiny.build`, of types that have an encoder of sounds only where it is asked for."""
     return known("with_sounds", model_type)
@@ -67,38 +59,23 @@ def document(
     """
     generator = torch.Generator().manual_seed(seed)
     config: Any = model.config
-    found: list[torch.Tensor] = []
     made: list[dict[str, Any]] = []
-    for number, part in enumerate(parts):
-        if isinstance(part, int):
-            ids = tokens(config, 1, part, seed=seed * 100 + number)
-        else:
-            made.append(_sound(model, len(made) + seed, frames, generator))
-            ids = torch.full((1, _placeholders(model, made[-1])), _placeholder(config))
-            for sides in (("start", "end"), ("bos", "eos")):
-                start, end = (getattr(config, f"audio_{side}_token_id", None) for side in sides)
-                if isinstance(start, int) and isinstance(end, int):
-                    ids = torch.cat([torch.tensor([[start]]), ids, torch.tensor([[end]])], dim=1)
-        found.append(ids)
-    whole = torch.cat(found, dim=1)
+
+    def add() -> int:
+        made.append(_sound(model, len(made) + seed, frames, generator))
+        return _placeholders(model, made[-1])
+
+    owners = (config, getattr(config, "audio_config", None))
+    found = (getattr(each, name, None) for each in owners for name in ("audio_token_id", "audio_token_index"))
+    placeholder = next((value for value in found if isinstance(value, int)), rules.VOCAB - 1)
+    around = ("audio_start_token_id audio_end_token_id", "audio_bos_token_id audio_eos_token_id")
+    whole = torch.cat([*runs(config, parts, seed, placeholder, around, add)], dim=1)
     named = inspect.signature(type(model).forward).parameters
     per_token = {"input_ids": whole}
     per_token |= {n: torch.zeros_like(whole) for n in ("mm_token_type_ids", "token_type_ids") if n in named}
     if "mm_token_type_ids" in per_token:
-        per_token["mm_token_type_ids"] = 3 * (whole == _placeholder(config)).long()
+        per_token["mm_token_type_ids"] = 3 * (whole == placeholder).long()
     return Document(per_token, tuple(made))
-
-
-def _placeholder(config: Any) -> int:
-    names = ("audio_token_id", "audio_token_index")
-    parts = (config, getattr(config, "audio_config", None))
-    found = (getattr(part, name, None) for part in parts for name in names)
-    return next((value for value in found if isinstance(value, int)), rules.VOCAB - 1)
-
-
-def _tower(model: Any) -> Any:
-    whole = getattr(model, "model", model)
-    return getattr(whole, "audio_tower", None)
 
 
 def _placeholders(model: Any, sound: dict[str, Any]) -> int:
@@ -107,44 +84,28 @@ def _placeholders(model: Any, sound: dict[str, Any]) -> int:
         return fixed
     if "audio_embed_sizes" in sound:
         return int(sound["audio_embed_sizes"][0])
+    form = form_of(model, "sounds")
     mask = next((sound[name] for name in _MASKS if name in sound), None)
-    lengths = getattr(_tower(model), "_get_feat_extract_output_lengths", None)
-    if form_of(model) == "window" and lengths is not None and mask is not None:
+    tower = getattr(getattr(model, "model", model), "audio_tower", None)
+    lengths = getattr(tower, "_get_feat_extract_output_lengths", None)
+    if form == "window" and lengths is not None and mask is not None:
         return int(lengths(mask.sum(-1))[1])
-    holder: Any = next(m for m in (getattr(model, "model", None), model) if hasattr(m, "get_audio_features"))
-    function = holder.get_audio_features
-    known_names = inspect.signature(function).parameters
-    named = known_names if known_names.keys() & sound.keys() else sound  # one of somebody's that hands all on
-    with torch.no_grad():
-        # MOSS asks for a mask that it does not read
-        given = {name: sound.get(name) for name in named if name in sound or name == "padding_mask"}
-        found: Any = function(**given)
-    features = getattr(found, "pooler_output", None)
-    features = found.last_hidden_state if features is None else features
-    kept = getattr(found, "attention_mask", None)
-    if form_of(model) == "frames" and kept is not None:
+    output, count = features_of(model, "audio", sound)
+    kept = getattr(output, "attention_mask", None)
+    if form == "frames" and kept is not None:
         return int(kept.sum())
-    if form_of(model) == "frames without a mask" and mask is not None:
-        return int(mask.sum())
-    return int(features.numel() // features.shape[-1])
+    return int(mask.sum()) if form == "frames without a mask" and mask is not None else count
 
 
 def _sound(model: Any, number: int, frames: int | None, generator: torch.Generator) -> dict[str, Any]:
     """The arguments of one sound; those of different numbers have different lengths."""
-    form, config = form_of(model), model.config
-    part: Any = next(
-        (
-            each
-            for n in ("audio_config", "encoder_config", "sound_config", "asr_config")
-            if (each := getattr(config, n, None))
-        ),
-        config,
-    )
+    form, config = form_of(model, "sounds"), model.config
+    names = ("audio_config", "encoder_config", "sound_config", "asr_config")
+    part: Any = next((each for name in names if (each := getattr(config, name, None))), config)
     named = inspect.signature(type(model).forward).parameters
-    mask_name = next((name for name in _MASKS if name in named), None)
+    mask_name = next((name for name in _MASKS if name in named), "")
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     bins = _bins(part)
-    found: dict[str, Any]
     more = 109 if hasattr(part, "n_window_infer") else 9  # than one window has
     length = FRAMES + more * (number % 2) if frames is None else frames
 
@@ -154,38 +115,40 @@ def _sound(model: Any, number: int, frames: int | None, generator: torch.Generat
     def mask(whole: int) -> torch.Tensor:
         return torch.arange(whole)[None] < length
 
-    if form in ("window", "whole window"):
-        whole = 2 * (getattr(part, "max_source_positions", None) or part.max_position_embeddings)
-        found = {"input_features": values(1, bins, whole)}
-        return found if form == "whole window" or mask_name is None else found | {mask_name: mask(whole).long()}
-    if form in ("bins and frames", "bins and frames in chunks"):
-        whole = _whole(length, 2 * part.n_window if form == "bins and frames in chunks" else 1)
-        found = {"input_features": values(1, bins, whole) * mask(whole)[:, None]}
-        return found | {str(mask_name): mask(whole).long()}
-    if form == "frames without a mask":
-        blocks = -(-length // config.window_size)
-        kept = torch.ones(1, blocks * config.window_size // config.downsample_rate, dtype=torch.bool)
-        return {"input_features": values(1, length, part.input_dim), str(mask_name): kept}
-    if form == "frames of ids":
-        ids = torch.randint(part.mel_vocab_size, (1, length, bins), generator=generator)
-        return {"audio_input_ids": ids, str(mask_name): mask(length).long()}
-    if form == "frames":
-        if "audio_input_features" in named:
-            size = -(-length // part.time_reduction)
-            found = {"audio_input_features": values(1, length, bins), "audio_attention_mask": mask(length)}
-            return found | {"audio_embed_sizes": torch.tensor([size])}
-        whole = _whole(length, part.subsampling_factor if hasattr(part, "asr_config") else 1)
-        whole += (
-            getattr(part, "model_type", "") == "parakeet_encoder"
-        )  # its processor gives a frame more than it counts
-        return {"input_features": values(1, whole, bins) * mask(whole)[..., None], str(mask_name): mask(whole)}
-    if form in ("samples", "samples of a channel"):
-        per_token = getattr(part, "samples_per_token", None) or config.acoustic_tokenizer_encoder_config.hop_length
-        length = length * per_token // 8 - 3
-        whole = _whole(length, per_token)
-        flat = values(1, whole) * mask(whole)
-        found = {"input_values": flat if form == "samples" else flat[:, None]}
-        return found | {str(mask_name): mask(whole)}
+    match form:
+        case "window" | "whole window":
+            whole = 2 * (getattr(part, "max_source_positions", None) or part.max_position_embeddings)
+            found = {"input_features": values(1, bins, whole)}
+            return found if form == "whole window" or not mask_name else found | {mask_name: mask(whole).long()}
+        case "bins and frames" | "bins and frames in chunks":
+            whole = _whole(length, 2 * part.n_window if form == "bins and frames in chunks" else 1)
+            return {"input_features": values(1, bins, whole) * mask(whole)[:, None], mask_name: mask(whole).long()}
+        case "frames without a mask":
+            kept = _whole(length, config.window_size) // config.downsample_rate
+            features = values(1, length, part.input_dim)
+            return {"input_features": features, mask_name: torch.ones(1, kept, dtype=torch.bool)}
+        case "frames of ids":
+            ids = torch.randint(part.mel_vocab_size, (1, length, bins), generator=generator)
+            return {"audio_input_ids": ids, mask_name: mask(length).long()}
+        case "frames" if "audio_input_features" in named:
+            sizes = torch.tensor([-(-length // part.time_reduction)])
+            features = values(1, length, bins)
+            return {
+                "audio_input_features": features,
+                "audio_attention_mask": mask(length),
+                "audio_embed_sizes": sizes,
+            }
+        case "frames":
+            whole = _whole(length, part.subsampling_factor if hasattr(part, "asr_config") else 1)
+            # its processor gives a frame more than it counts
+            whole += getattr(part, "model_type", "") == "parakeet_encoder"
+            return {"input_features": values(1, whole, bins) * mask(whole)[..., None], mask_name: mask(whole)}
+        case "samples" | "samples of a channel":
+            per_token = getattr(part, "samples_per_token", None) or config.acoustic_tokenizer_encoder_config.hop_length
+            length = length * per_token // 8 - 3
+            whole = _whole(length, per_token)
+            samples = values(1, whole) * mask(whole)
+            return {"input_values": samples if form == "samples" else samples[:, None], mask_name: mask(whole)}
     assert form == "chunks of frames"
     chunk = part.samples_per_token * 5
     lengths = torch.tensor([chunk] * (number % 2) + [length * part.hop_length - 7])

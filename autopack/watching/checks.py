@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 
 from autopack.auditing.auditor import LOSS_TOLERANCE, TOLERANCE
-from autopack.auditing.fields import Fields, fields_of
+from autopack.auditing.fields import Fields, chunks, fields_of, scale_of
 from autopack.auditing.left_as_found import noise_of
 from autopack.auditing.running import Runner
 from autopack.calls.call import Call
@@ -28,7 +27,7 @@ from autopack.inspection import media
 from autopack.inspection.randomness import state_of
 from autopack.runtime.runs import Buffers
 from autopack.watching import influence
-from autopack.watching.conditions import Precision, unnoticed
+from autopack.watching.conditions import precisions, unnoticed
 from autopack.watching.document import CannotTell, Document, PaddedBatch, document_of
 
 logger = logging.getLogger(__name__)
@@ -97,6 +96,12 @@ class Checked:
         self.leaks += leak is not None
         return leak
 
+    def _told(self, checked: str) -> str:
+        """What was `checked`, in words, with the leaks and what was not."""
+        leaking = f", {self.leaks} leaking" if self.leaks else ""
+        skipped = (f"{count} skipped: {reason}" for reason, count in self.skipped.most_common())
+        return "; ".join([checked + leaking, *skipped])
+
     def _skip(self, call: Call, reason: str) -> None:
         if not self.skipped[reason]:
             logger.warning("autopack could not check a call of %s: %s", call.name, reason)
@@ -143,7 +148,7 @@ class _Runs:
         one = dict(call.arguments if document is None else document.arguments)
         if weighs:
             one.pop(_ITEMS, None)
-        with Precision() as precision:
+        with precisions() as dtypes:
             if call.found is not None:
                 call.found.renew()
             before, buffers = state_of(module), Buffers(module)
@@ -160,8 +165,8 @@ class _Runs:
                 self.reason = f"running a document alone raised {type(error).__name__}: {error}"
                 return
         self.alone, self.found = fields_of(alone), fields_of(unread(output))
-        self.tolerance = max((_TOLERANCE.get(dtype, 1e-4) for dtype in precision.dtypes), default=1e-4)
-        self.loss_tolerance = max(self.tolerance, *(LOSS_TOLERANCE.get(d, 1e-3) for d in precision.dtypes), 1e-3)
+        self.tolerance = max((_TOLERANCE.get(dtype, 1e-4) for dtype in dtypes), default=1e-4)
+        self.loss_tolerance = max(self.tolerance, *(LOSS_TOLERANCE.get(d, 1e-3) for d in dtypes), 1e-3)
         if document is not None and draws and self._differs(fields_of(again)):
             self.reason = "its forward draws random numbers that autopack cannot switch off"
         if weighs or whole:
@@ -218,12 +223,6 @@ def _routes(model: nn.Module) -> bool:
     return any("experts" in module._modules or "Expert" in type(module).__name__ for module in model.modules())
 
 
-_FEW = 16
-"""Fewer values than this say nothing of how far others of their kind would lie apart."""
-_VALUES = 1 << 24
-"""Values that are compared at a time: logits of a long document in float64 would need more memory than the model."""
-
-
 def error_by_token(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """The error at each token of two tensors (tokens, ...), relative to the deviation of all of `expected`: (tokens,).
 
@@ -233,28 +232,7 @@ def error_by_token(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     if not expected.is_floating_point():
         return (found != expected).reshape(len(expected), -1).any(1).double()
     errors = []
-    for one, other in zip(_chunks(found), _chunks(expected), strict=True):
+    for one, other in zip(chunks(found), chunks(expected), strict=True):
         same = (one == other) | (one.isnan() & other.isnan())
         errors.append((one - other).masked_fill_(same, 0.0).square_().mean(1).sqrt_())
-    return torch.cat(errors).nan_to_num(math.inf, posinf=math.inf) / _scale(expected)
-
-
-def _scale(expected: torch.Tensor) -> float:
-    """The standard deviation of a field; of a few values, which may lie close by chance, their size if that is more."""
-    count, total, squares, largest = 0, 0.0, 0.0, 0.0
-    for chunk in _chunks(expected):
-        values = chunk[chunk.isfinite()]
-        if values.numel():
-            count, total = count + values.numel(), total + float(values.sum())
-            squares, largest = squares + float(values.square().sum()), max(largest, float(values.abs().max()))
-    if not count:
-        return 1.0
-    size = squares / count
-    spread = math.sqrt(max(0.0, size - (total / count) ** 2))
-    return max(spread, math.sqrt(size) if count < _FEW else 0.0) or largest or 1.0
-
-
-def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    flat = tensor.detach().reshape(len(tensor), -1)
-    for part in flat.split(max(1, _VALUES // max(1, flat.shape[1]))):
-        yield part.double()
+    return torch.cat(errors).nan_to_num(math.inf, posinf=math.inf) / scale_of([expected])

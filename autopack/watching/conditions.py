@@ -52,25 +52,21 @@ def _copy_buffers(model: nn.Module) -> None:
                 module._buffers[name] = copies.setdefault(id(buffer), buffer.detach().clone())
 
 
-class Precision:
-    """The dtypes in which the layers of a model are run while it is in force, as their weights and autocast say."""
+@contextmanager
+def precisions() -> Iterator[set[torch.dtype]]:
+    """The dtypes in which layers are run in this thread meanwhile, as their weights and autocast say."""
+    dtypes: set[torch.dtype] = set()
+    thread = threading.get_ident()
 
-    def __init__(self) -> None:
-        self.dtypes: set[torch.dtype] = set()
-        self._thread = threading.get_ident()
-
-    def __enter__(self) -> Precision:
-        # One for all modules and not one for each, which the model would be looked at again for.
-        self._handle = nn.modules.module.register_module_forward_pre_hook(self._note)
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._handle.remove()
-
-    def _note(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if threading.get_ident() != self._thread:
-            return
+    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
         weight = module._parameters.get("weight")
-        for tensor in (weight, next(iter(args), None)):
+        for tensor in (weight, next(iter(args), None)) if threading.get_ident() == thread else ():
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and weight is not None:
-                self.dtypes.add(torches.taken_by_sdpa(tensor))  # by the rule of layers, which is the same
+                dtypes.add(torches.taken_by_sdpa(tensor))  # by the rule of layers, which is the same
+
+    # One for all modules and not one for each, which the model would be looked at again for.
+    handle = nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield dtypes
+    finally:
+        handle.remove()

@@ -50,41 +50,31 @@ class Side:
     tokens: int = -1
     """Tokens of that row; -1 where the rows of the batch are run as they are."""
 
-    def parts(self, value: torch.Tensor, alone: torch.Tensor, result: Result) -> tuple[torch.Tensor, ...] | None:
+    def parts(self, value: torch.Tensor, alone: torch.Tensor, document: Document) -> tuple[torch.Tensor, ...] | None:
         """What the document got of a field, and what it gets alone, (tokens, ...); None where it is not per token."""
         axis = columns_of([alone], [(1, self.width)])
         if axis is not None and value.dim() == alone.dim():
-            found = self._of(rows_first(value, axis), result)
+            found = self._of(rows_first(value, axis), document)
             if found is not None:
                 return found, rows_first(alone, axis)[0][self._index(self.inside, alone)]
         if len(alone) == self.width and value.dim() == alone.dim():
             for rows, columns in (self.shape, (1, self.tokens)):
                 if len(value) == rows * columns:
-                    found = self._of(value.reshape(rows, columns, *value.shape[1:]), result)
+                    found = self._of(value.reshape(rows, columns, *value.shape[1:]), document)
                     return None if found is None else (found, alone[self._index(self.inside, alone)])
         return None
 
-    def _of(self, value: torch.Tensor, result: Result) -> torch.Tensor | None:
+    def _of(self, value: torch.Tensor, document: Document) -> torch.Tensor | None:
         shape, length = tuple(value.shape[:2]), len(self.columns)
         if shape == self.shape:
             return value[self.row][self._index(self.columns, value)]
         if shape == (1, self.tokens):
             return value[0, self.first : self.first + length]
-        return value[result.number, :length] if shape == (result.count, result.longest) else None
+        return value[document.number, :length] if shape == (document.count, document.longest) else None
 
     @staticmethod
     def _index(columns: np.ndarray, like: torch.Tensor) -> torch.Tensor:
         return torch.from_numpy(columns).to(like.device)
-
-
-@dataclass(frozen=True)
-class Result:
-    """Which of the results of a head with one result per document is that of the document."""
-
-    number: int
-    count: int
-    longest: int = -1
-    """Tokens of the longest document, by which such a head may have padded the others."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +85,16 @@ class Document:
     """Those of a call with nothing else in it."""
     sides: tuple[Side, ...]
     """That of the decoder first, of an encoder-decoder."""
-    result: Result
+    number: int
+    """Which of the `count` documents of the call it is: of the results of a head with one result per document, too."""
+    count: int
+    longest: int = -1
+    """Tokens of the longest document, by which such a head may have padded the others."""
 
     def place_of(self, errors: torch.Tensor) -> tuple[int, int, tuple[int, int]]:
         """Its number in the call, its row, and its first and end column, whichever token differs the most."""
         side = self.sides[0]
-        return self.result.number, side.row, (int(side.columns[0]), int(side.columns[-1]) + 1)
+        return self.number, side.row, (int(side.columns[0]), int(side.columns[-1]) + 1)
 
     def split(self, outputs: Fields, alone: Fields) -> dict[str, tuple[torch.Tensor, ...]]:
         """What it got and what it gets alone, (tokens or 1, ...), of every field of which that can be told."""
@@ -114,12 +108,11 @@ class Document:
 
     def _parts(self, value: torch.Tensor, alone: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
         for side in self.sides:
-            parts = side.parts(value, alone, self.result)
+            parts = side.parts(value, alone, self)
             if parts is not None:
                 return parts
-        number, count = self.result.number, self.result.count
-        if len(alone) == 1 and len(value) == count and value.shape[1:] == alone.shape[1:]:
-            return value[number][None], alone
+        if len(alone) == 1 and len(value) == self.count and value.shape[1:] == alone.shape[1:]:
+            return value[self.number][None], alone
         return None
 
 
@@ -145,7 +138,6 @@ def _of_packed(call: Call, layout: PackedLayout, turn: int) -> Document:
     chosen = _without_media(call, [layout.spans[number] for number in whole.documents], turn)
     number = int(whole.documents[chosen])
     row, first, end = layout.spans[number]
-    result = Result(chosen, len(whole.documents), whole.shape[1])
     if call.entry.head is not None:
         given = DocumentArguments(call.entry.head, without_what_packing_drops(call, call.arguments), layout)
         batch = DocumentBatch.of(layout, whole.documents[chosen : chosen + 1])
@@ -162,7 +154,7 @@ def _of_packed(call: Call, layout: PackedLayout, turn: int) -> Document:
         arguments["attention_mask"] = layout.cu_seqlens.new_ones((1, end - first)).long()
     columns = np.arange(first, end)
     side = Side((layout.rows, layout.columns), row, columns, np.arange(end - first), end - first)
-    return Document(arguments, (side,), result)
+    return Document(arguments, (side,), chosen, len(whole.documents), whole.shape[1])
 
 
 def _of_padded(call: Call, turn: int) -> Document:
@@ -182,7 +174,7 @@ def _of_padded(call: Call, turn: int) -> Document:
     before = int(padding.real[:row].sum())
     inside = np.arange(len(columns)) if strips else columns
     side = Side(padding.shape, row, columns, inside, len(kept), before, padding.tokens)
-    return Document(arguments, (side,), Result(row, padding.rows))
+    return Document(arguments, (side,), row, padding.rows)
 
 
 def _of_pair(call: PairCall, turn: int) -> Document:
@@ -211,7 +203,7 @@ def _of_pair(call: PairCall, turn: int) -> Document:
             arguments[name] = (_kept_or_cut(name, value, cut),)
         else:
             arguments[name] = _kept_or_cut(name, value, cut)
-    return Document(arguments, sides, Result(number, count))
+    return Document(arguments, sides, number, count)
 
 
 def _side_of_half(half: Half, number: int) -> Side:

@@ -93,8 +93,7 @@ class Envelope(Checked):
                 f", worst relative error {self.worst:.1e}, with documents of up to {longest} and rows of up to {row} "
             )
             found += f"tokens, up to {documents} documents and {rows} rows in a call"
-        found += f", {self.leaks} leaking" if self.leaks else ""
-        return "; ".join([found, *(f"{count} skipped: {reason}" for reason, count in self.skipped.most_common())])
+        return self._told(found)
 
 
 def _is_padded(call: Call) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
@@ -34,7 +35,8 @@ _FOLLOWED = ("inputs_embeds", "decoder_inputs_embeds")
 
 def media_sizes(call: Call) -> tuple[int, int]:
     """Numbers in the largest media tensor of a call, and the longest of their sides in places or pixels."""
-    tensors = [value for name in media.given(call.arguments) for value in _tensors_in(call.arguments[name])]
+    values = tree_leaves([call.arguments[name] for name in media.given(call.arguments)])
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
     sides = [max(value.shape[1:], default=0) for value in tensors if value.is_floating_point()]
     # Of images of which only the sum of all has a size, a grid of whole numbers says how large each is.
     grids = [int(value.max()) for value in tensors if not value.is_floating_point() and value.numel()]
@@ -131,21 +133,16 @@ class _Run:
         return torch.autograd.grad(self._sums, leaves, weights, **options)
 
 
-def _tensors_in(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [tensor for part in parts for tensor in _tensors_in(part)]
-
-
 def _followed(value: Any, leaves: list[torch.Tensor]) -> Any:
     """The same, with every floating tensor in it made of a leaf of its own."""
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        leaves.append(value.detach().clone().requires_grad_())
+
+    def follow(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        leaves.append(tensor.detach().clone().requires_grad_())
         return leaves[-1].clone()  # some write to it
-    if isinstance(value, dict):
-        return {name: _followed(part, leaves) for name, part in value.items()}
-    return type(value)(_followed(part, leaves) for part in value) if type(value) in (list, tuple) else value
+
+    return tree_map_only(torch.Tensor, follow, value)
 
 
 @contextmanager

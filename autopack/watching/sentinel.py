@@ -44,9 +44,9 @@ class Watched(Checked):
         self.worst, self.skipped = max(self.worst, other.worst), self.skipped + other.skipped
 
     def __str__(self) -> str:
-        found = f"every {self.every} training calls; {self.checks} checked, worst relative error {self.worst:.1e}"
-        found += f", {self.leaks} leaking" if self.leaks else ""
-        return "; ".join([found, *(f"{count} skipped: {reason}" for reason, count in self.skipped.most_common())])
+        return self._told(
+            f"every {self.every} training calls; {self.checks} checked, worst relative error {self.worst:.1e}"
+        )
 
 
 class Sentinel:

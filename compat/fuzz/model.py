@@ -17,7 +17,7 @@ from autopack import tiny
 from autopack.auditing.asking import loss_of
 from autopack.auditing.cases import Call, Case, PairCase
 from autopack.auditing.fields import Fields, Sides, fields_of, scales_of
-from autopack.auditing.left_as_found import _is_noise
+from autopack.auditing.left_as_found import noise_of
 from autopack.auditing.losses import Labels, find_labels
 from autopack.auditing.running import Runner, forget_lengths, weighted_sum
 from autopack.inspection.modules import is_pair, row_dependent_rotaries
@@ -57,10 +57,8 @@ class Model:
             raise NoStock(getattr(error, "reason", str(error))) from error
         except Exception as error:  # a class may raise anything at a value that it does not take
             raise NoStock(said(error)) from error
-        for module in self.stock.modules():
-            for name, value in vars(module).items():
-                if isinstance(value, float) and _is_noise(module, name):
-                    setattr(module, name, 0.0)
+        for module, name, _ in noise_of(self.stock):
+            setattr(module, name, 0.0)
         self.runner = Runner(self.stock)
         try:
             self.pool: Case = (PairCase if is_pair(self.stock) else Case)(self.stock, spec.lengths, spec.seed)
@@ -104,15 +102,10 @@ class Model:
 
     def _find_labels(self) -> Labels | None:
         self.stock.eval()
-        longest = max(range(len(self.pool.documents)), key=lambda n: len(self.pool.documents[n]))
-
-        def run(labels: dict[str, torch.Tensor]) -> Any:
-            return self.runner.stock({**self.pool.by_itself(longest), **labels, **self.without_router})
-
         try:
             with torch.no_grad():
                 alone = [fields_of(self.runner.stock(self.pool.by_itself(n))) for n in range(len(self.pool.documents))]
-            found, _ = find_labels(self.stock, self.pool, alone, run, ignore_boundaries=False)
+            found, _ = find_labels(self.stock, self.pool, alone, self.runner.stock, ignore_boundaries=False)
         except Exception:
             return None  # calls without labels say what stock raises
         return ignoring(found, self.spec.seed) if found is not None and self.spec.ignored else found

@@ -15,7 +15,7 @@ import transformers
 import autopack
 from autopack import tiny
 from autopack.registry import first_position
-from autopack.tiny.weights import randomize
+from autopack.tiny.models import randomize
 from tests.conftest import FLOAT64, error, positions, spans, token_ids
 from tests.support.padded import tally_of
 

@@ -163,13 +163,13 @@ def classifier() -> dict[str, Any]:
 
 def pictures() -> dict[str, Any]:
     """A row of two documents with a picture each, and examples with pictures as a processor leaves them."""
-    from autopack.tiny import images
+    from autopack.tiny import images, media_rows
     from tests.multimodal.models import with_images
     from tests.packing.test_images import PROCESSOR, example
 
     model = with_images("qwen2_vl")
     documents = [images.document(model, (4, "image", 3), seed=seed) for seed in range(2)]
-    row = images.row(model, documents)
+    row = media_rows.row(model, documents)
     return {
         "autopack": autopack,
         "torch": torch,
@@ -187,12 +187,12 @@ def pictures() -> dict[str, Any]:
 
 def recordings() -> dict[str, Any]:
     """A row of two documents with a sound each, of one length."""
-    from autopack.tiny import images, sounds
+    from autopack.tiny import media_rows, sounds
     from tests.multimodal.test_sounds import with_sounds
 
     model = with_sounds("qwen3_asr")
     documents = [sounds.document(model, (4, "sound", 3), seed=seed, frames=22) for seed in range(2)]
-    ids = images.row(model, documents)["input_ids"]
+    ids = media_rows.row(model, documents)["input_ids"]
     return {
         "autopack": autopack,
         "torch": torch,

@@ -9,7 +9,7 @@ from transformers.models.mamba.modeling_mamba import MambaModel, MambaPreTrained
 
 from autopack import tiny
 from autopack.registry import first_position
-from autopack.tiny.weights import randomize
+from autopack.tiny.models import randomize
 from tests.conftest import FLOAT64, LENGTHS, positions, token_ids
 from tests.support.padded import model_gradient_error
 

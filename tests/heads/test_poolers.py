@@ -14,7 +14,7 @@ from transformers.models.mamba.modeling_mamba import MambaModel
 
 import autopack
 from autopack import tiny
-from autopack.tiny.weights import randomize
+from autopack.tiny.models import randomize
 from tests.conftest import FLOAT32, FLOAT64, LENGTHS, error, positions, spans
 from tests.heads.models import CLASSES, IDS, agrees, packed, with_head
 

@@ -9,7 +9,7 @@ from transformers import GPT2DoubleHeadsModel, LlamaForSequenceClassification
 
 import autopack
 from autopack import InvalidPacking, UnsupportedModel, tiny
-from autopack.tiny.weights import randomize
+from autopack.tiny.models import randomize
 from tests.conftest import FLOAT64, LENGTHS, error, positions, spans
 from tests.heads.models import (
     CLASSES,

@@ -22,7 +22,7 @@ from transformers.models.x_clip.modeling_x_clip import XCLIPTextModel
 import autopack
 from autopack import UnsupportedModel, tiny
 from autopack.calls.per_row_outputs import REASON
-from autopack.tiny.weights import randomize
+from autopack.tiny.models import randomize
 from tests.conftest import FLOAT64, LEAK, error
 from tests.support.padded import tally_of
 

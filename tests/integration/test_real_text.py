@@ -14,7 +14,7 @@ import torch
 import autopack
 from autopack.demo.batches import END_OF_TEXT, train_tokenizer
 from autopack.demo.corpus import collect_documents
-from autopack.tiny.weights import randomize
+from autopack.tiny.models import randomize
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")

@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoModelForPreTraining
 import autopack
 from autopack import tiny
 from autopack.registry import first_position
-from autopack.tiny.weights import randomize
+from autopack.tiny.models import randomize
 from tests.conftest import FLOAT32, LEAK, error, positions, spans
 
 ROWS = ((5, 1, 9, 5), (2, 14, 4))

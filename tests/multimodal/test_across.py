@@ -9,8 +9,9 @@ import torch
 
 import autopack
 from autopack import InvalidPacking, PackingCollator, UnsupportedModel
-from autopack.tiny import images
-from autopack.tiny.images import IMAGE, Document
+from autopack.tiny import images, media_rows
+from autopack.tiny.images import IMAGE
+from autopack.tiny.media_rows import Document
 from compat.images import alone, compare, documents, packed, spans
 from tests.conftest import FLOAT32, LEAK, error, gradients
 from tests.multimodal.models import twins_with_images, with_images
@@ -57,7 +58,7 @@ def padded(model: Any, found: list[Document], side: str) -> tuple[dict[str, Any]
         [Document({n: pad(v) for n, v in d.tokens.items()}, d.images, {n: pad(v) for n, v in d.seen.items()})]
         for d in found
     ]
-    return images.rows(model, rows), torch.cat([pad(torch.ones(1, len(d), dtype=torch.long)) for d in found])
+    return media_rows.rows(model, rows), torch.cat([pad(torch.ones(1, len(d), dtype=torch.long)) for d in found])
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
@@ -221,7 +222,7 @@ class TestCollator:
     @staticmethod
     def example(model: Any, document: Document) -> dict[str, Any]:
         found = {name: value[0].tolist() for name, value in document.tokens.items()}
-        return {**found, **images.row(model, [document])}
+        return {**found, **media_rows.row(model, [document])}
 
     @pytest.mark.parametrize("max_length", [None, 24])
     @pytest.mark.parametrize("model_type", MASKS)

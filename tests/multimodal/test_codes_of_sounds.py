@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import autopack
-from autopack.tiny.weights import randomize
+from autopack.tiny.models import randomize
 from tests.conftest import FLOAT32, LEAK, error, gradients
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")

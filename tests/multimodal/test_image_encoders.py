@@ -11,9 +11,9 @@ import transformers
 
 import autopack
 from autopack import InvalidPacking, UnsupportedModel, tiny
-from autopack.tiny import images
-from autopack.tiny.images import Document
-from autopack.tiny.weights import randomize
+from autopack.tiny import media_rows
+from autopack.tiny.media_rows import Document
+from autopack.tiny.models import randomize
 from compat.images import alone, compare, documents, labels_of, packed, spans
 from tests.conftest import FLOAT32, LEAK, error, gradients
 from tests.multimodal.models import twins_with_images, with_images
@@ -93,7 +93,7 @@ def test_padded_batches_give_what_they_gave(model_type):
         return torch.nn.functional.pad(value, (0, columns - value.shape[1]), value=filler)
 
     rows = [[Document({n: pad(v, 0) for n, v in d.tokens.items()}, d.images)] for d in found]
-    call = images.rows(stock, rows)
+    call = media_rows.rows(stock, rows)
     call["decoder_attention_mask"] = torch.cat([pad(torch.ones_like(d.predicted), 0) for d in found])
     labels = torch.cat([pad(labels_of(d), -100) for d in found])
     expected = stock(**call, labels=labels, use_cache=False)

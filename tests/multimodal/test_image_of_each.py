@@ -9,8 +9,9 @@ import torch
 
 import autopack
 from autopack import InvalidPacking, UnsupportedModel, tiny
-from autopack.tiny import images
-from autopack.tiny.images import IMAGE, Document
+from autopack.tiny import media_rows
+from autopack.tiny.images import IMAGE
+from autopack.tiny.media_rows import Document
 from compat.images import alone, alone_loss, compare, documents, labels_of, packed, spans
 from tests.conftest import FLOAT32, LEAK, error, gradients
 from tests.multimodal.models import twins_with_images, with_images
@@ -94,7 +95,7 @@ def test_padded_batches_give_what_they_gave(model_type, side):
         space = columns - value.shape[1]
         return torch.nn.functional.pad(value, (space, 0) if side == "left" else (0, space), value=filler)
 
-    call = images.rows(stock, [[Document({"input_ids": pad(d.tokens["input_ids"], 0)}, d.images)] for d in found])
+    call = media_rows.rows(stock, [[Document({"input_ids": pad(d.tokens["input_ids"], 0)}, d.images)] for d in found])
     mask = torch.cat([pad(torch.ones_like(d.tokens["input_ids"]), 0) for d in found])
     labels = torch.cat([pad(labels_of(d), -100) for d in found])
     expected = stock(**call, attention_mask=mask, labels=labels, use_cache=False)

@@ -9,8 +9,9 @@ import torch
 
 import autopack
 from autopack import InvalidPacking
-from autopack.tiny import images, sounds
-from autopack.tiny.images import IMAGE, Document
+from autopack.tiny import images, media_rows, sounds
+from autopack.tiny.images import IMAGE
+from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
 from compat.images import as_videos, labels_of
 from tests.conftest import FLOAT32, LEAK, error, gradients
@@ -35,7 +36,7 @@ def joined(model: Any, pieces: list[Document]) -> dict[str, Any]:
     call: dict[str, Any] = {}
     for kind in ("pixel_values", "pixel_values_videos", "input_features"):
         of_kind = [p for p in pieces if p.images and kind in p.images[0]]
-        call |= images.row(model, of_kind) if of_kind else {}
+        call |= media_rows.row(model, of_kind) if of_kind else {}
     names = [name for name in pieces[0].tokens if all(name in p.tokens for p in pieces)]
     return call | {name: torch.cat([p.tokens[name] for p in pieces], dim=1) for name in names}
 
@@ -135,5 +136,5 @@ def joined_media(model: Any, pieces: list[Document]) -> dict[str, Any]:
     call: dict[str, Any] = {}
     for kind in ("pixel_values_videos", "input_features"):
         of_kind = [Document({}, p.images) for p in pieces if p.images and kind in p.images[0]]
-        call |= images.row(model, of_kind)
+        call |= media_rows.row(model, of_kind)
     return call

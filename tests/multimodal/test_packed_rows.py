@@ -15,7 +15,7 @@ import torch
 import autopack
 from autopack import registry
 from autopack.auditing.fields import scales_of
-from autopack.tiny import images
+from autopack.tiny import media_rows
 from autopack.tiny.images import IMAGE
 from compat.images import alone, alone_loss, as_videos, changed, compare, documents, influence, labels_of, packed, spans
 from tests.conftest import FLOAT32, LEAK, error, gradients
@@ -97,7 +97,7 @@ def test_videos_are_exact_too(model_type):
     implementation = "eager" if model_type == "glm5_next" else "sdpa"
     stock, model = twins_with_images(model_type, attn_implementation=implementation)
     found = [as_videos(stock, document) for document in documents(stock)]
-    assert "pixel_values_videos" in images.row(stock, found)
+    assert "pixel_values_videos" in media_rows.row(stock, found)
     with autopack.enable(model, verify="never"):
         hold(compare(model, stock, videos=True))
     logits = stock(**packed(stock, [found])).logits
@@ -196,7 +196,7 @@ def test_rows_of_different_lengths_with_padding(model_type):
     found = documents(stock)
     first, second = found[:3], found[3:]
     columns = max(sum(map(len, each)) for each in (first, second))
-    call, ids = images.rows(stock, [[*first, *second]]), {}
+    call, ids = media_rows.rows(stock, [[*first, *second]]), {}
     spaces = {name: value for name, value in call.items() if name in found[0].tokens}
     place = sum(map(len, first))
     for name, value in spaces.items():
@@ -240,5 +240,5 @@ def test_every_type_that_takes_images_has_been_run_with_them():
 def test_videos_are_not_taken_for_images():
     model = with_images("qwen2_vl")
     video = as_videos(model, documents(model)[0])
-    assert "video_grid_thw" in images.row(model, [video])
+    assert "video_grid_thw" in media_rows.row(model, [video])
     assert int(video.tokens["mm_token_type_ids"].max()) == 2

@@ -9,7 +9,7 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.tiny import images
+from autopack.tiny import media_rows
 from autopack.tiny.images import IMAGE
 from compat.images import documents
 from tests.conftest import FLOAT32, LEAK, error, gradients
@@ -27,7 +27,7 @@ def padded_with_images(model: Any, side: str) -> tuple[dict[str, Any], torch.Ten
     """A padded batch of three documents with images, and its mask."""
     found = documents(model, [(3, IMAGE, 2), (IMAGE, 9, IMAGE, 4), (7,)])
     columns = max(map(len, found))
-    call = images.row(model, found)
+    call = media_rows.row(model, found)
     for name in found[0].tokens:
         rows = [d.tokens[name][0] for d in found]
         call[name] = torch.stack([_pad(row, columns, side) for row in rows])
@@ -90,7 +90,7 @@ def test_one_image_in_the_whole_batch(model_type):
     stock, model = twins_with_images(model_type)
     found = documents(model, [(3, IMAGE, 2), (11,)])
     columns = max(map(len, found))
-    call = images.row(model, found)
+    call = media_rows.row(model, found)
     for name in found[0].tokens:
         call[name] = torch.stack([_pad(d.tokens[name][0], columns, "right") for d in found])
     mask = torch.stack([_pad(torch.ones(len(d), dtype=torch.long), columns, "right") for d in found])

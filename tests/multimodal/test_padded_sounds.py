@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import autopack
-from autopack.tiny import images, sounds
+from autopack.tiny import media_rows, sounds
 from autopack.tiny.sounds import SOUND
 from compat.images import alone
 from tests.conftest import FLOAT32, error, gradients
@@ -30,7 +30,7 @@ def padded(model: Any, side: str) -> tuple[dict[str, Any], torch.Tensor, torch.T
         space = columns - len(row)
         return torch.nn.functional.pad(row, (space, 0) if side == "left" else (0, space))
 
-    call = images.row(model, found)
+    call = media_rows.row(model, found)
     for name in found[0].tokens:
         call[name] = torch.stack([pad(d.tokens[name][0]) for d in found])
     mask = torch.stack([pad(torch.ones(len(d), dtype=torch.long)) for d in found])

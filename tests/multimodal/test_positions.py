@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import autopack
 from autopack.calls import with_media
 from autopack.layout.packed import PackedLayout
-from autopack.tiny import images
+from autopack.tiny import media_rows
 from autopack.tiny.images import IMAGE
 from compat.images import alone, documents, packed, spans
 from tests.conftest import FLOAT32, LEAK, error
@@ -30,7 +30,7 @@ def test_positions_that_the_call_computed_itself_are_taken(axes):
         expected = model(**packed(model, [found])).logits
         call = packed(model, [found])
         text = call.pop("position_ids")
-        parts = [stock.model.get_rope_index(**_grids(images.row(stock, [d])))[0] for d in found]
+        parts = [stock.model.get_rope_index(**_grids(media_rows.row(stock, [d])))[0] for d in found]
         vision = torch.cat(parts, dim=2)
         if axes == 4:
             call["position_ids"] = torch.cat([text[None], vision])
@@ -59,7 +59,7 @@ def test_three_sections_that_begin_anew_keep_documents_apart(model_type):
     stock, model = twins_with_images(model_type)
     found = documents(stock)
     call = packed(stock, [found])
-    parts = [stock.model.get_rope_index(**_grids(images.row(stock, [document])))[0] for document in found]
+    parts = [stock.model.get_rope_index(**_grids(media_rows.row(stock, [document])))[0] for document in found]
     call["position_ids"] = torch.cat(parts, dim=2)
     expected = torch.cat([alone(stock, document).logits[0] for document in found])
     assert error(stock(**call).logits[0], expected) > LEAK
@@ -74,7 +74,7 @@ def test_positions_that_are_floats():
     call = packed(stock, [found])
     parts = []
     for document in found:
-        arguments = images.row(stock, [document])
+        arguments = media_rows.row(stock, [document])
         given = {name: arguments[name] for name in ("input_ids", "image_grid_thw") if name in arguments}
         parts.append(stock.get_rope_index(**given, attention_mask=torch.ones_like(given["input_ids"]))[0])
     call["position_ids"] = torch.cat(parts, dim=2)
@@ -102,7 +102,7 @@ def test_any_declaration_numbers_the_documents(declared):
         "cu_seq_lens": {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds},
     }
     with autopack.enable(model):
-        logits = model(**images.row(model, found), **said[declared]).logits
+        logits = model(**media_rows.row(model, found), **said[declared]).logits
     for document, row, a, b in spans([found]):
         assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32
 
@@ -113,7 +113,7 @@ def test_the_backbone_alone_numbers_the_documents():
     with autopack.enable(model):
         states = model.model(**packed(model, [found])).last_hidden_state
     for document, row, a, b in spans([found]):
-        assert error(states[row, a:b], stock.model(**images.row(stock, [document])).last_hidden_state[0]) <= FLOAT32
+        assert error(states[row, a:b], stock.model(**media_rows.row(stock, [document])).last_hidden_state[0]) <= FLOAT32
 
 
 class Counting(torch.nn.Module):
@@ -150,7 +150,7 @@ def test_what_the_model_keeps_for_generation_stays_and_is_not_read():
         assert model.model.rope_deltas is kept
         text = documents(stock, [(5,), (7,)])
         where = packed(stock, [text])["position_ids"]
-        embeds = model.get_input_embeddings()(images.row(stock, text)["input_ids"])
+        embeds = model.get_input_embeddings()(media_rows.row(stock, text)["input_ids"])
         logits = model(inputs_embeds=embeds, position_ids=where).logits
     for document, row, a, b in spans([text]):
         assert error(logits[row, a:b], alone(stock, document).logits[0]) <= FLOAT32

@@ -14,7 +14,7 @@ import transformers
 import autopack
 from autopack import InvalidPacking, UnsupportedModel, tiny
 from autopack.inspection import media
-from autopack.tiny import images
+from autopack.tiny import media_rows
 from compat.images import documents, packed, takes_media
 from tests.multimodal.models import with_images
 
@@ -96,7 +96,7 @@ class TestNumbersOfPatches:
 
     def test_those_of_each_document_from_0(self, model):
         found = documents(model)
-        rows = [images.row(model, [document]) for document in found if document.images]
+        rows = [media_rows.row(model, [document]) for document in found if document.images]
         numbers = torch.cat([row["image_token_pooling"] for row in rows])
         assert numbers.shape == packed(model, [found])["image_token_pooling"].shape
         with pytest.raises(InvalidPacking, match=r"of image 1 names patches of other images.*PackingCollator"):
@@ -121,7 +121,7 @@ class TestNumbersOfPatches:
             self.call(model, **{name: packed(model, [documents(model)])[name][:-1]})
 
     def test_padded_batches_are_upstreams_business(self, model):
-        row = images.row(model, documents(model)[:1])
+        row = media_rows.row(model, documents(model)[:1])
         del row["image_num_crops"]
         assert model(**row, attention_mask=torch.ones_like(row["input_ids"])).logits.isfinite().all()
 
@@ -201,7 +201,7 @@ class TestNormsOverTheBatch:
         first, second = documents(stock)[:2]
         for train in (False, True):
             alone, beside = (
-                stock.train(train)(**images.row(stock, each), use_cache=False).logits[0, : len(first)]
+                stock.train(train)(**media_rows.row(stock, each), use_cache=False).logits[0, : len(first)]
                 for each in ([first], [first, second])
             )
             assert (float((alone - beside).detach().abs().max()) > 0.01) == train
@@ -209,7 +209,7 @@ class TestNormsOverTheBatch:
     def test_text_and_documents_one_per_row_are_not_asked(self, model):
         found = documents(model)
         assert model(**packed(model, [found[2:3]])).logits.isfinite().all()
-        row = images.row(model, found[:1])
+        row = media_rows.row(model, found[:1])
         assert model(**row, attention_mask=torch.ones_like(row["input_ids"])).logits.isfinite().all()
 
 

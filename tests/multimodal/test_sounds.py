@@ -16,8 +16,8 @@ import torch
 
 import autopack
 from autopack import InvalidPacking, registry, tiny
-from autopack.tiny import images, sounds
-from autopack.tiny.images import Document
+from autopack.tiny import media_rows, sounds
+from autopack.tiny.media_rows import Document
 from autopack.tiny.sounds import SOUND
 from compat.images import alone, compare, packed, spans
 from compat.with_images import cast
@@ -118,7 +118,7 @@ def test_padding_tells_there(model_type):
         short = sounds.document(stock, [2, SOUND, 3], seed=seed, frames=17)
         long = sounds.document(stock, [2, SOUND, 3], seed=seed + 1, frames=126 if model_type in CHUNKED else 40)
         columns = max(len(short), len(long))
-        call = images.row(stock, [short, long])
+        call = media_rows.row(stock, [short, long])
         for name in short.tokens:
             rows = (d.tokens[name][0] for d in (short, long))
             call[name] = torch.stack([torch.nn.functional.pad(row, (0, columns - len(row))) for row in rows])
@@ -144,7 +144,7 @@ def test_two_rows_with_padding_behind_them():
     stock, model = with_sounds("qwen3_asr"), with_sounds("qwen3_asr")
     found = documents(stock)
     rows, columns = (found[:3], found[3:]), max(sum(map(len, found[:3])), len(found[3]))
-    call = images.rows(stock, [found])
+    call = media_rows.rows(stock, [found])
     ids = [torch.cat([d.tokens["input_ids"][0] for d in each]) for each in rows]
     call["input_ids"] = torch.stack([torch.nn.functional.pad(row, (0, columns - len(row))) for row in ids])
     numbers = [torch.cat([torch.full((len(d),), n + 1) for n, d in enumerate(each)]) for each in rows]
@@ -265,7 +265,7 @@ def test_the_collator_joins_what_a_processor_made_of_each_document(model_type):
     for document in found:
         example: dict[str, Any] = {name: value[0].tolist() for name, value in document.tokens.items()}
         for name in document.images[0] if document.images else ():
-            example[name] = images.row(model, [document])[name].numpy()
+            example[name] = media_rows.row(model, [document])[name].numpy()
         examples.append({**example, "labels": example["input_ids"]})
     batch = autopack.PackingCollator.for_model(model)(examples)
     expected = packed(model, [found])

@@ -13,7 +13,7 @@ from transformers import AutoModelForCTC
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import autopack
-from autopack.tiny.weights import randomize
+from autopack.tiny.models import randomize
 from tests.conftest import FLOAT32, LEAK, error
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")

@@ -16,7 +16,7 @@ from transformers import Trainer, TrainingArguments
 
 import autopack
 from autopack import InvalidPacking, PackedBatchSampler, PackingCollator, tiny
-from autopack.tiny import images
+from autopack.tiny import images, media_rows
 from autopack.tiny.images import IMAGE
 from tests.multimodal.models import twins_with_images, with_images
 
@@ -196,7 +196,7 @@ def test_what_a_processor_made_of_each_document_is_joined(model_type, rows):
     stock, model = twins_with_images(model_type)
     parts = ((3, IMAGE), (IMAGE, 4), (7,), (2, IMAGE, 3, IMAGE, 4))
     made = [images.document(stock, each, seed=n + 1) for n, each in enumerate(parts)]
-    examples = [images.row(stock, [d]) for d in made]
+    examples = [media_rows.row(stock, [d]) for d in made]
     columns = 2 * max(map(len, made)) if rows else None
     collate = PackingCollator.for_model(model, max_length=columns, rows=rows, labels="none")
     batch = collate(examples)

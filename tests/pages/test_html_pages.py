@@ -128,7 +128,7 @@ def test_errors_are_drawn_where_they_are():
 
     subject = report(*RESULTS)
     axes = Figure().subplots()
-    draw_errors(axes, subject._errors())
+    draw_errors(axes, subject)
     found = {each.get_label(): each.get_offsets().tolist() for each in axes.collections if each.get_label() in MARKS}
     assert found == {
         "vs alone, or stock": [[2e-6, 0], [0.9, 1], [LEAST, 2]],
@@ -146,9 +146,9 @@ def test_errors_are_drawn_where_they_are():
 def test_limits_of_padded_batches_are_their_own():
     padded = ModeResult("right-padded", False, error=5e-4, kind="padded", unpadded=True)
     subject = report(RESULTS[0], padded, padded_tolerance=1e-3, gradient_tolerance=1e-6)
-    packed, of_padded = (each.limits for each in subject._errors())
-    assert packed == (1e-4, 1e-6, 1e-3)
-    assert of_padded == (1e-3, 1e-3, 1e-3)
+    packed, of_padded = map(subject._tolerances, subject.results)
+    assert packed == (1e-4, 1e-6)
+    assert of_padded == (1e-3, 1e-3)
     assert [subject.is_exact(result) for result in subject.results] == [False, True]
 
 

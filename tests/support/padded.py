@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 import autopack
 from autopack import tiny
 from autopack.calls.unpadded import Unpadded
-from autopack.tiny.weights import randomize
+from autopack.tiny.models import randomize
 
 PADDED = (24, 5, 11, 1)
 """Documents of a padded batch of 24 columns: one fills its row, one is a single token."""

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from autopack.tiny.weights import randomize
+from autopack.tiny.models import randomize
 from tests.unfamiliar.common import (
     IN_FLOAT32,
     LENGTHS,

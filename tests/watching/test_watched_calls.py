@@ -40,7 +40,7 @@ def test_documents_take_turns():
     model = mix(build("llama"))
     with autopack.enable(model, watch=2, verify="never", watch_action="log") as handle:
         seen = []
-        handle.watched._judged = lambda call, document, runs, step: seen.append(document.result.number)
+        handle.watched._judged = lambda call, document, runs, step: seen.append(document.number)
         trained(model, *(row(step) for step in range(12)))
         assert seen == [0, 1, 2, 3, 0, 1]
 
