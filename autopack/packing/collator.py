@@ -19,23 +19,26 @@ from autopack.inspection.heads import row_head
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import (
     COMPLETION_KEYS,
+    DOCUMENT_WEIGHT,
     IDS,
     LABEL_KEYS,
+    LOSS_WEIGHTS,
     MASK,
     POSITIONS,
+    WEIGHINGS,
+    Weighing,
     check_in,
     check_int,
     check_names,
     invalid,
     is_int,
+    token_weights,
 )
-from autopack.packing.completions import as_documents
-from autopack.packing.examples import Example, check_alike, merge, read_example
+from autopack.packing.examples import Example, as_documents, check_alike, merge, read_example
 from autopack.packing.lengths import aligned, numbered
 from autopack.packing.media import along_diagonal, join, read_pictures
 from autopack.packing.old_names import with_old_names
 from autopack.packing.places import Places, keep_positions, place, tokens_within
-from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, WEIGHINGS, Weighing, token_weights
 
 PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
 Labels = Literal["auto", "given", "required", "none"]

@@ -12,10 +12,9 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
-from autopack.packing.checks import check_in, check_int, check_names
+from autopack.packing.checks import WEIGHINGS, Weighing, check_in, check_int, check_names
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Strategy
-from autopack.packing.weights import WEIGHINGS, Weighing
 from autopack.version import __version__
 
 BLOCK = 1 << 19

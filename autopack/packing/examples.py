@@ -12,12 +12,26 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.layout.ways import OF_EXAMPLES, TABLE
-from autopack.packing.checks import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, invalid, refuse_pairs
+from autopack.packing.checks import (
+    COMPLETION_KEYS,
+    DOCUMENT_WEIGHT,
+    IDS,
+    LABEL_KEYS,
+    LENGTHS,
+    LOSS_WEIGHTS,
+    MASK,
+    POSITIONS,
+    are_weights,
+    invalid,
+    refuse_pairs,
+)
 from autopack.packing.lengths import is_text, numbers
 from autopack.packing.media import SEEN, is_media, of_tokens, take_pictures
-from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, are_weights
 
 PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")
+PROMPT, COMPLETIONS = "prompt_ids", "completion_ids"
+ANSWERS = ("chosen_ids", "rejected_ids")
+"""Columns of tokens, by the names that TRL has given them."""
 
 
 @dataclass
@@ -51,6 +65,45 @@ class Example:
         self.columns = {k: v[:length] for k, v in self.columns.items()}
         self.starts = self.starts[self.starts < length]
         self.per_document = {k: v[: len(self.starts)] for k, v in self.per_document.items()}
+
+
+def as_documents(index: int, example: Any) -> Any:
+    """An example of a prompt and its completions as one of as many documents, each of which begins with the prompt.
+
+    Tokens of completions are targets, those of the prompt are none. Any other example stays as it is. Raises
+    `InvalidPacking` for a prompt without completions, and for what is no list of tokens.
+    """
+    if not isinstance(example, Mapping) or PROMPT not in example:
+        return example
+    if IDS in example:
+        raise invalid(index, IDS, f"found beside {PROMPT!r}; name one of them in drop_keys")
+    names = [name for name in (COMPLETIONS, *ANSWERS) if example.get(name) is not None]
+    if names not in ([COMPLETIONS], list(ANSWERS)):
+        wanted = f"wanted {COMPLETIONS!r}, or {ANSWERS[0]!r} and {ANSWERS[1]!r}"
+        raise invalid(index, PROMPT, f"{wanted} beside it; found {names or 'neither'}")
+    prompt = _tokens(index, PROMPT, example[PROMPT])
+    given: Sequence[Any] = [example[name] for name in names]
+    if names == [COMPLETIONS]:
+        holds_lists = len(given[0]) and np.ndim(given[0][0]) > 0
+        given = given[0] if holds_lists else given
+        names *= len(given)
+    rests = [_tokens(index, name, of) for name, of in zip(names, given, strict=True)]
+    documents = [np.concatenate([prompt, rest]) for rest in rests]
+    targets = [np.arange(len(document)) >= len(prompt) for document in documents]
+    others = {name: value for name, value in example.items() if name not in (PROMPT, COMPLETIONS, *ANSWERS)}
+    return {
+        IDS: np.concatenate(documents),
+        COMPLETION_KEYS[0]: np.concatenate(targets).astype(np.int64),
+        LENGTHS: [len(document) for document in documents],
+        **others,
+    }
+
+
+def _tokens(index: int, name: str, value: Any) -> np.ndarray:
+    found = _numbers(index, name, value)
+    if found.ndim != 1 or not found.size or found.dtype.kind != "i":
+        raise invalid(index, name, f"wanted tokens, ints of shape (T,), found {found.dtype} of shape {found.shape}")
+    return found
 
 
 def read_example(

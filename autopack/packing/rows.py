@@ -14,14 +14,23 @@ import pyarrow as pa
 from autopack.errors import InvalidPacking
 from autopack.inspection.media import PICTURES
 from autopack.layout import IGNORED_LABEL
-from autopack.packing.checks import COMPLETION_KEYS, IDS, LENGTHS, POSITIONS, invalid
+from autopack.packing.checks import (
+    COMPLETION_KEYS,
+    DOCUMENT_WEIGHT,
+    IDS,
+    LENGTHS,
+    LOSS_WEIGHTS,
+    POSITIONS,
+    Weighing,
+    invalid,
+    token_weights,
+)
 from autopack.packing.documents import Documents, Values, empty, from_columns
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import ANY_WAY, fit
 from autopack.packing.media import put_back, set_aside
 from autopack.packing.plans import Plan, plan
 from autopack.packing.strategies import ORDERED
-from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing, token_weights
 
 logger = logging.getLogger(__name__)
 

@@ -17,11 +17,10 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
-from autopack.packing.checks import check_int
+from autopack.packing.checks import Weighing, check_int
 from autopack.packing.dataset import features_of, prepare
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Plan, Strategy
-from autopack.packing.weights import Weighing
 
 if TYPE_CHECKING:
     from autopack.packing.parts import Folder, Shards
