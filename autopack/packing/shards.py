@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
     from autopack.packing.parts import Folder, Shards
 
 logger = logging.getLogger(__name__)
-
-FREE: dict[str, Any] = {"strategy": "best_fit", "seed": 0, "overflow": "error", "max_documents": None}
-FREE |= {"cost": None, "ranks": 1, "align": 1}
-"""Options of a plan, as they are where a plan is given."""
 
 
 def pack_shards(
@@ -87,11 +84,7 @@ def pack_shards(
             is left.
         ImportError: where pyarrow is missing: `pip install "autopack[data]"`.
     """
-    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
-    planned |= {"cost": cost, "ranks": ranks, "align": align}
-    added: dict[str, Any] = {"mask_first_label": mask_first_label, "position_ids": position_ids}
-    added |= {"first_position": first_position, "loss_weights": loss_weights}
-    packing = prepare("autopack.packing.pack_shards", max_length, planned, columns, drop_columns, added)
+    packing = prepare("autopack.packing.pack_shards", dict(locals()))
     from autopack.packing.parts import Folder
 
     _check(packing, plan, num_shards, shard)
@@ -169,7 +162,8 @@ def _check(packing: Any, plan: Any, num_shards: int | None, shard: int | None) -
                 f"plan={plan!r}: wanted 'all', 'shard' or an autopack.packing.Plan; Plan.load reads one from a file"
             )
         return
-    if changed := [name for name, value in packing.planned.items() if value != FREE[name]]:
+    left_out = signature(make).parameters
+    if changed := [name for name, value in packing.planned.items() if value != left_out[name].default]:
         raise ValueError(
             f"{changed[0]}={packing.planned[changed[0]]!r}: a plan is given, which has its own; leave it out"
         )
