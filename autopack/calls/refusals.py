@@ -20,6 +20,7 @@ from autopack.errors import InvalidPacking, OutsideForward, UnsupportedModel
 from autopack.inspection import media
 from autopack.inspection.sharding import splits_rows
 from autopack.integrations import boundaries
+from autopack.integrations.trainers import adapter_of
 from autopack.integrations.accelerate import covered_mixer
 from autopack.layout import prepared
 from autopack.layout.host import host_values
@@ -61,8 +62,9 @@ def refuse_documents_as_one(call: Call, layout: PackedLayout) -> None:
     if call.outer is not None or call.model.is_settling or len(layout.lengths) - padding <= layout.rows:
         return
     trainer = boundaries.trainer_of_this_step()
-    if trainer is not None and boundaries.adds_up_rows(trainer):
-        name, collator = type(trainer).__name__, type(boundaries.collator_of(trainer)).__name__
+    adapter = adapter_of(trainer)
+    if adapter is not None and adapter.adds_up_rows:
+        name, collator = type(trainer).__name__, type(adapter.collator_of(trainer)).__name__
         raise InvalidPacking(
             f"{collator} made rows of several documents, and {name} adds up the log-probabilities of a row as those of "
             f"one sequence. Leave the collator to {name}: {call.name} runs its padded batches without the padding."
