@@ -10,7 +10,6 @@ import random
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 
 from autopack.errors import AutopackError
 from autopack.inspection.media import PICTURES
-from autopack.integrations.trainers import TRANSFORMERS, TrainerAdapter, adapter_of, steps
+from autopack.integrations.trainers import TRANSFORMERS, TrainerAdapter, adapter_of
 from autopack.layout import declarations
 
 BOUNDARIES = ("seq_lengths", "position_ids", "seq_idx")
@@ -76,18 +75,6 @@ def what_is_lost(trainer: Any) -> str | None:
     with _as_it_was():
         rows = (row for dataset in adapter.datasets_of(trainer) for row in _rows(dataset, read))
         return next((reason for row in rows if (reason := _lost(trainer, adapter, row)) is not None), None)
-
-
-def trainer_of_this_step() -> Any:
-    """The trainer that trains or evaluates in this thread, or None."""
-    known = steps()
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        # Only of such functions: up to Python 3.12 asking for the locals keeps them alive until the frame ends.
-        if frame.f_code.co_name in known and adapter_of(found := frame.f_locals.get("self")) is not None:
-            return found
-        frame = frame.f_back
-    return None
 
 
 def _adapter(trainer: Any) -> TrainerAdapter:
