@@ -215,7 +215,8 @@ class PackingCollator:
             raise InvalidPacking("wanted at least one example, found an empty batch; leave empty batches out")
         self._settle_labels(read)
         check_alike(read)
-        placed = place(read, self)
+        multiple = self.pad_to_multiple_of or 1
+        placed = place(read, self.max_length, multiple, self.align, self.max_documents, self.rows)
         batch = self._assemble(read, placed)
         for key in read[0].per_document:
             if key != DOCUMENT_WEIGHT:
@@ -319,7 +320,7 @@ class PackingCollator:
             numbers = np.repeat(np.arange(len(starts), dtype=np.int32), lengths).reshape(shape)
             batch["seq_idx"] = numbers - before.astype(np.int32)[:, None]
         if self.return_flash_kwargs:
-            cu_seq_lens, longest = placed.flash_bounds(self)
+            cu_seq_lens, longest = placed.flash_bounds(self.max_documents if self.rows else None)
             batch |= {"cu_seq_lens_q": cu_seq_lens, "cu_seq_lens_k": cu_seq_lens.copy()}
             batch["max_length_q"] = batch["max_length_k"] = longest
         return batch

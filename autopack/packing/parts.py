@@ -9,7 +9,7 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any
 
@@ -287,8 +287,3 @@ def numbered(numbers: np.ndarray) -> Iterator[None]:
 def renumbered(message: str, numbers: Any) -> str:
     """The message of an error about an example of a part, with its number in the whole."""
     return re.sub(r"^example (\[?)(\d+)", lambda found: f"example {found[1]}{numbers[int(found[2])]}", message)
-
-
-def local(plan: Plan, numbers: np.ndarray) -> Plan:
-    """A plan of the documents `numbers`, sorted, as one of the examples of a table that holds just those."""
-    return replace(plan, documents=np.searchsorted(numbers, plan.documents))

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -224,7 +225,7 @@ def _gathered(dataset: Any, whole: Plan, chosen: Plan, packing: Any) -> Iterator
     from datasets.table import table_cast
 
     from autopack.packing.documents import Documents, Taker, carried
-    from autopack.packing.parts import check_lengths, local, nothing_left, numbered, planned_lengths, spans
+    from autopack.packing.parts import check_lengths, nothing_left, numbered, planned_lengths, spans
     from autopack.packing.rows import Rows
 
     if not len(chosen):
@@ -237,7 +238,8 @@ def _gathered(dataset: Any, whole: Plan, chosen: Plan, packing: Any) -> Iterator
         with numbered(numbers):
             documents = Documents(take(numbers), None, None, ())
             check_lengths(whole, documents.lengths, planned[numbers], numbers)
-            rows = Rows(documents, local(part, numbers), **packing.added)
+            here = replace(part, documents=np.searchsorted(numbers, part.documents))  # as the table numbers them
+            rows = Rows(documents, here, **packing.added)
             features = features or features_of(dataset, rows)
             table = table_cast(rows.table(), features.arrow_schema)
         yield table
