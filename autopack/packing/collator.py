@@ -240,15 +240,9 @@ class PackingCollator:
     def _read_all(self, examples: list[Any]) -> list[Example]:
         """The examples as arrays; as a single one where they go into one row and are nothing but documents."""
         if self.completions:
-            examples = [as_documents(index, self._kept(example)) for index, example in enumerate(examples)]
+            examples = [as_documents(index, example, self.drop_keys) for index, example in enumerate(examples)]
         merged = None if self.max_length else merge(examples, self._ignored)
         return [self._read(*of) for of in enumerate(examples)] if merged is None else [merged]
-
-    def _kept(self, example: Any) -> Any:
-        """An example without the keys to ignore."""
-        if not isinstance(example, Mapping):
-            return example
-        return {key: value for key, value in example.items() if key not in self.drop_keys}
 
     @property
     def _ignored(self) -> set[str]:

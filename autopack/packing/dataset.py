@@ -132,11 +132,16 @@ def prepare(name: str, options: dict[str, Any]) -> Any:
     return Packing(max_length, planned, carried, added, options.get("groups", False))
 
 
+def is_of(module: str, name: str, dataset: Any) -> bool:
+    """Whether somebody has imported a module, as whoever made the dataset, which is of a class of it."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(dataset, kind)
+
+
 def _kind(dataset: Any) -> str:
-    """The sort of dataset; asks for `datasets` only where it has been imported, as by whoever made one."""
-    datasets = sys.modules.get("datasets")
+    """The sort of dataset."""
     for name in ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict"):
-        if datasets is not None and isinstance(dataset, getattr(datasets, name)):
+        if is_of("datasets", name, dataset):
             return name
     if isinstance(dataset, (list, tuple)) and all(isinstance(example, Mapping) for example in dataset):
         return "list"

@@ -165,16 +165,16 @@ class Estimate:
         figure = Figure(figsize=(12, 3.6), layout="constrained")
         lengths, padding, speed = figure.subplots(1, 3, width_ratios=(5, 4, 5))
         draw_lengths(lengths, self.lengths)
-        mean, median = self.lengths.mean(), np.median(self.lengths)
-        lengths.set_title(
-            f"{len(self.lengths):,} documents: mean {mean:,.0f}, median {median:,.0f} tokens", fontsize=10
-        )
         draw_padding(padding, self.padded)
-        padding.set_title("padding of padded batches", fontsize=10)
         draw_speed(speed, self._compared)
-        title = f"against padded batches of {self.baseline.batch_size}; rows of {self.max_length:,}"
-        speed.set_title(title, fontsize=10)
-        for axes in (lengths, padding, speed):
+        mean, median = self.lengths.mean(), np.median(self.lengths)
+        titles = {
+            lengths: f"{len(self.lengths):,} documents: mean {mean:,.0f}, median {median:,.0f} tokens",
+            padding: "padding of padded batches",
+            speed: f"against padded batches of {self.baseline.batch_size}; rows of {self.max_length:,}",
+        }
+        for axes, title in titles.items():
+            axes.set_title(title, fontsize=10)
             axes.spines[["top", "right"]].set_visible(False)
         if path is not None:
             figure.savefig(path, dpi=150)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -67,13 +68,16 @@ class Example:
         self.per_document = {k: v[: len(self.starts)] for k, v in self.per_document.items()}
 
 
-def as_documents(index: int, example: Any) -> Any:
+def as_documents(index: int, example: Any, ignored: Collection[str]) -> Any:
     """An example of a prompt and its completions as one of as many documents, each of which begins with the prompt.
 
     Tokens of completions are targets, those of the prompt are none. Any other example stays as it is. Raises
     `InvalidPacking` for a prompt without completions, and for what is no list of tokens.
     """
-    if not isinstance(example, Mapping) or PROMPT not in example:
+    if not isinstance(example, Mapping):
+        return example
+    example = {key: value for key, value in example.items() if key not in ignored}
+    if PROMPT not in example:
         return example
     if IDS in example:
         raise invalid(index, IDS, f"found beside {PROMPT!r}; name one of them in drop_keys")
@@ -107,7 +111,7 @@ def _tokens(index: int, name: str, value: Any) -> np.ndarray:
 
 
 def read_example(
-    index: int, example: Mapping[str, Any], ignored: Collection[str], weighs: bool, reads_pictures: bool = False
+    index: int, example: Mapping[str, Any], ignored: Collection[str], weighs: bool, reads_pictures: bool
 ) -> Example:
     """Reads the example of this number in the batch, without the keys that are ignored; raises `InvalidPacking`.
 
@@ -188,38 +192,36 @@ def merge(examples: Sequence[Any], ignored: Collection[str]) -> Example | None:
     if IDS not in names or not {*names} <= {IDS, MASK, "labels"}:
         return None
     columns: dict[str, np.ndarray] = {}
-    lengths: list[int] | None = None
+    lengths: list[int] = []
     for name in names:
-        sizes, flat = _flat([example[name] for example in examples])
+        values = [example[name] for example in examples]
+        flat = _flat(values)
+        if flat is None or flat.ndim != 1 or flat.dtype.kind != "i":
+            return None
+        sizes = list(map(len, values))
         lengths = lengths or sizes
-        if sizes != lengths or flat.dtype.kind != "i" or flat.shape != (sum(sizes),):
+        if sizes != lengths:
             return None
         columns[name] = flat.astype(np.int64, copy=False)
-    if not lengths or 0 in lengths or columns[IDS].min() < 0:
+    if 0 in lengths or columns[IDS].min() < 0:
         return None
     if not (columns.pop(MASK, columns[IDS][:0]) == 1).all():
         return None
     return Example(columns, np.cumsum([0, *lengths[:-1]]))
 
 
-def _flat(values: list[Any]) -> tuple[list[int], np.ndarray]:
-    """The lengths of lists, arrays or tensors of one dimension, and their values end to end.
-
-    No lengths where they are not all of one of these kinds.
-    """
+def _flat(values: list[Any]) -> np.ndarray | None:
+    """The values of lists, arrays or tensors of one dimension end to end; None where they are not all of one kind."""
     kinds, torch = {*map(type, values)}, sys.modules.get("torch")
     if kinds == {list}:
-        try:
-            return list(map(len, values)), np.array([*chain.from_iterable(values)])
-        except ValueError:  # lists in the lists
-            return [], np.empty(0)
-    if not all(getattr(value, "ndim", 0) == 1 for value in values):
-        return [], np.empty(0)
-    if kinds == {np.ndarray}:
-        return list(map(len, values)), np.concatenate(values)
-    if torch is None or kinds != {torch.Tensor} or any(value.is_cuda for value in values):
-        return [], np.empty(0)
-    return list(map(len, values)), torch.cat(values).numpy()
+        with suppress(ValueError):  # lists in the lists
+            return np.array([*chain.from_iterable(values)])
+    if all(getattr(value, "ndim", 0) == 1 for value in values):
+        if kinds == {np.ndarray}:
+            return np.concatenate(values)
+        if torch is not None and kinds == {torch.Tensor} and not any(value.is_cuda for value in values):
+            return torch.cat(values).numpy()
+    return None
 
 
 def _numbers(index: int, key: str, value: Any) -> np.ndarray:

@@ -34,7 +34,6 @@ from autopack.packing.parts import (
     count_shards,
     edges_of,
     mark_of,
-    nothing_left,
     numbered,
     planned_lengths,
     renumbered,
@@ -42,7 +41,7 @@ from autopack.packing.parts import (
     total,
 )
 from autopack.packing.plans import Plan
-from autopack.packing.rows import Packing, Rows
+from autopack.packing.rows import Packing, Rows, nothing_left
 
 NUMBER, TOKENS, PIECES, SHARD = (f"autopack_{name}" for name in ("number", "tokens", "pieces", "shard"))
 FIELDS = 4

@@ -229,7 +229,8 @@ def _form(dataset: Any) -> tuple[str, ...]:
 
 def _sizes(dataset: Any, form: Sequence[str]) -> np.ndarray:
     """How many tokens each example has in these columns, (examples, columns) int64."""
-    if hasattr(dataset, "with_format") and hasattr(dataset, "select_columns") and not _transforms(dataset):
+    makes_examples = dict(getattr(dataset, "format", None) or {}).get("type") == "custom"  # when they are read
+    if hasattr(dataset, "with_format") and hasattr(dataset, "select_columns") and not makes_examples:
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -245,11 +246,6 @@ def _sizes(dataset: Any, form: Sequence[str]) -> np.ndarray:
         return sizes.astype(np.int64)
     examples = (dataset[index] for index in range(len(dataset)))
     return np.array([[len(example[name]) for name in form] for example in examples], np.int64)
-
-
-def _transforms(dataset: Any) -> bool:
-    """Whether examples of a `datasets.Dataset` are made when they are read."""
-    return dict(getattr(dataset, "format", None) or {}).get("type") == "custom"
 
 
 def _sequences(dataset: Any, index: int, collator: Callable[[list[Any]], Any]) -> list[np.ndarray]:

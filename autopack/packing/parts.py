@@ -23,7 +23,7 @@ from autopack.packing.checks import LENGTHS, is_int
 from autopack.packing.lengths import LONGEST, Counts, bounds_of
 from autopack.packing.old_names import with_old_names
 from autopack.packing.plans import ARRAYS, Plan
-from autopack.packing.rows import Packing, Rows
+from autopack.packing.rows import Packing, Rows, nothing_left
 from autopack.version import __version__
 
 BLOCK = 1 << 20
@@ -206,13 +206,6 @@ def count_shards(count: int | None, plan: Plan) -> int:
 def count_by_tokens(lengths: np.ndarray) -> int:
     """How many shards to make where nobody says."""
     return max(1, min(len(lengths), round(int(lengths.sum()) / SHARD_TOKENS)))
-
-
-def nothing_left(counts: Counts) -> InvalidPacking:
-    """The error about data that make no row."""
-    if not counts.documents:
-        return InvalidPacking("wanted at least one example, found an empty dataset")
-    return InvalidPacking(f"no document is left of {counts.documents:,}: all are longer than max_length; raise it")
 
 
 def total(counts: list[Counts]) -> Counts:

@@ -64,7 +64,10 @@ def place(
     taken = aligned(lengths, align)
     documents = bounds_of([len(e.starts) for e in examples])  # of the documents of each example
     columns = np.add.reduceat(taken, documents[:-1])
-    bounds = next_fit(columns, max_length or int(columns.sum()), _examples_per_row(documents, max_documents))
+    most: int | np.ndarray = len(examples)  # of a row that begins with each example
+    if max_documents is not None:
+        most = np.searchsorted(documents, documents[:-1] + max_documents, side="right") - 1 - np.arange(most)
+    bounds = next_fit(columns, max_length or int(columns.sum()), most)
     used = np.add.reduceat(columns, bounds[:-1])
     if rows and len(used) > rows:
         found = f"{documents[-1]} documents of {lengths.sum()} tokens take {len(used)} rows of {max_length}"
@@ -92,14 +95,6 @@ def place(
     starts = starts[order]
     ends = np.cumsum([len(e) for e in examples])
     return Places(real, starts, np.diff(starts, append=real.size), order >= len(firsts), ends)
-
-
-def _examples_per_row(documents: np.ndarray, limit: int | None) -> int | np.ndarray:
-    """The most examples of a row that begins with each one, by the bounds of their documents."""
-    count = len(documents) - 1
-    if limit is None:
-        return count
-    return np.searchsorted(documents, documents[:-1] + limit, side="right") - 1 - np.arange(count)
 
 
 def tokens_within(lengths: np.ndarray, align: int, columns: int) -> int:

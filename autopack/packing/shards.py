@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,7 +19,7 @@ import numpy as np
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
 from autopack.packing.checks import Weighing, check_int
-from autopack.packing.dataset import features_of, prepare
+from autopack.packing.dataset import features_of, is_of, prepare
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Plan, Strategy
 
@@ -91,19 +90,19 @@ def pack_shards(
     _check(packing, plan, num_shards, shard)
     num_shards = None if num_shards is None else int(num_shards)
     folder = Folder(path)
-    if _is_of("ray.data", "Dataset", dataset):
+    if is_of("ray.data", "Dataset", dataset):
         from autopack.packing.on_ray import pack_ray
 
         if shard is not None:
             raise ValueError(f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out")
         made = pack_ray(dataset, packing, folder, plan, num_shards)
-    elif _is_of("datasets", "Dataset", dataset):
+    elif is_of("datasets", "Dataset", dataset):
         made = _write_own(dataset, packing, folder, plan, num_shards, shard)
     else:
         found = f"found {type(dataset).__name__}"
-        if _is_of("datasets", "DatasetDict", dataset):
+        if is_of("datasets", "DatasetDict", dataset):
             found += "; pass one split at a time, such as dataset['train'], each with a path of its own"
-        if _is_of("datasets", "IterableDataset", dataset):
+        if is_of("datasets", "IterableDataset", dataset):
             found += "; pack each dataset.shard(...) of a stream by autopack.pack"
         raise InvalidPacking(f"wanted a Dataset of datasets or of ray.data, {found}")
     lost = made.counts.truncated or made.counts.dropped
@@ -140,12 +139,6 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
             raise InvalidPacking(f"{folder.path}: {name!r} is a copy of another shard; delete it, and write it anew")
         seen.add(its)
     return [folder.address(name) for name in wanted]
-
-
-def _is_of(module: str, name: str, dataset: Any) -> bool:
-    """Whether somebody has imported a module, and the dataset is of a class of it."""
-    kind = getattr(sys.modules.get(module), name, None)
-    return kind is not None and isinstance(dataset, kind)
 
 
 def _check(packing: Any, plan: Any, num_shards: int | None, shard: int | None) -> None:
@@ -225,8 +218,8 @@ def _gathered(dataset: Any, whole: Plan, chosen: Plan, packing: Any) -> Iterator
     from datasets.table import table_cast
 
     from autopack.packing.documents import Documents, Taker, carried
-    from autopack.packing.parts import check_lengths, nothing_left, numbered, planned_lengths, spans
-    from autopack.packing.rows import Rows
+    from autopack.packing.parts import check_lengths, numbered, planned_lengths, spans
+    from autopack.packing.rows import Rows, nothing_left
 
     if not len(chosen):
         raise nothing_left(whole.counts)
