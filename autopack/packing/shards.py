@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Collection
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
 from autopack.packing.checks import Weighing, check_int
-from autopack.packing.dataset import features_of, is_of, prepare
+from autopack.packing.dataset import is_of, prepare
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Plan, Strategy
 
 if TYPE_CHECKING:
-    from autopack.packing.parts import Folder, Shards
+    from autopack.packing.parts import Shards
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +81,7 @@ def pack_shards(
         ImportError: where pyarrow is missing: `pip install "autopack[data]"`.
     """
     packing = prepare("autopack.packing.pack_shards", dict(locals()))
-    from autopack.packing.parts import Folder
+    from autopack.packing.parts import Folder, pack_own
 
     _check(packing, plan, num_shards, shard)
     num_shards = None if num_shards is None else int(num_shards)
@@ -97,7 +93,7 @@ def pack_shards(
             raise ValueError(f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out")
         made = pack_ray(dataset, packing, folder, plan, num_shards)
     elif is_of("datasets", "Dataset", dataset):
-        made = _write_own(dataset, packing, folder, plan, num_shards, shard)
+        made = pack_own(dataset, packing, folder, plan, num_shards, shard)
     else:
         found = f"found {type(dataset).__name__}"
         if is_of("datasets", "DatasetDict", dataset):
@@ -163,76 +159,3 @@ def _check(packing: Any, plan: Any, num_shards: int | None, shard: int | None) -
         )
     if packing.max_length != plan.max_length:
         raise ValueError(f"max_length={packing.max_length}: the plan is of rows of {plan.max_length} tokens")
-
-
-def _write_own(
-    dataset: Any, packing: Any, folder: Folder, plan: Any, num_shards: int | None, shard: int | None
-) -> Shards:
-    """Writes shards of a dataset of datasets, one after the other, in this process."""
-    from autopack.packing.documents import Documents
-    from autopack.packing.parts import (
-        NAME,
-        Shards,
-        check_count,
-        count_by_tokens,
-        count_shards,
-        edges_of,
-        mark_of,
-        total,
-    )
-
-    if not len(dataset):
-        raise InvalidPacking("wanted at least one example, found an empty dataset")
-    if plan == "all":
-        plan = packing.plan(Documents.of_dataset(dataset, **packing.carried).lengths)
-    if isinstance(plan, Plan):
-        check_count(plan, len(dataset))
-        count = count_shards(num_shards, plan)
-        marked, edges = mark_of(packing, count, plan), edges_of(len(plan), count).tolist()
-    else:
-        count = num_shards or count_by_tokens(Documents.of_dataset(dataset, **packing.carried).lengths)
-        if count > len(dataset):
-            raise ValueError(f"num_shards={count}: wanted at most as many as there are examples, {len(dataset):,}")
-        marked = mark_of(packing, count, None)
-    folder.prepare(None if shard is None else NAME.format(shard, count), count, marked)
-    written, counts = [], []
-    with folder.undone(marked) if shard is None else nullcontext():
-        for number in range(count) if shard is None else [shard]:
-            if isinstance(plan, Plan):
-                part, whole, chosen = dataset, plan, plan[edges[number] : edges[number + 1]]
-            else:
-                part = dataset.shard(num_shards=count, index=number, contiguous=True)
-                chosen = whole = packing.plan(Documents.of_dataset(part, **packing.carried).lengths)
-                counts.append(whole.counts)
-            made = _gathered(part, whole, chosen, packing)
-            written.append(folder.write(made, marked, NAME.format(number, count)))
-    names, rows, tokens = zip(*written, strict=True)
-    files = tuple(folder.address(name) for name in names)
-    found = plan.counts if isinstance(plan, Plan) else total(counts)
-    return Shards(files, sum(rows), sum(tokens), packing.max_length, found)
-
-
-def _gathered(dataset: Any, whole: Plan, chosen: Plan, packing: Any) -> Iterator[Any]:
-    """Tables of the rows `chosen` of a plan of the `whole` dataset, reading only documents that they need, a million
-    tokens at a time."""
-    from datasets.table import table_cast
-
-    from autopack.packing.documents import Documents, Taker, carried
-    from autopack.packing.parts import check_lengths, numbered, planned_lengths, spans
-    from autopack.packing.rows import Rows, nothing_left
-
-    if not len(chosen):
-        raise nothing_left(whole.counts)
-    take = Taker(dataset, carried(dataset.column_names, **packing.carried))
-    planned, features = planned_lengths(whole), None
-    for first, end in spans(len(chosen), chosen.max_length):
-        part = chosen[first:end]
-        numbers = np.unique(part.documents)
-        with numbered(numbers):
-            documents = Documents(take(numbers), None, None, ())
-            check_lengths(whole, documents.lengths, planned[numbers], numbers)
-            here = replace(part, documents=np.searchsorted(numbers, part.documents))  # as the table numbers them
-            rows = Rows(documents, here, **packing.added)
-            features = features or features_of(dataset, rows)
-            table = table_cast(rows.table(), features.arrow_schema)
-        yield table
