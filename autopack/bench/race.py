@@ -23,9 +23,9 @@ from autopack.inspection.configs import text_config
 from autopack.inspection.heads import row_head
 from autopack.inspection.modules import device_of, is_pair
 from autopack.layout import IGNORED_LABEL
-from autopack.packing.arms import padded_arms
 from autopack.packing.balance import CostModel
 from autopack.packing.collator import PackingCollator
+from autopack.packing.estimate import padded_arms
 
 WANTED_ROUNDS, FEW_BATCHES, MOST_BATCHES = 8, 4, 16
 _OF_PADDED, _PREPARING, _COMPARING = 0.6, 4, 0.4

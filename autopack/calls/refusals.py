@@ -20,6 +20,7 @@ from autopack.inspection import media
 from autopack.inspection.sharding import splits_rows
 from autopack.integrations import boundaries
 from autopack.integrations.accelerate import covered_mixer
+from autopack.integrations.trainers import at_work
 from autopack.layout import prepared
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
@@ -46,7 +47,7 @@ def refuse_bypassed_top(entry: Entry) -> None:
 
 def refuse_lost_documents(model: EnabledModel) -> None:
     """Raise `InvalidPacking` in the step of a trainer that loses what tells the documents of its packed rows apart."""
-    trainer = boundaries.trainer_of_this_step()
+    trainer, _ = next(at_work(), (None, None))
     if trainer is None or (model.fed_by is not None and model.fed_by() is trainer):
         return
     lost = boundaries.what_is_lost(trainer)
@@ -59,9 +60,9 @@ def refuse_documents_as_one(call: Call, layout: PackedLayout) -> None:
     """Raise `InvalidPacking` in the step of a trainer that would take a row of several documents for one sequence."""
     if call.outer is not None or call.model.is_settling or layout.real.sum() <= layout.rows:
         return
-    trainer = boundaries.trainer_of_this_step()
-    if trainer is not None and boundaries.adds_up_rows(trainer):
-        name, collator = type(trainer).__name__, type(boundaries.collator_of(trainer)).__name__
+    trainer, adapter = next(at_work(), (None, None))
+    if adapter is not None and adapter.adds_up_rows:
+        name, collator = type(trainer).__name__, type(adapter.collator_of(trainer)).__name__
         raise InvalidPacking(
             f"{collator} made rows of several documents, and {name} adds up the log-probabilities of a row as those of "
             f"one sequence. Leave the collator to {name}: {call.name} runs its padded batches without the padding."

@@ -10,7 +10,6 @@ import random
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 
 from autopack.errors import AutopackError
 from autopack.inspection.media import PICTURES
-from autopack.integrations.trainers import TRANSFORMERS, TrainerAdapter, adapter_of, steps
+from autopack.integrations.trainers import TRANSFORMERS, TrainerAdapter, adapter_of
 from autopack.layout import declarations
 
 BOUNDARIES = ("seq_lengths", "position_ids", "seq_idx")
@@ -41,14 +40,14 @@ class KeptColumns(list[str]):
 
 def keep_columns(trainer: Any) -> None:
     """Have a trainer keep the columns that `PackingCollator` reads, although its model does not name them."""
-    adapter, collator = _adapter(trainer), collator_of(trainer)
+    adapter = _adapter(trainer)
+    collator = adapter.collator_of(trainer)
     before = adapter.columns_of(trainer)
     if not (adapter.drops_columns(trainer) and _packs(collator)) or isinstance(before, KeptColumns):
         return
     known = adapter.found_columns(trainer)
     there = {name for dataset in adapter.datasets_of(trainer) for name in _columns(dataset)}
-    read = (*_KEPT, *(PICTURES if _reads_pictures(collator) else ()))
-    added = [name for name in read if name in there and name not in known]
+    added = [name for name in (*_KEPT, *_pictures(collator)) if name in there and name not in known]
     adapter.set_columns(trainer, KeptColumns(before, known, added) if added else before)
 
 
@@ -72,37 +71,10 @@ def what_is_lost(trainer: Any) -> str | None:
     makes of it has to declare as many.
     """
     adapter = _adapter(trainer)
+    read = {*BOUNDARIES, *TARGETS, *_pictures(adapter.collator_of(trainer))}
     with _as_it_was():
-        read = {*BOUNDARIES, *TARGETS, *(PICTURES if _reads_pictures(collator_of(trainer)) else ())}
-        for dataset in adapter.datasets_of(trainer):
-            for row in _rows(dataset, read):
-                kept = _kept(trainer, row)
-                reason = _lost(trainer, row, kept, _collated(trainer, kept))
-                if reason is not None:
-                    return reason
-    return None
-
-
-def trainer_of_this_step() -> Any:
-    """The trainer that trains or evaluates in this thread, or None."""
-    known = steps()
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        # Only of such functions: up to Python 3.12 asking for the locals keeps them alive until the frame ends.
-        if frame.f_code.co_name in known and adapter_of(found := frame.f_locals.get("self")) is not None:
-            return found
-        frame = frame.f_back
-    return None
-
-
-def collator_of(trainer: Any) -> Any:
-    """What makes the batches of a trainer."""
-    return _adapter(trainer).collator_of(trainer)
-
-
-def adds_up_rows(trainer: Any) -> bool:
-    """Whether a trainer takes every row of a batch for one sequence, whatever the row declares."""
-    return _adapter(trainer).adds_up_rows
+        rows = (row for dataset in adapter.datasets_of(trainer) for row in _rows(dataset, read))
+        return next((reason for row in rows if (reason := _lost(trainer, adapter, row)) is not None), None)
 
 
 def _adapter(trainer: Any) -> TrainerAdapter:
@@ -127,8 +99,9 @@ def _packs(collator: Any) -> bool:
     return made is not None and isinstance(collator, made.PackingCollator)
 
 
-def _reads_pictures(collator: Any) -> bool:
-    return _packs(collator) and collator.image_processor is not None
+def _pictures(collator: Any) -> tuple[str, ...]:
+    """The columns of pictures that a collator reads."""
+    return PICTURES if _packs(collator) and collator.image_processor is not None else ()
 
 
 def _columns(dataset: Any) -> list[str]:
@@ -196,19 +169,10 @@ def _targets(row: Mapping[str, Any]) -> int | None:
     return int(np.logical_and.reduce(given).sum())
 
 
-def _kept(trainer: Any, row: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a row the collator gets to see."""
-    adapter = _adapter(trainer)
-    if not adapter.drops_columns(trainer):
-        return dict(row)
-    kept = adapter.found_columns(trainer)
-    return {name: value for name, value in row.items() if name in kept}
-
-
-def _collated(trainer: Any, row: dict[str, Any]) -> Mapping[str, Any] | None:
+def _collated(collator: Any, row: dict[str, Any]) -> Mapping[str, Any] | None:
     """The batch that the collator makes of a row alone; None where it makes none."""
     try:
-        batch = collator_of(trainer)([row])
+        batch = collator([row])
     except Exception:
         # What it needs besides, nobody knows; it will say so itself.
         return None
@@ -216,9 +180,11 @@ def _collated(trainer: Any, row: dict[str, Any]) -> Mapping[str, Any] | None:
     return batch if isinstance(tokens, torch.Tensor) and tokens.dim() == 2 else None
 
 
-def _lost(trainer: Any, row: Mapping[str, Any], kept: Mapping[str, Any], batch: Mapping[str, Any] | None) -> str | None:
-    collator = collator_of(trainer)
-    name, made_by = type(trainer).__name__, type(collator).__name__
+def _lost(trainer: Any, adapter: TrainerAdapter, row: Mapping[str, Any]) -> str | None:
+    """The same of one row."""
+    collator, name = adapter.collator_of(trainer), type(trainer).__name__
+    columns = adapter.found_columns(trainer) if adapter.drops_columns(trainer) else list(row)
+    kept = {column: value for column, value in row.items() if column in columns}
     dropped = [column for column in row if column not in kept]
     ways = "Call autopack.enable(trainer), which has it keep them, or set remove_unused_columns=False"
     documents, wanted = _documents(row), _targets(row)
@@ -232,13 +198,13 @@ def _lost(trainer: Any, row: Mapping[str, Any], kept: Mapping[str, Any], batch: 
     if wanted is not None and _targets(kept) != wanted and _packs(collator):
         lost = ", ".join(column for column in dropped if column in TARGETS)
         return f"{name} drops {lost} of its data, so tokens that are no targets would be trained on. {ways}."
-    pictures = [column for column in dropped if column in PICTURES]
-    if pictures and _reads_pictures(collator):
+    if pictures := [column for column in dropped if column in _pictures(collator)]:
         return f"{name} drops {', '.join(pictures)} of its data, of which its collator makes pixels. {ways}."
+    batch = _collated(collator, kept)
     declared = None if batch is None else _declared(batch)
     if declared is not None and declared < documents:
         return (
-            f"{made_by} makes one document of a row of {documents}. Give {name} "
+            f"{type(collator).__name__} makes one document of a row of {documents}. Give {name} "
             f"data_collator=autopack.PackingCollator(), which keeps them apart."
         )
     return None

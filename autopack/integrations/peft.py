@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +16,7 @@ import wrapt
 from torch import nn
 
 from autopack.errors import UnsupportedModel
+from autopack.inspection.code_origin import is_from
 from autopack.runtime.scope import holds_marks
 
 PER_TOKEN = frozenset(
@@ -72,13 +72,8 @@ def hands_rows_to_layers(model: nn.Module) -> bool:
 
     It does so by hooks that it puts on them for the time of the call.
     """
-    folder = getattr(sys.modules.get("peft"), "__file__", None)
-    if folder is None:
-        return False
     hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
-    functions = (hook.func if isinstance(hook, functools.partial) else hook for hook in hooks)
-    codes = (getattr(function, "__code__", None) for function in functions)
-    return any(code is not None and code.co_filename.startswith(os.path.dirname(folder) + os.sep) for code in codes)
+    return "peft" in sys.modules and any(is_from(hook, ("peft",)) for hook in hooks)
 
 
 def watch() -> None:

@@ -6,7 +6,10 @@ what its loss makes of a row. Another kind is another entry of `ADAPTERS`. Impor
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 
 
@@ -112,9 +115,15 @@ def adapter_of(trainer: Any) -> TrainerAdapter | None:
     return next((each for each in ADAPTERS if any(_is_of(each, *name) for name in names)), None)
 
 
-def steps() -> set[str]:
-    """The methods in which some kind of trainer trains and evaluates."""
-    return {name for adapter in ADAPTERS for name in adapter.steps}
+def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:
+    """The trainers that train or evaluate in this thread, the innermost first, with their adapters."""
+    steps = {name for adapter in ADAPTERS for name in adapter.steps}
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        # Only of such functions: up to Python 3.12 asking for the locals keeps them alive until the frame ends.
+        if frame.f_code.co_name in steps and (adapter := adapter_of(found := frame.f_locals.get("self"))) is not None:
+            yield found, adapter
+        frame = frame.f_back
 
 
 def _is_of(adapter: TrainerAdapter, name: str, module: str) -> bool:

@@ -182,15 +182,10 @@ def _reference() -> PreTrainedModel | None:
 
     It is never trained, so its own calls tell nothing, but what they give is read where that of the other one is.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self") if frame.f_code.co_name in trainers.steps() else None
-        adapter = None if caller is None else trainers.adapter_of(caller)
-        reference = None if adapter is None else adapter.reference_of(caller)
-        if reference is not None:
+    for trainer, adapter in trainers.at_work():
+        if (reference := adapter.reference_of(trainer)) is not None:
             with suppress(UnsupportedModel):  # it stays as it is, as any that is not trained
                 return wrappers.unwrap(reference)
-        frame = frame.f_back
     return None
 
 

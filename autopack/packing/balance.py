@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from autopack.inspection.configs import text_config
-from autopack.packing.lengths import Pieces, bounds_of, numbered
+from autopack.packing.lengths import Pieces, bounds_of, members
 from autopack.packing.strategies import permutation
 
 POOLS = 4
@@ -143,12 +143,6 @@ def complete(
 def _worst(costs: np.ndarray, ranks: int) -> float:
     """The imbalance of the least balanced step, once rows of like cost make steps."""
     return float(imbalance(np.sort(costs), ranks).max())
-
-
-def members(bounds: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The pieces of these rows."""
-    sizes = np.diff(bounds)[rows]
-    return np.repeat(bounds[rows], sizes) + numbered(sizes)
 
 
 def _divide(bounds: np.ndarray, missing: int, ranks: int) -> np.ndarray:

@@ -1,9 +1,9 @@
-"""The names of columns that mean something to packing, and errors about values of examples and of options."""
+"""The columns that mean something to packing: their names, weights of tokens, and errors about values and options."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -17,8 +17,14 @@ LENGTHS = "seq_lengths"
 LABEL_KEYS = ("labels", "label", "label_ids")
 COMPLETION_KEYS = ("completion_mask", "assistant_masks")
 """1 at tokens that are targets where an example has no labels."""
+LOSS_WEIGHTS = "loss_weights"
+"""Weights per token, (B, T) float32."""
+DOCUMENT_WEIGHT = "document_weight"
+"""A weight per document: a float of an example, a list of them of a packed row."""
 PAIRS = (("chosen", "rejected"), ("chosen_ids", "rejected_ids"), ("chosen_input_ids", "rejected_input_ids"))
 """Two columns that together make an example a pair: text, and tokens by the names that TRL has given them."""
+Weighing = Literal["document", "token"]
+WEIGHINGS = (*get_args(Weighing), None)
 
 
 def invalid(index: int, key: str, found: str, kind: str = "") -> InvalidPacking:
@@ -61,3 +67,28 @@ def check_names(option: str, value: Any, what: str) -> None:
     """Raises `ValueError` for an option that is one name where several are wanted."""
     if isinstance(value, str):
         raise ValueError(f"{option}={value!r}: wanted several {what}, such as ({value!r},)")
+
+
+def are_weights(weights: np.ndarray, documents: int) -> bool:
+    """Whether this is one finite number of at least 0 for each of so many documents."""
+    return weights.shape == (documents,) and bool((np.isfinite(weights) & (weights >= 0)).all())
+
+
+def token_weights(
+    targets: np.ndarray, lengths: np.ndarray, by: Weighing, of_documents: np.ndarray | None = None
+) -> np.ndarray:
+    """What each token's loss counts, (tokens,) float32: 0 where it is not a target.
+
+    With `by="document"` the targets of a document share its weight, so that the weighted sum is one of documents' mean
+    losses; with `by="token"` each target has the weight of its document. `targets`, (tokens,) bool, says whether a
+    label counts, of documents end to end that have `lengths` tokens, (documents,) ints; `of_documents` are their
+    weights, (documents,) floats, 1 by default. Raises `InvalidPacking` for weights that are not finite or below 0.
+    """
+    weights = np.ones(len(lengths)) if of_documents is None else np.asarray(of_documents, np.float64)
+    if not are_weights(weights, len(lengths)):
+        found = f"found {weights.tolist() if weights.size < 20 else weights.shape} for {len(lengths)} documents"
+        raise InvalidPacking(f"{DOCUMENT_WEIGHT!r}: {found}; wanted a finite number of at least 0 for each")
+    if by == "document":
+        counts = np.add.reduceat(targets, np.cumsum(lengths) - lengths, dtype=np.int64)
+        weights = weights / np.maximum(counts, 1)
+    return np.where(targets, np.repeat(weights, lengths), 0).astype(np.float32)

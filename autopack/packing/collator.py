@@ -18,23 +18,26 @@ from autopack.inspection.configs import text_config
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import (
     COMPLETION_KEYS,
+    DOCUMENT_WEIGHT,
     IDS,
     LABEL_KEYS,
+    LOSS_WEIGHTS,
     MASK,
     POSITIONS,
+    WEIGHINGS,
+    Weighing,
     check_in,
     check_int,
     check_names,
     invalid,
     is_int,
+    token_weights,
 )
-from autopack.packing.completions import as_documents
-from autopack.packing.examples import Example, check_alike, merge, read_example
+from autopack.packing.examples import Example, as_documents, check_alike, merge, read_example
 from autopack.packing.lengths import aligned, numbered
 from autopack.packing.media import along_diagonal, join, read_pictures
 from autopack.packing.old_names import with_old_names
 from autopack.packing.places import Places, keep_positions, place, tokens_within
-from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, WEIGHINGS, Weighing, token_weights
 
 PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
 Labels = Literal["auto", "given", "required", "none"]
@@ -213,7 +216,8 @@ class PackingCollator:
             raise InvalidPacking("wanted at least one example, found an empty batch; leave empty batches out")
         self._settle_labels(read)
         check_alike(read)
-        placed = place(read, self)
+        multiple = self.pad_to_multiple_of or 1
+        placed = place(read, self.max_length, multiple, self.align, self.max_documents, self.rows)
         batch = self._assemble(read, placed)
         for key in read[0].per_document:
             if key != DOCUMENT_WEIGHT:
@@ -237,15 +241,9 @@ class PackingCollator:
     def _read_all(self, examples: list[Any]) -> list[Example]:
         """The examples as arrays; as a single one where they go into one row and are nothing but documents."""
         if self.completions:
-            examples = [as_documents(index, self._kept(example)) for index, example in enumerate(examples)]
+            examples = [as_documents(index, example, self.drop_keys) for index, example in enumerate(examples)]
         merged = None if self.max_length else merge(examples, self._ignored)
         return [self._read(*of) for of in enumerate(examples)] if merged is None else [merged]
-
-    def _kept(self, example: Any) -> Any:
-        """An example without the keys to ignore."""
-        if not isinstance(example, Mapping):
-            return example
-        return {key: value for key, value in example.items() if key not in self.drop_keys}
 
     @property
     def _ignored(self) -> set[str]:
@@ -317,7 +315,7 @@ class PackingCollator:
             numbers = np.repeat(np.arange(len(starts), dtype=np.int32), lengths).reshape(shape)
             batch["seq_idx"] = numbers - before.astype(np.int32)[:, None]
         if self.return_flash_kwargs:
-            cu_seq_lens, longest = placed.flash_bounds(self)
+            cu_seq_lens, longest = placed.flash_bounds(self.max_documents if self.rows else None)
             batch |= {"cu_seq_lens_q": cu_seq_lens, "cu_seq_lens_k": cu_seq_lens.copy()}
             batch["max_length_q"] = batch["max_length_k"] = longest
         return batch

@@ -12,14 +12,17 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
-from autopack.packing.checks import check_in, check_int, check_names
+from autopack.packing.checks import WEIGHINGS, Weighing, check_in, check_int, check_names
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Strategy
-from autopack.packing.weights import WEIGHINGS, Weighing
 from autopack.version import __version__
 
 BLOCK = 1 << 19
 """Tokens that are gathered and written at a time: what a process holds of a dataset on disk."""
+PLANNED = ("strategy", "seed", "overflow", "max_documents", "cost", "ranks", "align")
+"""Options that are those of a plan."""
+ADDED = ("mask_first_label", "position_ids", "first_position", "loss_weights")
+"""Options of what rows hold beside the columns of their documents."""
 
 
 def pack(
@@ -93,15 +96,11 @@ def pack(
         ValueError: for options that are out of range, unknown, or contradict each other.
         ImportError: where pyarrow is missing: `pip install "autopack[data]"`.
     """
+    options = dict(locals())
     check_int("buffer_size", buffer_size, 1)
-    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
-    planned |= {"cost": cost, "ranks": ranks, "align": align}
-    added: dict[str, Any] = {"mask_first_label": mask_first_label, "position_ids": position_ids}
-    added |= {"first_position": first_position, "loss_weights": loss_weights}
     if not isinstance(groups, (str, bool)):
         raise ValueError(f"groups={groups!r}: wanted the name of a column, True or False")
-    packing = prepare("autopack.pack", max_length, planned, columns, drop_columns, added)
-    packing.groups = groups
+    packing = prepare("autopack.pack", options)
     write = partial(_write, num_proc=num_proc, load_from_cache_file=load_from_cache_file)
     if not _kind(dataset).endswith("Dict"):
         return _pack(dataset, packing, buffer_size, write)
@@ -114,34 +113,35 @@ def pack(
     return type(dataset)(made)
 
 
-def prepare(
-    name: str,
-    max_length: int,
-    planned: dict[str, Any],
-    columns: Collection[str] | None,
-    drop_columns: Collection[str],
-    added: dict[str, Any],
-) -> Any:
-    """The options of a public function of this name as a `Packing`; raises as `pack` does."""
+def prepare(name: str, options: dict[str, Any]) -> Any:
+    """The options of a public function of this name, by theirs, as a `Packing`; raises as `pack` does."""
     try:
         from autopack.packing.rows import Packing
     except ImportError as error:
         raise ImportError(f'{name} needs pyarrow: pip install "autopack[data]"') from error
 
+    max_length, columns, drop_columns = (options[of] for of in ("max_length", "columns", "drop_columns"))
     check_int("max_length", max_length, 1, most=(1 << 31) - 1)  # of which lists of arrow have one less than plans
     check_names("columns", columns, "columns")
     check_names("drop_columns", drop_columns, "columns")
     carried = {"columns": None if columns is None else tuple(columns), "drop_columns": tuple(drop_columns)}
-    check_in("loss_weights", added["loss_weights"], WEIGHINGS)
-    check_int("first_position", added["first_position"], 0)
-    return Packing(max_length, planned, carried, {**added, "first_position": int(added["first_position"])})
+    check_in("loss_weights", options["loss_weights"], WEIGHINGS)
+    check_int("first_position", options["first_position"], 0)
+    options["first_position"] = int(options["first_position"])
+    planned, added = ({of: options[of] for of in names} for names in (PLANNED, ADDED))
+    return Packing(max_length, planned, carried, added, options.get("groups", False))
+
+
+def is_of(module: str, name: str, dataset: Any) -> bool:
+    """Whether somebody has imported a module, as whoever made the dataset, which is of a class of it."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(dataset, kind)
 
 
 def _kind(dataset: Any) -> str:
-    """The sort of dataset; asks for `datasets` only where it has been imported, as by whoever made one."""
-    datasets = sys.modules.get("datasets")
+    """The sort of dataset."""
     for name in ("Dataset", "IterableDataset", "DatasetDict", "IterableDatasetDict"):
-        if datasets is not None and isinstance(dataset, getattr(datasets, name)):
+        if is_of("datasets", name, dataset):
             return name
     if isinstance(dataset, (list, tuple)) and all(isinstance(example, Mapping) for example in dataset):
         return "list"

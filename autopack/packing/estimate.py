@@ -5,30 +5,56 @@ Nothing is trained and nothing is timed: costs are those of a `CostModel`, and w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from os import PathLike
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from autopack.errors import AutopackError, InvalidPacking
-from autopack.packing.arms import Arm, packed_arm, padded_arms
 from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_int
-from autopack.packing.estimate_picture import draw_fill, draw_lengths, draw_padding, draw_speed
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import LONGEST, Counts, Overflow, fit, read
 from autopack.packing.old_names import with_old_names
-from autopack.packing.plans import Strategy, plan
+from autopack.packing.plans import Plan, Strategy, plan
 from autopack.packing.sources import documents_of, lengths_of
 from autopack.pages import parts
-from autopack.pages.figure import NO_FIGURES, drawn
+from autopack.pages.figure import GROUPED, INK, LINE, NO_FIGURES, PACKED, PADDED, drawn
 
-_PADDINGS = "padded batches: share of padding"
-_GAINS = "packed rows, against padded batches of {} in random order"
-_LENGTHS = "Tokens of documents"
-_FILL = "How full rows are, padded and packed"
+Order = Literal["random", "grouped"]
+MEGABATCHES = 50
+"""Batches among which transformers groups documents by length."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of making batches of the documents, for one epoch.
+
+    Attributes:
+        name: `"padded"`, `"mini-batch"` or a strategy of `autopack.packing.plan`, followed by `", groups"` where
+            documents that begin alike share rows.
+        batch_size: documents of a padded batch, or of a mini-batch that becomes one packed row; None for plans.
+        order: of the documents of padded batches: `"random"`, or `"grouped"` by length as transformers'
+            `group_by_length` does; None for others.
+        rows: padded rows, or packed rows.
+        tokens: columns that are computed, padding among them; rows of a plan are padded to `max_length`.
+        padding: the share of those that is padding.
+        pairs: pairs of columns that attention computes, the sum of squared lengths; causal attention needs half.
+        cost: by the cost model, in tokens.
+        speedup: the cost of the baseline over this one.
+    """
+
+    name: str
+    batch_size: int | None
+    order: Order | None
+    rows: int
+    tokens: int
+    padding: float
+    pairs: int
+    cost: float
+    speedup: float = 1.0
 
 
 @with_old_names(capacity="max_length")
@@ -91,33 +117,23 @@ class Estimate:
         return f"Estimate({len(self.lengths):,} documents, {batches}, {best.speedup:.2f} x by {best.name})"
 
     def __str__(self) -> str:
-        head, *paddings = self._paddings()
-        first, *gains = self._gains()
-        lines = [
-            *self._head(),
-            f"\n{_PADDINGS}",
-            "{:<22}{:>10}{:>20}".format(*head),
-            *("{:<22}{:>10}{:>20}".format(*row) for row in paddings),
-            f"\n{_GAINS.format(self.baseline.batch_size)}",
-            "{:<22}{:>12}{:>10}{:>14}{:>17}{:>10}".format(*first),
-            *("{:<22}{:>12}{:>10}{:>14}{:>17}{:>10}".format(*row) for row in gains),
-            "",
-            *self._notes(),
-        ]
-        return "\n".join(lines)
+        lines = self._head()
+        for caption, sides, widths, rows in self._tables():
+            form = "".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
+            lines += [f"\n{caption}", *(form.format(*row) for row in rows)]
+        return "\n".join([*lines, "", *self._notes()])
 
     def _repr_html_(self) -> str:
         lengths = drawn(lambda axes: draw_lengths(axes, self.lengths), (4.6, 3.0))
         fill = drawn(lambda axes: draw_fill(axes, self._compared), (4.6, max(3.0, 0.8 + 0.22 * len(self._compared))))
-        shown = [] if lengths is None or fill is None else [(_LENGTHS, lengths), (_FILL, fill)]
+        drawings = {"Tokens of documents": lengths, "How full rows are, padded and packed": fill}
+        shown = [(caption, drawing) for caption, drawing in drawings.items() if drawing is not None]
         notes = self._notes()
-        said = [" ".join(notes[:3]), *notes[3:]]
         return parts.joined(
             parts.lines(self._head()),
             parts.figures(shown) if shown else parts.lines([NO_FIGURES]),
-            parts.table(*_split(self._paddings()), "<>>", _PADDINGS),
-            parts.table(*_split(self._gains()), "<>>>>>", _GAINS.format(self.baseline.batch_size)),
-            parts.lines(said),
+            *(parts.table(head, rows, sides, caption) for caption, sides, _, (head, *rows) in self._tables()),
+            parts.lines([" ".join(notes[:3]), *notes[3:]]),
         )
 
     @property
@@ -137,14 +153,12 @@ class Estimate:
         longer = [f"longer than {self.max_length:,} tokens: {', '.join(over)}"] if over else []
         return [f"{counts.documents:,} documents, {counts.tokens:,} tokens: {spread}", *longer]
 
-    def _paddings(self) -> list[list[str]]:
-        """The cells of the table of padded batches."""
+    def _tables(self) -> Iterator[tuple[str, str, tuple[int, ...], list[list[str]]]]:
+        """Of padded batches, and of packed rows with grouped batches above them: caption, sides, widths, and cells."""
         pairs = zip(self.padded[::2], self.padded[1::2], strict=True)
         rows = [[str(r.batch_size), f"{r.padding:.1%}", f"{grouped.padding:.1%}"] for r, grouped in pairs]
-        return [["documents per batch", "random", "grouped by length"], *rows]
-
-    def _gains(self) -> list[list[str]]:
-        """The cells of the table of packed rows, and of grouped batches above them."""
+        head = ["documents per batch", "random", "grouped by length"]
+        yield "padded batches: share of padding", "<>>", (22, 10, 20), [head, *rows]
         grouped = next(arm for arm in self._compared if arm.order == "grouped")
         named = [(f"{a.name} of {a.batch_size}" if a.batch_size else a.name, a) for a in self.packed]
         rows = [
@@ -152,7 +166,9 @@ class Estimate:
              f"{self.attention_saved(arm):.1%}", f"{arm.speedup:.2f} x"]
             for name, arm in [("padded, grouped", grouped), *named]
         ]  # fmt: skip
-        return [["", "rows", "padding", "tokens saved", "attention saved", "speed-up"], *rows]
+        head = ["", "rows", "padding", "tokens saved", "attention saved", "speed-up"]
+        caption = f"packed rows, against padded batches of {self.baseline.batch_size} in random order"
+        yield caption, "<>>>>>", (22, 12, 10, 14, 17, 10), [head, *rows]
 
     def _notes(self) -> list[str]:
         """How it was counted, in lines."""
@@ -181,24 +197,101 @@ class Estimate:
         figure = Figure(figsize=(12, 3.6), layout="constrained")
         lengths, padding, speed = figure.subplots(1, 3, width_ratios=(5, 4, 5))
         draw_lengths(lengths, self.lengths)
-        mean, median = self.lengths.mean(), np.median(self.lengths)
-        lengths.set_title(
-            f"{len(self.lengths):,} documents: mean {mean:,.0f}, median {median:,.0f} tokens", fontsize=10
-        )
         draw_padding(padding, self.padded)
-        padding.set_title("padding of padded batches", fontsize=10)
         draw_speed(speed, self._compared)
-        title = f"against padded batches of {self.baseline.batch_size}; rows of {self.max_length:,}"
-        speed.set_title(title, fontsize=10)
-        for axes in (lengths, padding, speed):
+        mean, median = self.lengths.mean(), np.median(self.lengths)
+        titles = {
+            lengths: f"{len(self.lengths):,} documents: mean {mean:,.0f}, median {median:,.0f} tokens",
+            padding: "padding of padded batches",
+            speed: f"against padded batches of {self.baseline.batch_size}; rows of {self.max_length:,}",
+        }
+        for axes, title in titles.items():
+            axes.set_title(title, fontsize=10)
             axes.spines[["top", "right"]].set_visible(False)
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
 
 
-def _split(table: list[list[str]]) -> tuple[list[str], list[list[str]]]:
-    return table[0], table[1:]
+def padded_arms(lengths: np.ndarray, batch_sizes: list[int], cost: CostModel, seed: int) -> list[Arm]:
+    """Batches of consecutive documents, each padded to its longest, for all sizes and orders."""
+    shuffled = np.random.default_rng(seed).permutation(lengths)
+    arms = []
+    for size in batch_sizes:
+        for order in get_args(Order):
+            ordered = shuffled if order == "random" else _grouped(shuffled, size)
+            starts = np.arange(0, len(lengths), size)
+            documents = np.diff(starts, append=len(lengths))
+            longest = np.maximum.reduceat(ordered, starts)
+            tokens, pairs = int((longest * documents).sum()), int((longest * longest * documents).sum())
+            price, padding = float((cost(longest) * documents).sum()), 1 - int(lengths.sum()) / tokens
+            arms.append(Arm("padded", size, order, len(lengths), tokens, padding, pairs, price))
+    return arms
+
+
+def _grouped(shuffled: np.ndarray, batch_size: int) -> np.ndarray:
+    """Lengths in the order of transformers' `group_by_length`: from long to short among so many batches."""
+    size = batch_size * max(1, min(len(shuffled) // (batch_size * 4), MEGABATCHES))
+    whole = len(shuffled) // size * size
+    grouped = -np.sort(-shuffled[:whole].reshape(-1, size), axis=1).ravel()
+    return np.concatenate([grouped, -np.sort(-shuffled[whole:])])
+
+
+def packed_arm(made: Plan, cost: CostModel) -> Arm:
+    """Rows of a plan, each padded to `max_length`; what documents of a group begin with counts once."""
+    price = float(made.costs(cost).sum()) + cost.linear * made.padding
+    tokens, name = len(made) * made.max_length, made.strategy if made.shared is None else f"{made.strategy}, groups"
+    pairs = int((made.lengths * made.lengths if made.squares is None else made.squares).sum())
+    return Arm(name, None, None, len(made), tokens, made.padding / tokens, pairs, price)
+
+
+def draw_lengths(axes: Any, found: np.ndarray) -> None:
+    """A histogram of the tokens of documents, with their mean."""
+    edges = np.linspace(0, max(1, found.max()), 61)
+    axes.hist(found, edges, color=PACKED)
+    axes.axvline(found.mean(), color=INK, lw=1, ls="--", label="mean")
+    axes.set(xlabel="tokens", ylabel="documents", xlim=(0, edges[-1]))
+    axes.legend(frameon=False, fontsize=8)
+
+
+def draw_padding(axes: Any, padded: Sequence[Arm]) -> None:
+    """The share of padding by the size of padded batches, in both orders, which take turns in `padded`."""
+    for number, (label, color) in enumerate({"random order": PADDED, "grouped by length": GROUPED}.items()):
+        shares = [arm.padding * 100 for arm in padded[number::2]]
+        axes.bar(np.arange(len(shares)) + 0.4 * number - 0.2, shares, 0.4, color=color, label=label)
+    axes.set_xticks(range(len(padded) // 2), [str(arm.batch_size) for arm in padded[::2]])
+    axes.set(xlabel="documents per padded batch", ylabel="padding, % of all columns", ylim=(0, 100))
+    axes.legend(frameon=False, fontsize=8)
+
+
+def draw_speed(axes: Any, compared: Sequence[Arm]) -> None:
+    """The expected speed of every arm."""
+    bars = axes.barh([_name(arm) for arm in compared], [arm.speedup for arm in compared], color=_colors(compared))
+    axes.bar_label(bars, [f"{arm.speedup:.2f} x" for arm in compared], padding=3, fontsize=8)
+    axes.invert_yaxis()
+    axes.set(xlabel="expected speed", xlim=(0, 1.15 * max(arm.speedup for arm in compared)))
+
+
+def draw_fill(axes: Any, compared: Sequence[Arm]) -> None:
+    """How full the rows of every arm are: real tokens, of all columns, in percent."""
+    names = [_name(arm) for arm in compared]
+    axes.barh(names, [100] * len(names), color=LINE)
+    bars = axes.barh(names, [100 * (1 - arm.padding) for arm in compared], color=_colors(compared))
+    for bar, arm in zip(bars, compared, strict=True):
+        axes.text(102, bar.get_y() + bar.get_height() / 2, f"{1 - arm.padding:.2%}", va="center")
+    axes.invert_yaxis()
+    axes.set(xlabel="real tokens, % of all columns", xlim=(0, 118))
+    axes.set_xticks([0, 25, 50, 75, 100])
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["left", "bottom"]].set_visible(False)
+
+
+def _name(arm: Arm) -> str:
+    return f"padded, {arm.order}" if arm.order else arm.name.replace("_", "-")
+
+
+def _colors(compared: Sequence[Arm]) -> list[str]:
+    return [{"random": PADDED, "grouped": GROUPED}.get(arm.order or "", PACKED) for arm in compared]
 
 
 def estimate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -12,12 +13,26 @@ import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.layout.ways import OF_EXAMPLES, TABLE
-from autopack.packing.checks import IDS, LABEL_KEYS, LENGTHS, MASK, POSITIONS, invalid, refuse_pairs
+from autopack.packing.checks import (
+    COMPLETION_KEYS,
+    DOCUMENT_WEIGHT,
+    IDS,
+    LABEL_KEYS,
+    LENGTHS,
+    LOSS_WEIGHTS,
+    MASK,
+    POSITIONS,
+    are_weights,
+    invalid,
+    refuse_pairs,
+)
 from autopack.packing.lengths import is_text, numbers
 from autopack.packing.media import SEEN, is_media, of_tokens, take_pictures
-from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, are_weights
 
 PER_DOCUMENT = ("start_positions", "end_positions", "next_sentence_label")
+PROMPT, COMPLETIONS = "prompt_ids", "completion_ids"
+ANSWERS = ("chosen_ids", "rejected_ids")
+"""Columns of tokens, by the names that TRL has given them."""
 
 
 @dataclass
@@ -53,8 +68,50 @@ class Example:
         self.per_document = {k: v[: len(self.starts)] for k, v in self.per_document.items()}
 
 
+def as_documents(index: int, example: Any, ignored: Collection[str]) -> Any:
+    """An example of a prompt and its completions as one of as many documents, each of which begins with the prompt.
+
+    Tokens of completions are targets, those of the prompt are none. Any other example stays as it is. Raises
+    `InvalidPacking` for a prompt without completions, and for what is no list of tokens.
+    """
+    if not isinstance(example, Mapping):
+        return example
+    example = {key: value for key, value in example.items() if key not in ignored}
+    if PROMPT not in example:
+        return example
+    if IDS in example:
+        raise invalid(index, IDS, f"found beside {PROMPT!r}; name one of them in drop_keys")
+    names = [name for name in (COMPLETIONS, *ANSWERS) if example.get(name) is not None]
+    if names not in ([COMPLETIONS], list(ANSWERS)):
+        wanted = f"wanted {COMPLETIONS!r}, or {ANSWERS[0]!r} and {ANSWERS[1]!r}"
+        raise invalid(index, PROMPT, f"{wanted} beside it; found {names or 'neither'}")
+    prompt = _tokens(index, PROMPT, example[PROMPT])
+    given: Sequence[Any] = [example[name] for name in names]
+    if names == [COMPLETIONS]:
+        holds_lists = len(given[0]) and np.ndim(given[0][0]) > 0
+        given = given[0] if holds_lists else given
+        names *= len(given)
+    rests = [_tokens(index, name, of) for name, of in zip(names, given, strict=True)]
+    documents = [np.concatenate([prompt, rest]) for rest in rests]
+    targets = [np.arange(len(document)) >= len(prompt) for document in documents]
+    others = {name: value for name, value in example.items() if name not in (PROMPT, COMPLETIONS, *ANSWERS)}
+    return {
+        IDS: np.concatenate(documents),
+        COMPLETION_KEYS[0]: np.concatenate(targets).astype(np.int64),
+        LENGTHS: [len(document) for document in documents],
+        **others,
+    }
+
+
+def _tokens(index: int, name: str, value: Any) -> np.ndarray:
+    found = _numbers(index, name, value)
+    if found.ndim != 1 or not found.size or found.dtype.kind != "i":
+        raise invalid(index, name, f"wanted tokens, ints of shape (T,), found {found.dtype} of shape {found.shape}")
+    return found
+
+
 def read_example(
-    index: int, example: Mapping[str, Any], ignored: Collection[str], weighs: bool, reads_pictures: bool = False
+    index: int, example: Mapping[str, Any], ignored: Collection[str], weighs: bool, reads_pictures: bool
 ) -> Example:
     """Reads the example of this number in the batch, without the keys that are ignored; raises `InvalidPacking`.
 
@@ -135,38 +192,36 @@ def merge(examples: Sequence[Any], ignored: Collection[str]) -> Example | None:
     if IDS not in names or not {*names} <= {IDS, MASK, "labels"}:
         return None
     columns: dict[str, np.ndarray] = {}
-    lengths: list[int] | None = None
+    lengths: list[int] = []
     for name in names:
-        sizes, flat = _flat([example[name] for example in examples])
+        values = [example[name] for example in examples]
+        flat = _flat(values)
+        if flat is None or flat.ndim != 1 or flat.dtype.kind != "i":
+            return None
+        sizes = list(map(len, values))
         lengths = lengths or sizes
-        if sizes != lengths or flat.dtype.kind != "i" or flat.shape != (sum(sizes),):
+        if sizes != lengths:
             return None
         columns[name] = flat.astype(np.int64, copy=False)
-    if not lengths or 0 in lengths or columns[IDS].min() < 0:
+    if 0 in lengths or columns[IDS].min() < 0:
         return None
     if not (columns.pop(MASK, columns[IDS][:0]) == 1).all():
         return None
     return Example(columns, np.cumsum([0, *lengths[:-1]]))
 
 
-def _flat(values: list[Any]) -> tuple[list[int], np.ndarray]:
-    """The lengths of lists, arrays or tensors of one dimension, and their values end to end.
-
-    No lengths where they are not all of one of these kinds.
-    """
+def _flat(values: list[Any]) -> np.ndarray | None:
+    """The values of lists, arrays or tensors of one dimension end to end; None where they are not all of one kind."""
     kinds, torch = {*map(type, values)}, sys.modules.get("torch")
     if kinds == {list}:
-        try:
-            return list(map(len, values)), np.array([*chain.from_iterable(values)])
-        except ValueError:  # lists in the lists
-            return [], np.empty(0)
-    if not all(getattr(value, "ndim", 0) == 1 for value in values):
-        return [], np.empty(0)
-    if kinds == {np.ndarray}:
-        return list(map(len, values)), np.concatenate(values)
-    if torch is None or kinds != {torch.Tensor} or any(value.is_cuda for value in values):
-        return [], np.empty(0)
-    return list(map(len, values)), torch.cat(values).numpy()
+        with suppress(ValueError):  # lists in the lists
+            return np.array([*chain.from_iterable(values)])
+    if all(getattr(value, "ndim", 0) == 1 for value in values):
+        if kinds == {np.ndarray}:
+            return np.concatenate(values)
+        if torch is not None and kinds == {torch.Tensor} and not any(value.is_cuda for value in values):
+            return torch.cat(values).numpy()
+    return None
 
 
 def _numbers(index: int, key: str, value: Any) -> np.ndarray:

@@ -6,16 +6,14 @@ they are only put together, and rows hold as many as there is room for once that
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.layout import LEAST_SHARED
 from autopack.packing.checks import IDS
-from autopack.packing.lengths import Counts, Pieces, bounds_of, numbered, numbers, zeros
+from autopack.packing.lengths import Pieces, bounds_of, numbered, numbers, zeros
 from autopack.packing.strategies import best_fit
 
 ALONE = -1
@@ -24,8 +22,7 @@ BLOCK = 1 << 22
 """Tokens that are compared at a time."""
 
 
-@dataclass(frozen=True)
-class Grouped:
+class Grouped(NamedTuple):
     """Documents of a plan by group: (documents,) int64 both.
 
     `groups` are the numbers of their groups, and `prefixes` the tokens that all of a group begin with in common.
@@ -34,29 +31,51 @@ class Grouped:
     groups: np.ndarray
     prefixes: np.ndarray
 
-    def units(self, pieces: Pieces, max_length: int) -> Units:
-        """What of these documents is planned as one thing: groups, and parts of those that are too long for a row."""
-        groups = self.groups[pieces.documents]
-        order = np.argsort(groups, kind="stable")
-        starts = np.flatnonzero(np.diff(groups[order], prepend=groups[order][:1] - 1))
-        alone = int((groups == ALONE).sum())
-        starts = np.union1d(np.arange(alone), starts)
-        sizes = np.diff(starts, append=len(order))
-        lengths = pieces.lengths[order]
-        prefixes = np.minimum.reduceat(np.minimum(self.prefixes[pieces.documents][order], lengths), starts)
-        prefixes[:alone] = 0
-        rooms = np.add.reduceat(lengths, starts) - (sizes - 1) * prefixes
-        parts: list[np.ndarray] = []
-        for number in np.flatnonzero(rooms > max_length).tolist():
-            members = slice(starts[number], starts[number] + sizes[number])
-            within, ends = _split(lengths[members], int(prefixes[number]), max_length)
-            order[members] = order[members][within]
-            parts.append(starts[number] + ends)
-        begins = np.union1d(starts, np.concatenate(parts)) if parts else starts
-        prefixes = np.repeat(prefixes, sizes)[begins]
-        first = np.minimum.reduceat(order, begins)
-        turn = np.argsort(first, kind="stable")  # as they come: some strategies keep that order
-        return Units.of(pieces, order, begins, prefixes, turn)
+
+class Units(NamedTuple):
+    """Things that go into a row as a whole: documents, some of them together because they begin alike.
+
+    `planned` are the units as what is planned: numbered, as long as the room that they take. `members` are the pieces
+    of all of them, unit by unit, and `bounds` where each unit begins and ends in those.
+    """
+
+    planned: Pieces
+    members: Pieces
+    bounds: np.ndarray
+
+    def taken(self, chosen: np.ndarray, bounds: np.ndarray) -> tuple[Pieces, np.ndarray]:
+        """The members of these units, and the bounds of rows in them that are `bounds` in the units."""
+        members, ends = self.members.rows(self.bounds, chosen)
+        return members, ends[bounds]
+
+
+def units_of(pieces: Pieces, grouped: Grouped, max_length: int) -> Units:
+    """What of these documents is planned as one thing: groups, and parts of those that are too long for a row."""
+    groups = grouped.groups[pieces.documents]
+    order = np.argsort(groups, kind="stable")
+    alone = int((groups == ALONE).sum())
+    starts = np.union1d(np.arange(alone), np.flatnonzero(np.diff(groups[order], prepend=ALONE)))
+    sizes = np.diff(starts, append=len(order))
+    lengths = pieces.lengths[order]
+    prefixes = np.minimum.reduceat(np.minimum(grouped.prefixes[pieces.documents][order], lengths), starts)
+    prefixes[:alone] = 0
+    rooms = np.add.reduceat(lengths, starts) - (sizes - 1) * prefixes
+    begins = starts
+    for number in np.flatnonzero(rooms > max_length).tolist():
+        of_group = slice(starts[number], starts[number] + sizes[number])
+        within, more = _split(lengths[of_group], int(prefixes[number]), max_length)
+        order[of_group] = order[of_group][within]
+        begins = np.union1d(begins, starts[number] + more)
+    turn = np.argsort(
+        np.minimum.reduceat(order, begins), kind="stable"
+    )  # as they come: some strategies keep that order
+    members, bounds = pieces.take(order).rows(np.append(begins, len(order)), turn)
+    shared = np.repeat(np.repeat(prefixes, sizes)[begins[turn]], np.diff(bounds))
+    shared[bounds[:-1]] = 0
+    squares = members.lengths * members.lengths - shared * shared
+    rooms, pairs = (np.add.reduceat(each, bounds[:-1]) for each in (members.lengths - shared, squares))
+    planned = Pieces(np.arange(len(begins)), zeros(len(begins)), rooms, pairs)
+    return Units(planned, members._replace(squares=squares, shared=shared), bounds)
 
 
 def _split(lengths: np.ndarray, prefix: int, max_length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -68,98 +87,45 @@ def _split(lengths: np.ndarray, prefix: int, max_length: int) -> tuple[np.ndarra
     return order, bounds[1:-1]
 
 
-@dataclass(frozen=True)
-class Units:
-    """Things that go into a row as a whole: documents, some of them together because they begin alike.
+def together(
+    lengths: np.ndarray, grouped: Grouped | None, max_length: int, strategy: str, overflow: str, align: int
+) -> Pieces:
+    """Documents of lengths (documents, sequences), which stay whole: as long as the room that each takes in a row.
 
-    `members` are the pieces of all of them, unit by unit, and `bounds` where each unit begins and ends in those.
-    `pieces` are the units as what is planned: numbered, as long as the room that they take.
+    Their squares are without those of what the sequences begin with in common, which is `shared`. Raises where they
+    cannot be kept whole.
     """
-
-    members: Pieces
-    bounds: np.ndarray
-    pieces: Pieces
-
-    @classmethod
-    def of(cls, pieces: Pieces, order: np.ndarray, begins: np.ndarray, prefixes: np.ndarray, turn: np.ndarray) -> Units:
-        """Units of the pieces in this order, each from where it begins, with a prefix each; taken in this turn."""
-        sizes = np.diff(begins, append=len(order))
-        picked = np.repeat(begins[turn], sizes[turn]) + numbered(sizes[turn])
-        members = pieces.take(order[picked])
-        bounds = bounds_of(sizes[turn])
-        shared = np.repeat(prefixes[turn], sizes[turn])
-        shared[bounds[:-1]] = 0
-        squares = members.lengths * members.lengths - shared * shared
-        rooms, pairs = (np.add.reduceat(each, bounds[:-1]) for each in (members.lengths - shared, squares))
-        units = Pieces(np.arange(len(begins)), zeros(len(begins)), rooms, pairs)
-        return cls(members._replace(squares=squares, shared=shared), bounds, units)
-
-    def taken(self, chosen: np.ndarray, bounds: np.ndarray) -> tuple[Pieces, np.ndarray]:
-        """The members of these units, and the bounds of rows in them that are `bounds` in the units."""
-        sizes = np.diff(self.bounds)[chosen]
-        picked = np.repeat(self.bounds[chosen], sizes) + numbered(sizes)
-        return self.members.take(picked), bounds_of(sizes)[bounds]
-
-
-@dataclass(frozen=True)
-class Together:
-    """Documents that are several sequences each, which stay together: (documents,) int64 all.
-
-    `rooms` are the tokens that each takes in a row, `squares` the sums of its squared lengths, without those of what
-    its sequences begin with in common, and `shared` the tokens that are therefore not computed, None where none is.
-    """
-
-    rooms: np.ndarray
-    squares: np.ndarray
-    shared: np.ndarray | None
-
-    @classmethod
-    def of(
-        cls, lengths: np.ndarray, grouped: Grouped | None, max_length: int, strategy: str, overflow: str, align: int
-    ) -> Together:
-        """Of lengths (documents, sequences); raises where they cannot be kept whole."""
-        if strategy == "fixed_length" or overflow in ("truncate", "split"):
-            option = f"strategy={strategy!r}" if strategy == "fixed_length" else f"overflow={overflow!r}"
-            raise ValueError(f"{option} cuts documents, and lengths {lengths.shape} are of several sequences each")
-        if align > 1:
-            raise ValueError(f"align={align}: wanted lengths of one sequence per document, found {lengths.shape}")
-        rooms, squares, shared = lengths.sum(axis=1), (lengths * lengths).sum(axis=1), None
-        if grouped is not None:
-            more = lengths.shape[1] - 1
-            shared = more * grouped.prefixes
-            rooms, squares = rooms - shared, squares - more * grouped.prefixes**2
-        if overflow == "error" and (over := rooms > max_length).any():
-            index, ways = int(over.argmax()), f"raise max_length to {rooms.max()}, or pass overflow='drop'"
-            more_are = f" (and {over.sum() - 1:,} more are over)" if over.sum() > 1 else ""
-            found = f"lengths[{index}] sum to {rooms[index]}, over the {max_length} of a row{more_are}"
-            raise InvalidPacking(f"{found}; {ways}")
-        return cls(rooms, squares, shared)
-
-    def added(self, pieces: Pieces) -> Pieces:
-        """Pieces of these documents with their squares and what is shared in them."""
-        chosen = pieces.documents
-        return pieces._replace(
-            squares=self.squares[chosen], shared=None if self.shared is None else self.shared[chosen]
-        )
-
-    def counted(self, pieces: Pieces, counts: Counts) -> Counts:
-        """The counts with all tokens of the documents, of which these pieces are left."""
-        if self.shared is None:
-            return counts
-        totals = self.rooms + self.shared
-        tokens = int(totals.sum())
-        return replace(counts, tokens=tokens, dropped_tokens=tokens - int(totals[pieces.documents].sum()))
+    _refuse_cuts(
+        strategy, overflow, ("truncate", "split"), f"and lengths {lengths.shape} are of several sequences each"
+    )
+    if align > 1:
+        raise ValueError(f"align={align}: wanted lengths of one sequence per document, found {lengths.shape}")
+    rooms, squares, shared = lengths.sum(axis=1), (lengths * lengths).sum(axis=1), None
+    if grouped is not None:
+        more = lengths.shape[1] - 1
+        shared = more * grouped.prefixes
+        rooms, squares = rooms - shared, squares - more * grouped.prefixes**2
+    if overflow == "error" and (over := rooms > max_length).any():
+        index, ways = int(over.argmax()), f"raise max_length to {rooms.max()}, or pass overflow='drop'"
+        more_are = f" (and {over.sum() - 1:,} more are over)" if over.sum() > 1 else ""
+        found = f"lengths[{index}] sum to {rooms[index]}, over the {max_length} of a row{more_are}"
+        raise InvalidPacking(f"{found}; {ways}")
+    return Pieces(np.arange(len(rooms)), zeros(len(rooms)), rooms, squares, shared)
 
 
 def check_groups(strategy: str, overflow: str, align: int, max_documents: int | None) -> None:
     """Raises `ValueError` for options that groups of documents cannot be planned with."""
-    if strategy == "fixed_length" or overflow == "split":
-        option = f"strategy={strategy!r}" if strategy == "fixed_length" else f"overflow={overflow!r}"
-        raise ValueError(f"{option} cuts documents, whose parts begin with nothing in common: leave groups= out")
+    _refuse_cuts(strategy, overflow, ("split",), "whose parts begin with nothing in common: leave groups= out")
     if align > 1:
         raise ValueError(f"align={align}: what documents begin with cannot be computed once in parts of ranks")
     if max_documents is not None:
         raise ValueError("max_documents= is not kept for groups=, which go into a row together: leave one out")
+
+
+def _refuse_cuts(strategy: str, overflow: str, cutting: tuple[str, ...], why: str) -> None:
+    if strategy == "fixed_length" or overflow in cutting:
+        option = f"{strategy=}" if strategy == "fixed_length" else f"{overflow=}"
+        raise ValueError(f"{option} cuts documents, {why}")
 
 
 def groups_of(documents: Any, by: str | bool) -> dict[str, np.ndarray]:
@@ -170,59 +136,54 @@ def groups_of(documents: Any, by: str | bool) -> dict[str, np.ndarray]:
     """
     if by is False:
         return {}
+    groups = _by_first_tokens(documents) if by is True else documents.numbered(by)
+    return {"groups": groups, "prefixes": _common_beginnings(documents, groups)}
 
-    def tokens(chosen: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        return documents.values(chosen, np.zeros(len(chosen), np.int64), lengths, (IDS,))[IDS]
 
+def _first_tokens(documents: Any, chosen: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """So many tokens of the beginning of each of these documents, one after the other."""
+    return documents.values(chosen, zeros(len(chosen)), counts, (IDS,))[IDS]
+
+
+def _by_first_tokens(documents: Any) -> np.ndarray:
+    """Groups of documents whose first tokens are the same, as many as a model computes once: (documents,) int64."""
+    long = np.flatnonzero(documents.lengths >= LEAST_SHARED)
+    groups = np.full(len(documents.lengths), ALONE)
+    if len(long):
+        ids = _first_tokens(documents, long, np.full(len(long), LEAST_SHARED)).reshape(-1, LEAST_SHARED)
+        _, number, counts = np.unique(ids, axis=0, return_inverse=True, return_counts=True)
+        number = number.reshape(-1)
+        groups[long] = np.where(counts[number] > 1, number, ALONE)
+    return groups
+
+
+def _common_beginnings(documents: Any, groups: np.ndarray) -> np.ndarray:
+    """How many tokens the documents of each group begin with in common, (documents,) int64; 0 where too few."""
     lengths = documents.lengths
-    groups = by_first_tokens(lengths, tokens) if by is True else documents.numbered(by)
-    return {"groups": groups, "prefixes": common_beginnings(groups, lengths, tokens)}
-
-
-def common_beginnings(
-    groups: np.ndarray, lengths: np.ndarray, tokens: Callable[[np.ndarray, np.ndarray], np.ndarray]
-) -> np.ndarray:
-    """How many tokens the documents of each group begin with in common, (documents,) int64; 0 where those are too few.
-
-    `tokens` gives the first tokens of documents, one after the other, by their numbers and how many of each.
-    """
     found = np.zeros(len(lengths), np.int64)
     order = np.argsort(groups, kind="stable")
     order = order[groups[order] != ALONE]
     starts = np.flatnonzero(np.diff(groups[order], prepend=ALONE))
-    sizes = np.diff(starts, append=len(order))
-    ends = np.cumsum(lengths[order])[starts + sizes - 1]
+    bounds = np.append(starts, len(order))
+    ends = bounds_of(lengths[order])[bounds]
     first = 0
     while first < len(starts):  # so many groups at a time as have about so many tokens
-        done = ends[first - 1] if first else 0
-        after = max(first + 1, int(np.searchsorted(ends, done + BLOCK, "right")))
-        members = order[starts[first] : starts[after - 1] + sizes[after - 1]]
-        number = np.repeat(np.arange(after - first), sizes[first:after])
-        heads = (starts[first:after] - starts[first])[number]
+        after = max(first + 1, int(np.searchsorted(ends, ends[first] + BLOCK, "right")) - 1)
+        members = order[bounds[first] : bounds[after]]
+        begins = starts[first:after] - starts[first]
+        number = np.repeat(np.arange(after - first), np.diff(bounds[first : after + 1]))
+        heads = begins[number]
         shorter = np.minimum(lengths[members], lengths[members][heads])
-        here = np.concatenate([[0], np.cumsum(lengths[members])])
-        ids = tokens(members, lengths[members])
+        here = bounds_of(lengths[members])[:-1]
+        ids = _first_tokens(documents, members, lengths[members])
         places = numbered(shorter)
-        differs = ids[np.repeat(here[:-1], shorter) + places] != ids[np.repeat(here[:-1][heads], shorter) + places]
+        differs = ids[np.repeat(here, shorter) + places] != ids[np.repeat(here[heads], shorter) + places]
         at, begin = np.flatnonzero(differs), np.cumsum(shorter) - shorter
         mark = np.append(at, differs.size)[np.searchsorted(at, begin)]
-        common = np.minimum.reduceat(np.minimum(mark - begin, shorter), starts[first:after] - starts[first])
+        common = np.minimum.reduceat(np.minimum(mark - begin, shorter), begins)
         found[members] = np.where(common >= LEAST_SHARED, common, 0)[number]
         first = after
     return found
-
-
-def by_first_tokens(lengths: np.ndarray, tokens: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-    """Groups of documents whose first tokens are the same, as many as a model computes once: (documents,) int64."""
-    long = np.flatnonzero(lengths >= LEAST_SHARED)
-    groups = np.full(len(lengths), ALONE)
-    if not len(long):
-        return groups
-    ids = tokens(long, np.full(len(long), LEAST_SHARED)).reshape(-1, LEAST_SHARED)
-    _, number, counts = np.unique(ids, axis=0, return_inverse=True, return_counts=True)
-    number = number.reshape(-1)
-    groups[long] = np.where(counts[number] > 1, number, ALONE)
-    return groups
 
 
 def read_groups(groups: Any, prefixes: Any, lengths: np.ndarray) -> Grouped | None:

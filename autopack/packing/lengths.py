@@ -58,6 +58,10 @@ class Pieces(NamedTuple):
         given = (column for column in self if column is not None)
         return Pieces(*(np.broadcast_to(c[:1], order.shape) if c.strides == (0,) else c[order] for c in given))
 
+    def rows(self, bounds: np.ndarray, chosen: np.ndarray) -> tuple[Pieces, np.ndarray]:
+        """The pieces of these of the rows that `bounds` divide them into, and the bounds of those rows."""
+        return self.take(members(bounds, chosen)), bounds_of(np.diff(bounds)[chosen])
+
 
 def to_numpy(value: Any) -> Any:
     """A tensor as a numpy array, with bfloat16 and float16 as float32; anything else as it is."""
@@ -98,6 +102,12 @@ def numbered(sizes: np.ndarray) -> np.ndarray:
     """For things of these sizes, end to end, the place inside its thing of each element: 0, 1, ... and again."""
     ends = np.cumsum(sizes)
     return np.arange(sizes.sum()) - np.repeat(ends - sizes, sizes)
+
+
+def members(bounds: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The pieces of these rows."""
+    sizes = np.diff(bounds)[rows]
+    return np.repeat(bounds[rows], sizes) + numbered(sizes)
 
 
 def aligned(lengths: np.ndarray, align: int) -> np.ndarray:

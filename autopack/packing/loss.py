@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy
 
 from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL
+from autopack.packing.checks import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing
 from autopack.packing.collator import PackingCollator
-from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing
 
 
 def weighted_loss(

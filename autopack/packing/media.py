@@ -16,6 +16,8 @@ from autopack.errors import InvalidPacking
 from autopack.inspection.media import PICTURES, holds_media
 from autopack.packing.checks import invalid
 
+BYTES = ("uint8", "torch.uint8")
+
 
 def is_picture(value: Any) -> bool:
     """Whether a value is a picture of PIL, or what datasets has for one that it has not decoded."""
@@ -42,12 +44,7 @@ def has_pictures(name: str, values: Any) -> bool:
     found = pictures_in(values)
     if name not in PICTURES:
         return any(map(is_picture, found))
-    return any(is_picture(each) or (getattr(each, "ndim", 0) == 3 and is_bytes(each)) for each in found)
-
-
-def is_bytes(array: Any) -> bool:
-    """Whether the values of an array or tensor are bytes, as those of pictures are."""
-    return str(array.dtype).rpartition(".")[2] == "uint8"
+    return any(is_picture(each) or (getattr(each, "ndim", 0) == 3 and str(each.dtype) in BYTES) for each in found)
 
 
 def take_pictures(index: int, given: dict[str, Any], reads: bool) -> list[Any]:

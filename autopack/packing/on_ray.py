@@ -34,7 +34,6 @@ from autopack.packing.parts import (
     count_shards,
     edges_of,
     mark_of,
-    nothing_left,
     numbered,
     planned_lengths,
     renumbered,
@@ -42,7 +41,7 @@ from autopack.packing.parts import (
     total,
 )
 from autopack.packing.plans import Plan
-from autopack.packing.rows import Packing, Rows
+from autopack.packing.rows import Packing, Rows, nothing_left
 
 NUMBER, TOKENS, PIECES, SHARD = (f"autopack_{name}" for name in ("number", "tokens", "pieces", "shard"))
 FIELDS = 4
@@ -193,9 +192,8 @@ def _placed(plan: Plan, lengths: np.ndarray, sizes: list[int]) -> Iterator[pa.Ta
         begin, stop = np.searchsorted(owners, [first, end])
         places = order[begin:stop]
         pieces = np.stack([rows[places], places, plan.offsets[places], plan.lengths[places]], axis=1)
-        bounds = bounds_of(np.bincount(owners[begin:stop] - first, minlength=end - first)) * FIELDS
-        lists = pa.LargeListArray.from_arrays(pa.array(bounds), pa.array(pieces.reshape(-1)))
-        yield pa.table({NUMBER: np.arange(first, end), TOKENS: lengths[first:end], PIECES: lists})
+        bounds = bounds_of(np.bincount(owners[begin:stop] - first, minlength=end - first))
+        yield pa.table({NUMBER: np.arange(first, end), TOKENS: lengths[first:end], PIECES: _lists(bounds, pieces)})
 
 
 def _batches(data: Any) -> Iterator[pa.Table]:
@@ -285,18 +283,27 @@ def write_block(table: pa.Table, packing: Packing, folder: Folder, marked: str) 
 
 def spread(table: pa.Table, placed: pa.Table, schema: pa.Schema, edges: np.ndarray) -> pa.Table:
     """The documents of a block, each as often as there are shards that hold a piece of it, with those pieces."""
-    lists = placed.column(PIECES).combine_chunks()
-    pieces = lists.flatten().to_numpy().reshape(-1, FIELDS)
-    owners = np.repeat(np.arange(table.num_rows), pc.list_value_length(lists).to_numpy() // FIELDS)
+    pieces, owners = _pieces(placed)
     shards = np.searchsorted(edges, pieces[:, 0], "right") - 1
     # Pieces of a document are in the order of rows, and so of shards.
     first = np.flatnonzero(np.diff(owners, prepend=-1) | np.diff(shards, prepend=-1))
     found = conform(plain(table), schema).take(owners[first])
     for name in (NUMBER, TOKENS):
         found = found.append_column(name, placed.column(name).take(owners[first]))
-    bounds = pa.array(np.append(first, len(pieces)) * FIELDS)
-    found = found.append_column(PIECES, pa.LargeListArray.from_arrays(bounds, pa.array(pieces.reshape(-1))))
+    found = found.append_column(PIECES, _lists(np.append(first, len(pieces)), pieces))
     return found.append_column(SHARD, pa.array(shards[first]))
+
+
+def _lists(bounds: np.ndarray, pieces: np.ndarray) -> pa.Array:
+    """Pieces (pieces, FIELDS) as a list of numbers for each document, whose are those between two bounds."""
+    return pa.LargeListArray.from_arrays(pa.array(bounds * FIELDS), pa.array(pieces.reshape(-1)))
+
+
+def _pieces(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """The pieces in such lists, (pieces, FIELDS) int64, and the row of the table of each."""
+    lists = table.column(PIECES).combine_chunks()
+    owners = np.repeat(np.arange(table.num_rows), pc.list_value_length(lists).to_numpy() // FIELDS)
+    return lists.flatten().to_numpy().reshape(-1, FIELDS), owners
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -327,9 +334,7 @@ def write_shard(
     shard = table.column(SHARD)[0].as_py()
     table = table.take(np.argsort(table.column(NUMBER).to_numpy())).combine_chunks()
     numbers, tokens = (table.column(name).to_numpy() for name in (NUMBER, TOKENS))
-    lists = table.column(PIECES).combine_chunks()
-    owners = np.repeat(np.arange(table.num_rows), pc.list_value_length(lists).to_numpy() // FIELDS)
-    pieces = lists.flatten().to_numpy().reshape(-1, FIELDS)
+    pieces, owners = _pieces(table)
     order = np.argsort(pieces[:, 1])
     rows, place, offsets, lengths = pieces[order].T
     if not np.array_equal(place, np.arange(places[shard], places[shard + 1])):

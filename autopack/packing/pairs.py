@@ -15,6 +15,7 @@ import numpy as np
 from autopack.errors import InvalidPacking
 from autopack.integrations.trainers import ADAPTERS, adapter_of
 from autopack.packing.checks import PAIRS, check_int
+from autopack.packing.lengths import to_numpy
 
 FORMS = (
     ("prompt_ids", "chosen_ids", "rejected_ids"),
@@ -60,7 +61,7 @@ def pair_lengths(dataset: Any, collator: Callable[[list[Any]], Any], *, max_leng
         raise InvalidPacking(f"pair {index}: found no tokens in {form[which - 2]!r}; leave such pairs out")
     longest = {0, *np.argmax(made, axis=0).tolist(), *np.argmax(sizes, axis=0).tolist()}
     for index in sorted(longest):
-        collated = _collated(dataset, index, collator)
+        collated = [len(tokens) for tokens in _sequences(dataset, index, collator)] or None
         if collated != made[index].tolist():
             wanted = f"{form} and max_length={cut} say {made[index].tolist()}"
             raise InvalidPacking(
@@ -102,21 +103,6 @@ def _in_common(one: Any, other: Any) -> int:
     shorter = min(len(one), len(other))
     differs = np.asarray(one)[:shorter] != np.asarray(other)[:shorter]
     return int(differs.argmax()) if differs.any() else shorter
-
-
-def _sequences(dataset: Any, index: int, collator: Callable[[list[Any]], Any]) -> list[Any]:
-    """The tokens of both sequences that a collator makes of this pair alone."""
-    batch = collator([dict(dataset[index])])
-    found = []
-    for ids, mask in (
-        ("input_ids", "attention_mask"),
-        ("chosen_input_ids", "chosen_attention_mask"),
-        ("rejected_input_ids", "rejected_attention_mask"),
-    ):
-        if ids in batch and mask in batch:
-            rows = zip(batch[ids], batch[mask], strict=True)
-            found += [np.asarray(row)[np.asarray(real).astype(bool)] for row, real in rows]
-    return found
 
 
 def weigh_pairs(trainer: Any) -> WeighedPairs:
@@ -243,7 +229,8 @@ def _form(dataset: Any) -> tuple[str, ...]:
 
 def _sizes(dataset: Any, form: Sequence[str]) -> np.ndarray:
     """How many tokens each example has in these columns, (examples, columns) int64."""
-    if hasattr(dataset, "with_format") and hasattr(dataset, "select_columns") and not _transforms(dataset):
+    makes_examples = dict(getattr(dataset, "format", None) or {}).get("type") == "custom"  # when they are read
+    if hasattr(dataset, "with_format") and hasattr(dataset, "select_columns") and not makes_examples:
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -261,13 +248,8 @@ def _sizes(dataset: Any, form: Sequence[str]) -> np.ndarray:
     return np.array([[len(example[name]) for name in form] for example in examples], np.int64)
 
 
-def _transforms(dataset: Any) -> bool:
-    """Whether examples of a `datasets.Dataset` are made when they are read."""
-    return dict(getattr(dataset, "format", None) or {}).get("type") == "custom"
-
-
-def _collated(dataset: Any, index: int, collator: Callable[[list[Any]], Any]) -> list[int] | None:
-    """Tokens of the sequences that a collator makes of this pair alone; None where that cannot be told."""
+def _sequences(dataset: Any, index: int, collator: Callable[[list[Any]], Any]) -> list[np.ndarray]:
+    """The tokens of the sequences that a collator makes of this pair alone; none where that cannot be told."""
     try:
         batch = collator([dict(dataset[index])])
     except Exception as error:
@@ -275,10 +257,13 @@ def _collated(dataset: Any, index: int, collator: Callable[[list[Any]], Any]) ->
             f"pair {index}: {_name(collator)} makes no batch of it ({type(error).__name__}: {error}). Pass that of a "
             f"trainer of pairs, trainer.data_collator"
         ) from error
-    if not isinstance(batch, Mapping):
-        return None
-    keys = ("attention_mask", "chosen_attention_mask", "rejected_attention_mask")
-    return [int(row.sum()) for key in keys if key in batch for row in batch[key]] or None
+    found: list[np.ndarray] = []
+    for which in ("", "chosen_", "rejected_"):
+        ids, mask = f"{which}input_ids", f"{which}attention_mask"
+        if isinstance(batch, Mapping) and ids in batch and mask in batch:
+            rows = zip(to_numpy(batch[ids]), to_numpy(batch[mask]), strict=True)
+            found += [np.asarray(row)[np.asarray(real).astype(bool)] for row, real in rows]
+    return found
 
 
 def _name(collator: Any) -> str:

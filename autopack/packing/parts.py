@@ -1,4 +1,4 @@
-"""Parts of a plan as files: which rows a shard has, whether documents are those of a plan, the folder of shards."""
+"""Parts of a plan as files: which rows a shard has, the folder of shards, and those that this process writes itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Any
@@ -20,10 +20,12 @@ from pyarrow import fs
 
 from autopack.errors import InvalidPacking
 from autopack.packing.checks import LENGTHS, is_int
+from autopack.packing.dataset import features_of
+from autopack.packing.documents import Documents, Taker, carried
 from autopack.packing.lengths import LONGEST, Counts, bounds_of
 from autopack.packing.old_names import with_old_names
 from autopack.packing.plans import ARRAYS, Plan
-from autopack.packing.rows import Packing, Rows
+from autopack.packing.rows import Packing, Rows, nothing_left
 from autopack.version import __version__
 
 BLOCK = 1 << 20
@@ -208,13 +210,6 @@ def count_by_tokens(lengths: np.ndarray) -> int:
     return max(1, min(len(lengths), round(int(lengths.sum()) / SHARD_TOKENS)))
 
 
-def nothing_left(counts: Counts) -> InvalidPacking:
-    """The error about data that make no row."""
-    if not counts.documents:
-        return InvalidPacking("wanted at least one example, found an empty dataset")
-    return InvalidPacking(f"no document is left of {counts.documents:,}: all are longer than max_length; raise it")
-
-
 def total(counts: list[Counts]) -> Counts:
     """The counts of several plans together."""
     return Counts(*(sum(getattr(found, field.name) for found in counts) for field in fields(Counts)))
@@ -289,6 +284,58 @@ def renumbered(message: str, numbers: Any) -> str:
     return re.sub(r"^example (\[?)(\d+)", lambda found: f"example {found[1]}{numbers[int(found[2])]}", message)
 
 
-def local(plan: Plan, numbers: np.ndarray) -> Plan:
-    """A plan of the documents `numbers`, sorted, as one of the examples of a table that holds just those."""
-    return replace(plan, documents=np.searchsorted(numbers, plan.documents))
+def pack_own(
+    dataset: Any, packing: Packing, folder: Folder, plan: Any, num_shards: int | None, shard: int | None
+) -> Shards:
+    """Writes shards of a `datasets.Dataset`, one after the other; see `autopack.packing.pack_shards`."""
+    if not len(dataset):
+        raise InvalidPacking("wanted at least one example, found an empty dataset")
+    if plan == "all":
+        plan = packing.plan(Documents.of_dataset(dataset, **packing.carried).lengths)
+    if isinstance(plan, Plan):
+        check_count(plan, len(dataset))
+        count = count_shards(num_shards, plan)
+        marked, edges = mark_of(packing, count, plan), edges_of(len(plan), count).tolist()
+    else:
+        count = num_shards or count_by_tokens(Documents.of_dataset(dataset, **packing.carried).lengths)
+        if count > len(dataset):
+            raise ValueError(f"num_shards={count}: wanted at most as many as there are examples, {len(dataset):,}")
+        marked = mark_of(packing, count, None)
+    folder.prepare(None if shard is None else NAME.format(shard, count), count, marked)
+    written, counts = [], []
+    with folder.undone(marked) if shard is None else nullcontext():
+        for number in range(count) if shard is None else [shard]:
+            if isinstance(plan, Plan):
+                part, whole, chosen = dataset, plan, plan[edges[number] : edges[number + 1]]
+            else:
+                part = dataset.shard(num_shards=count, index=number, contiguous=True)
+                chosen = whole = packing.plan(Documents.of_dataset(part, **packing.carried).lengths)
+                counts.append(whole.counts)
+            made = _gathered(part, whole, chosen, packing)
+            written.append(folder.write(made, marked, NAME.format(number, count)))
+    names, rows, tokens = zip(*written, strict=True)
+    files = tuple(folder.address(name) for name in names)
+    found = plan.counts if isinstance(plan, Plan) else total(counts)
+    return Shards(files, sum(rows), sum(tokens), packing.max_length, found)
+
+
+def _gathered(dataset: Any, whole: Plan, chosen: Plan, packing: Packing) -> Iterator[Any]:
+    """Tables of the rows `chosen` of a plan of the `whole` dataset, reading only documents that they need, a million
+    tokens at a time."""
+    from datasets.table import table_cast
+
+    if not len(chosen):
+        raise nothing_left(whole.counts)
+    take = Taker(dataset, carried(dataset.column_names, **packing.carried))
+    planned, features = planned_lengths(whole), None
+    for first, end in spans(len(chosen), chosen.max_length):
+        part = chosen[first:end]
+        numbers = np.unique(part.documents)
+        with numbered(numbers):
+            documents = Documents(take(numbers), None, None, ())
+            check_lengths(whole, documents.lengths, planned[numbers], numbers)
+            here = replace(part, documents=np.searchsorted(numbers, part.documents))  # as the table numbers them
+            rows = Rows(documents, here, **packing.added)
+            features = features or features_of(dataset, rows)
+            table = table_cast(rows.table(), features.arrow_schema)
+        yield table

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 
@@ -13,21 +12,6 @@ from autopack.packing.checks import POSITIONS, invalid
 from autopack.packing.examples import Example
 from autopack.packing.lengths import aligned, bounds_of, numbered
 from autopack.packing.strategies import next_fit
-
-
-class Shape(Protocol):
-    """The options of `PackingCollator` that decide the shape of a batch."""
-
-    @property
-    def max_length(self) -> int | None: ...
-    @property
-    def pad_to_multiple_of(self) -> int | None: ...
-    @property
-    def align(self) -> int: ...
-    @property
-    def max_documents(self) -> int | None: ...
-    @property
-    def rows(self) -> int | None: ...
 
 
 @dataclass
@@ -50,43 +34,56 @@ class Places:
         """The places of the tokens in the flattened rows, in the order of the documents, (tokens,) ints."""
         return np.flatnonzero(self.real)
 
-    def flash_bounds(self, shape: Shape) -> tuple[np.ndarray, int]:
+    def flash_bounds(self, per_row: int | None) -> tuple[np.ndarray, int]:
         """Where documents begin and end over the flattened rows, int32, and the longest of them; of fixed size where
-        rows and documents per row are fixed."""
-        if not (shape.rows and shape.max_documents):
+        rows are fixed, and the most documents `per_row`."""
+        if per_row is None:
             return bounds_of(self.lengths).astype(np.int32), int(self.lengths.max())
         rows, columns = self.real.shape
         starts, row = self.starts, self.starts // columns
         # The padding at the end of a row is one document here: how often it is cut differs between batches.
         again = self.is_filler & np.append(False, self.is_filler[:-1] & (row[1:] == row[:-1]))
-        bounds = np.full(rows * (shape.max_documents + 1) + 1, rows * columns, np.int32)
+        bounds = np.full(rows * (per_row + 1) + 1, rows * columns, np.int32)
         bounds[: (~again).sum()] = starts[~again]
         return bounds, columns
 
 
-def place(examples: list[Example], shape: Shape) -> Places:
-    """Puts the examples into rows, in order, a new row where the next does not fit (next-fit)."""
+def place(
+    examples: list[Example],
+    max_length: int | None,
+    multiple: int,
+    align: int,
+    max_documents: int | None,
+    rows: int | None,
+) -> Places:
+    """Puts the examples into rows, in order, a new row where the next does not fit (next-fit).
+
+    The options are those of `PackingCollator`; rows are padded to a `multiple` of so many columns.
+    """
     lengths = np.concatenate([e.lengths for e in examples])
-    taken = aligned(lengths, shape.align)
+    taken = aligned(lengths, align)
     documents = bounds_of([len(e.starts) for e in examples])  # of the documents of each example
     columns = np.add.reduceat(taken, documents[:-1])
-    rows = next_fit(columns, shape.max_length or int(columns.sum()), _examples_per_row(documents, shape.max_documents))
-    used = np.add.reduceat(columns, rows[:-1])
-    if shape.rows and len(used) > shape.rows:
-        found = f"{documents[-1]} documents of {lengths.sum()} tokens take {len(used)} rows of {shape.max_length}"
-        raise InvalidPacking(f"rows={shape.rows}: {found}; raise it, or make smaller batches (PackedBatchSampler does)")
-    if shape.rows and shape.max_length:
-        used, width = np.append(used, np.zeros(shape.rows - len(used), used.dtype)), shape.max_length
+    most: int | np.ndarray = len(examples)  # of a row that begins with each example
+    if max_documents is not None:
+        most = np.searchsorted(documents, documents[:-1] + max_documents, side="right") - 1 - np.arange(most)
+    bounds = next_fit(columns, max_length or int(columns.sum()), most)
+    used = np.add.reduceat(columns, bounds[:-1])
+    if rows and len(used) > rows:
+        found = f"{documents[-1]} documents of {lengths.sum()} tokens take {len(used)} rows of {max_length}"
+        raise InvalidPacking(f"rows={rows}: {found}; raise it, or make smaller batches (PackedBatchSampler does)")
+    if rows and max_length:
+        used, width = np.append(used, np.zeros(rows - len(used), used.dtype)), max_length
     else:
-        width = int(used.max()) + -int(used.max()) % (shape.pad_to_multiple_of or 1)
+        width = int(used.max()) + -int(used.max()) % multiple
 
-    of_row = np.diff(documents[rows])
+    of_row = np.diff(documents[bounds])
     before = np.cumsum(taken) - taken  # columns of all documents before
-    of_row_before = np.repeat(before[documents[rows[:-1]]], of_row)
+    of_row_before = np.repeat(before[documents[bounds[:-1]]], of_row)
     firsts = np.repeat(np.arange(len(of_row)) * width, of_row) + before - of_row_before
     past_end = np.arange(width) - used[:, None]  # columns after the last document of the row; negative in them
     real = past_end < 0
-    if shape.align > 1:
+    if align > 1:
         real = np.zeros_like(real)
         real.flat[np.repeat(firsts, lengths) + numbered(lengths)] = True
 
@@ -98,14 +95,6 @@ def place(examples: list[Example], shape: Shape) -> Places:
     starts = starts[order]
     ends = np.cumsum([len(e) for e in examples])
     return Places(real, starts, np.diff(starts, append=real.size), order >= len(firsts), ends)
-
-
-def _examples_per_row(documents: np.ndarray, limit: int | None) -> int | np.ndarray:
-    """The most examples of a row that begins with each one, by the bounds of their documents."""
-    count = len(documents) - 1
-    if limit is None:
-        return count
-    return np.searchsorted(documents, documents[:-1] + limit, side="right") - 1 - np.arange(count)
 
 
 def tokens_within(lengths: np.ndarray, align: int, columns: int) -> int:

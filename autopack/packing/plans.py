@@ -18,16 +18,15 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.packing.balance import CostModel, arrange, complete, members
+from autopack.packing.balance import CostModel, arrange, complete
 from autopack.packing.checks import check_in, check_int
-from autopack.packing.groups import Together, check_groups, read_groups
+from autopack.packing.groups import check_groups, read_groups, together, units_of
 from autopack.packing.lengths import (
     LONGEST,
     Counts,
     Overflow,
     Pieces,
     aligned,
-    bounds_of,
     cut,
     fit,
     numbered,
@@ -132,10 +131,9 @@ class Plan:
 
     def select(self, rows: Any) -> Plan:
         """The plan of these rows alone, in this order: (rows,) ints, each at most once. `counts` stays as it is."""
-        rows = np.asarray(rows, np.int64)
         pieces = Pieces(self.documents, self.offsets, self.lengths, self.squares, self.shared)
-        pieces = pieces.take(members(self.bounds, rows))
-        return replace(self, **pieces._asdict(), bounds=bounds_of(np.diff(self.bounds)[rows]))
+        pieces, bounds = pieces.rows(self.bounds, np.asarray(rows, np.int64))
+        return replace(self, **pieces._asdict(), bounds=bounds)
 
     @property
     def tokens_per_row(self) -> np.ndarray:
@@ -315,10 +313,10 @@ def plan(
         raise ValueError("max_documents= cannot be kept by strategy='fixed_length', which fills all rows: leave it out")
     found, max_length, ranks, seed = read(lengths, sequences=True, copy=False), int(max_length), int(ranks), int(seed)
     grouped = read_groups(groups, prefixes, found)
-    together = units = None
+    whole = units = None
     if found.ndim == 2:
-        together = Together.of(found, grouped, max_length, strategy, overflow, align)
-        found = together.rooms
+        whole = together(found, grouped, max_length, strategy, overflow, align)
+        found = whole.lengths
     elif grouped is not None:
         check_groups(strategy, overflow, align, max_documents)
     limit = max_length if max_documents is None else min(max_length, int(max_documents))
@@ -327,11 +325,14 @@ def plan(
     else:
         pieces, counts = fit(found, max_length, overflow)
         pieces = pieces._replace(lengths=aligned(pieces.lengths, align))
-        if together is not None:
-            pieces, counts = together.added(pieces), together.counted(pieces, counts)
+        if whole is not None:
+            pieces = whole.take(pieces.documents)
+            if whole.shared is not None:  # counts are of all tokens, and rows have room for some of them
+                tokens, kept = (int((each.lengths + each.shared).sum()) for each in (whole, pieces))
+                counts = replace(counts, tokens=tokens, dropped_tokens=tokens - kept)
         elif grouped is not None and len(pieces.lengths):
-            units = grouped.units(pieces, max_length)
-            pieces = units.pieces
+            units = units_of(pieces, grouped, max_length)
+            pieces = units.planned
         order, bounds = np.zeros(0, np.int64), np.zeros(1, np.int64)
         if len(pieces.lengths):
             order, bounds = STRATEGIES[strategy](pieces.lengths, max_length, limit, ranks, seed)

@@ -14,14 +14,23 @@ import pyarrow as pa
 from autopack.errors import InvalidPacking
 from autopack.inspection.media import PICTURES
 from autopack.layout import IGNORED_LABEL
-from autopack.packing.checks import COMPLETION_KEYS, IDS, LENGTHS, POSITIONS, invalid
+from autopack.packing.checks import (
+    COMPLETION_KEYS,
+    DOCUMENT_WEIGHT,
+    IDS,
+    LENGTHS,
+    LOSS_WEIGHTS,
+    POSITIONS,
+    Weighing,
+    invalid,
+    token_weights,
+)
 from autopack.packing.documents import Documents, Values, empty, from_columns
 from autopack.packing.groups import groups_of
-from autopack.packing.lengths import ANY_WAY, fit
+from autopack.packing.lengths import ANY_WAY, Counts, fit
 from autopack.packing.media import put_back, set_aside
 from autopack.packing.plans import Plan, plan
 from autopack.packing.strategies import ORDERED
-from autopack.packing.weights import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing, token_weights
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +53,7 @@ class Rows:
     def __post_init__(self) -> None:
         documents, counts, key = self.documents, self.plan.counts, self.documents.label_key
         if not len(self.plan):
-            raise InvalidPacking(
-                f"no document is left of {counts.documents:,}: all are longer than max_length; raise it"
-            )
+            raise nothing_left(counts)
         if counts.split and key in documents.per_document:
             found = f"{counts.split:,} documents are cut into pieces, and {key!r} is one per document"
             raise InvalidPacking(f"{found}; use overflow='truncate' or 'drop', or name it in drop_columns")
@@ -121,6 +128,13 @@ class Rows:
             labels = values[key]
             labels[starts] = IGNORED_LABEL
         return values[key]
+
+
+def nothing_left(counts: Counts) -> InvalidPacking:
+    """The error about data that make no row."""
+    if not counts.documents:
+        return InvalidPacking("wanted at least one example, found an empty dataset")
+    return InvalidPacking(f"no document is left of {counts.documents:,}: all are longer than max_length; raise it")
 
 
 def _ways(documents: Documents) -> str:

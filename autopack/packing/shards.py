@@ -8,29 +8,21 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-from collections.abc import Collection, Iterator
-from contextlib import nullcontext
+from collections.abc import Collection
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
 
 from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel
-from autopack.packing.checks import check_int
-from autopack.packing.dataset import features_of, prepare
+from autopack.packing.checks import Weighing, check_int
+from autopack.packing.dataset import is_of, prepare
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Plan, Strategy
-from autopack.packing.weights import Weighing
 
 if TYPE_CHECKING:
-    from autopack.packing.parts import Folder, Shards
+    from autopack.packing.parts import Shards
 
 logger = logging.getLogger(__name__)
-
-FREE: dict[str, Any] = {"strategy": "best_fit", "seed": 0, "overflow": "error", "max_documents": None}
-FREE |= {"cost": None, "ranks": 1, "align": 1}
-"""Options of a plan, as they are where a plan is given."""
 
 
 def pack_shards(
@@ -88,29 +80,25 @@ def pack_shards(
             is left.
         ImportError: where pyarrow is missing: `pip install "autopack[data]"`.
     """
-    planned: dict[str, Any] = {"strategy": strategy, "seed": seed, "overflow": overflow, "max_documents": max_documents}
-    planned |= {"cost": cost, "ranks": ranks, "align": align}
-    added: dict[str, Any] = {"mask_first_label": mask_first_label, "position_ids": position_ids}
-    added |= {"first_position": first_position, "loss_weights": loss_weights}
-    packing = prepare("autopack.packing.pack_shards", max_length, planned, columns, drop_columns, added)
-    from autopack.packing.parts import Folder
+    packing = prepare("autopack.packing.pack_shards", dict(locals()))
+    from autopack.packing.parts import Folder, pack_own
 
     _check(packing, plan, num_shards, shard)
     num_shards = None if num_shards is None else int(num_shards)
     folder = Folder(path)
-    if _is_of("ray.data", "Dataset", dataset):
+    if is_of("ray.data", "Dataset", dataset):
         from autopack.packing.on_ray import pack_ray
 
         if shard is not None:
             raise ValueError(f"shard={shard}: Ray shares the shards of its dataset out by itself; leave it out")
         made = pack_ray(dataset, packing, folder, plan, num_shards)
-    elif _is_of("datasets", "Dataset", dataset):
-        made = _write_own(dataset, packing, folder, plan, num_shards, shard)
+    elif is_of("datasets", "Dataset", dataset):
+        made = pack_own(dataset, packing, folder, plan, num_shards, shard)
     else:
         found = f"found {type(dataset).__name__}"
-        if _is_of("datasets", "DatasetDict", dataset):
+        if is_of("datasets", "DatasetDict", dataset):
             found += "; pass one split at a time, such as dataset['train'], each with a path of its own"
-        if _is_of("datasets", "IterableDataset", dataset):
+        if is_of("datasets", "IterableDataset", dataset):
             found += "; pack each dataset.shard(...) of a stream by autopack.pack"
         raise InvalidPacking(f"wanted a Dataset of datasets or of ray.data, {found}")
     lost = made.counts.truncated or made.counts.dropped
@@ -149,12 +137,6 @@ def shard_files(path: str | os.PathLike[str]) -> list[str]:
     return [folder.address(name) for name in wanted]
 
 
-def _is_of(module: str, name: str, dataset: Any) -> bool:
-    """Whether somebody has imported a module, and the dataset is of a class of it."""
-    kind = getattr(sys.modules.get(module), name, None)
-    return kind is not None and isinstance(dataset, kind)
-
-
 def _check(packing: Any, plan: Any, num_shards: int | None, shard: int | None) -> None:
     """Raises `ValueError` for options of `pack_shards` that contradict each other."""
     from autopack.packing.plans import plan as make
@@ -170,81 +152,10 @@ def _check(packing: Any, plan: Any, num_shards: int | None, shard: int | None) -
                 f"plan={plan!r}: wanted 'all', 'shard' or an autopack.packing.Plan; Plan.load reads one from a file"
             )
         return
-    if changed := [name for name, value in packing.planned.items() if value != FREE[name]]:
+    left_out = signature(make).parameters
+    if changed := [name for name, value in packing.planned.items() if value != left_out[name].default]:
         raise ValueError(
             f"{changed[0]}={packing.planned[changed[0]]!r}: a plan is given, which has its own; leave it out"
         )
     if packing.max_length != plan.max_length:
         raise ValueError(f"max_length={packing.max_length}: the plan is of rows of {plan.max_length} tokens")
-
-
-def _write_own(
-    dataset: Any, packing: Any, folder: Folder, plan: Any, num_shards: int | None, shard: int | None
-) -> Shards:
-    """Writes shards of a dataset of datasets, one after the other, in this process."""
-    from autopack.packing.documents import Documents
-    from autopack.packing.parts import (
-        NAME,
-        Shards,
-        check_count,
-        count_by_tokens,
-        count_shards,
-        edges_of,
-        mark_of,
-        total,
-    )
-
-    if not len(dataset):
-        raise InvalidPacking("wanted at least one example, found an empty dataset")
-    if plan == "all":
-        plan = packing.plan(Documents.of_dataset(dataset, **packing.carried).lengths)
-    if isinstance(plan, Plan):
-        check_count(plan, len(dataset))
-        count = count_shards(num_shards, plan)
-        marked, edges = mark_of(packing, count, plan), edges_of(len(plan), count).tolist()
-    else:
-        count = num_shards or count_by_tokens(Documents.of_dataset(dataset, **packing.carried).lengths)
-        if count > len(dataset):
-            raise ValueError(f"num_shards={count}: wanted at most as many as there are examples, {len(dataset):,}")
-        marked = mark_of(packing, count, None)
-    folder.prepare(None if shard is None else NAME.format(shard, count), count, marked)
-    written, counts = [], []
-    with folder.undone(marked) if shard is None else nullcontext():
-        for number in range(count) if shard is None else [shard]:
-            if isinstance(plan, Plan):
-                part, whole, chosen = dataset, plan, plan[edges[number] : edges[number + 1]]
-            else:
-                part = dataset.shard(num_shards=count, index=number, contiguous=True)
-                chosen = whole = packing.plan(Documents.of_dataset(part, **packing.carried).lengths)
-                counts.append(whole.counts)
-            made = _gathered(part, whole, chosen, packing)
-            written.append(folder.write(made, marked, NAME.format(number, count)))
-    names, rows, tokens = zip(*written, strict=True)
-    files = tuple(folder.address(name) for name in names)
-    found = plan.counts if isinstance(plan, Plan) else total(counts)
-    return Shards(files, sum(rows), sum(tokens), packing.max_length, found)
-
-
-def _gathered(dataset: Any, whole: Plan, chosen: Plan, packing: Any) -> Iterator[Any]:
-    """Tables of the rows `chosen` of a plan of the `whole` dataset, reading only documents that they need, a million
-    tokens at a time."""
-    from datasets.table import table_cast
-
-    from autopack.packing.documents import Documents, Taker, carried
-    from autopack.packing.parts import check_lengths, local, nothing_left, numbered, planned_lengths, spans
-    from autopack.packing.rows import Rows
-
-    if not len(chosen):
-        raise nothing_left(whole.counts)
-    take = Taker(dataset, carried(dataset.column_names, **packing.carried))
-    planned, features = planned_lengths(whole), None
-    for first, end in spans(len(chosen), chosen.max_length):
-        part = chosen[first:end]
-        numbers = np.unique(part.documents)
-        with numbered(numbers):
-            documents = Documents(take(numbers), None, None, ())
-            check_lengths(whole, documents.lengths, planned[numbers], numbers)
-            rows = Rows(documents, local(part, numbers), **packing.added)
-            features = features or features_of(dataset, rows)
-            table = table_cast(rows.table(), features.arrow_schema)
-        yield table

@@ -28,26 +28,20 @@ PART = 1 << 20
 """Numbers that are worked on at a time where a whole array more would be too much memory."""
 
 
-def permutation(count: int, seed: int) -> np.ndarray:
-    """A random order of `count` things.
-
-    It comes from the raw bits of PCG64, which are the same in every release of numpy; `Generator.permutation` may
-    change, and then a run that is resumed would go on with other rows.
-    """
-    return _drawn_order(None, count, seed)
-
-
 def shuffled(lengths: np.ndarray, seed: int) -> np.ndarray:
     return permutation(len(lengths), seed)
 
 
 def descending(lengths: np.ndarray, seed: int) -> np.ndarray:
     """Indices from long to short; documents of one length in random order."""
-    return _drawn_order(lengths, len(lengths), seed)
+    return permutation(len(lengths), seed, lengths)
 
 
-def _drawn_order(lengths: np.ndarray | None, count: int, seed: int) -> np.ndarray:
-    """Indices by length, if there are any, the longest first, and then by 64 bits drawn for each, the smallest first.
+def permutation(count: int, seed: int, lengths: np.ndarray | None = None) -> np.ndarray:
+    """A random order of `count` things, or by length, the longest first, and random where lengths are equal.
+
+    It is that of 64 raw bits of PCG64 for each, which are the same in every release of numpy; `Generator.permutation`
+    may change, and then a run that is resumed would go on with other rows.
 
     Sorts one array in place: of each index, how much shorter it is than the longest, as many of the drawn bits as
     there is room for, and the index itself. Where those bits are the same, all bits are drawn again, and decide.

@@ -121,7 +121,7 @@ def test_a_shard_reads_the_tokens_of_its_own_documents_alone(dataset, tmp_path, 
             read.extend(numbers.tolist())
             return super().__call__(numbers)
 
-    monkeypatch.setattr(documents, "Taker", Spied)
+    monkeypatch.setattr(parts, "Taker", Spied)
     monkeypatch.setattr(documents.Documents, "of_dataset", None)
     autopack.packing.pack_shards(dataset, 32, tmp_path, plan=plan, num_shards=4, shard=1)
     edges = np.arange(5) * len(plan) // 4

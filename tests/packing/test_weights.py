@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import autopack
 from autopack.errors import InvalidPacking
 from autopack.packing import PackingCollator
-from autopack.packing.weights import token_weights
+from autopack.packing.checks import token_weights
 from tests.conftest import gradient_error, gradients, llama, token_ids
 
 transformers = pytest.importorskip("transformers")

@@ -155,7 +155,7 @@ def test_limits_of_padded_batches_are_their_own():
 def test_rows_are_drawn_as_full_as_they_are():
     from matplotlib.figure import Figure
 
-    from autopack.packing.estimate_picture import draw_fill, draw_lengths
+    from autopack.packing.estimate import draw_fill, draw_lengths
 
     found = autopack.estimate(lengths(), 512)
     axes, histogram = Figure().subplots(2)
