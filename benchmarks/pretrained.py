@@ -28,10 +28,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from autopack.demo.corpus import collect_documents
-from autopack.demo.pretrained import language_model, sentences
-from autopack.demo.pretrained.pairs import collect_pairs, draw_apart
-from autopack.demo.pretrained.weights import MINILM, SMOLLM2, checked_folder
+from autopack.demo import language_model, sentences
+from autopack.demo.arms import Arm, LanguageArm, alone, packed, padded
+from autopack.demo.batches import in_batches
+from autopack.demo.corpus import collect_documents, collect_pairs, draw_apart
+from autopack.demo.weights import MINILM, SMOLLM2, checked_folder
 from benchmarks import interleave
 from benchmarks.sentences import STATISTICS, TOLERANCE, difference
 
@@ -53,29 +54,24 @@ def of_sentences(options: argparse.Namespace) -> Tasks:
     import autopack
 
     settings = sentences.SentenceSettings(batch_size=options.batch, longest=options.longest)
-    arms = {name: sentences.Arm(way, settings) for name, way in zip(ARMS, sentences.WAYS, strict=True)}
-    autopack.enable(arms["enabled"].encoder)
+    arms = {name: sentences.SentenceArm(way, settings) for name, way in zip(ARMS, sentences.WAYS, strict=True)}
+    autopack.enable(arms["enabled"].model)
     pairs = collect_pairs(collect_documents())
     held_out, trained_on = draw_apart(pairs, options.texts // 2, options.batch, options.seed)
     texts = [text for pair in held_out for text in (pair.query, pair.passage)]
     for _ in range(2):  # an enabled model looks whether padding is read in some of its first batches
         arms["enabled"].warm_up(trained_on)
 
-    def training(arm: sentences.Arm) -> Any:
-        arm.encoder.train()
-        arm.encoder.zero_grad()
-        loss = arm.loss(trained_on)
-        loss.backward()
-        return loss.detach()
+    def training(arm: sentences.SentenceArm) -> Any:
+        return _training(arm, trained_on)
 
-    def as_they_come(arm: sentences.Arm) -> Any:
-        size = options.batch
-        return torch.cat([arm.encode(texts[first : first + size]) for first in range(0, len(texts), size)])
+    def as_they_come(arm: sentences.SentenceArm) -> Any:
+        return torch.cat([arm.encode(some) for some in in_batches(texts, options.batch)])
 
-    def encode(arm: sentences.Arm) -> Any:
-        arm.encoder.eval()
+    def encode(arm: sentences.SentenceArm) -> Any:
+        arm.model.eval()
         shown = {"convert_to_tensor": True, "show_progress_bar": False}
-        return arm.encoder.encode(texts, batch_size=options.batch, **shown)
+        return arm.model.encode(texts, batch_size=options.batch, **shown)
 
     tasks: Tasks = {}
     for name, task in (("training", training), ("as they come", as_they_come), ("encode", encode)):
@@ -96,21 +92,27 @@ def of_documents(options: argparse.Namespace) -> Tasks:
     texts, _ = draw_apart(collect_documents(), options.documents, 0, options.seed)
     batch = language_model.tokenize(texts, tokenizer, options.longest)
     arms = {
-        "stock": language_model.Arm("padded", model, language_model.padded),
-        "enabled": language_model.Arm("padded", enabled, language_model.padded),
-        "packed": language_model.Arm("packed", enabled, language_model.packed),
-        "alone": language_model.Arm("alone", model, language_model.alone),
+        "stock": LanguageArm(model, padded),
+        "enabled": LanguageArm(enabled, padded),
+        "packed": LanguageArm(enabled, packed),
+        "alone": LanguageArm(model, alone),
     }
 
-    def training(arm: language_model.Arm) -> Any:
-        arm.model.zero_grad()
-        return torch.tensor(arm.backward(batch))
+    def training(arm: LanguageArm) -> Any:
+        return _training(arm, batch)
 
-    def evaluation(arm: language_model.Arm) -> Any:
+    def evaluation(arm: LanguageArm) -> Any:
         return torch.tensor(arm.evaluate(batch))
 
     tasks = (("training", training), ("evaluation", evaluation))
     return {f"documents, {name}": {key: _call(task, arm) for key, arm in arms.items()} for name, task in tasks}
+
+
+def _training(arm: Arm, batch: Any) -> Any:
+    import torch
+
+    arm.model.zero_grad()
+    return torch.tensor(arm.backward(batch))
 
 
 def _call(task: Callable[[Any], Any], arm: Any) -> Callable[[], Any]:

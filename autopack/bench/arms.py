@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from autopack.bench.batches import Batch
-from autopack.enabling.enable import enable
-from autopack.enabling.handle import Handle
 from autopack.packing.checks import POSITIONS
 from autopack.packing.collator import PackingCollator
 
@@ -55,13 +51,3 @@ def calls_of(arm: Arm, model: Any, batches: list[Batch]) -> list[dict[str, Any]]
         for call in calls:
             del call[POSITIONS]
     return calls
-
-
-@contextlib.contextmanager
-def on(arm: Arm, model: Any, backend: str, verify: str = "never") -> Iterator[Handle | None]:
-    """Put a model into the state of an arm, and take autopack off again; yields its handle where it is on."""
-    if not arm.enabled:
-        yield None
-        return
-    with enable(model, backend=backend, verify=verify) as handle:
-        yield handle

@@ -41,7 +41,7 @@ def build(
         return models.build(model_type, **form, seed=seed, **given)
     own = text_config(CONFIG_MAPPING[model_type]())
     spans = {name: getattr(own, name) for name in rules.SPANS if isinstance(getattr(own, name, None), int)}
-    fields = SIZES[size].fields()
+    fields = SIZES[size]
     if hasattr(default, "kv_lora_rank"):
         fields = {name: value for name, value in fields.items() if name not in _LATENT}
     given |= {name: value for name, value in {**fields, **spans}.items() if hasattr(default, name)}

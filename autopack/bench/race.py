@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,12 +12,13 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.auditing.cases import tokens_to_draw
-from autopack.bench.arms import ARMS, BASELINE, GROUPED, Arm, calls_of, on
+from autopack.bench.arms import ARMS, BASELINE, GROUPED, Arm, calls_of
 from autopack.bench.batches import Batch, grouped
 from autopack.bench.machine import in_turn, kept_by, load, origin, peak_memory, wait_for
 from autopack.bench.models import longest_document
 from autopack.bench.noise import LEAST
 from autopack.bench.result import Outcome, Result, Settings
+from autopack.enabling.enable import enable
 from autopack.enabling.handle import Handle
 from autopack.errors import AutopackError
 from autopack.inspection.configs import text_config
@@ -73,8 +75,8 @@ def compare(
     documents = [chosen[i : i + settings.batch_size] for i in range(0, len(chosen), settings.batch_size)]
     race.take(documents)
     tell("comparing losses, measuring memory")
-    for arm in ARMS:
-        race.prepare(arm)
+    for outcome in race.outcomes:
+        race.prepare(outcome)
     tell(f"timing every arm on {len(documents)} x {settings.batch_size} documents")
     race.run(until, progress)
     columns = {name: sum(len(b) * max(b) for b in form)
@@ -143,14 +145,14 @@ class _Race:
             form = grouped(documents) if arm.form == GROUPED else documents
             self.calls[arm.name] = calls_of(arm, self.model, self._batches(documents, form))
 
-    def prepare(self, arm: Arm) -> None:
+    def prepare(self, outcome: Outcome) -> None:
         """Find out the loss of an arm, warm it up, and measure the memory of its largest batch."""
-        outcome = self._outcome(arm)
+        calls = self.calls[outcome.arm.name]
 
         def work(handle: Handle | None) -> None:
-            outcome.loss = self._loss(arm)
+            outcome.loss = self._loss(calls)
             self.model.train(not self.settings.forward)
-            largest = max(self.calls[arm.name], key=lambda call: call["input_ids"].numel())
+            largest = max(calls, key=lambda call: call["input_ids"].numel())
             self._update(largest)
             if self.device.type in ("cpu", "cuda"):
                 kept = kept_by(self.model, self.optimizer, largest)
@@ -158,7 +160,7 @@ class _Race:
             if handle is not None and handle.tally.left:
                 outcome.note = str(handle.tally)
 
-        _, outcome.failed = self._tried(arm, work, verify="auto")
+        _, outcome.failed = self._tried(outcome.arm, work, verify="auto")
         wanted = self.outcomes[0].loss
         if outcome.loss is not None and wanted:
             outcome.difference = abs(outcome.loss / wanted - 1)
@@ -168,21 +170,20 @@ class _Race:
         started, number, longest, over = time.monotonic(), 0, 0.0, 0.0
         few = [[2, 3]]
         ready = {arm.name: calls_of(arm, self.model, self._batches(few, few))[0] for arm in ARMS}
-        while racing := [arm for arm in ARMS if self._outcome(arm).failed is None]:
+        while racing := [outcome for outcome in self.outcomes if outcome.failed is None]:
             if self.settings.rounds is None and number >= LEAST and time.monotonic() + longest > until:
                 break
             if number == self.settings.rounds:
                 break
             began = time.monotonic()
-            for arm in in_turn(racing, number):
-                outcome = self._outcome(arm)
+            for outcome in in_turn(racing, number):
 
-                def work(_: Handle | None, name: str = arm.name) -> float:
+                def work(_: Handle | None, name: str = outcome.arm.name) -> float:
                     with torch.no_grad():
                         self.model(**ready[name])  # what a first call does that has just been given to an arm
                     return self._timed(self.calls[name])
 
-                taken, outcome.failed = self._tried(arm, work)
+                taken, outcome.failed = self._tried(outcome.arm, work)
                 if taken is not None:
                     outcome.seconds.append(taken)
             number, longest = number + 1, max(longest, time.monotonic() - began)
@@ -192,9 +193,6 @@ class _Race:
                 share = number / self.settings.rounds
             over = max(over, min(share, 1.0))  # a guess by the time may go back
             progress(over)
-
-    def _outcome(self, arm: Arm) -> Outcome:
-        return self.outcomes[ARMS.index(arm)]
 
     def _batch(self, lengths: list[int], seed: int) -> Batch:
         alike = {"completions": self.settings.completions, "prompt": self.settings.prompt}
@@ -210,11 +208,11 @@ class _Race:
         return [Batch(list(lengths), torch.cat([known[n].pop() for n in lengths], dim=1)) for lengths in form]
 
     @torch.no_grad()
-    def _loss(self, arm: Arm) -> float:
+    def _loss(self, calls: list[dict[str, Any]]) -> float:
         """The mean loss over all targets of the documents, in evaluation mode."""
         self.model.eval()
         total, count = 0.0, 0
-        for call in self.calls[arm.name]:
+        for call in calls:
             labels = call["labels"][:, 1:] if self.shifted else call["labels"]
             targets = int((labels != IGNORED_LABEL).sum())
             if targets:
@@ -244,7 +242,10 @@ class _Race:
     ) -> tuple[_Found | None, str | None]:
         """What an act on the model in the state of an arm gives, or None and why: what fails leaves room for others."""
         try:
-            with on(arm, self.model, self.settings.backend, verify) as handle:
+            state: AbstractContextManager[Handle | None] = nullcontext()
+            if arm.enabled:
+                state = enable(self.model, backend=self.settings.backend, verify=verify)
+            with state as handle:
                 return act(handle), None
         except AutopackError as raised:
             failed = f"refused: {_first_line(raised)}"

@@ -27,8 +27,12 @@ def write_table(result: Result, width: int = 80) -> str:
     return "\n".join([*map(wrapped, head_of(result)), "", *rows, "", *(wrapped(n, "  ") for n in notes_of(result))])
 
 
-def about(result: Result) -> str:
-    """The model and what is done with it, in one line."""
+def head_of(result: Result) -> list[str]:
+    """What was timed, on what, and of what documents: a line each."""
+    return [_about(result), _machine(result), _documents(result)]
+
+
+def _about(result: Result) -> str:
     model = result.model
     work = "forward passes, no gradients" if result.settings.forward else "training steps: forward, backward, AdamW"
     millions = model["parameters"] / 1e6
@@ -36,8 +40,7 @@ def about(result: Result) -> str:
     return f"{model['name']}, {size} parameters, {model['dtype']}, {model['attention']}; {work}"
 
 
-def machine(result: Result) -> str:
-    """The machine and its load, in one line."""
+def _machine(result: Result) -> str:
     where, model = result.origin, result.model
     cores = f"{where['device']}, {where['cores']} cores, {_counted(where['threads'], 'thread')}"
     named = f"{model['gpu']} (host: {cores})" if "gpu" in model else cores
@@ -46,8 +49,7 @@ def machine(result: Result) -> str:
     return f"{named}{said}; torch {where['torch']}, transformers {where['transformers']}"
 
 
-def documents(result: Result) -> str:
-    """The documents and their padding, in one line."""
+def _documents(result: Result) -> str:
     batches, lengths = result.documents, [length for batch in result.documents for length in batch]
     padding = {name: 1 - result.tokens / columns for name, columns in result.columns.items()}
     count = f"{_counted(len(batches), 'batch', 'batches')} of {len(batches[0])}"
@@ -58,25 +60,18 @@ def documents(result: Result) -> str:
     )
 
 
-def head_of(result: Result) -> Iterator[str]:
-    """What was timed, on what, and of what documents: a line each."""
-    yield about(result)
-    yield machine(result)
-    yield documents(result)
-
-
 def rows_of(result: Result) -> list[list[str]]:
     """The cells of the table; an arm that was not timed has its name, and why."""
-    return [_row(result, outcome) for outcome in result.outcomes]
-
-
-def _row(result: Result, outcome: Outcome) -> list[str]:
-    if not outcome.timed:
-        return [outcome.arm.name, outcome.failed or "not timed"]
-    ratio, says = result.ratio(outcome), result.says(outcome)
-    said = "1" if outcome.arm == BASELINE else "-" if ratio is None else str(ratio)
-    said = says if says in (NOISY, TOO_FEW) else said
-    return [outcome.arm.name, str(result.speed(outcome)), said, mebibytes(outcome.peak)]
+    rows = []
+    for outcome in result.outcomes:
+        ratio, says = result.ratio(outcome), result.says(outcome)
+        said = "1" if outcome.arm == BASELINE else "-" if ratio is None else str(ratio)
+        said = says if says in (NOISY, TOO_FEW) else said
+        cells = [outcome.failed or "not timed"]
+        if outcome.timed:
+            cells = [str(result.speed(outcome)), said, mebibytes(outcome.peak)]
+        rows.append([outcome.arm.name, *cells])
+    return rows
 
 
 def _line(row: list[str]) -> str:
@@ -97,12 +92,15 @@ def mebibytes(count: int | None) -> str:
 def notes_of(result: Result) -> Iterator[str]:
     """What has to be said of the numbers, and how they came about."""
     yield from (f"WRONG: {_name(o)} {_off(o, result)}; please report it" for o in result.wrong)
-    reference = result.outcomes[0].loss
+    reference, stock = result.outcomes[0].loss, result.outcomes[ARMS.index(STOCK_ROW)]
     equal = [o for o in result.outcomes if result.same_loss(o) and o.arm not in (BASELINE, STOCK_ROW)]
     if equal and not result.wrong:
-        others = f"All arms that ran beside {_name(_of_stock(result))}"
+        others = f"All arms that ran beside {_name(stock)}"
         yield f"{others} have padded's loss on the same documents: {reference:.4f}, within {result.tolerance:g} of it."
-    yield from _stock_row(result)
+    if result.same_loss(stock) is False:
+        yield f"{_name(stock)} LEAKS: it {_off(stock, result)}, as documents in a row see each other."
+    elif result.same_loss(stock):
+        yield f"{_name(stock)}: no leak shows in the loss of this call; `autopack audit` tries others."
     noisy = [o for o in result.outcomes if o.timed and result.says(o) == NOISY]
     if noisy:
         said = ", ".join(f"{_name(o)} {result.ratio(o)}" for o in noisy)
@@ -121,19 +119,6 @@ def notes_of(result: Result) -> Iterator[str]:
             f"The machine was busy before this began (load {where['load at start']:.1f} on {where['cores']} cores): "
             "arms ran in turns, so ratios suffer least, but none of these speeds is that of a quiet machine."
         )
-
-
-def _of_stock(result: Result) -> Outcome:
-    return result.outcomes[ARMS.index(STOCK_ROW)]
-
-
-def _stock_row(result: Result) -> Iterator[str]:
-    outcome = _of_stock(result)
-    same = result.same_loss(outcome)
-    if same is False:
-        yield f"{_name(outcome)} LEAKS: it {_off(outcome, result)}, as documents in a row see each other."
-    elif same:
-        yield f"{_name(outcome)}: no leak shows in the loss of this call; `autopack audit` tries others."
 
 
 def _method(result: Result) -> str:

@@ -136,11 +136,11 @@ def run(args: argparse.Namespace) -> int:
         draw_picture(result).savefig(args.picture, dpi=150)
         print(f"\nPicture: {args.picture}")
     if args.html is not None:
-        from autopack.bench import page
+        from autopack.bench.picture import body
 
         device = result.model.get("gpu", result.origin["device"])
         said = {"model": result.model["name"], "device": f"{result.model['device']}: {device}"}
-        write_page(args, f"autopack bench: {result.model['name']}", page.body(result), said)
+        write_page(args, f"autopack bench: {result.model['name']}", body(result), said)
         print(f"\nPage: {args.html}")
     return 1 if result.wrong else 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeVar
 
 from autopack.layout import IGNORED_LABEL
 
@@ -13,6 +13,7 @@ END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
 
 Example = dict[str, list[int]]
+Item = TypeVar("Item")
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
@@ -42,6 +43,11 @@ def draw_batches(examples: Sequence[Example], size: int, steps: int, seed: int) 
     return [list(islice(endless, size)) for _ in range(steps)]
 
 
+def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
+    """Items in their order, so many at a time; the last batch may be smaller."""
+    return [items[first : first + size] for first in range(0, len(items), size)]
+
+
 def pad(examples: Sequence[Example]) -> dict[str, Any]:
     """Stack examples in the ordinary way: one per row, padded on the right to the longest.
 
@@ -56,7 +62,11 @@ def pad(examples: Sequence[Example]) -> dict[str, Any]:
     return {"input_ids": labels.where(real, END_OF_TEXT_ID), "attention_mask": real.long(), "labels": labels}
 
 
-def token_counts(batches: Sequence[Sequence[Example]]) -> tuple[int, int]:
-    """Count the real tokens of all mini-batches, and the tokens of the same mini-batches when they are padded."""
-    lengths = [[len(example["input_ids"]) for example in batch] for batch in batches]
+def lengths_of(batches: Sequence[Sequence[Example]]) -> list[list[int]]:
+    """The tokens of every example, by mini-batch."""
+    return [[len(example["input_ids"]) for example in batch] for batch in batches]
+
+
+def token_counts(lengths: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """Count the real tokens of mini-batches of these lengths, and their tokens when they are padded."""
     return sum(map(sum, lengths)), sum(len(batch) * max(batch) for batch in lengths)

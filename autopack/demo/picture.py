@@ -5,36 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 
 from autopack.demo.leak import Leak
-from autopack.demo.training import Comparison
+from autopack.demo.training import LlamaComparison
+from autopack.pages.figure import FAINT, GROUPED, PACKED, PADDED, poster
 
-PADDED, PACKED, PADDING, FAINT = "#b8bec7", "#1f6f8b", "#eceff2", "#6b7885"
-DOCUMENTS = (PACKED, "#4f9bb3", "#8fc1cf")
+PADDING = "#eceff2"
+DOCUMENTS = (PACKED, "#4f9bb3", GROUPED)
 NOTHING = 1e-7
 """Influences below this are drawn as none: float32 cannot tell them from 0."""
 
 
-def draw(result: Comparison) -> Figure:
+def draw(result: LlamaComparison) -> Figure:
     """Draw the result as a figure of 16 x 8.4 inches."""
-    style: dict[Any, Any] = {"font.size": 12, "axes.titlesize": 13, "axes.titlelocation": "left"}
-    style |= {"legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False}
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=(16, 8.4), layout="constrained")
+    times = f"{result.speedup('packed'):.1f}×"
+    title = f"Packed rows: {times} the speed of padded batches, with the same losses and no leak"
+    if not result.succeeded:
+        title = "Packed and padded training differ: this should not happen"
+    said = f"Llama, {result.parameters / 1e6:.1f} M parameters, float32, {result.threads} CPU threads; "
+    said += f"{result.settings.steps} steps of {result.settings.batch_size} documents of Python's documentation; "
+    with poster((16, 8.4), title, f"{said}same seed, same order") as figure:
         places: list[Any] = [["padded", "losses", "losses"], ["packed", "speed", "leaks"]]
         axes = figure.subplot_mosaic(places, width_ratios=(1.05, 1, 1))
-        title = "Packed and padded training differ: this should not happen"
-        if result.succeeded:
-            title = f"Packed rows: {result.speedup:.1f}× the speed of padded batches, with the same losses and no leak"
-        figure.suptitle(title, fontsize=20, x=0.01, ha="left")
-        said = f"Llama, {result.parameters / 1e6:.1f} M parameters, float32, {result.threads} CPU threads; "
-        said += f"{result.settings.steps} steps of {result.settings.batch_size} documents of Python's documentation; "
-        figure.supxlabel(f"{said}same seed, same order", fontsize=12, x=0.01, ha="left", color=FAINT)
         _draw_documents(axes["padded"], axes["packed"], result.shown_batch)
         _draw_losses(axes["losses"], result)
         _draw_speed(axes["speed"], result)
@@ -61,26 +57,26 @@ def _draw_documents(padded: Axes, packed: Axes, lengths: Sequence[int]) -> None:
         axes.set_axis_off()
 
 
-def _draw_losses(axes: Axes, result: Comparison) -> None:
-    steps = range(1, len(result.padded_losses) + 1)
-    axes.plot(steps, result.padded_losses, color=PADDED, linewidth=8, solid_capstyle="round", label="padded batches")
-    axes.plot(steps, result.packed_losses, color=PACKED, linewidth=2, label="packed rows")
+def _draw_losses(axes: Axes, result: LlamaComparison) -> None:
+    steps = range(1, len(result.losses["padded"]) + 1)
+    axes.plot(steps, result.losses["padded"], color=PADDED, linewidth=8, solid_capstyle="round", label="padded batches")
+    axes.plot(steps, result.losses["packed"], color=PACKED, linewidth=2, label="packed rows")
     axes.set(xlim=(0.5, len(steps) + 0.5), xlabel="optimizer step")
     axes.set_title(f"Loss of every step: largest relative difference {max(result.loss_differences):.0e}")
     axes.grid(axis="y", color=PADDING)
     axes.legend(loc="upper right")
 
 
-def _draw_speed(axes: Axes, result: Comparison) -> None:
-    speeds = [result.real_tokens / seconds for seconds in (result.padded_seconds, result.packed_seconds)]
+def _draw_speed(axes: Axes, result: LlamaComparison) -> None:
+    speeds = [result.real_tokens / seconds for seconds in result.seconds["training"].values()]
     bars = axes.bar(["padded batches", "packed rows"], speeds, color=[PADDED, PACKED], width=0.62)
     axes.bar_label(bars, [f"{speed:,.0f}" for speed in speeds], padding=4, fontsize=14)
     axes.set(ylim=(0, max(speeds) * 1.16), yticks=[])
     axes.spines["left"].set_visible(False)
-    axes.set_title(f"Real tokens per second: {result.speedup:.1f}×")
+    axes.set_title(f"Real tokens per second: {result.speedup('packed'):.1f}×")
 
 
-def _draw_leaks(axes: Axes, result: Comparison) -> None:
+def _draw_leaks(axes: Axes, result: LlamaComparison) -> None:
     """Both matrices of influences beside each other; a document and itself, and the gap between them, are grey."""
 
     def matrix(leak: Leak) -> np.ndarray:

@@ -25,16 +25,29 @@ NO_FIGURES = "Figures are left out, since matplotlib is not installed (pip insta
 
 
 @contextmanager
-def style() -> Iterator[None]:
-    """Settings of figures in pages, for what is drawn in the block; texts are never taken for formulas."""
+def style(**more: Any) -> Iterator[None]:
+    """Settings of figures, for what is drawn in the block; texts are never taken for formulas."""
     import matplotlib
 
     colored = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     settings: dict[Any, Any] = dict.fromkeys(colored, INK)
     settings |= {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "text.parse_math": False}
     settings |= {"legend.frameon": False, "svg.fonttype": "none", "svg.hashsalt": "autopack", "hatch.linewidth": 1.2}
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(settings | more):
         yield
+
+
+@contextmanager
+def poster(size: tuple[float, float], title: str, below: str) -> Iterator[Figure]:
+    """A picture of its own, of so many inches, for what is drawn in the block: a title, and what is said below."""
+    from matplotlib.figure import Figure
+
+    with style(**{"font.size": 12, "axes.titlesize": 13, "axes.titlelocation": "left"}):
+        figure = Figure(figsize=size, layout="constrained")
+        figure.suptitle(title, fontsize=18, x=0.01, ha="left")
+        figure.supxlabel(below, fontsize=11, x=0.01, ha="left", color=FAINT)
+        yield figure
+        readable(figure)
 
 
 def drawn(draw: Callable[[Any], Any], size: tuple[float, float]) -> str | None:

@@ -13,10 +13,10 @@ import pytest
 import autopack
 from autopack.cli import main
 from autopack.demo import corpus
-from autopack.demo.batches import END_OF_TEXT_ID, draw_batches, pad, token_counts, tokenize, train_tokenizer
+from autopack.demo.batches import END_OF_TEXT_ID, draw_batches, lengths_of, pad, token_counts, tokenize, train_tokenizer
 from autopack.demo.corpus import CorpusTooSmall, collect_documents
 from autopack.demo.table import verdict, write_table
-from autopack.demo.training import Comparison, Settings, compare
+from autopack.demo.training import LlamaComparison, Settings, compare
 
 TREE = Path(__file__).parents[2]
 SMALL = Settings(steps=4, batch_size=6, longest=96, vocabulary=512, hidden=64, layers=2)
@@ -33,7 +33,7 @@ def examples(texts):
 
 
 @pytest.fixture(scope="module")
-def result() -> Comparison:
+def result() -> LlamaComparison:
     return compare(SMALL)
 
 
@@ -112,14 +112,14 @@ def test_both_ways_of_stacking_hold_the_same_tokens_and_targets(examples):
         assert packed["input_ids"].shape[0] == 1
         shifted_padded, shifted_packed = padded["labels"][:, 1:], packed["labels"][:, 1:]
         assert shifted_padded[shifted_padded != -100].tolist() == shifted_packed[shifted_packed != -100].tolist()
-        counted = token_counts([batch])
+        counted = token_counts(lengths_of([batch]))
         assert counted == (packed["input_ids"].numel(), padded["input_ids"].numel())
 
 
 def test_losses_agree_and_only_the_stock_row_leaks(result):
-    assert len(result.padded_losses) == len(result.packed_losses) == SMALL.steps
+    assert len(result.losses["padded"]) == len(result.losses["packed"]) == SMALL.steps
     assert result.losses_equal
-    assert result.padded_losses[-1] < result.padded_losses[0]
+    assert result.losses["padded"][-1] < result.losses["padded"][0]
     assert result.leak.exact
     assert not result.stock_leak.exact
     assert result.stock_leak.influence_of_others > 1e-3
@@ -129,9 +129,9 @@ def test_losses_agree_and_only_the_stock_row_leaks(result):
 @pytest.mark.exhaustive
 def test_same_seed_gives_the_same_training(result):
     again = compare(SMALL)
-    assert again.padded_losses == pytest.approx(result.padded_losses, rel=1e-6)
+    assert again.losses["padded"] == pytest.approx(result.losses["padded"], rel=1e-6)
     assert again.shown_batch == result.shown_batch
-    assert compare(replace(SMALL, seed=1)).padded_losses != pytest.approx(result.padded_losses, rel=1e-6)
+    assert compare(replace(SMALL, seed=1)).losses["padded"] != pytest.approx(result.losses["padded"], rel=1e-6)
 
 
 def test_table_says_what_was_measured(result):
@@ -140,21 +140,21 @@ def test_table_says_what_was_measured(result):
     assert f"{result.padded_tokens:,}" in table
     assert f"{result.real_tokens:,}" in table
     assert f"{1 - result.real_tokens / result.padded_tokens:.1%}" in table
-    assert f"{result.padded_losses[0]:.6f}" in table
-    assert "largest difference in 4 steps" in table
-    assert "equal within fp32 rounding" in table
+    assert f"{result.losses['padded'][0]:.6f}" in table
+    assert "largest relative difference in 4 steps" in table
+    assert "equal within float32 rounding" in table
     assert "NOT equal" not in table
     assert "LEAKS" in table
-    assert f"{result.speedup:.2f}x" in table
+    assert f"{result.speedup('packed'):.2f}x" in table
     assert table.endswith(verdict(result))
     assert max(map(len, table.splitlines())) <= 110
 
 
 def test_losses_that_differ_and_leaks_are_failures(result):
-    losses = [*result.packed_losses[:-1], result.packed_losses[-1] * (1 + 1e-4)]
-    different = replace(result, packed_losses=losses)
+    losses = [*result.losses["packed"][:-1], result.losses["packed"][-1] * (1 + 1e-4)]
+    different = replace(result, losses={**result.losses, "packed": losses})
     assert not different.succeeded
-    assert "NOT equal within fp32 rounding" in write_table(different)
+    assert "NOT equal within float32 rounding" in write_table(different)
     assert verdict(different).startswith("FAILED: the losses")
     leaking = replace(result, leak=result.stock_leak)
     assert not leaking.succeeded
@@ -162,7 +162,8 @@ def test_losses_that_differ_and_leaks_are_failures(result):
 
 
 def test_losses_that_are_not_numbers_are_failures(result):
-    assert not replace(result, packed_losses=[float("nan")] * SMALL.steps).succeeded
+    losses = {**result.losses, "packed": [float("nan")] * SMALL.steps}
+    assert not replace(result, losses=losses).succeeded
 
 
 def test_picture_is_written(result, tmp_path):
@@ -184,7 +185,7 @@ def test_command_prints_the_table_and_draws_the_picture(tmp_path):
     path = tmp_path / "result.png"
     finished = demo("--steps", "1", "--threads", "1", "--plot", str(path))
     assert finished.returncode == 0, finished.stderr
-    assert "equal within fp32 rounding" in finished.stdout
+    assert "equal within float32 rounding" in finished.stdout
     assert "1 CPU threads" in finished.stdout
     assert "1/1" in finished.stderr
     assert path.read_bytes().startswith(b"\x89PNG")

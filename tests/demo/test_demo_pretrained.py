@@ -14,13 +14,12 @@ import pytest
 import torch
 
 from autopack.cli import main
-from autopack.demo.corpus import CorpusTooSmall
-from autopack.demo.pretrained import language_model, sentences, weights
-from autopack.demo.pretrained.language_model import LanguageComparison, LanguageSettings
-from autopack.demo.pretrained.pairs import Pair, collect_pairs, draw_apart
-from autopack.demo.pretrained.sentences import Retrieval, SentenceComparison, SentenceSettings, retrieval
-from autopack.demo.pretrained.table import language_model_table, sentences_table
-from autopack.demo.pretrained.weights import MINILM, SMOLLM2, Weights, WeightsChanged, WeightsMissing, checked_folder
+from autopack.demo import language_model, sentences, weights
+from autopack.demo.corpus import CorpusTooSmall, Pair, collect_pairs, draw_apart
+from autopack.demo.language_model import LanguageComparison, LanguageSettings
+from autopack.demo.sentences import Retrieval, SentenceComparison, SentenceSettings, retrieval
+from autopack.demo.table import language_model_table, sentences_table
+from autopack.demo.weights import MINILM, SMOLLM2, Weights, WeightsChanged, WeightsMissing, checked_folder
 from benchmarks import pretrained
 
 TREE = Path(__file__).parents[2]
@@ -151,8 +150,10 @@ def of_sentences() -> SentenceComparison:
         before=dict.fromkeys(sentences.WAYS, found),
         losses=dict.fromkeys(sentences.WAYS, losses),
         after=dict.fromkeys(sentences.WAYS, found),
-        encoding_seconds={"padded": 6.0, "enabled": 2.0, "alone": 3.0},
-        training_seconds={"padded": 5.0, "enabled": 2.5, "alone": 4.0},
+        seconds={
+            "encoding": {"padded": 6.0, "enabled": 2.0, "alone": 3.0},
+            "training": {"padded": 5.0, "enabled": 2.5, "alone": 4.0},
+        },
     )
 
 
@@ -200,7 +201,7 @@ def of_language_model() -> LanguageComparison:
         before={**{way: [3.0, 4.0] for way in ways}, language_model.STOCK_ROW: [3.3, 4.1]},
         losses={way: [3.5, 3.25] for way in ways},
         after={way: [2.5, 3.5] for way in ways},
-        seconds={"padded": 6.0, "packed": 2.0, "alone": 3.0},
+        seconds={"training": {"padded": 6.0, "packed": 2.0, "alone": 3.0}},
     )
 
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 from packaging import version
 
-from autopack.demo.pretrained.weights import MINILM, missing
+from autopack.demo.weights import MINILM, missing
 from compat.engines.start import launched
 from tests.support import pages
 

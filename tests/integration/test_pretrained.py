@@ -17,9 +17,10 @@ import pytest
 import torch
 
 import autopack
+from autopack.demo import language_model, sentences
+from autopack.demo.arms import LOSS_TOLERANCE
 from autopack.demo.corpus import collect_documents
-from autopack.demo.pretrained import language_model, sentences
-from autopack.demo.pretrained.weights import MINILM, SMOLLM2, checked_folder, missing
+from autopack.demo.weights import MINILM, SMOLLM2, checked_folder, missing
 from tests.conftest import LEAK
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("nothing_left_behind")]
@@ -261,6 +262,6 @@ def test_the_demo_of_a_language_model():
         language_model.LanguageSettings(steps=2, batch_size=3, held_out=6, longest=48)
     )
     assert result.succeeded, result
-    assert result.after["alone"] != pytest.approx(result.before["alone"], rel=language_model.LOSS_TOLERANCE)
+    assert result.after["alone"] != pytest.approx(result.before["alone"], rel=LOSS_TOLERANCE)
     leaking = result.before[language_model.STOCK_ROW]
     assert leaking != pytest.approx(result.before["alone"], rel=LEAK)

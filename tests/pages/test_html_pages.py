@@ -222,7 +222,7 @@ def test_hostile_names_are_texts(tmp_path):
 
 
 def test_arms_that_failed_say_so_whatever_their_errors_hold():
-    from autopack.bench.page import body
+    from autopack.bench.picture import body
     from tests.bench.test_bench import bare_result
 
     result = bare_result()
