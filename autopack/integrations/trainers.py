@@ -111,8 +111,11 @@ ADAPTERS = [
 
 def adapter_of(trainer: Any) -> TrainerAdapter | None:
     """The adapter of a trainer, by its class and those it derives from; None for anything else."""
-    names = {(cls.__name__, cls.__module__) for cls in type(trainer).__mro__}
-    return next((each for each in ADAPTERS if any(_is_of(each, *name) for name in names)), None)
+    for adapter in ADAPTERS:
+        for cls in type(trainer).__mro__:
+            if cls.__name__ == adapter.kind and f"{cls.__module__}.".startswith(f"{adapter.package}."):
+                return adapter
+    return None
 
 
 def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:
@@ -124,7 +127,3 @@ def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:
         if frame.f_code.co_name in steps and (adapter := adapter_of(found := frame.f_locals.get("self"))) is not None:
             yield found, adapter
         frame = frame.f_back
-
-
-def _is_of(adapter: TrainerAdapter, name: str, module: str) -> bool:
-    return name == adapter.kind and (module == adapter.package or module.startswith(f"{adapter.package}."))
