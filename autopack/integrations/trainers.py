@@ -111,11 +111,13 @@ ADAPTERS = [
 
 def adapter_of(trainer: Any) -> TrainerAdapter | None:
     """The adapter of a trainer, by its class and those it derives from; None for anything else."""
-    for adapter in ADAPTERS:
-        for cls in type(trainer).__mro__:
-            if cls.__name__ == adapter.kind and f"{cls.__module__}.".startswith(f"{adapter.package}."):
-                return adapter
-    return None
+    return next((each for each in ADAPTERS if derives_from(trainer, each.kind, each.package)), None)
+
+
+def derives_from(thing: Any, kind: str, *packages: str) -> bool:
+    """Whether the class of a thing, or one above it, has this name in one of these packages or modules."""
+    below = tuple(f"{package}." for package in packages)
+    return any(cls.__name__ == kind and f"{cls.__module__}.".startswith(below) for cls in type(thing).__mro__)
 
 
 def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:
