@@ -120,6 +120,13 @@ def derives_from(thing: Any, kind: str, *packages: str) -> bool:
     return any(cls.__name__ == kind and f"{cls.__module__}.".startswith(below) for cls in type(thing).__mro__)
 
 
+def refuse_shared_batches(trainer: Any) -> None:
+    """Raise `ValueError` for a trainer of transformers' kind that cuts a batch up for several processes."""
+    for kind in ("tp", "cp", "sp"):
+        if getattr(trainer, f"get_{kind}_size", lambda: 1)() > 1:
+            raise ValueError(f"found {kind} parallelism, in which several processes share a batch; leave it out")
+
+
 def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:
     """The trainers that train or evaluate in this thread, the innermost first, with their adapters."""
     steps = {name for adapter in ADAPTERS for name in adapter.steps}
