@@ -71,25 +71,25 @@ def attach(
         reads_images = any(module is one for one in to_images)
         mark = Mark(enabled.link, way, adjustment, reads_encoder=reads_encoder, reads_images=reads_images)
         module.__dict__[MARK] = mark
-        _hook_after(module, ArrivalHook())
+        _hook(module, ArrivalHook())
     for module in anatomy.indifferent:
         module.__dict__[MARK] = Mark(enabled.link, mixes=False)
     enabled.lease.follow(enabled.implementations())
     for level, module in enumerate(anatomy.entries):
         shifts = _shifts(enabled, level, ask) if foreign[level] is not None else None
         entry = Entry.of(enabled, level, registry.numbering_of(modules.config_of(module, model)), foreign, shifts)
-        _hook_before(module, EntryHook(entry), with_kwargs=True)
-        _hook_after(module, ExitHook(entry), always_call=True)
+        _hook(module, EntryHook(entry), before=True, with_kwargs=True)
+        _hook(module, ExitHook(entry), always_call=True)
         pooler = getattr(module, "pooler", None)
         if isinstance(pooler, nn.Module) and not isinstance(pooler, nn.Linear):
-            _hook_before(pooler, PoolerHook(enabled.link))
+            _hook(pooler, PoolerHook(enabled.link), before=True)
         for child in module.children() if entry.head is not None and entry.head.spans else ():
             if not any(child is other for other in anatomy.entries):
-                _hook_after(child, SpanLogitsHook())
+                _hook(child, SpanLogitsHook())
     for module in modules.handed_others_positions(model):
-        _hook_before(module, OwnPositionsHook(enabled.link), with_kwargs=True)
+        _hook(module, OwnPositionsHook(enabled.link), before=True, with_kwargs=True)
     for rotary in modules.row_dependent_rotaries(model):
-        _hook_after(rotary, PerDocumentRotary(enabled.link), with_kwargs=True)
+        _hook(rotary, PerDocumentRotary(enabled.link), with_kwargs=True)
     peft.watch()
     enabled.link.next_hook = RemovableHandle.next_id
     enabled.active = True
@@ -108,24 +108,16 @@ def _shifts(enabled: EnabledModel, level: int, ask: Callable[[int], bool | None]
     return counts is False
 
 
-def _hook_before(module: nn.Module, hook: Any, **options: Any) -> None:
-    """Register a forward pre-hook, or bring the one of its kind up to date; it is the last of all."""
-    hooks = module._forward_pre_hooks
-    for number, other in hooks.items():
-        if type(other) is type(hook):
-            other.__dict__.update(vars(hook))  # it may be running
-            hooks.move_to_end(number)  # type: ignore[attr-defined]
-            return
-    module.register_forward_pre_hook(hook, **options)
-
-
-def _hook_after(module: nn.Module, hook: Any, **options: Any) -> None:
-    """Register a forward hook, or bring the one of its kind up to date."""
-    for other in module._forward_hooks.values():
-        if type(other) is type(hook):
-            other.__dict__.update(vars(hook))
-            return
-    module.register_forward_hook(hook, **options)
+def _hook(module: nn.Module, hook: Any, before: bool = False, **options: Any) -> None:
+    """Register a forward hook, or bring the one of its kind up to date; a pre-hook is the last of all."""
+    hooks: Any = module._forward_pre_hooks if before else module._forward_hooks
+    known = next((number for number, other in hooks.items() if type(other) is type(hook)), None)
+    if known is None:
+        (module.register_forward_pre_hook if before else module.register_forward_hook)(hook, **options)
+        return
+    hooks[known].__dict__.update(vars(hook))  # it may be running
+    if before:
+        hooks.move_to_end(known)
 
 
 def detach(model: PreTrainedModel, enabled: EnabledModel) -> None:

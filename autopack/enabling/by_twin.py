@@ -236,7 +236,7 @@ def with_what_is_on(model: PreTrainedModel, twin: Twin) -> Twin:
             stand_in.__dict__[attribute] = rebound(value, module, stand_in)
         for kind in (*HOOKS, *_OF_HOOKS):
             getattr(stand_in, kind).update({n: h for n, h in getattr(module, kind).items() if n in hooks})
-        if hooks & set(module._backward_hooks):
+        if hooks & module._backward_hooks.keys():
             stand_in._is_full_backward_hook = module._is_full_backward_hook
     known = twins.Kinds(twin.model)
     if left := twins.Kinds(model).without(known):
@@ -256,7 +256,7 @@ def _comes_along(name: str, value: Any, module: nn.Module) -> bool:
     if name.startswith("_") or not inspect.isroutine(value):
         return False
     if isinstance(value, MethodType):
-        return value.__self__ is module and not name.startswith("_")
+        return value.__self__ is module
     return isinstance(value, FunctionType) and value.__closure__ is None and name == "loss_function"
 
 

@@ -45,16 +45,15 @@ def read_watch(every: int | None, action: str | None, environment: Mapping[str, 
     """
     environment = os.environ if environment is None else environment
     name = "watch"
+    found: int | str | None = every
     if every is None:
         name, text = "AUTOPACK_WATCH", environment.get("AUTOPACK_WATCH", "").strip() or "0"
-        if not text.isdecimal():
-            raise ValueError(f"{name} must be a number of training calls, 0 for none; found {text!r}")
-        every = int(text)
-    if isinstance(every, bool) or not isinstance(every, int) or every < 0:
-        raise ValueError(f"{name} must be a number of training calls, 0 for none; found {every!r}")
+        found = int(text) if text.isdecimal() else text
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        raise ValueError(f"{name} must be a number of training calls, 0 for none; found {found!r}")
     name = "watch_action" if action is not None else "AUTOPACK_WATCH_ACTION"
     if action is None:
         action = environment.get(name, "").strip().lower() or WATCH_ACTIONS[0]
     if action not in WATCH_ACTIONS:
         raise ValueError(f"{name} must be one of {', '.join(WATCH_ACTIONS)}; found {action!r}")
-    return every, action
+    return found, action

@@ -108,7 +108,8 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_o
     silent = ""
     if verify == "auto":
         try:
-            return proof_by_twin(model, enabled, str(unknown), own=not code.foreign and code.hook is None)
+            own = not code.foreign and code.hook is None
+            return proof_by_twin(model, enabled, str(unknown), own)
         except NoTwin as error:
             silent = f"; a twin does not tell, for {error}"
     if on_one_rank:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -116,19 +116,20 @@ def attention_modules(root: nn.Module) -> list[nn.Module]:
 
     Sub-models that take neither tokens nor embeddings (vision and audio towers) are left out: they pack by themselves.
     """
-    return _dispatching(_text_modules(root))
+    return _of_classes(_text_modules(root), dispatching_functions)
 
 
 def towers(root: nn.Module) -> list[nn.Module]:
     """The modules of such sub-models that call an attention function of transformers' interface."""
     inside = {id(module) for module in _text_modules(root)}
-    return _dispatching(module for module in root.modules() if id(module) not in inside)
+    return _of_classes((module for module in root.modules() if id(module) not in inside), dispatching_functions)
 
 
-def _dispatching(modules: Iterable[nn.Module]) -> list[nn.Module]:
+def _of_classes(modules: Iterable[nn.Module], wanted: Callable[[Any], Any]) -> list[nn.Module]:
+    """Those of some modules whose class is wanted, which is asked once of each class."""
     walked = list(modules)
-    kinds = {cls for cls in set(map(class_of, walked)) if dispatching_functions(cls)}
-    return [module for module in walked if class_of(module) in kinds]
+    classes = {cls for cls in set(map(class_of, walked)) if wanted(cls)}
+    return [module for module in walked if class_of(module) in classes]
 
 
 def handed_others_positions(root: PreTrainedModel) -> list[nn.Module]:
@@ -156,20 +157,17 @@ def row_dependent_rotaries(root: nn.Module) -> list[nn.Module]:
 def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:
     """The modules under `root` of classes of these names."""
     # By the names of the bases too: FSDP puts modules into a class of its own that derives from theirs.
-    walked = list(_text_modules(root))
-    kinds = {kind for kind in set(map(type, walked)) if any(cls.__name__ in names for cls in kind.__mro__)}
-    return [module for module in walked if type(module) in kinds]
+    return _of_classes(_text_modules(root), lambda kind: any(cls.__name__ in names for cls in kind.__mro__))
 
 
 def attending_by_themselves(root: nn.Module, mixers: Iterable[nn.Module]) -> list[nn.Module]:
     """The modules under `root` that attend in code of their own and are in none of `mixers` or of one another."""
-    walked = list(_text_modules(root))  # outer ones first
     # A class inside a function cannot be found again by its name, so nothing can stand at its forward.
-    kinds = {c for c in set(map(class_of, walked)) if attends_by_itself(c) and found_by_name(defining_class(c))}
+    attending = _of_classes(_text_modules(root), lambda c: attends_by_itself(c) and found_by_name(defining_class(c)))
     inside = {id(part) for mixer in mixers for part in mixer.modules()}
     found = []
-    for module in walked:
-        if class_of(module) in kinds and id(module) not in inside:
+    for module in attending:  # outer ones first
+        if id(module) not in inside:
             found.append(module)
             inside.update(id(part) for part in module.modules())
     return found

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from autopack.errors import UnsupportedModel
+from autopack.integrations.trainers import derives_from
 from autopack.layout.host import note_padding
 from autopack.patching import Site, SiteLease
 
@@ -24,7 +25,7 @@ _PADS = "pad_and_concat"
 
 def is_harness(holder: Any) -> bool:
     """Whether this is an `HFLM` or derives from it; lm-eval is not imported for that."""
-    return any(cls.__name__ == "HFLM" and cls.__module__ == _MODULE for cls in type(holder).__mro__)
+    return derives_from(holder, "HFLM", _MODULE)
 
 
 def lease() -> SiteLease:

@@ -111,8 +111,20 @@ ADAPTERS = [
 
 def adapter_of(trainer: Any) -> TrainerAdapter | None:
     """The adapter of a trainer, by its class and those it derives from; None for anything else."""
-    names = {(cls.__name__, cls.__module__) for cls in type(trainer).__mro__}
-    return next((each for each in ADAPTERS if any(_is_of(each, *name) for name in names)), None)
+    return next((each for each in ADAPTERS if derives_from(trainer, each.kind, each.package)), None)
+
+
+def derives_from(thing: Any, kind: str, *packages: str) -> bool:
+    """Whether the class of a thing, or one above it, has this name in one of these packages or modules."""
+    below = tuple(f"{package}." for package in packages)
+    return any(cls.__name__ == kind and f"{cls.__module__}.".startswith(below) for cls in type(thing).__mro__)
+
+
+def refuse_shared_batches(trainer: Any) -> None:
+    """Raise `ValueError` for a trainer of transformers' kind that cuts a batch up for several processes."""
+    for kind in ("tp", "cp", "sp"):
+        if getattr(trainer, f"get_{kind}_size", lambda: 1)() > 1:
+            raise ValueError(f"found {kind} parallelism, in which several processes share a batch; leave it out")
 
 
 def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:
@@ -124,7 +136,3 @@ def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:
         if frame.f_code.co_name in steps and (adapter := adapter_of(found := frame.f_locals.get("self"))) is not None:
             yield found, adapter
         frame = frame.f_back
-
-
-def _is_of(adapter: TrainerAdapter, name: str, module: str) -> bool:
-    return name == adapter.kind and (module == adapter.package or module.startswith(f"{adapter.package}."))

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from autopack.errors import UnsupportedModel
 from autopack.integrations import peft
-from autopack.integrations.trainers import TrainerAdapter
+from autopack.integrations.trainers import TrainerAdapter, derives_from
 
 
 def unwrap(model: Any) -> PreTrainedModel:
@@ -81,11 +81,7 @@ def _held_by(holder: Any) -> list[nn.Module]:
 
 
 def _is_lightning_trainer(subject: Any) -> bool:
-    return any(
-        cls.__name__ == "Trainer"
-        and cls.__module__ in ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
-        for cls in type(subject).__mro__
-    )
+    return derives_from(subject, "Trainer", "lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 
 
 def holds_models(module: nn.Module) -> bool:

@@ -86,8 +86,8 @@ def token_weights(
     """
     weights = np.ones(len(lengths)) if of_documents is None else np.asarray(of_documents, np.float64)
     if not are_weights(weights, len(lengths)):
-        found = f"found {weights.tolist() if weights.size < 20 else weights.shape} for {len(lengths)} documents"
-        raise InvalidPacking(f"{DOCUMENT_WEIGHT!r}: {found}; wanted a finite number of at least 0 for each")
+        given = f"found {weights.tolist() if weights.size < 20 else weights.shape} for {len(lengths)} documents"
+        raise InvalidPacking(f"{DOCUMENT_WEIGHT!r}: {given}; wanted a finite number of at least 0 for each")
     if by == "document":
         counts = np.add.reduceat(targets, np.cumsum(lengths) - lengths, dtype=np.int64)
         weights = weights / np.maximum(counts, 1)

@@ -43,11 +43,6 @@ class Units(NamedTuple):
     members: Pieces
     bounds: np.ndarray
 
-    def taken(self, chosen: np.ndarray, bounds: np.ndarray) -> tuple[Pieces, np.ndarray]:
-        """The members of these units, and the bounds of rows in them that are `bounds` in the units."""
-        members, ends = self.members.rows(self.bounds, chosen)
-        return members, ends[bounds]
-
 
 def units_of(pieces: Pieces, grouped: Grouped, max_length: int) -> Units:
     """What of these documents is planned as one thing: groups, and parts of those that are too long for a row."""

@@ -15,6 +15,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from autopack.errors import InvalidPacking
+from autopack.integrations.trainers import refuse_shared_batches
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import DOCUMENT_WEIGHT, LOSS_WEIGHTS, Weighing
 from autopack.packing.collator import PackingCollator
@@ -162,9 +163,7 @@ def weigh_documents(trainer: Any, by: Weighing = "document") -> WeightedLoss:
         raise ValueError("found label_smoothing_factor, which the weighted loss does not know; set it to 0")
     if args.n_gpu > 1:
         raise ValueError("found torch.nn.DataParallel, which cuts batches; start one process per device with torchrun")
-    for kind in ("tp", "cp", "sp"):
-        if getattr(trainer, f"get_{kind}_size", lambda: 1)() > 1:
-            raise ValueError(f"found {kind} parallelism, in which several processes share a batch; leave it out")
+    refuse_shared_batches(trainer)
     weighed = [name for name in (LOSS_WEIGHTS, DOCUMENT_WEIGHT) if name in (columns or ())]
     if weighed and args.remove_unused_columns:
         raise ValueError(f"the trainer would drop the column {weighed[0]!r}: set remove_unused_columns=False")

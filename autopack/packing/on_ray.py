@@ -33,8 +33,8 @@ from autopack.packing.parts import (
     check_sizes,
     count_shards,
     edges_of,
+    in_the_whole,
     mark_of,
-    numbered,
     planned_lengths,
     renumbered,
     tables,
@@ -343,7 +343,7 @@ def write_shard(
         )
     bounds = bounds_of(np.bincount(rows - edges[shard]))
     plan = replace(frame, documents=owners[order], offsets=offsets, lengths=lengths, bounds=bounds)
-    with numbered(numbers):
+    with in_the_whole(numbers):
         documents = Documents(table.drop_columns([NUMBER, TOKENS, PIECES, SHARD]), None, None, ())
         if (other := documents.lengths != tokens).any():
             index = int(other.argmax())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.integrations.trainers import ADAPTERS, adapter_of
+from autopack.integrations.trainers import ADAPTERS, adapter_of, refuse_shared_batches
 from autopack.packing.checks import PAIRS, check_int
 from autopack.packing.lengths import to_numpy
 
@@ -138,9 +138,7 @@ class WeighedPairs(AbstractContextManager["WeighedPairs"]):
             raise ValueError("found loss_is_scaled_for_ga: the trainer's loss is no mean over the pairs of a batch")
         if trainer.args.n_gpu > 1:
             raise ValueError("found torch.nn.DataParallel, which cuts batches; start one process per device")
-        for kind in ("tp", "cp", "sp"):
-            if getattr(trainer, f"get_{kind}_size", lambda: 1)() > 1:
-                raise ValueError(f"found {kind} parallelism, in which several processes share a batch; leave it out")
+        refuse_shared_batches(trainer)
         self._trainer, self._rows = trainer, rows
         self._batches, self._loss = trainer.get_batch_samples, trainer.compute_loss
         trainer.get_batch_samples, trainer.compute_loss = self._get_batch_samples, self._compute_loss

@@ -271,7 +271,7 @@ def check_lengths(plan: Plan, found: np.ndarray, planned: np.ndarray, numbers: n
 
 
 @contextmanager
-def numbered(numbers: np.ndarray) -> Iterator[None]:
+def in_the_whole(numbers: np.ndarray) -> Iterator[None]:
     """Errors about an example of a part name it by its number in the whole."""
     try:
         yield
@@ -331,7 +331,7 @@ def _gathered(dataset: Any, whole: Plan, chosen: Plan, packing: Packing) -> Iter
     for first, end in spans(len(chosen), chosen.max_length):
         part = chosen[first:end]
         numbers = np.unique(part.documents)
-        with numbered(numbers):
+        with in_the_whole(numbers):
             documents = Documents(take(numbers), None, None, ())
             check_lengths(whole, documents.lengths, planned[numbers], numbers)
             here = replace(part, documents=np.searchsorted(numbers, part.documents))  # as the table numbers them

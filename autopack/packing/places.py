@@ -66,7 +66,7 @@ def place(
     columns = np.add.reduceat(taken, documents[:-1])
     most: int | np.ndarray = len(examples)  # of a row that begins with each example
     if max_documents is not None:
-        most = np.searchsorted(documents, documents[:-1] + max_documents, side="right") - 1 - np.arange(most)
+        most = np.searchsorted(documents, documents[:-1] + max_documents, side="right") - 1 - np.arange(len(examples))
     bounds = next_fit(columns, max_length or int(columns.sum()), most)
     used = np.add.reduceat(columns, bounds[:-1])
     if rows and len(used) > rows:

@@ -345,7 +345,8 @@ def plan(
     if align > 1:
         pieces = pieces._replace(lengths=np.minimum(found[pieces.documents] - pieces.offsets, max_length))
     if units is not None:
-        pieces, bounds = units.taken(pieces.documents, bounds)
+        pieces, ends = units.members.rows(units.bounds, pieces.documents)
+        bounds = ends[bounds]
     elif pieces.shared is not None:
         pieces = pieces._replace(lengths=pieces.lengths + pieces.shared)
     made = Plan(*pieces[:3], bounds, max_length, strategy, seed, counts, int(align), *pieces[3:])

@@ -86,9 +86,7 @@ class Rows:
         if values[IDS].min() < 0:
             index = int(chosen[np.searchsorted(np.cumsum(lengths), (values[IDS] < 0).argmax(), "right")])
             raise invalid(index, IDS, "found a token id below 0", "column ")
-        if self.mask_first_label:
-            _masks_as_labels(values, documents.label_key)
-        labels = self._mask_first_labels(values, starts)
+        labels = self._labels(values, starts)
         if self.position_ids and POSITIONS not in values:
             values[POSITIONS] = positions = empty(int(lengths.sum()), np.dtype(np.int32))
             positions[:] = np.repeat((self.first_position - starts).astype(np.int32), lengths)
@@ -108,12 +106,18 @@ class Rows:
         columns[LENGTHS] = _lists(bounds, lengths.astype(np.int32))
         return pa.table(columns)
 
-    def _mask_first_labels(self, values: dict[str, Values], starts: np.ndarray) -> np.ndarray | None:
+    def _labels(self, values: dict[str, Values], starts: np.ndarray) -> np.ndarray | None:
         """The labels per token, if there are any, of which first ones are masked: no token of its document predicts it.
 
-        Changes them in `values`.
+        Changes them in `values`, where they are made of what says which tokens are targets, if there is that alone:
+        trainers drop what they do not know.
         """
-        key = self.documents.label_key or "labels"
+        key, ids = self.documents.label_key or "labels", values[IDS]
+        masks = [name for name in COMPLETION_KEYS if name in values]
+        if self.mask_first_label and masks and self.documents.label_key is None:
+            kept = np.logical_and.reduce([np.asarray(values.pop(name)) for name in masks])
+            made = np.where(kept, ids.astype(np.int64), IGNORED_LABEL)
+            values[key] = made.astype(ids.dtype if ids.dtype.kind == "i" and ids.itemsize > 2 else np.int64)
         if key not in values:
             return None
         if self.mask_first_label:
@@ -152,17 +156,6 @@ def _weights(given: pa.Array, documents: np.ndarray) -> np.ndarray:
     if not (pa.types.is_integer(given.type) or pa.types.is_floating(given.type) or pa.types.is_boolean(given.type)):
         raise InvalidPacking(f"column {DOCUMENT_WEIGHT!r}: wanted a number for each document, found {given.type}")
     return given.to_numpy(zero_copy_only=False)
-
-
-def _masks_as_labels(values: dict[str, Values], label_key: str | None) -> None:
-    """Make labels of what says which tokens are targets, where there are none: trainers drop what they do not know."""
-    masks = [name for name in COMPLETION_KEYS if name in values]
-    if label_key is not None or not masks:
-        return
-    ids = values[IDS]
-    kept = np.logical_and.reduce([np.asarray(values.pop(name)) for name in masks])
-    labels = np.where(kept, ids.astype(np.int64), IGNORED_LABEL)
-    values["labels"] = labels.astype(ids.dtype if ids.dtype.kind == "i" and ids.itemsize > 2 else np.int64)
 
 
 def _lists(offsets: np.ndarray, values: Values) -> pa.Array:

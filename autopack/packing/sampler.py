@@ -16,7 +16,7 @@ from autopack.errors import InvalidPacking
 from autopack.packing.balance import CostModel, share
 from autopack.packing.checks import check_int
 from autopack.packing.groups import read_groups
-from autopack.packing.lengths import LONGEST, fit, read
+from autopack.packing.lengths import fit, read
 from autopack.packing.old_names import with_old_names
 from autopack.packing.plans import Plan, Strategy, plan
 from autopack.packing.strategies import ORDERED, permutation
@@ -99,21 +99,18 @@ class PackedBatchSampler:
         for name, value, way in (("strategy", strategy, "fixed_length"), ("overflow", overflow, "split")):
             if value == way:
                 raise ValueError(f"{name}={value!r} cuts documents, which indices cannot say: use autopack.pack")
-        check_int("max_length", max_length, 1, most=LONGEST)
         check_int("rows_per_batch", rows_per_batch, 1)
-        check_int("seed", seed, 0)
-        check_int("max_documents", max_documents, 1, optional=True)
-        check_int("align", align, 1)
         if isinstance(cost, str):
             if cost != "auto":
                 raise ValueError(f"cost={cost!r}: wanted 'auto', an autopack.packing.CostModel, or None")
             cost = None if strategy in (*ORDERED, "multipack") else CostModel()
+        options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "max_documents": max_documents}
+        options |= {"cost": cost, "align": align}
+        plan([1], max_length, seed=seed, **options)  # checks them
+        self._options = options | {"max_documents": max_documents and int(max_documents), "align": int(align)}
         self.max_length, self.rows_per_batch, self.drop_last = int(max_length), int(rows_per_batch), bool(drop_last)
         self.num_replicas, self.rank = _ranks(num_replicas, rank)
         self._lengths, self._seed = read(lengths, sequences=True), int(seed)
-        most = None if max_documents is None else int(max_documents)
-        self._options: dict[str, Any] = {"strategy": strategy, "overflow": overflow, "max_documents": most}
-        self._options |= {"cost": cost, "align": int(align)}
         grouped = read_groups(groups, prefixes, self._lengths)
         self._grouped: dict[str, Any] = {}
         if grouped is not None:

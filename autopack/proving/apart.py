@@ -85,9 +85,8 @@ def _innermost(function: Any, name: str) -> Any:
         if id(found) in seen or not callable(found):
             continue
         seen.add(id(found))
-        if str(getattr(found, "__module__", "torch")).partition(".")[0] == "torch" or not isinstance(
-            found, FunctionType
-        ):
+        of_torch = str(getattr(found, "__module__", "torch")).partition(".")[0] == "torch"
+        if of_torch or not isinstance(found, FunctionType):
             if getattr(found, "__name__", None) == name:
                 return found
             continue
