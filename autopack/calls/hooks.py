@@ -232,8 +232,8 @@ def _brought(call: Call) -> Brings:
     """What a call declares; anything else is found out where it is decided about."""
     try:
         if isinstance(call, PairCall):
-            packs = call.find_pair()
-            return Brings.NOTHING if packs is None else Brings.PACKED if packs else Brings.PADDING
+            pair = call.find_pair()
+            return Brings.NOTHING if pair is None else Brings.PACKED if pair.packs else Brings.PADDING
         # A part of a row may hold the end of one document and the beginning of the next, and say nothing of it.
         if call.declared.layout is not None or rows_shared_by(call) is not None:
             return Brings.PACKED

@@ -48,7 +48,7 @@ class Declared:
         """Whether this is a padded batch, one document per row."""
         return self.layout is None and self.real is not None
 
-    def real_of(self, shape: tuple[int, int]) -> np.ndarray:
+    def real_of(self, shape: tuple[int, ...]) -> np.ndarray:
         """`real` of a batch of this shape, true everywhere where all are tokens."""
         return np.ones(shape, dtype=bool) if self.real is None else self.real
 
