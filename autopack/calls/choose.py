@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from autopack.calls import per_row_outputs, refusals, row_heads
-from autopack.calls.call import Call
+from autopack.calls.call import Call, generates
 from autopack.calls.encoder_decoder import PairAsRows, PairCall
 from autopack.calls.entry import Entry, Kind
-from autopack.calls.generation import generates
 from autopack.calls.packed import Packed
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
 from autopack.calls.plan import Deferred, LookedAt, MaskedApart, Plan, Untouched

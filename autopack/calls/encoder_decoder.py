@@ -27,6 +27,7 @@ from autopack.inspection import media, modules, source
 from autopack.layout import IGNORED_LABEL
 from autopack.layout import pair as pairs
 from autopack.layout.batches import DocumentBatch
+from autopack.layout.declarations import first_of_row
 from autopack.layout.forms import Frame, Of
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
@@ -264,7 +265,7 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
     real = np.ones(states.shape[:2], dtype=bool)
     if isinstance(mask, torch.Tensor) and tuple(mask.shape) == real.shape:
         real = host_values(mask != 0)
-    return Half.of_documents(real & (np.cumsum(real, axis=1) == 1), real, states.device)
+    return Half.of_documents(first_of_row(real), real, states.device)
 
 
 def half_of(name: str, pair: Pair) -> Half | None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from autopack.calls.outputs import parts_of, with_parts
 from autopack.errors import UnsupportedModel
-from autopack.layout.batches import DocumentBatch, by_length
-from autopack.layout.forms import Frame, Of, may_be_of_rows
+from autopack.layout.batches import DocumentBatch, by_length, in_order
+from autopack.layout.forms import FIELDS, Field, Frame, Of
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock
@@ -26,12 +25,22 @@ REASON = "the forward itself makes one result of every row"
 
 
 def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], most: int = 9) -> list[Any]:
-    """The names or places of the tensors of an output that may have a value for each row; see `may_be_of_rows`.
+    """The names or places of the tensors of an output that may have a value for each row, as far as shapes can tell.
 
-    What stands in tuples is none: they have a part for each layer.
+    `widths` are the sizes of the model's vectors: a tensor (R, C) with such a size may be vectors of rows. Tensors of
+    more than `most` dimensions are none, nor is a loss, nor what stands in tuples, which have a part for each layer.
     """
-    frame = Frame(rows, columns)
-    return [name for name, value in parts_of(output).items() if may_be_of_rows(name, value, frame, widths, most)]
+
+    def may_be(name: Any, value: Any) -> bool:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not 0 < value.dim() <= most:
+            return False
+        if name == "loss" or len(value) != rows or FIELDS.get(name or "", Field(())).rows:
+            return False
+        # Predictions of the next token are one fewer than columns; vectors may be as many by chance.
+        per_token = value.dim() > 1 and value.shape[1] in (columns, columns - 1)
+        return not per_token or (value.dim() == 2 and value.shape[1] in widths)
+
+    return [name for name, value in parts_of(output).items() if may_be(name, value)]
 
 
 def remember(model: EnabledModel, level: int, output: Any, names: list[Any], columns: int) -> None:
@@ -74,7 +83,6 @@ def of_documents(
         given = {name: _spread(module, name, value, batch) for name, value in arguments.items()}
         with stock(model):
             runs.append(parts_of(module.forward(**given)))
-    order = torch.from_numpy(np.argsort(np.concatenate(groups), kind="stable"))
     changed = {}
     for name in names:
         parts: list[Any] = [run.get(name) for run in runs]
@@ -88,7 +96,7 @@ def of_documents(
                 f"and not for each token, so autopack cannot tell what of it is of which document of a packed row. "
                 f"Run the documents one per row."
             )
-        changed[name] = torch.cat(parts).index_select(0, order.to(parts[0].device))
+        changed[name] = in_order(parts, groups)
     return with_parts(output, changed)
 
 

@@ -284,8 +284,7 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
             f"of all documents. Freeze it (call its eval() after every train() of the model), leave the media out, or "
             f"run the documents one per row."
         )
-    refuse_images_of_others(call)
-    wrong = None if traits.wrong_media is None else traits.wrong_media(given)
+    wrong = _images_of_others(call) or (None if traits.wrong_media is None else traits.wrong_media(given))
     if wrong is not None:
         raise InvalidPacking(f"{call.name} got media with packed rows that are not those of its documents: {wrong}.")
 
@@ -302,20 +301,13 @@ def _refuse_sounds_together(call: Call, layout: PackedLayout) -> None:
         )
 
 
-def refuse_images_of_others(call: Call) -> None:
-    """Raise `InvalidPacking` where the text attends across to one image of each document, and they are not as many."""
+def _images_of_others(call: Call) -> str | None:
+    """Why images are not those of the documents, where the text attends across to one image of each."""
     pixels = call.arguments.get("pixel_values")
-    if not call.model.traits.image_of_each or pixels is None:
-        return
-    layout = call.declared.layout
-    if layout is None:
-        return
-    documents = int(layout.real.sum())
-    if len(pixels) != documents:
-        raise InvalidPacking(
-            f"{call.name} got media with packed rows that are not those of its documents: {len(pixels)} images and "
-            f"{documents} documents; each has one, in their order."
-        )
+    layout = call.declared.layout if call.model.traits.image_of_each and pixels is not None else None
+    if layout is None or len(pixels) == (documents := layout.real.sum()):
+        return None
+    return f"{len(pixels)} images and {documents} documents; each has one, in their order"
 
 
 def _norm_over_batch(module: nn.Module) -> str | None:

@@ -23,7 +23,7 @@ from autopack.inspection import heads
 from autopack.inspection.configs import text_config
 from autopack.inspection.heads import RowHead
 from autopack.layout import IGNORED_LABEL
-from autopack.layout.batches import DocumentBatch, by_length, items_of_share, mean_loss
+from autopack.layout.batches import DocumentBatch, by_length, in_order, items_of_share, mean_loss
 from autopack.layout.forms import FIELDS, Field, Frame, Of
 from autopack.layout.host import host_values, recall
 from autopack.layout.packed import PackedLayout
@@ -339,9 +339,7 @@ class DocumentsAlone(Plan):
         wide = [_widened(part, own, longest, fill) for part in parts]
         if len({part.shape[1:] for part in wide}) > 1:
             return None
-        order = np.argsort(np.concatenate(self.groups), kind="stable")
-        whole = torch.cat(wide).index_select(0, torch.from_numpy(order).to(wide[0].device))
-        return whole.movedim(0, field.rows)
+        return in_order(wide, self.groups).movedim(0, field.rows)
 
 
 def _counted(labels: torch.Tensor | None, documents: int) -> np.ndarray:

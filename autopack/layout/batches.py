@@ -138,6 +138,12 @@ def by_length(lengths: np.ndarray) -> list[np.ndarray]:
     return [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
 
 
+def in_order(parts: list[torch.Tensor], groups: list[np.ndarray]) -> torch.Tensor:
+    """What groups of documents got, (documents of the group, ...) each, in the order of the documents."""
+    order = torch.from_numpy(np.argsort(np.concatenate(groups), kind="stable"))
+    return torch.cat(parts).index_select(0, order.to(parts[0].device))
+
+
 def equally_long(layout: PackedLayout) -> list[np.ndarray]:
     """`by_length` for the documents of a layout."""
     return by_length(np.diff(layout.bounds))
