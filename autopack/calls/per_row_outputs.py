@@ -51,13 +51,6 @@ def remember(model: EnabledModel, level: int, output: Any, names: list[Any], col
 
 
 @torch._dynamo.disable
-def as_it_came(model: EnabledModel, module: nn.Module, arguments: dict[str, Any]) -> Any:
-    """What a model gives a padded batch without autopack."""
-    with stock(model):
-        return module.forward(**arguments)
-
-
-@torch._dynamo.disable
 def of_documents(
     model: EnabledModel,
     module: nn.Module,

@@ -15,7 +15,7 @@ from autopack.inspection.hooks import hooks_of, looks_at_rows
 from autopack.layout import LEAST_SHARED, prefixes
 from autopack.layout.declarations import Declared
 from autopack.layout.host import host_values, recall
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.padding import Padding
 from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import LAYOUT_KWARGS
@@ -95,7 +95,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         row: Callable[[], PackedLayout] = partial(Padding(real, ids.device).layout, declared.positions)
     else:
         row, real = partial(prefixes.in_one_row, layout), prefixes.real_tokens(layout)
-        lengths, counted = np.diff(layout.bounds)[layout.real], np.arange(layout.columns) - layout.starts
+        lengths, counted = np.diff(layout.bounds)[real_documents(layout)], np.arange(layout.columns) - layout.starts
     if len(lengths) < 2 or not lengths.all():
         return None
     positions = counted if declared.positions is None else declared.positions

@@ -22,7 +22,7 @@ from autopack.integrations import boundaries
 from autopack.integrations.accelerate import covered_mixer
 from autopack.layout import prepared
 from autopack.layout.host import host_values
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.prefixes import real_tokens
 from autopack.layout.prepared import Agreement
 from autopack.runtime.model import EnabledModel
@@ -57,7 +57,7 @@ def refuse_lost_documents(model: EnabledModel) -> None:
 
 def refuse_documents_as_one(call: Call, layout: PackedLayout) -> None:
     """Raise `InvalidPacking` in the step of a trainer that would take a row of several documents for one sequence."""
-    if call.outer is not None or call.model.is_settling or layout.real.sum() <= layout.rows:
+    if call.outer is not None or call.model.is_settling or real_documents(layout).sum() <= layout.rows:
         return
     trainer = boundaries.trainer_of_this_step()
     if trainer is not None and boundaries.adds_up_rows(trainer):
@@ -186,7 +186,7 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
 def _refuse_labelled_padding(call: Call, layout: PackedLayout) -> None:
     """Raise `InvalidPacking` for labels at padding in a model that runs documents alone, which leaves padding out."""
     labels = call.arguments.get("labels")
-    if call.model.traits.whole_model_reason is None or layout.real.all():
+    if call.model.traits.whole_model_reason is None or real_documents(layout).all():
         return
     if not isinstance(labels, torch.Tensor) or tuple(labels.shape) != (layout.rows, layout.columns):
         return
@@ -240,7 +240,7 @@ def refuse_early_positions(call: Call, layout: PackedLayout) -> None:
     first, least = layout.first_positions, call.entry.earliest_position
     if first is None or not least or not call.entry.uses_positions:
         return
-    early = (first < least) & layout.real
+    early = (first < least) & real_documents(layout)
     if early.any():
         raise InvalidPacking(
             f"position_ids of a document begin at {int(first[early][0])}, but {call.name} numbers the first token of a "
@@ -303,9 +303,9 @@ def _refuse_sounds_together(call: Call, layout: PackedLayout) -> None:
 
 def _images_of_others(call: Call) -> str | None:
     """Why images are not those of the documents, where the text attends across to one image of each."""
-    pixels = call.arguments.get("pixel_values")
+    pixels: Any = call.arguments.get("pixel_values")
     layout = call.declared.layout if call.model.traits.image_of_each and pixels is not None else None
-    if layout is None or len(pixels) == (documents := layout.real.sum()):
+    if layout is None or len(pixels) == (documents := real_documents(layout).sum()):
         return None
     return f"{len(pixels)} images and {documents} documents; each has one, in their order"
 

@@ -26,7 +26,7 @@ from autopack.layout import IGNORED_LABEL
 from autopack.layout.batches import DocumentBatch, by_length, in_order, items_of_share, mean_loss
 from autopack.layout.forms import FIELDS, Field, Frame, Of
 from autopack.layout.host import host_values, recall
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, real_documents
 from autopack.runtime.buffers import Buffers
 from autopack.runtime.lockstep import with_idle
 from autopack.runtime.scope import Scope
@@ -64,7 +64,7 @@ def plan_of_pair(call: Call, layout: PackedLayout) -> Plan:
     if "position_ids" not in call.entry.names:
         given.pop("position_ids", None)
         first = layout.first_positions
-        if first is not None and first[layout.real].any():
+        if first is not None and first[real_documents(layout)].any():
             raise InvalidPacking(
                 f"position_ids of a document begin at {int(first.max())}, but {call.name} takes none and numbers the "
                 f"first token of every document 0. Let them begin at 0."

@@ -104,18 +104,6 @@ class PackedLayout:
         """Build from rows of one document each, true at its tokens; runs of padding are documents of their own."""
         return cls.from_starts(changes(real), device, positions, real)
 
-    @classmethod
-    def of_row(
-        cls,
-        lengths: Iterable[int],
-        device: torch.device,
-        first_positions: np.ndarray | None = None,
-        largest_positions: np.ndarray | None = None,
-    ) -> PackedLayout:
-        """Build the layout of one row of documents of these lengths."""
-        bounds = np.cumsum([0, *lengths])
-        return cls(1, int(bounds[-1]), bounds, device, first_positions, largest_positions=largest_positions)
-
     def upload(self, array: np.ndarray) -> torch.Tensor:
         """A host array as a tensor on the layout's device."""
         host = torch.from_numpy(np.ascontiguousarray(array))
@@ -138,11 +126,6 @@ class PackedLayout:
     def lengths(self) -> tuple[int, ...]:
         """Length of each document in tokens."""
         return tuple(np.diff(self.bounds).tolist())
-
-    @cached_property
-    def real(self) -> np.ndarray:
-        """Which documents are no runs of padding: bool (documents,), on the host."""
-        return np.ones(len(self.bounds) - 1, dtype=bool) if self.is_padding is None else ~self.is_padding
 
     @cached_property
     def max_seqlen(self) -> int:
@@ -206,6 +189,19 @@ class PackedLayout:
             f"PackedLayout({self.rows} x {self.columns} tokens, {len(self.lengths)} documents of "
             f"{min(self.lengths)} to {self.max_seqlen}, on {self.device})"
         )
+
+
+def one_row(
+    lengths: Iterable[int], device: torch.device, first: np.ndarray | None = None, largest: np.ndarray | None = None
+) -> PackedLayout:
+    """The layout of one row of documents of these lengths, with these first and largest positions."""
+    bounds = np.cumsum([0, *lengths])
+    return PackedLayout(1, int(bounds[-1]), bounds, device, first, largest_positions=largest)
+
+
+def real_documents(layout: PackedLayout) -> np.ndarray:
+    """Which documents are no runs of padding: bool (documents,), on the host."""
+    return np.ones(len(layout.bounds) - 1, dtype=bool) if layout.is_padding is None else ~layout.is_padding
 
 
 def _cut(bounds: np.ndarray, size: int) -> np.ndarray:
