@@ -77,10 +77,8 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     known = _OF_TOKENS if layout is None else _OF_TOKENS.union(LAYOUT_KWARGS, _OF_LOSSES.difference(call.entry.names))
     if not all(name in known or name in _OF_COLUMNS or _is_of_call(value) for name, value in given.items()):
         return None
-    told = given.get("position_ids")
-    if told is not None and declared.positions is None:
-        return None
-    if torch._C._are_functorch_transforms_active():
+    of_sections = given.get("position_ids") is not None and declared.positions is None
+    if of_sections or torch._C._are_functorch_transforms_active():
         return None
     tokens = declared.tokens
     if tokens is None:
