@@ -16,7 +16,7 @@ from autopack.attention.per_document import slice_mask
 from autopack.errors import UnsupportedModel
 from autopack.inspection import masks, releases, torches
 from autopack.layout.packed import PackedLayout
-from autopack.layout.seen_images import SeenImages
+from autopack.layout.prepared import SeenImages
 
 
 @torch._dynamo.disable  # lengths on the host would be constants of a graph, and every layout a graph of its own

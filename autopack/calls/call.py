@@ -1,19 +1,21 @@
-"""One call at one entry: its arguments by name, and what they declare of documents and padding."""
+"""One call at one entry: its arguments by name, what they declare of documents and padding, and who calls."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import cached_property
 from math import prod
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from autopack.calls import prefixes
 from autopack.calls.entry import Entry, Kind
-from autopack.calls.generation import is_only_scored
 from autopack.calls.plan import HeadDocuments
 from autopack.inspection import media
 from autopack.layout import IGNORED_LABEL, declarations
@@ -22,6 +24,7 @@ from autopack.layout.host import noted_padding
 from autopack.layout.padding import Padding
 from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import CACHES
+from autopack.runtime.model import EnabledModel
 from autopack.runtime.runs import Found
 from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Volume
@@ -32,6 +35,8 @@ LAST_LOGITS = ("logits_to_keep", "num_logits_to_keep")
 """Arguments that ask for the logits of some tokens only."""
 LABELS = ("labels", "shift_labels", "start_positions", "end_positions", "next_sentence_label")
 """Arguments that ask for a loss."""
+_GENERATION = "transformers.generation."
+_SCORING = (("transformers.pipelines.", "_forward"), ("sentence_transformers.", None))
 
 
 class Call:
@@ -263,3 +268,44 @@ def _holds_tokens(cache: Any) -> bool:
         return int(cache.get_seq_length()) > 0
     except ValueError:  # of recurrent states alone, which have no length
         return True
+
+
+def generates(model: EnabledModel) -> bool:
+    """Whether this model is called by transformers' generation of its own tokens, and not inside that of another.
+
+    Positions of generation go on past padding, and restart there, without a document that begins.
+    """
+    return not torch.is_grad_enabled() and _is_called_from(_GENERATION, model)
+
+
+def is_only_scored(model: EnabledModel) -> bool:
+    """Whether sentence-transformers, or the step of a pipeline that runs models, calls this one: both drop its cache.
+
+    Generation in a pipeline is `generates`.
+    """
+    return any(_is_called_from(place, model, function) for place, function in _SCORING)
+
+
+def _is_called_from(place: str, model: EnabledModel, function: str | None = None) -> bool:
+    """Whether a function of a module under `place` that is running holds this model."""
+    if torch.compiler.is_compiling():
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if (
+            frame.f_globals.get("__name__", "").startswith(place)
+            and function in (None, frame.f_code.co_name)
+            and _holds(frame.f_locals.get("self"), model)
+        ):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _holds(caller: Any, model: EnabledModel) -> bool:
+    """Whether the caller is the model, has it as a part, or keeps the one or the other as its `model`."""
+    held = caller if isinstance(caller, nn.Module) else getattr(caller, "model", None)
+    if not isinstance(held, nn.Module):
+        return False
+    entries = model.anatomy.entries
+    return any(held is entry for entry in entries) or any(part is entries[0] for part in held.modules())

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from autopack.calls import per_row_outputs, refusals, row_heads
-from autopack.calls.call import Call
+from autopack.calls.call import Call, generates
 from autopack.calls.encoder_decoder import PairAsRows, PairCall
 from autopack.calls.entry import Entry, Kind
-from autopack.calls.generation import generates
 from autopack.calls.packed import Packed
 from autopack.calls.padding_rules import labels_after_padding, reasons_anywhere, reasons_here
 from autopack.calls.plan import Deferred, LookedAt, MaskedApart, Plan, Untouched
@@ -27,7 +26,6 @@ from autopack.runtime.scope import Activation
 
 logger = logging.getLogger(__name__)
 
-_GENERATES = "transformers generates"
 _ALL_OF = 16
 """So many calls are all looked at for padding that no mask hides; after them those whose number is a power of two."""
 
@@ -41,13 +39,10 @@ def call_at(
 
 def decide(call: Call) -> Plan:
     """What becomes of a call."""
-    return choose_pair(call) if isinstance(call, PairCall) else choose(call)
-
-
-def choose(call: Call) -> Plan:
-    """What becomes of a call of a model with one kind of tokens."""
     if generates(call.model):
-        return Untouched(call.model, _GENERATES)
+        return Untouched(call.model, "transformers generates")
+    if isinstance(call, PairCall):
+        return _choose_pair(call)
     plan = _choose(call)
     if plan.scope.layout is None and call.outer is None and call.model.options.unpad != "never":
         keep_images_to_rows(call, plan)
@@ -55,6 +50,7 @@ def choose(call: Call) -> Plan:
 
 
 def _choose(call: Call) -> Plan:
+    """What becomes of a call of a model with one kind of tokens."""
     rows = rows_shared_by(call)
     if rows is not None:
         return SharedRows(call, rows)
@@ -129,23 +125,21 @@ def _say_that_documents_are_kept_apart(name: str) -> None:
     )
 
 
-def choose_pair(call: PairCall) -> Plan:
+def _choose_pair(call: PairCall) -> Plan:
     """What becomes of a call of an encoder-decoder."""
-    if generates(call.model):
-        return Untouched(call.model, _GENERATES)
     refusals.refuse_split_rows(call)
     layout = call.one_sided_layout()
     if layout is not None:
         refusals.check_packed(call, layout)
         return row_heads.plan_of_pair(call, layout)
-    packs = call.find_pair()
-    if packs is None:
+    pair = call.find_pair()
+    if pair is None:
         _point_out(call)
-    if packs is None or (not packs and call.model.options.unpad == "never"):
-        why = "it declares neither documents nor padding" if packs is None else "unpad='never'"
-        return Untouched(call.model, why, call.volume)
-    if packs:
+        return Untouched(call.model, "it declares neither documents nor padding", call.volume)
+    if pair.packs:
         call.check_packed()
+    elif call.model.options.unpad == "never":
+        return Untouched(call.model, "unpad='never'", call.volume)
     else:
         anywhere = call.obstacle_anywhere() if call.outer is None else None
         reason = anywhere or call.obstacle_here()
@@ -156,7 +150,7 @@ def choose_pair(call: PairCall) -> Plan:
                 return LookedAt(call, reason, call.sides)
             return Untouched(call.model, reason, call.volume, keeps_padding=True)
     refusals.check_sites(call.model)
-    return PairAsRows(call, packs)
+    return PairAsRows(call)
 
 
 def _point_out(call: Call) -> None:

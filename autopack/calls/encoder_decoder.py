@@ -27,6 +27,7 @@ from autopack.inspection import media, modules, source
 from autopack.layout import IGNORED_LABEL
 from autopack.layout import pair as pairs
 from autopack.layout.batches import DocumentBatch
+from autopack.layout.declarations import first_of_row
 from autopack.layout.forms import Frame, Of
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
@@ -43,33 +44,38 @@ _OF_DECODER = ("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_
 class PairCall(Call):
     """A call of an encoder-decoder."""
 
-    pair: Pair
-    """The documents of both halves."""
-    real: list[np.ndarray] | None = None
-    """Where the tokens of the halves that the call brings are no padding, (rows, columns) each, once that is read."""
+    _found: pairs.Found | None = None
 
     def one_sided_layout(self) -> PackedLayout | None:
         """The packed documents of a head with one result per row that makes the decoder's tokens of the encoder's."""
         given = any(self.arguments.get(name) is not None for name in _OF_DECODER)
         return None if self.entry.head is None or given else self.declared.layout
 
-    def find_pair(self) -> bool | None:
-        """Whether documents are packed (True) or padded (False); None for a call that does neither."""
+    def find_pair(self) -> Pair | None:
+        """The documents of both halves; None for a call that neither packs nor pads any."""
+        if self._found is None:
+            self._found = self._read_halves()
+        return self._found.pair
+
+    def _read_halves(self) -> pairs.Found:
         given, halves = self.arguments, self.model.anatomy.halves
         decodes = any(given.get(name) is not None for name in (*_OF_DECODER[:2], "labels"))
         if decodes and halves is not None and not modules.takes_tokens(halves[0]):
             # Tokens beside its images are none of its own.
             given = {name: value for name, value in given.items() if name not in ("input_ids", "inputs_embeds")}
-        found = pairs.declared_of(given, getattr(self.config, "pad_token_id", None))
-        self.real = found.real
-        if found.pair is None:
-            return None
-        self.pair = found.pair
-        return found.packs
+        return pairs.declared_of(given, getattr(self.config, "pad_token_id", None))
+
+    @property
+    def pair(self) -> Pair:
+        """The documents of both halves of a call that packs or pads them."""
+        pair = self.find_pair()
+        assert pair is not None
+        return pair
 
     @property
     def volume(self) -> Volume | None:
-        return None if self.real is None else Volume.of_batch(*self.real)
+        real = None if self._found is None else self._found.real
+        return None if real is None else Volume.of_batch(*real)
 
     @property
     def labelled_padding(self) -> bool:
@@ -171,8 +177,8 @@ class PairCall(Call):
                 continue
             if isinstance(value, torch.Tensor):
                 half = half_of(name, self.pair)
-                has_a_place = value.numel() == 1 or half is None or self.holds_covered_media(name, value)
-                has_a_place = has_a_place or Frame(*half.places.shape).form_of(name, value).of is Of.TOKEN
+                has_a_place = value.numel() == 1 or self.holds_covered_media(name, value)
+                has_a_place |= half is None or Frame(*half.places.shape).form_of(name, value).of is Of.TOKEN
             else:
                 has_a_place = not isinstance(value, tuple | list | dict)
             known = name in self.entry.names or name in PASSED_ON or isinstance(value, bool | int | float | str)
@@ -192,24 +198,23 @@ class PairAsRows(Plan):
     what = "runs as one packed row of the encoder's tokens and one of the decoder's"
     packs = True
 
-    def __init__(self, call: PairCall, packed: bool):
-        self.reason = "it declares documents" if packed else "its masks hide padding"
-        self.pads = not packed
+    def __init__(self, call: PairCall):
+        self.pair = call.pair
+        self.reason = "it declares documents" if self.pair.packs else "its masks hide padding"
         refusal = (
             "mixes tokens outside the encoder and the decoder of a packed call, where autopack does not know its "
             "documents. Train the model on padded batches, with autopack.enable(model, unpad='never')."
         )
         super().__init__(Scope(call.model, refusal=refusal))
-        self.pair = call.pair
-        places = [half.places for half in call.pair.halves]
-        self.volume = Volume.of_row(len(call.pair.decoder.layout.lengths), *places)
+        places = [half.places for half in self.pair.halves]
+        self.volume = Volume.of_row(len(self.pair.decoder.layout.lengths), *places)
         self.labelled = call.has_labels
         self.wants_tuple = call.wants_tuple
         """Whether the caller asked for a tuple; inside, outputs go by name, which tells the halves apart."""
         self.arguments = _arguments(call, call.pair)
 
     def count(self, tally: Tally) -> None:
-        if self.pads:
+        if not self.pair.packs:
             tally.count(*(half.places for half in self.pair.halves))
             self.call.ran_without_padding()
 
@@ -260,7 +265,7 @@ def _recordings(pair: Pair, arguments: dict[str, Any]) -> Half:
     real = np.ones(states.shape[:2], dtype=bool)
     if isinstance(mask, torch.Tensor) and tuple(mask.shape) == real.shape:
         real = host_values(mask != 0)
-    return Half.of_documents(real & (np.cumsum(real, axis=1) == 1), real, states.device)
+    return Half.of_documents(first_of_row(real), real, states.device)
 
 
 def half_of(name: str, pair: Pair) -> Half | None:

@@ -82,7 +82,8 @@ class ExitHook:
         if self.entry.link.model is None:
             return None  # the entry has raised
         if self.entry.kind is Kind.HALF:
-            if torch.compiler.is_compiling() and not _has_entered(self.entry.level):
+            entered = scopes.ambient.activation
+            if torch.compiler.is_compiling() and (entered is None or self.entry.level not in entered.passed):
                 return None  # the entry has left it out of the graph
             return _leave_untraced(self.entry, module, output)
         return _leave(self.entry, module, output)
@@ -151,11 +152,6 @@ def _is_left_to_stock() -> bool:
     """Whether compiled code runs in no scope, or in one in which nothing is done."""
     activation = scopes.ambient.activation
     return activation is None or type(activation.plan) is Untouched
-
-
-def _has_entered(level: int) -> bool:
-    activation = scopes.ambient.activation
-    return activation is not None and level in activation.passed
 
 
 def _decodes_one_token(entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -232,8 +228,8 @@ def _brought(call: Call) -> Brings:
     """What a call declares; anything else is found out where it is decided about."""
     try:
         if isinstance(call, PairCall):
-            packs = call.find_pair()
-            return Brings.NOTHING if packs is None else Brings.PACKED if packs else Brings.PADDING
+            pair = call.find_pair()
+            return Brings.NOTHING if pair is None else Brings.PACKED if pair.packs else Brings.PADDING
         # A part of a row may hold the end of one document and the beginning of the next, and say nothing of it.
         if call.declared.layout is not None or rows_shared_by(call) is not None:
             return Brings.PACKED

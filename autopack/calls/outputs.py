@@ -37,19 +37,33 @@ def restore(
 
     Raises `UnsupportedModel` for a tensor whose place in the batch is not known.
     """
+    found = {}
+    for key, value in parts_of(output).items():
+        name = key if isinstance(key, str) else None
+        found[key] = _restored(name, value, padding.of(name), pooled)
+    loss = "loss" if isinstance(output, Mapping) else 0
+    if _is_differentiable(found.get(loss)):
+        found[loss] = _tied(found[loss], found, read)
+    waits = waits and isinstance(output, ModelOutput)
+    found = found if waits else {key: _read(value) for key, value in found.items()}
+    return _read_later(output, found) if isinstance(output, ModelOutput) else with_parts(output, found)
+
+
+def parts_of(output: Any) -> dict[Any, Any]:
+    """The parts of an output of any form, by their names or places; by None the output itself, where it has none."""
     if isinstance(output, Mapping):
-        found = {name: _restored(name, value, padding.of(name), pooled) for name, value in output.items()}
-        if _is_differentiable(found.get("loss")):
-            found["loss"] = _tied(found["loss"], found, read)
-        if isinstance(output, ModelOutput):
-            return _read_later(output, found if waits else {name: _read(value) for name, value in found.items()})
-        return type(output)({name: _read(value) for name, value in found.items()})  # type: ignore[call-arg]
-    if isinstance(output, tuple | list):
-        parts = [_restored(None, part, padding.of(None), pooled) for part in output]
-        if parts and _is_differentiable(parts[0]):
-            parts[0] = _tied(parts[0], {f"[{number}]": part for number, part in enumerate(parts)}, read)
-        return type(output)(map(_read, parts))
-    return _read(_restored(None, output, padding.of(None), pooled))
+        return dict(output.items())
+    return dict(enumerate(output)) if isinstance(output, tuple | list) else {None: output}
+
+
+def with_parts(output: Any, changed: Mapping[Any, Any]) -> Any:
+    """The output with some of its parts, as `parts_of` has them, changed."""
+    parts = {**parts_of(output), **changed}
+    if isinstance(output, ModelOutput):
+        return type(output)(**parts)
+    if isinstance(output, Mapping):
+        return type(output)(parts)  # type: ignore[call-arg]
+    return type(output)(parts.values()) if isinstance(output, tuple | list) else parts[None]
 
 
 def loss_of(output: Any) -> torch.Tensor | None:
@@ -191,11 +205,11 @@ def _is_differentiable(loss: Any) -> bool:
     return loss.dim() == 0 and loss.requires_grad
 
 
-def _tied(loss: torch.Tensor, values: Mapping[str, Any], read: PaddingRead | None) -> torch.Tensor:
+def _tied(loss: torch.Tensor, values: Mapping[Any, Any], read: PaddingRead | None) -> torch.Tensor:
     """The loss, with the padded outputs in its graph, as those of stock are."""
     places: list[Place] = []
     for name, value in values.items():
-        refuse = None if read is None else partial(read.refuse, name)
+        refuse = None if read is None else partial(read.refuse, name if isinstance(name, str) else f"[{name}]")
         places += [place for packed in _packed_in([value]) for place in packed.places(refuse)]
     return tied(loss, places) if places else loss
 

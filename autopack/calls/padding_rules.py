@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from autopack.calls import per_row_outputs
-from autopack.calls.call import DROPPED, LAST_LOGITS, Call
+from autopack.calls.call import DROPPED, Call
 from autopack.calls.unpadded import has_a_place
 from autopack.inspection import media
 from autopack.inspection.configs import text_config
@@ -122,7 +122,7 @@ def reasons_here(call: Call, padding: Padding) -> Iterator[str]:
         )
         if not (in_order or has_a_place(name, value, padding)):
             yield f"{name} has no place in a packed row"
-    if any(not _is_zero(given.get(name)) for name in LAST_LOGITS):
+    if call.wants_last_logits:
         yield "the last logits of every row are asked for"
     if traits.uses_positions:
         if not entry.takes_positions:
@@ -213,7 +213,3 @@ def _looks_less_far_than(config: Any, columns: int) -> bool:
     windows = (value for name, value in vars(config).items() if _OF_REACH.search(name))
     reaches = (reach for value in windows for reach in (value if isinstance(value, list | tuple) else [value]))
     return any(isinstance(reach, int) and 0 < reach < columns for reach in reaches)
-
-
-def _is_zero(value: Any) -> bool:
-    return value is None or (isinstance(value, int) and value == 0)

@@ -8,16 +8,15 @@ alone, and the entry is remembered as one that does so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
+from autopack.calls.outputs import parts_of, with_parts
 from autopack.errors import UnsupportedModel
-from autopack.layout.batches import DocumentBatch, by_length
-from autopack.layout.forms import Frame, Of, may_be_of_rows
+from autopack.layout.batches import DocumentBatch, by_length, in_order
+from autopack.layout.forms import FIELDS, Field, Frame, Of
 from autopack.layout.packed import PackedLayout
 from autopack.runtime.model import EnabledModel
 from autopack.runtime.scope import stock
@@ -26,35 +25,29 @@ REASON = "the forward itself makes one result of every row"
 
 
 def of_each_row(output: Any, rows: int, columns: int, widths: frozenset[int], most: int = 9) -> list[Any]:
-    """The names or places of the tensors of an output that may have a value for each row; see `may_be_of_rows`.
+    """The names or places of the tensors of an output that may have a value for each row, as far as shapes can tell.
 
-    What stands in tuples is none: they have a part for each layer.
+    `widths` are the sizes of the model's vectors: a tensor (R, C) with such a size may be vectors of rows. Tensors of
+    more than `most` dimensions are none, nor is a loss, nor what stands in tuples, which have a part for each layer.
     """
-    frame = Frame(rows, columns)
-    return [name for name, value in _parts(output) if may_be_of_rows(name, value, frame, widths, most)]
 
+    def may_be(name: Any, value: Any) -> bool:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not 0 < value.dim() <= most:
+            return False
+        if name == "loss" or len(value) != rows or FIELDS.get(name or "", Field(())).rows:
+            return False
+        # Predictions of the next token are one fewer than columns; vectors may be as many by chance.
+        per_token = value.dim() > 1 and value.shape[1] in (columns, columns - 1)
+        return not per_token or (value.dim() == 2 and value.shape[1] in widths)
 
-def _parts(output: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(output, Mapping):
-        yield from output.items()
-    elif isinstance(output, tuple | list):
-        yield from enumerate(output)
-    else:
-        yield None, output
+    return [name for name, value in parts_of(output).items() if may_be(name, value)]
 
 
 def remember(model: EnabledModel, level: int, output: Any, names: list[Any], columns: int) -> None:
     """Note that an entry makes results of rows, unless only a coincidence of sizes made it look so."""
-    parts = dict(_parts(output))
+    parts = parts_of(output)
     if any(parts[name].dim() == 1 or parts[name].shape[1] != columns for name in names):
         model.pooling.add(level)
-
-
-@torch._dynamo.disable
-def as_it_came(model: EnabledModel, module: nn.Module, arguments: dict[str, Any]) -> Any:
-    """What a model gives a padded batch without autopack."""
-    with stock(model):
-        return module.forward(**arguments)
 
 
 @torch._dynamo.disable
@@ -70,7 +63,7 @@ def of_documents(
 
     Documents of one length share a batch. Raises `UnsupportedModel` where that may not be told from the call.
     """
-    if dict(_parts(output)).get("loss") is not None:
+    if parts_of(output).get("loss") is not None:
         raise UnsupportedModel(
             f"{type(module).__name__} makes a loss and one result of every row, and the loss may be one of them. "
             f"Compute it from the outputs, or run the documents one per row."
@@ -82,8 +75,7 @@ def of_documents(
     for batch in batches:
         given = {name: _spread(module, name, value, batch) for name, value in arguments.items()}
         with stock(model):
-            runs.append(dict(_parts(module.forward(**given))))
-    order = torch.from_numpy(np.argsort(np.concatenate(groups), kind="stable"))
+            runs.append(parts_of(module.forward(**given)))
     changed = {}
     for name in names:
         parts: list[Any] = [run.get(name) for run in runs]
@@ -97,8 +89,8 @@ def of_documents(
                 f"and not for each token, so autopack cannot tell what of it is of which document of a packed row. "
                 f"Run the documents one per row."
             )
-        changed[name] = torch.cat(parts).index_select(0, order.to(parts[0].device))
-    return _with(output, changed)
+        changed[name] = in_order(parts, groups)
+    return with_parts(output, changed)
 
 
 def _spread(module: nn.Module, name: str, value: Any, batch: DocumentBatch) -> Any:
@@ -114,12 +106,3 @@ def _spread(module: nn.Module, name: str, value: Any, batch: DocumentBatch) -> A
         f"{type(module).__name__} makes one result of every row, so its documents are run alone, and autopack does not "
         f"know what of {name} belongs to which document. Leave it out, or run the documents one per row."
     )
-
-
-def _with(output: Any, changed: dict[Any, Any]) -> Any:
-    """The output with some of its parts changed."""
-    if isinstance(output, Mapping):
-        return type(output)(**{**output, **changed})
-    if isinstance(output, tuple | list):
-        return type(output)(changed.get(place, part) for place, part in enumerate(output))
-    return changed.get(None, output)

@@ -15,7 +15,7 @@ from autopack.inspection.put_on import hooks_of, looks_at_rows
 from autopack.layout import LEAST_SHARED, prefixes
 from autopack.layout.declarations import Declared
 from autopack.layout.host import host_values, recall
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.padding import Padding
 from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import LAYOUT_KWARGS
@@ -77,10 +77,8 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     known = _OF_TOKENS if layout is None else _OF_TOKENS.union(LAYOUT_KWARGS, _OF_LOSSES.difference(call.entry.names))
     if not all(name in known or name in _OF_COLUMNS or _is_of_call(value) for name, value in given.items()):
         return None
-    told = given.get("position_ids")
-    if told is not None and declared.positions is None:
-        return None
-    if torch._C._are_functorch_transforms_active():
+    of_sections = given.get("position_ids") is not None and declared.positions is None
+    if of_sections or torch._C._are_functorch_transforms_active():
         return None
     tokens = declared.tokens
     if tokens is None:
@@ -95,7 +93,7 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
         row: Callable[[], PackedLayout] = partial(Padding(real, ids.device).layout, declared.positions)
     else:
         row, real = partial(prefixes.in_one_row, layout), prefixes.real_tokens(layout)
-        lengths, counted = np.diff(layout.bounds)[layout.real], np.arange(layout.columns) - layout.starts
+        lengths, counted = np.diff(layout.bounds)[real_documents(layout)], np.arange(layout.columns) - layout.starts
     if len(lengths) < 2 or not lengths.all():
         return None
     positions = counted if declared.positions is None else declared.positions

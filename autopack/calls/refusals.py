@@ -23,7 +23,7 @@ from autopack.integrations.accelerate import covered_mixer
 from autopack.integrations.trainers import at_work
 from autopack.layout import prepared
 from autopack.layout.host import host_values
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.prefixes import real_tokens
 from autopack.layout.prepared import Agreement
 from autopack.runtime.model import EnabledModel
@@ -58,7 +58,7 @@ def refuse_lost_documents(model: EnabledModel) -> None:
 
 def refuse_documents_as_one(call: Call, layout: PackedLayout) -> None:
     """Raise `InvalidPacking` in the step of a trainer that would take a row of several documents for one sequence."""
-    if call.outer is not None or call.model.is_settling or layout.real.sum() <= layout.rows:
+    if call.outer is not None or call.model.is_settling or real_documents(layout).sum() <= layout.rows:
         return
     trainer, adapter = next(at_work(), (None, None))
     if adapter is not None and adapter.adds_up_rows:
@@ -187,7 +187,7 @@ def refuse_other_documents(call: Call, layout: PackedLayout) -> None:
 def _refuse_labelled_padding(call: Call, layout: PackedLayout) -> None:
     """Raise `InvalidPacking` for labels at padding in a model that runs documents alone, which leaves padding out."""
     labels = call.arguments.get("labels")
-    if call.model.traits.whole_model_reason is None or layout.real.all():
+    if call.model.traits.whole_model_reason is None or real_documents(layout).all():
         return
     if not isinstance(labels, torch.Tensor) or tuple(labels.shape) != (layout.rows, layout.columns):
         return
@@ -241,7 +241,7 @@ def refuse_early_positions(call: Call, layout: PackedLayout) -> None:
     first, least = layout.first_positions, call.entry.earliest_position
     if first is None or not least or not call.entry.uses_positions:
         return
-    early = (first < least) & layout.real
+    early = (first < least) & real_documents(layout)
     if early.any():
         raise InvalidPacking(
             f"position_ids of a document begin at {int(first[early][0])}, but {call.name} numbers the first token of a "
@@ -285,8 +285,7 @@ def refuse_arguments(call: Call, exempt: tuple[str, ...] = ()) -> None:
             f"of all documents. Freeze it (call its eval() after every train() of the model), leave the media out, or "
             f"run the documents one per row."
         )
-    refuse_images_of_others(call)
-    wrong = None if traits.wrong_media is None else traits.wrong_media(given)
+    wrong = _images_of_others(call) or (None if traits.wrong_media is None else traits.wrong_media(given))
     if wrong is not None:
         raise InvalidPacking(f"{call.name} got media with packed rows that are not those of its documents: {wrong}.")
 
@@ -303,20 +302,13 @@ def _refuse_sounds_together(call: Call, layout: PackedLayout) -> None:
         )
 
 
-def refuse_images_of_others(call: Call) -> None:
-    """Raise `InvalidPacking` where the text attends across to one image of each document, and they are not as many."""
-    pixels = call.arguments.get("pixel_values")
-    if not call.model.traits.image_of_each or pixels is None:
-        return
-    layout = call.declared.layout
-    if layout is None:
-        return
-    documents = int(layout.real.sum())
-    if len(pixels) != documents:
-        raise InvalidPacking(
-            f"{call.name} got media with packed rows that are not those of its documents: {len(pixels)} images and "
-            f"{documents} documents; each has one, in their order."
-        )
+def _images_of_others(call: Call) -> str | None:
+    """Why images are not those of the documents, where the text attends across to one image of each."""
+    pixels: Any = call.arguments.get("pixel_values")
+    layout = call.declared.layout if call.model.traits.image_of_each and pixels is not None else None
+    if layout is None or len(pixels) == (documents := real_documents(layout).sum()):
+        return None
+    return f"{len(pixels)} images and {documents} documents; each has one, in their order"
 
 
 def _norm_over_batch(module: nn.Module) -> str | None:

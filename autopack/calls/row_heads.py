@@ -23,10 +23,10 @@ from autopack.inspection import heads
 from autopack.inspection.configs import text_config
 from autopack.inspection.heads import RowHead
 from autopack.layout import IGNORED_LABEL
-from autopack.layout.batches import DocumentBatch, by_length, items_of_share, mean_loss
+from autopack.layout.batches import DocumentBatch, by_length, in_order, items_of_share, mean_loss
 from autopack.layout.forms import FIELDS, Field, Frame, Of
 from autopack.layout.host import host_values, recall
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, real_documents
 from autopack.runtime.runs import Buffers, with_idle
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Volume
@@ -63,7 +63,7 @@ def plan_of_pair(call: Call, layout: PackedLayout) -> Plan:
     if "position_ids" not in call.entry.names:
         given.pop("position_ids", None)
         first = layout.first_positions
-        if first is not None and first[layout.real].any():
+        if first is not None and first[real_documents(layout)].any():
             raise InvalidPacking(
                 f"position_ids of a document begin at {int(first.max())}, but {call.name} takes none and numbers the "
                 f"first token of every document 0. Let them begin at 0."
@@ -338,9 +338,7 @@ class DocumentsAlone(Plan):
         wide = [_widened(part, own, longest, fill) for part in parts]
         if len({part.shape[1:] for part in wide}) > 1:
             return None
-        order = np.argsort(np.concatenate(self.groups), kind="stable")
-        whole = torch.cat(wide).index_select(0, torch.from_numpy(order).to(wide[0].device))
-        return whole.movedim(0, field.rows)
+        return in_order(wide, self.groups).movedim(0, field.rows)
 
 
 def _counted(labels: torch.Tensor | None, documents: int) -> np.ndarray:

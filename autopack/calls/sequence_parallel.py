@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from autopack.calls import refusals
-from autopack.calls.call import LAST_LOGITS, Call
+from autopack.calls.call import Call
 from autopack.calls.entry import Kind
 from autopack.calls.outputs import loss_of
 from autopack.calls.packed import add_token_types, without_what_packing_drops
@@ -228,7 +228,7 @@ def _why_not(call: Call) -> str | None:
         return "it was given images or states of an encoder"
     if call.wants_weights or call.wants_router_loss:
         return "attention weights or the loss of routers were asked for, which are of whole rows"
-    if any(value is not None and not (type(value) is int and value == 0) for value in map(given.get, LAST_LOGITS)):
+    if call.wants_last_logits:
         return "logits of the last tokens alone were asked for, which only one rank has"
     if call.inputs is None:
         return "it was given neither input_ids nor inputs_embeds"

@@ -23,7 +23,7 @@ from autopack.layout.forms import Form, Frame, Of
 from autopack.layout.padding import Padding
 from autopack.layout.prefixes import SharedPadding
 from autopack.layout.ways import LAYOUT_KWARGS
-from autopack.runtime.scope import Scope
+from autopack.runtime.scope import Scope, stock
 from autopack.runtime.tally import Tally, Volume
 
 _NOT_IN_ROWS = {*DROPPED, *LAYOUT_KWARGS}
@@ -79,7 +79,8 @@ class Unpadded(Plan):
         model.tally.count(self.call.padding, batches=-1)
         self.call.count(self.call.volume, instead_of=self.volume)
         model.tally.left[per_row_outputs.REASON] += 1
-        return per_row_outputs.as_it_came(model, module, self.call.arguments)
+        with stock(model):
+            return module.forward(**self.call.arguments)
 
     def rows_for_pooler(self, states: torch.Tensor) -> torch.Tensor:
         return self.padding.restore(states)

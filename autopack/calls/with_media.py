@@ -22,12 +22,12 @@ from autopack.calls.call import Call
 from autopack.calls.plan import Plan
 from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection import media
-from autopack.layout import seen_images
+from autopack.layout import prepared
 from autopack.layout.batches import DocumentBatch
 from autopack.layout.forms import Frame
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
-from autopack.layout.seen_images import SeenImages
+from autopack.layout.prepared import SeenImages
 from autopack.layout.ways import CACHES
 
 _WHOLE = "compute_3d_position_ids"  # since 5.0; it says when positions are computed at all
@@ -214,7 +214,7 @@ def images_of_documents(call: Call, layout: PackedLayout) -> SeenImages | None:
             f"{call.name} was asked for attention weights with packed rows and images, of which every document reads "
             f"its own. Leave output_attentions out, or run the documents one per row."
         )
-    found = seen_images.of_documents(mask, layout, _real_images(given))
+    found = prepared.images_of_documents(mask, layout, _real_images(given))
     if isinstance(found, str):
         raise InvalidPacking(
             f"{name} does not give each document of packed rows its own images, in the order of the documents: "
@@ -231,7 +231,7 @@ def images_of_rows(call: Call) -> SeenImages | None:
         return None
     if tuple(mask.shape[:2]) != tuple(call.inputs.shape[:2]):
         return None
-    return seen_images.of_rows(mask, _real_images(given))
+    return prepared.images_of_rows(mask, _real_images(given))
 
 
 def _real_images(given: Mapping[str, Any]) -> torch.Tensor | None:

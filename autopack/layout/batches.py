@@ -16,7 +16,7 @@ import torch
 
 from autopack.errors import UnsupportedModel
 from autopack.layout.forms import FIELDS, Field, Frame, rows_first
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, real_documents
 
 GROWTH = 1.5
 """Largest ratio of lengths in one bucket: padding costs at most a third, and few buckets are needed."""
@@ -60,7 +60,7 @@ class DocumentBatch:
     @classmethod
     def without_padding(cls, layout: PackedLayout) -> DocumentBatch:
         """All documents of a layout but its runs of padding, in order; made once for each layout."""
-        return layout.derived("documents as rows", lambda: cls.of(layout, np.flatnonzero(layout.real)))
+        return layout.derived("documents as rows", lambda: cls.of(layout, np.flatnonzero(real_documents(layout))))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -138,6 +138,12 @@ def by_length(lengths: np.ndarray) -> list[np.ndarray]:
     return [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
 
 
+def in_order(parts: list[torch.Tensor], groups: list[np.ndarray]) -> torch.Tensor:
+    """What groups of documents got, (documents of the group, ...) each, in the order of the documents."""
+    order = torch.from_numpy(np.argsort(np.concatenate(groups), kind="stable"))
+    return torch.cat(parts).index_select(0, order.to(parts[0].device))
+
+
 def equally_long(layout: PackedLayout) -> list[np.ndarray]:
     """`by_length` for the documents of a layout."""
     return by_length(np.diff(layout.bounds))
@@ -145,7 +151,7 @@ def equally_long(layout: PackedLayout) -> list[np.ndarray]:
 
 def equally_long_documents(layout: PackedLayout) -> list[np.ndarray]:
     """`equally_long` without runs of padding, unless there is nothing else."""
-    real, lengths = np.flatnonzero(layout.real), np.diff(layout.bounds)
+    real, lengths = np.flatnonzero(real_documents(layout)), np.diff(layout.bounds)
     return [real[group] for group in by_length(lengths[real])] if len(real) else by_length(lengths)
 
 

@@ -48,7 +48,7 @@ class Declared:
         """Whether this is a padded batch, one document per row."""
         return self.layout is None and self.real is not None
 
-    def real_of(self, shape: tuple[int, int]) -> np.ndarray:
+    def real_of(self, shape: tuple[int, ...]) -> np.ndarray:
         """`real` of a batch of this shape, true everywhere where all are tokens."""
         return np.ones(shape, dtype=bool) if self.real is None else self.real
 
@@ -85,10 +85,11 @@ def read(
     ids = arguments.get("input_ids")
     if with_tokens and isinstance(ids, torch.Tensor) and ids.shape == shape and device.type != "cpu":
         tensors[_TOKENS] = host_side.get(_TOKENS, ids)
-    host = _to_host(tensors)
-    tokens = host.pop(_TOKENS, None)
+    # All of a device in one transfer, so that a forward costs at most one device sync.
+    host = {name: host_values(tensor.long()) for name, tensor in on_host(tensors).items()}
+    tokens, positions = host.pop(_TOKENS, None), host.get("position_ids")
     if _declares_nothing(host):
-        return Declared(None, positions=host.get("position_ids"), tokens=tokens)
+        return Declared(None, positions=positions, tokens=tokens)
     mask = host.get("attention_mask", host.get(_PREPARED, np.ones(shape)))
     real = mask != 0
     if (mask < 0).any():
@@ -101,9 +102,9 @@ def read(
     first = first_of_row(real)
     later = real & ~first
     jumps, are_own, others = False, False, [starts for name, starts in declarations.items() if name != "position_ids"]
-    if "position_ids" in declarations:
+    if positions is not None:
         starting = declarations["position_ids"] & later
-        begins = _begins(host["position_ids"], first, first_position, continues)
+        begins = _begins(positions, first, first_position, continues)
         if any_positions and others and not continues:
             are_own = bool((starting & ~others[0] & ~begins).any())
         jumps = bool(starting.any()) and not begins[starting].any()
@@ -119,12 +120,11 @@ def read(
         starts = others[0]
     if starts is None:
         if real.all() or _PREPARED in host:
-            return Declared(None, positions=host.get("position_ids"), jumps=jumps, tokens=tokens)
+            return Declared(None, positions=positions, jumps=jumps, tokens=tokens)
         counted = host["labels"] != ignored_label if "labels" in host else np.zeros(shape, dtype=bool)
         labelled, after = bool(counted[~real].any()), bool((counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any())
-        return Declared(None, real, host.get("position_ids"), labelled, after, jumps, tokens=tokens)
+        return Declared(None, real, positions, labelled, after, jumps, tokens=tokens)
     slots = max(host[name].size if name in host else 0 for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
-    positions = host.get("position_ids")
     layout = PackedLayout.from_starts(_with_padding(starts, real, later), device, positions, real, slots)
     for name in ("max_length_q", "max_length_k"):
         value = arguments.get(name)
@@ -221,11 +221,6 @@ def _check_device(name: str, value: torch.Tensor, device: torch.device) -> None:
         raise InvalidPacking(
             f"{name} must lie on the device of the inputs, {device}; found {value.device}. Move it with `.to({device})`"
         )
-
-
-def _to_host(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Copy all tensors of a device in one transfer, so that a forward costs at most one device sync."""
-    return {name: host_values(tensor.long()) for name, tensor in on_host(tensors).items()}
 
 
 def _declarations(host: dict[str, np.ndarray], real: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:

@@ -116,21 +116,6 @@ class Frame:
         return Form(Of.CALL if value.dim() == 0 else Of.UNKNOWN)
 
 
-def may_be_of_rows(name: str | None, value: Any, frame: Frame, widths: frozenset[int], most: int) -> bool:
-    """Whether a part of an output may have a value for each row, as far as shapes can tell.
-
-    `widths` are the sizes of the model's vectors: a tensor (R, C) with such a size may be vectors of rows. Tensors of
-    more than `most` dimensions are none, nor is a loss.
-    """
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not 0 < value.dim() <= most:
-        return False
-    if name == "loss" or len(value) != frame.rows or FIELDS.get(name or "", Field(())).rows:
-        return False
-    # Predictions of the next token are one fewer than columns; vectors may be as many by chance.
-    per_token = value.dim() > 1 and value.shape[1] in (frame.columns, frame.columns - 1)
-    return not per_token or (value.dim() == 2 and value.shape[1] in widths)
-
-
 def holds_tensors(value: Any) -> bool:
     """Whether an argument is a collection that may hold tensors."""
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -14,6 +14,7 @@ import torch
 
 from autopack.errors import InvalidPacking
 from autopack.layout import IGNORED_LABEL
+from autopack.layout.ways import changes
 
 _T = TypeVar("_T")
 
@@ -88,8 +89,7 @@ class PackedLayout:
         lengths, is_real = np.diff(bounds), real.reshape(-1)[bounds[:-1]]
         longest = lengths[is_real].max(initial=0)
         if longest and lengths.max() > longest:
-            pieces = (np.arange(a, b, longest) for a, b in pairwise(bounds))
-            bounds = np.append(np.concatenate(list(pieces)), bounds[-1])
+            bounds = _cut(bounds, longest)
         padding = None if real.all() else ~real.reshape(-1)[bounds[:-1]]
         if positions is None:
             return cls(rows, columns, bounds, device, None, padding, fixed)
@@ -102,10 +102,7 @@ class PackedLayout:
     @classmethod
     def of_padded(cls, real: np.ndarray, device: torch.device, positions: np.ndarray | None = None) -> PackedLayout:
         """Build from rows of one document each, true at its tokens; runs of padding are documents of their own."""
-        starts = np.zeros(real.shape, dtype=bool)
-        starts[:, 0] = True
-        starts[:, 1:] |= real[:, 1:] != real[:, :-1]
-        return cls.from_starts(starts, device, positions, real)
+        return cls.from_starts(changes(real), device, positions, real)
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
         """A host array as a tensor on the layout's device."""
@@ -129,11 +126,6 @@ class PackedLayout:
     def lengths(self) -> tuple[int, ...]:
         """Length of each document in tokens."""
         return tuple(np.diff(self.bounds).tolist())
-
-    @cached_property
-    def real(self) -> np.ndarray:
-        """Which documents are no runs of padding: bool (documents,), on the host."""
-        return np.ones(len(self.bounds) - 1, dtype=bool) if self.is_padding is None else ~self.is_padding
 
     @cached_property
     def max_seqlen(self) -> int:
@@ -176,8 +168,7 @@ class PackedLayout:
         """Cut every document into chunks of `size` tokens, counted from its own start (chunked attention)."""
 
         def build() -> PackedLayout:
-            bounds = np.concatenate([*(np.arange(a, b, size) for a, b in pairwise(self.bounds)), self.bounds[-1:]])
-            return PackedLayout(self.rows, self.columns, bounds, self.device)
+            return PackedLayout(self.rows, self.columns, _cut(self.bounds, size), self.device)
 
         return self.derived(("chunks", size), build)
 
@@ -198,6 +189,24 @@ class PackedLayout:
             f"PackedLayout({self.rows} x {self.columns} tokens, {len(self.lengths)} documents of "
             f"{min(self.lengths)} to {self.max_seqlen}, on {self.device})"
         )
+
+
+def one_row(
+    lengths: Iterable[int], device: torch.device, first: np.ndarray | None = None, largest: np.ndarray | None = None
+) -> PackedLayout:
+    """The layout of one row of documents of these lengths, with these first and largest positions."""
+    bounds = np.cumsum([0, *lengths])
+    return PackedLayout(1, int(bounds[-1]), bounds, device, first, largest_positions=largest)
+
+
+def real_documents(layout: PackedLayout) -> np.ndarray:
+    """Which documents are no runs of padding: bool (documents,), on the host."""
+    return np.ones(len(layout.bounds) - 1, dtype=bool) if layout.is_padding is None else ~layout.is_padding
+
+
+def _cut(bounds: np.ndarray, size: int) -> np.ndarray:
+    """The bounds with further ones, so that no two are more than `size` apart."""
+    return np.concatenate([*(np.arange(a, b, size) for a, b in pairwise(bounds)), bounds[-1:]])
 
 
 def without_boundaries(

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, one_row
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +65,9 @@ class Padding:
 
     def layout(self, positions: np.ndarray | None = None) -> PackedLayout:
         """The packed row of the batch's documents; `positions` (rows, columns) are those of the batch, if known."""
-        bounds = np.cumsum([0, *self.real.sum(axis=1)])
-        first = None if positions is None else positions[self.real][bounds[:-1]]
-        return PackedLayout(1, self.tokens, bounds, self.device, first)
+        lengths = self.real.sum(axis=1)
+        first = None if positions is None else positions[self.real][np.cumsum(lengths) - lengths]
+        return one_row(lengths, self.device, first)
 
     def gather(self, batch: torch.Tensor, axis: int = 1) -> torch.Tensor:
         """The real tokens of a tensor (rows, columns, ...) as one row, (1, tokens, ...). Differentiable.

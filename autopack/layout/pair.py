@@ -53,6 +53,8 @@ class Pair:
     decoder: Half
     labelled_padding: bool
     """Whether labels of a padded batch count padding of the decoder into the loss."""
+    packs: bool = False
+    """Whether the call packs documents, and does not pad them."""
 
     def of(self, name: str | None) -> Padding | None:
         """The padding of the half that an output of this name belongs to; None where the caller gets it unchanged."""
@@ -69,12 +71,11 @@ class Found(NamedTuple):
     """What a call of an encoder-decoder says of its documents.
 
     `real` is true at the tokens of each half that it brings, (rows, columns); None where it brings no tokens at all.
-    `pair` are its halves where it packs documents (`packs`) or pads them, and None where it does neither.
+    `pair` are its halves where it packs documents or pads them, and None where it does neither.
     """
 
     real: list[np.ndarray] | None = None
     pair: Pair | None = None
-    packs: bool = False
 
 
 def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> Found:
@@ -135,7 +136,7 @@ def declared_of(arguments: Mapping[str, Any], pad_token_id: int | None) -> Found
     labelled = False
     if labels is not None and arguments.get("decoder_attention_mask") is not None and labels.shape == real[-1].shape:
         labelled = bool((host_values(labels)[~real[-1]] != IGNORED_LABEL).any())
-    return Found(real, Pair(None if source is None else halves[0], halves[-1], labelled), packs)
+    return Found(real, Pair(None if source is None else halves[0], halves[-1], labelled, packs))
 
 
 def _first_tensor(*values: Any) -> torch.Tensor | None:

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, one_row, real_documents
 from autopack.layout.padding import Padding
 
 
@@ -92,14 +92,12 @@ class Prefixes:
     @cached_property
     def queries(self) -> PackedLayout:
         """The stretches as documents of the row that runs, for kernels that take lengths of queries and of keys."""
-        bounds = np.cumsum([0, *self.lengths])
-        return PackedLayout(1, self.tokens, bounds, self.device)
+        return one_row(self.lengths, self.device)
 
     @cached_property
     def keys(self) -> PackedLayout:
         """What each stretch attends to, one after the other: the tokens of its document up to its end."""
-        bounds = np.cumsum([0, *(stretch.depth + stretch.length for stretch in self.stretches)])
-        return PackedLayout(1, int(bounds[-1]), bounds, self.device)
+        return one_row((stretch.depth + stretch.length for stretch in self.stretches), self.device)
 
     @cached_property
     def key_columns(self) -> torch.Tensor:
@@ -161,15 +159,15 @@ class SharedPadding(Padding):
 
 def in_one_row(layout: PackedLayout) -> PackedLayout:
     """The documents of packed rows without runs of padding, one after the other in a single row."""
-    bounds = np.cumsum([0, *np.diff(layout.bounds)[layout.real]])
+    real = real_documents(layout)
     told = (layout.first_positions, layout.largest_positions)
-    first, largest = (None if of is None else of[layout.real] for of in told)
-    return PackedLayout(1, int(bounds[-1]), bounds, layout.device, first, largest_positions=largest)
+    first, largest = (None if of is None else of[real] for of in told)
+    return one_row(np.diff(layout.bounds)[real], layout.device, first, largest)
 
 
 def real_tokens(layout: PackedLayout) -> np.ndarray:
     """True at tokens of packed rows that are no padding, on the host: (rows, columns)."""
-    return np.repeat(layout.real, np.diff(layout.bounds)).reshape(layout.rows, layout.columns)
+    return np.repeat(real_documents(layout), np.diff(layout.bounds)).reshape(layout.rows, layout.columns)
 
 
 def find(

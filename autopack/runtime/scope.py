@@ -21,7 +21,7 @@ from autopack.errors import OutsideForward, UnsupportedModel
 from autopack.family import Way
 from autopack.layout.packed import PackedLayout
 from autopack.layout.prefixes import Prefixes
-from autopack.layout.seen_images import SeenImages
+from autopack.layout.prepared import SeenImages
 from autopack.runtime.model import EnabledModel, Link, severed
 from autopack.runtime.row_group import RowGroup
 

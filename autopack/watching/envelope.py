@@ -98,7 +98,8 @@ class Envelope(Checked):
 
 def _is_padded(call: Call) -> bool:
     if isinstance(call, PairCall):
-        return call.one_sided_layout() is None and not call.find_pair()
+        pair = call.find_pair() if call.one_sided_layout() is None else None
+        return call.one_sided_layout() is None and (pair is None or not pair.packs)
     return call.declared.layout is None
 
 
@@ -107,7 +108,8 @@ def _sizes_of(call: Call) -> tuple[int, int, int, int]:
     rows = 0 if call.inputs is None else call.inputs.shape[0]
     if isinstance(call, PairCall):
         one = call.one_sided_layout()
-        halves = call.pair.halves if one is None and call.find_pair() is not None else ()
+        pair = call.find_pair() if one is None else None
+        halves = () if pair is None else pair.halves
         layouts = [half.layout for half in halves] if one is None else [one]
     else:
         layouts = [] if call.declared.layout is None else [call.declared.layout]
