@@ -246,9 +246,10 @@ def _copied(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def tokens_to_draw(model: PreTrainedModel) -> torch.Tensor:
     """Tokens that mean nothing special to a model, and that it can both read and predict."""
-    tokens = torch.arange(_vocabulary(model))
-    special = torch.tensor([t for t in _special_tokens(model.config) if isinstance(t, int)], dtype=torch.long)
-    ordinary = tokens[~torch.isin(tokens, special)]
+    tokens, special = torch.arange(_vocabulary(model)), tokens_named(model.config)
+    codes = getattr(model.config, "vocabulary_map", None) or {}  # Chameleon forbids the codes of images as predictions
+    special |= {token for name, token in codes.items() if name.startswith("IMGIMG")}
+    ordinary = tokens[~torch.isin(tokens, torch.tensor(sorted(special), dtype=torch.long))]
     return ordinary if len(ordinary) else tokens[:1]
 
 
@@ -270,12 +271,18 @@ def _vocabulary(model: PreTrainedModel) -> int:
     return min(sizes)
 
 
-def _special_tokens(config: Any) -> Iterator[Any]:
-    for name, value in {**vars(config), **getattr(text_config(config), "__dict__", {})}.items():
-        if name.endswith(("token_id", "token_index")):
-            yield from value if isinstance(value, list) else [value]
-    codes = getattr(config, "vocabulary_map", None) or {}  # Chameleon forbids the codes of images as predictions
-    yield from (token for name, token in codes.items() if name.startswith("IMGIMG"))
+def tokens_named(
+    config: Any, ends: tuple[str, ...] = ("token_id", "token_index", "token_ids"), begins: tuple[str, ...] = ("",)
+) -> set[int]:
+    """The tokens that a configuration, or that of its text, has in fields whose names begin and end so."""
+    fields = {**vars(text_config(config)), **vars(config)}
+    values = [value for name, value in fields.items() if name.endswith(ends) and name.startswith(begins)]
+    return {
+        token
+        for value in values
+        for token in (value if isinstance(value, list | tuple) else [value])
+        if type(token) is int
+    }
 
 
 LONGEST = 512

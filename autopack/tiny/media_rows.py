@@ -142,14 +142,9 @@ def _padded(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
     """Images of each row, with empty ones after them where other rows have more."""
-    most = max(sum(len(d.images) for d in each) for each in documents)
-    found = []
-    for each in documents:
-        pictures = [picture[name] for d in each for picture in d.images]
-        like = next(d.images[0][name] for e in documents for d in e if d.images)
-        pictures += [torch.zeros_like(like)] * (most - len(pictures))
-        found.append(torch.cat(pictures, dim=1))
-    return torch.cat(found)
+    none = next(d.images[0][name] for each in documents for d in each if d.images)[:, :0]
+    rows = [[picture[name] for d in each for picture in d.images] for each in documents]
+    return torch.cat(_padded([torch.cat([none, *pictures], dim=1) for pictures in rows]))
 
 
 def _along_diagonal(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
