@@ -50,13 +50,14 @@ MODES: dict[str, Callable[[Case], Call]] = {
 """The ways in which people call a model with packed rows; "thresholds" with longer documents than the others, "one
 beginning" with documents that begin alike, which an enabled model computes once for all of them."""
 PADDED_MODES: dict[str, dict[str, Any]] = {
-    "right-padded": {},
+    "right-padded": {"tokens_of_labels": True},
     "left-padded": {"side": "left"},
     "right-padded, use_cache=False": {"use_cache": False},
     "left-padded, use_cache=False": {"side": "left", "use_cache": False},
     "right-padded, no labels": {"labels": False},
 }
-"""The ways in which people call a model with padded batches, which autopack runs without their padding."""
+"""The ways in which people call a model with padded batches, which autopack runs without their padding. An
+encoder-decoder is called once as most trainers do: the decoder's tokens are made of the labels."""
 
 
 class Case:
