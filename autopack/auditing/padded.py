@@ -90,7 +90,7 @@ class PaddedRuns:
     def _given(self, form: dict[str, Any], filler: int | None = None) -> tuple[dict[str, Any], Sides]:
         """The arguments of a form of padded batch, and where the documents lie in it."""
         arguments: dict[str, Any] = {**self.case.padded(form.get("side", "right"), filler)}
-        sides = Sides.of_padded_batch(arguments)
+        sides = Sides.of_padded(arguments)
         arguments |= self.case.without_router | {name: form[name] for name in form if name == "use_cache"}
         if self.labels is not None and form.get("labels", True):
             arguments |= self.labels.padded(sides)
@@ -260,7 +260,7 @@ def measure_router(runner: Runner, case: Case, labels: Labels | None, pads: bool
 
 def _padded(case: Case, labels: Labels, filler: int | None = None) -> dict[str, Any]:
     padded: dict[str, Any] = dict(case.padded(filler=filler))
-    return {**padded, **labels.padded(Sides.of_padded_batch(padded)), **_WANTED}
+    return {**padded, **labels.padded(Sides.of_padded(padded)), **_WANTED}
 
 
 def _numbers(output: Any) -> dict[str, torch.Tensor]:
