@@ -138,12 +138,12 @@ class Case:
 
     def given(self, call: Call, replaced: int | None = None) -> dict[str, Any]:
         """All arguments of a packed call, with one document's tokens replaced where asked."""
-        return {
-            **self._with_zeros(self.inputs(call, replaced)),
-            **_copied(call.arguments),
-            **call.options,
-            **self.options_of_packed,
-        }
+        # Some models count on positions in place (XGLM up to 4.47).
+        copied = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in call.arguments.items()}
+        return {**self._tokens(call, replaced), **copied, **call.options, **self.options_of_packed}
+
+    def _tokens(self, call: Call, replaced: int | None) -> dict[str, torch.Tensor]:
+        return self._with_zeros(self.inputs(call, replaced))
 
     def alone(self, call: Call, number: int) -> dict[str, Any]:
         """All arguments of a call with one of its documents by itself: positions only where it begins midway."""
@@ -203,11 +203,10 @@ class PairCase(Case):
         arguments = {**source.arguments, **of_target}
         return Call(arguments, target.shape, target.spans, target.first, source, target.options)
 
-    def given(self, call: Call, replaced: int | None = None) -> dict[str, Any]:
+    def _tokens(self, call: Call, replaced: int | None) -> dict[str, torch.Tensor]:
         assert call.source is not None
         source = self.source.inputs(call.source, replaced)
-        tokens = {"input_ids": source, "decoder_input_ids": self.inputs(call, replaced)}
-        return {**tokens, **_copied(call.arguments), **call.options, **self.options_of_packed}
+        return {"input_ids": source, "decoder_input_ids": self.inputs(call, replaced)}
 
     def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> dict[str, torch.Tensor]:
         target = super().padded(side, filler, wider)
@@ -238,11 +237,6 @@ def empty_images(model: PreTrainedModel) -> Callable[[torch.Tensor], dict[str, t
 
 class NoReference(Exception):
     """A document alone cannot be run as a call mode would have it, so there is nothing to compare with."""
-
-
-def _copied(arguments: dict[str, Any]) -> dict[str, Any]:
-    # Some models count on positions in place (XGLM up to 4.47).
-    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
 
 
 def tokens_to_draw(model: PreTrainedModel) -> torch.Tensor:
