@@ -14,7 +14,7 @@ import torch
 import autopack
 from autopack import errors, tiny
 from autopack.auditing.asking import argument_names
-from autopack.auditing.fields import of_rows
+from autopack.auditing.fields import fields_of
 from autopack.errors import AutopackError
 from autopack.inspection.heads import end_token, row_head
 from autopack.inspection.modules import is_pair
@@ -90,7 +90,7 @@ def upstream_error(model: Any, handle: Any = None) -> str | None:
             output = model(**tokens, **({"use_cache": False} if "use_cache" in names else {}))
             if not all(t.isfinite().all() for t in output.values() if isinstance(t, torch.Tensor)):
                 return "its results for a document alone are not finite"
-            results = of_rows(output)
+            results = next(iter(fields_of(output).values()))  # the first that belongs to rows
             if float(results.detach().std()) == 0:
                 return "its results for a document alone are all the same number"
             if results.requires_grad:

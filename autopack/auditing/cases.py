@@ -50,13 +50,14 @@ MODES: dict[str, Callable[[Case], Call]] = {
 """The ways in which people call a model with packed rows; "thresholds" with longer documents than the others, "one
 beginning" with documents that begin alike, which an enabled model computes once for all of them."""
 PADDED_MODES: dict[str, dict[str, Any]] = {
-    "right-padded": {},
+    "right-padded": {"tokens_of_labels": True},
     "left-padded": {"side": "left"},
     "right-padded, use_cache=False": {"use_cache": False},
     "left-padded, use_cache=False": {"side": "left", "use_cache": False},
     "right-padded, no labels": {"labels": False},
 }
-"""The ways in which people call a model with padded batches, which autopack runs without their padding."""
+"""The ways in which people call a model with padded batches, which autopack runs without their padding. An
+encoder-decoder is called once as most trainers do: the decoder's tokens are made of the labels."""
 
 
 class Case:
@@ -137,12 +138,12 @@ class Case:
 
     def given(self, call: Call, replaced: int | None = None) -> dict[str, Any]:
         """All arguments of a packed call, with one document's tokens replaced where asked."""
-        return {
-            **self._with_zeros(self.inputs(call, replaced)),
-            **_copied(call.arguments),
-            **call.options,
-            **self.options_of_packed,
-        }
+        # Some models count on positions in place (XGLM up to 4.47).
+        copied = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in call.arguments.items()}
+        return {**self._tokens(call, replaced), **copied, **call.options, **self.options_of_packed}
+
+    def _tokens(self, call: Call, replaced: int | None) -> dict[str, torch.Tensor]:
+        return self._with_zeros(self.inputs(call, replaced))
 
     def alone(self, call: Call, number: int) -> dict[str, Any]:
         """All arguments of a call with one of its documents by itself: positions only where it begins midway."""
@@ -202,11 +203,10 @@ class PairCase(Case):
         arguments = {**source.arguments, **of_target}
         return Call(arguments, target.shape, target.spans, target.first, source, target.options)
 
-    def given(self, call: Call, replaced: int | None = None) -> dict[str, Any]:
+    def _tokens(self, call: Call, replaced: int | None) -> dict[str, torch.Tensor]:
         assert call.source is not None
         source = self.source.inputs(call.source, replaced)
-        tokens = {"input_ids": source, "decoder_input_ids": self.inputs(call, replaced)}
-        return {**tokens, **_copied(call.arguments), **call.options, **self.options_of_packed}
+        return {"input_ids": source, "decoder_input_ids": self.inputs(call, replaced)}
 
     def padded(self, side: str = "right", filler: int | None = None, wider: int = 0) -> dict[str, torch.Tensor]:
         target = super().padded(side, filler, wider)
@@ -239,16 +239,12 @@ class NoReference(Exception):
     """A document alone cannot be run as a call mode would have it, so there is nothing to compare with."""
 
 
-def _copied(arguments: dict[str, Any]) -> dict[str, Any]:
-    # Some models count on positions in place (XGLM up to 4.47).
-    return {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
-
-
 def tokens_to_draw(model: PreTrainedModel) -> torch.Tensor:
     """Tokens that mean nothing special to a model, and that it can both read and predict."""
-    tokens = torch.arange(_vocabulary(model))
-    special = torch.tensor([t for t in _special_tokens(model.config) if isinstance(t, int)], dtype=torch.long)
-    ordinary = tokens[~torch.isin(tokens, special)]
+    tokens, special = torch.arange(_vocabulary(model)), tokens_named(model.config)
+    codes = getattr(model.config, "vocabulary_map", None) or {}  # Chameleon forbids the codes of images as predictions
+    special |= {token for name, token in codes.items() if name.startswith("IMGIMG")}
+    ordinary = tokens[~torch.isin(tokens, torch.tensor(sorted(special), dtype=torch.long))]
     return ordinary if len(ordinary) else tokens[:1]
 
 
@@ -270,12 +266,18 @@ def _vocabulary(model: PreTrainedModel) -> int:
     return min(sizes)
 
 
-def _special_tokens(config: Any) -> Iterator[Any]:
-    for name, value in {**vars(config), **getattr(text_config(config), "__dict__", {})}.items():
-        if name.endswith(("token_id", "token_index")):
-            yield from value if isinstance(value, list) else [value]
-    codes = getattr(config, "vocabulary_map", None) or {}  # Chameleon forbids the codes of images as predictions
-    yield from (token for name, token in codes.items() if name.startswith("IMGIMG"))
+def tokens_named(
+    config: Any, ends: tuple[str, ...] = ("token_id", "token_index", "token_ids"), begins: tuple[str, ...] = ("",)
+) -> set[int]:
+    """The tokens that a configuration, or that of its text, has in fields whose names begin and end so."""
+    fields = {**vars(text_config(config)), **vars(config)}
+    values = [value for name, value in fields.items() if name.endswith(ends) and name.startswith(begins)]
+    return {
+        token
+        for value in values
+        for token in (value if isinstance(value, list | tuple) else [value])
+        if type(token) is int
+    }
 
 
 LONGEST = 512

@@ -76,11 +76,6 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield f"{name}.{key}" if name else key, part
 
 
-def of_rows(output: Any) -> torch.Tensor:
-    """The first of the results of a model that belongs to rows: (rows, ...)."""
-    return next(iter(fields_of(output).values()))
-
-
 class Sides:
     """Where documents lie in a batch: of a pair, in the batch of its decoder and in that of its encoder."""
 
@@ -99,16 +94,14 @@ class Sides:
         return cls(call.shape, columns, None if call.source is None else cls.of(call.source))
 
     @classmethod
-    def of_padded(cls, mask: torch.Tensor, source: torch.Tensor | None = None) -> Sides:
-        """Where the documents of a padded batch lie, one in each row."""
+    def of_padded(cls, arguments: Mapping[str, Any], name: str = "decoder_attention_mask") -> Sides:
+        """Where the documents of a padded batch lie, one in each row, by the masks among its arguments."""
+        if name not in arguments:
+            return cls.of_padded(arguments, "attention_mask")
+        mask = arguments[name]
         columns = [(row, real.nonzero().flatten()) for row, real in enumerate(mask.bool().cpu())]
-        return cls((mask.shape[0], mask.shape[1]), columns, None if source is None else cls.of_padded(source))
-
-    @classmethod
-    def of_padded_batch(cls, arguments: Mapping[str, Any]) -> Sides:
-        """Where documents lie by the masks among the arguments of a padded call."""
-        mask, target = arguments["attention_mask"], arguments.get("decoder_attention_mask")
-        return cls.of_padded(mask) if target is None else cls.of_padded(target, mask)
+        source = cls.of_padded(arguments, "attention_mask") if name != "attention_mask" else None
+        return cls((mask.shape[0], mask.shape[1]), columns, source)
 
     @property
     def both(self) -> list[Sides]:

@@ -192,14 +192,17 @@ class PackedRuns:
         if self.asks_both is None:
             return None
         labels, wanted = self.asks_both
-        key = number % len(self.case.documents), call.first[number]
-        plain = self.case.alone(call, number)
-        output = self.runner.stock({**plain, **labels.alone[key[0]], **self.case.without_router})
+        output = self.runner.stock(self._labelled(call, labels, number))
         loss = loss_of(output)
         if loss is None or not wanted <= fields_of(output).keys():
             return None
-        self._losses[key] = loss.detach()
+        self._losses[number % len(self.case.documents), call.first[number]] = loss.detach()
         return output
+
+    def _labelled(self, call: Call, labels: Labels, number: int) -> dict[str, Any]:
+        """All arguments of a call with one document of another one, and its labels."""
+        of_one = labels.alone[number % len(labels.alone)]
+        return {**self.case.alone(call, number), **of_one, **self.case.without_router}
 
     @torch.no_grad()
     def _influence(
@@ -319,9 +322,8 @@ class PackedRuns:
         if not named.takes_others and _ITEMS not in named.names:
             return 0.0
         number, items = int(np.argmax(counts)), 2 * sum(counts) + 1
-        given = self.case.alone(call, number) | labels.alone[number % len(labels.alone)] | self.case.without_router
         try:
-            told = loss_of(self.runner.stock({**given, _ITEMS: items}))
+            told = loss_of(self.runner.stock({**self._labelled(call, labels, number), _ITEMS: items}))
         except (TypeError, ValueError) as error:  # what its forward takes by any name, something further in may not
             self.notes[_ITEMS] = f"not measured: {error}"
             return 0.0
@@ -346,8 +348,7 @@ class PackedRuns:
     def _loss_alone(self, call: Call, labels: Labels, number: int) -> torch.Tensor:
         key = number % len(self.case.documents), call.first[number]
         if key not in self._losses:
-            arguments = {**self.case.alone(call, number), **labels.alone[key[0]], **self.case.without_router}
-            loss = loss_of(self.runner.stock(arguments))
+            loss = loss_of(self.runner.stock(self._labelled(call, labels, number)))
             if loss is None:
                 raise RuntimeError("stock gives no loss for a document alone, although it gives one for another")
             self._losses[key] = loss

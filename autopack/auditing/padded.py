@@ -60,17 +60,8 @@ class PaddedRuns:
 
     def measure(self, name: str, differentiate: bool) -> ModeResult:
         """Run one kind of padded batch as the model stands and as stock; `NoReference` where stock cannot run it."""
-        form = PADDED_MODES[name]
-        side, training = form.get("side", "right"), self.runner.model.training
-        arguments: dict[str, Any] = {**self.case.padded(side), **self.case.without_router}
-        sides = Sides.of_padded_batch(arguments)
-        if "use_cache" in form:
-            arguments["use_cache"] = form["use_cache"]
-        if self.labels is not None and form.get("labels", True):
-            arguments |= self.labels.padded(sides)
-            if not form and self.case.is_pair and self.labels.per_token:
-                # As most trainers call an encoder-decoder: the decoder's tokens are made of the labels.
-                arguments = _called_as((), arguments)
+        form, training = PADDED_MODES[name], self.runner.model.training
+        arguments, sides = self._given(form)
         try:
             expected = self._answer(self.runner.stock(arguments), sides)
         except Exception as error:
@@ -90,18 +81,31 @@ class PaddedRuns:
             return result
         # Some documents have no result in stock's batch but another: where a label is compared with what padding
         # predicts, that without the label; where tokens get something of what stands in padding, that alone.
-        for reference in self._others(arguments, sides, side, expected):
+        for reference in self._others(form, arguments, sides, expected):
             other = self._compare(name, found, reference, differentiate, unpadded)
             if self.is_exact(other):
                 return other
         return result
 
-    def _others(self, arguments: dict[str, Any], sides: Sides, side: str, expected: _Answer) -> Iterator[_Answer]:
-        if self.labels is not None and self.labels.alone[0].keys() <= arguments.keys():
+    def _given(self, form: dict[str, Any], filler: int | None = None) -> tuple[dict[str, Any], Sides]:
+        """The arguments of a form of padded batch, and where the documents lie in it."""
+        arguments: dict[str, Any] = {**self.case.padded(form.get("side", "right"), filler)}
+        sides = Sides.of_padded(arguments)
+        arguments |= self.case.without_router | {name: form[name] for name in form if name == "use_cache"}
+        if self.labels is not None and form.get("labels", True):
+            arguments |= self.labels.padded(sides)
+            if form.get("tokens_of_labels") and self.case.is_pair and self.labels.per_token:
+                arguments = _called_as((), arguments)
+        return arguments, sides
+
+    def _others(
+        self, form: dict[str, Any], arguments: dict[str, Any], sides: Sides, expected: _Answer
+    ) -> Iterator[_Answer]:
+        if self.labels is not None and form.get("labels", True):
             labels = self.labels.padded(sides, predicted=True)
             yield self._answer(self.runner.stock({**arguments, **labels}), sides)
         alone = self._alone(arguments, sides, with_loss=expected.loss is not None)
-        if alone is not None and self._stock_reads_padding(arguments, side, expected, alone):
+        if alone is not None and self._stock_reads_padding(form, expected, alone):
             yield alone
 
     def _answer(self, output: Any, sides: Sides, like: _Answer | None = None) -> _Answer:
@@ -141,12 +145,13 @@ class PaddedRuns:
         return expected.gradients
 
     @torch.no_grad()
-    def _stock_reads_padding(self, arguments: dict[str, Any], side: str, expected: _Answer, alone: _Answer) -> bool:
+    def _stock_reads_padding(self, form: dict[str, Any], expected: _Answer, alone: _Answer) -> bool:
         """Whether stock's own results change with what stands in padding, or with padding behind a document at all."""
         filler = self.case.filler if self.case.other_filler is None else self.case.other_filler
-        for before, other_side, other_filler in ((expected, side, filler), (alone, "right", None)):
+        for before, other_form, other_filler in ((expected, form, filler), (alone, {**form, "side": "right"}, None)):
+            arguments, sides = self._given(other_form, other_filler)
             try:
-                after = self._stock(arguments, other_side, other_filler)
+                after = self._answer(self.runner.stock(arguments), sides)
             except Exception:
                 continue  # a batch of that form cannot be run, and says nothing
             known = [
@@ -156,16 +161,6 @@ class PaddedRuns:
             if max(errors_between(after.documents, known, scales_of(known)))[0] > self.tolerance:
                 return True
         return False
-
-    def _stock(self, like: dict[str, Any], side: str, filler: int | None = None) -> _Answer:
-        """What stock gives for the documents padded otherwise, with labels and options as in another call."""
-        arguments: dict[str, Any] = dict(self.case.padded(side, filler))
-        sides = Sides.of_padded_batch(arguments)
-        if self.labels is not None and self.labels.alone[0].keys() <= like.keys():
-            arguments |= self.labels.padded(sides)
-        arguments = _called_as(like, arguments)
-        arguments |= {name: like[name] for name in ("use_cache", *self.case.without_router) if name in like}
-        return self._answer(self.runner.stock(arguments), sides)
 
     def _alone(self, arguments: dict[str, Any], sides: Sides, with_loss: bool) -> _Answer | None:
         """What the documents get by themselves, in the form of the answer of a padded batch."""
@@ -265,7 +260,7 @@ def measure_router(runner: Runner, case: Case, labels: Labels | None, pads: bool
 
 def _padded(case: Case, labels: Labels, filler: int | None = None) -> dict[str, Any]:
     padded: dict[str, Any] = dict(case.padded(filler=filler))
-    return {**padded, **labels.padded(Sides.of_padded_batch(padded)), **_WANTED}
+    return {**padded, **labels.padded(Sides.of_padded(padded)), **_WANTED}
 
 
 def _numbers(output: Any) -> dict[str, torch.Tensor]:

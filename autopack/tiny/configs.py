@@ -65,31 +65,21 @@ def config(model_type: str, *, task: str = "causal-lm", **overrides: Any) -> Pre
     """
     if model_type not in CONFIG_MAPPING:
         raise CannotBuild(model_type, f"transformers {transformers.__version__} has no such type")
-    own = known("configs", model_type) | (known("causal", model_type) if task == "causal-lm" else {})
-    return _made(CONFIG_MAPPING[model_type], own, overrides, task, known("parts", model_type))
+    return of_class(CONFIG_MAPPING[model_type], overrides, known("parts", model_type), task)
 
 
 def of_class(
-    config_class: type[PretrainedConfig], overrides: dict[str, Any], parts: dict[str, str]
+    config_class: type[PretrainedConfig], overrides: dict[str, Any], parts: dict[str, str], task: str = ""
 ) -> PretrainedConfig:
     """Return a tiny configuration of a class, transformers' own or another, as `config` does for one of a type.
 
     `parts` are the model types of its sub-configurations, by name. Raises `CannotBuild` if the class refuses them.
     """
-    return _made(config_class, known("configs", config_class.model_type), overrides, "", parts)
-
-
-def _made(
-    config_class: type[PretrainedConfig],
-    own: dict[str, Any],
-    overrides: dict[str, Any],
-    task: str,
-    types: dict[str, str],
-) -> PretrainedConfig:
     model_type = config_class.model_type
-    parts: dict[str, Any] = {name: {"model_type": part_type} for name, part_type in types.items()}
+    own = known("configs", model_type) | (known("causal", model_type) if task == "causal-lm" else {})
+    typed: dict[str, Any] = {name: {"model_type": part_type} for name, part_type in parts.items()}
     try:
-        tiny = config_class(**_arguments(config_class(**parts), own, overrides))
+        tiny = config_class(**_arguments(config_class(**typed), own, overrides))
         if task == "seq2seq" or (task != "causal-lm" and getattr(tiny, "is_encoder_decoder", False)):
             for name, token in (("decoder_start_token_id", 2), ("pad_token_id", 0)):
                 if getattr(tiny, name, None) is None:

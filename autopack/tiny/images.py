@@ -91,8 +91,8 @@ def document(model: PreTrainedModel, parts: Sequence[int | str], *, seed: int = 
     fields = ("image_token_id", "image_token_index", "video_token_index" if form == _FRAMES else "")
     ids_of_placeholders = (getattr(config, name, None) for name in fields)
     placeholder = next((value for value in ids_of_placeholders if isinstance(value, int)), rules.VOCAB - 1)
-    around = ("vision_start_token_id vision_end_token_id", "image_start_id image_end_id") if form != _BESIDE else ()
-    found = list(runs(config, parts, seed, placeholder, around, add))
+    around = [("vision_start_token_id", "vision_end_token_id"), ("image_start_id", "image_end_id")]
+    found = list(runs(config, parts, seed, placeholder, [] if form == _BESIDE else around, add))
     whole = torch.cat(found, dim=1)
     named = inspect.signature(type(model).forward).parameters
     names = [name for name in ("mm_token_type_ids", "token_type_ids", "image_embeds_position_mask") if name in named]

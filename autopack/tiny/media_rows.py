@@ -53,18 +53,18 @@ def runs(
     parts: Sequence[int | str],
     seed: int,
     placeholder: int,
-    around: Sequence[str],
+    around: Sequence[tuple[str, str]],
     count_of_next: Callable[[], int],
 ) -> Iterator[torch.Tensor]:
     """The tokens (1, tokens) of each part of a document: of text, or as many placeholders as the next medium has, with
-    the tokens `around` them that begin and end one, where a configuration has such: two names of fields, as one."""
+    the tokens `around` them that begin and end one, where a configuration has fields of these names."""
     for number, part in enumerate(parts):
         if isinstance(part, int):
             yield tokens(config, 1, part, seed=seed * 100 + number)
             continue
         ids = torch.full((1, count_of_next()), placeholder)
         for names in around:
-            start, end = (getattr(config, name, None) for name in names.split())
+            start, end = (getattr(config, name, None) for name in names)
             if isinstance(start, int) and isinstance(end, int):
                 ids = torch.cat([torch.tensor([[start]]), ids, torch.tensor([[end]])], dim=1)
         yield ids
@@ -76,11 +76,11 @@ def features_of(model: Any, medium: str, given: dict[str, Any]) -> tuple[Any, in
     function: Any = next(f for m in holders if (f := getattr(m, f"get_{medium}_features", None)) is not None)
     known = inspect.signature(function).parameters
     named = known if known.keys() & given.keys() else given  # one of somebody's that hands all on
-    layers = {name: getattr(model.config, name, None) for name in named if name.startswith("vision_feature")}
     # MOSS asks for a mask that it does not read
     taken = {name: given.get(name) for name in named if name in given or name == "padding_mask"}
+    layers = [name for name in named if name.startswith("vision_feature") and hasattr(model.config, name)]
     with torch.no_grad():
-        output = function(**taken, **{name: value for name, value in layers.items() if value is not None})
+        output = function(**taken, **{name: getattr(model.config, name) for name in layers})
     found = getattr(output, "pooler_output", None)
     found = getattr(output, "last_hidden_state", output) if found is None else found
     if getattr(output, "deepstack_features", None) is not None and found is None:
@@ -142,14 +142,9 @@ def _padded(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _by_row(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:
     """Images of each row, with empty ones after them where other rows have more."""
-    most = max(sum(len(d.images) for d in each) for each in documents)
-    found = []
-    for each in documents:
-        pictures = [picture[name] for d in each for picture in d.images]
-        like = next(d.images[0][name] for e in documents for d in e if d.images)
-        pictures += [torch.zeros_like(like)] * (most - len(pictures))
-        found.append(torch.cat(pictures, dim=1))
-    return torch.cat(found)
+    none = next(d.images[0][name] for each in documents for d in each if d.images)[:, :0]
+    rows = [[picture[name] for d in each for picture in d.images] for each in documents]
+    return torch.cat(_padded([torch.cat([none, *pictures], dim=1) for pictures in rows]))
 
 
 def _along_diagonal(name: str, documents: Sequence[Sequence[Document]]) -> torch.Tensor:

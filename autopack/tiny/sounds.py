@@ -68,7 +68,7 @@ def document(
     owners = (config, getattr(config, "audio_config", None))
     found = (getattr(each, name, None) for each in owners for name in ("audio_token_id", "audio_token_index"))
     placeholder = next((value for value in found if isinstance(value, int)), rules.VOCAB - 1)
-    around = ("audio_start_token_id audio_end_token_id", "audio_bos_token_id audio_eos_token_id")
+    around = [("audio_start_token_id", "audio_end_token_id"), ("audio_bos_token_id", "audio_eos_token_id")]
     whole = torch.cat([*runs(config, parts, seed, placeholder, around, add)], dim=1)
     named = inspect.signature(type(model).forward).parameters
     per_token = {"input_ids": whole}

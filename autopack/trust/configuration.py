@@ -16,7 +16,12 @@ from typing import Any
 Words = dict[str, dict[str, set[str]]]
 """By model type and field, the words of its values."""
 
-_METADATA = r"""
+
+def _pattern(words: str) -> re.Pattern[str]:
+    return re.compile("".join(words.split()))
+
+
+_LABEL = _pattern(r"""
     architectures|model_type|transformers_version|tokenizer_class|prefix|finetuning_task|task_specific_params|auto_map
     |id2label|label2id|(torch_)?dtype|language|license|quantization_config|gradient_checkpointing|return_dict|use_cache
     |output_(attentions|hidden_states|past|scores)|torchscript|use_bfloat16|pruned_heads|tie_word_embeddings|pretraining_tp
@@ -25,11 +30,11 @@ _METADATA = r"""
     |cache_implementation|max_length|min_length|do_sample|early_stopping|num_beams|temperature|top_k|top_p|length_penalty|use_return_dict
     |(encoder_)?no_repeat_ngram_size|forced_\w+_token_id|(begin_)?suppress_tokens|num_return_sequences|repetition_penalty
     |attention_types|aggregation_labels
-"""
+""")
 """Names and labels, what `generate` reads, and what only says how weights are stored or results are returned. Layers
 that quantization puts in are looked at as modules. `attention_layers` of GPT-Neo spells out its `attention_types`."""
 
-_RATES = r"""
+_RATE = _pattern(r"""
     (\w+_)?(dropout|drop|dropout_prob|dropout_rate|dropout_p|pdrop|layerdrop|drop_rate|drop_path_rate|jitter_noise)(_\d)?
     |(\w+_)?(eps|epsilon|rms_eps)|rms_norm_eps\w*|(\w+_)?initializer_(range|factor|std|cutoff_factor)|(\w+_)?init_std
     |(\w+_)?init_variance_scale|initializer_range|(\w+_)?(loss_coef|loss_weight|loss_coefficient|loss_alpha|loss_scaling_factor)
@@ -37,11 +42,11 @@ _RATES = r"""
     |time_step_(floor|max|min|init_scheme)|embedding_initializer_range
     |(\w+_)?(hidden_act|activation_function|hidden_activation|act_fn|hidden_mamba_act|pooler_act|summary_activation)
     |activation|afn|ff_activation|dense_act_fn|mamba_hidden_act|mlp_hidden_act
-"""
+""")
 """Rates of noise, small numbers against division by zero, how weights begin, ids of tokens, weights of the parts of a
 loss, and functions of single numbers: nothing of it reaches from one token to another."""
 
-_SIZES = r"""
+_SIZE = _pattern(r"""
     (\w+_)?vocab_size(_\w+)?|(\w+_)?hidden_size(_\w+)?|(\w+_)?intermediate_size(_\w+)?|(\w+_)?(hidden_dim|embed_dim|ffn_dim)
     |d_model|n_embd|emb_dim|embedding_(dim|size)|(\w+_)?embedding_size|word_embed_proj_dim|d_ff|d_kv|d_inner|dff|dim|dim_\w+
     |n_inner|mlp_dim|mlp_ratio|expansion_ratio|(encoder_|decoder_|n_)?(layers|layer)|num_(\w+_)?(hidden_)?layers|num_blocks
@@ -59,7 +64,7 @@ _SIZES = r"""
     |partial_rotary_factor|rotary_pct|rotary_emb_base|type_vocab_sizes?|(\w+_)?image_size|patch_size|num_channels|in_channels|in_chans
     |out_hidden_size|num_mel_bins|projection_dim|swiglu_(alpha|limits?)|image_seq_length|mm_tokens_per_image|pad_token_id
     |_heterogeneity_spec\.(head_dim|num_key_value_heads|num_attention_heads|intermediate_size)
-"""
+""")
 """Numbers that only count, widen or scale; of them, only whether they are there at all is behaviour."""
 
 _USUAL = {
@@ -73,18 +78,8 @@ _USUAL = {
 }
 """What every configuration has, and what stands there in nearly every one."""
 
-_PICKED_LAYERS = r"(\w+_)?(ids|idxs?|index|indexes|indices|layers)"
+_PICKED = _pattern(r"(\w+_)?(ids|idxs?|index|indexes|indices|layers)")
 """Lists of the numbers of layers (but for `no_rope_layers`, which has a flag for every layer)."""
-
-
-def _pattern(words: str) -> re.Pattern[str]:
-    return re.compile("".join(words.split()))
-
-
-_LABEL = _pattern(_METADATA)
-_RATE = _pattern(_RATES)
-_SIZE = _pattern(_SIZES)
-_PICKED = _pattern(_PICKED_LAYERS)
 
 
 def describe(config: Any) -> Words:

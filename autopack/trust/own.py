@@ -10,7 +10,6 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from autopack.inspection import releases
@@ -135,14 +134,12 @@ class Own:
 
     def why_other(self, content: Content) -> str | None:
         """What of the code that the model can run is another one than was recorded; None where all is the same."""
-        kinds: dict[type, nn.Module] = {type(module): module for module in self.model.modules()}
-        based = {cls: self.base(cls) for cls in kinds}
         configs = {id(c): c for m in self.model.modules() if (c := getattr(m, "config", None)) is not None}
-        bases = [base for base, _ in based.values() if _is_of_library(base)]
-        bases += [self.base(type(config))[0] for config in configs.values()]
-        added = [said for _, said in based.values()] + [self.base(type(config))[1] for config in configs.values()]
-        if (said := next(filter(None, added), None)) is not None:
+        of_modules = [self.base(cls) for cls in dict.fromkeys(map(type, self.model.modules()))]
+        of_configs = [self.base(type(config)) for config in configs.values()]
+        if (said := next((said for _, said in of_modules + of_configs if said is not None), None)) is not None:
             return said
+        bases = [base for base, _ in of_modules if _is_of_library(base)] + [base for base, _ in of_configs]
         roots = {class_name(base) for base in bases if content.knows(class_name(base))}
         for base in bases:
             if not content.reaches(roots, base.__module__, base.__qualname__):

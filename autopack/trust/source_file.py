@@ -95,8 +95,7 @@ class SourceFile:
 
     def class_named(self, name: str) -> ast.ClassDef | None:
         """The class of that name in the module; the last, where there are several."""
-        found = [s for _, s in self._bound.get(name, ()) if isinstance(s, ast.ClassDef)]
-        return found[-1] if found else None
+        return next(reversed(self._classes(name)), None)
 
     def pieces(self, name: str) -> list[tuple[str, ast.AST]]:
         """The nodes of a piece, with the conditions that they stand under; none where there is no such piece."""

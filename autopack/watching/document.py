@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from autopack.auditing.cases import tokens_named
 from autopack.auditing.fields import Fields
 from autopack.calls.call import DROPPED, LAST_LOGITS, Call
 from autopack.calls.encoder_decoder import DECLARED, PairCall, half_of
@@ -16,7 +17,6 @@ from autopack.calls.packed import without_what_packing_drops
 from autopack.calls.row_heads import DocumentArguments
 from autopack.errors import AutopackError
 from autopack.inspection import media
-from autopack.inspection.configs import text_config
 from autopack.layout.batches import DocumentBatch
 from autopack.layout.forms import Frame, Of, columns_of, holds_tensors, rows_first
 from autopack.layout.host import host_values
@@ -252,7 +252,7 @@ def _without_media(call: Call, spans: list[tuple[int, int, int]], turn: int) -> 
     """The number of the document whose turn it is, among those without placeholders of media if the call has media."""
     if not media.given(call.arguments):
         return turn % len(spans)
-    placeholders = sorted(_placeholders(call.module.config))
+    placeholders = sorted(tokens_named(call.module.config, ("_id", "token_index"), _MEDIA_TOKENS))
     ids = call.arguments.get("input_ids")
     if not placeholders or not isinstance(ids, torch.Tensor):
         raise CannotTell("which documents have images or other media is not known")
@@ -261,16 +261,6 @@ def _without_media(call: Call, spans: list[tuple[int, int, int]], turn: int) -> 
     if not plain:
         raise CannotTell("every document has images or other media")
     return plain[turn % len(plain)]
-
-
-def _placeholders(config: Any) -> set[int]:
-    """The tokens in whose places a configuration has media."""
-    fields = {**vars(text_config(config)), **vars(config)}
-    return {
-        value
-        for name, value in fields.items()
-        if isinstance(value, int) and name.endswith(("_id", "token_index")) and name.startswith(_MEDIA_TOKENS)
-    }
 
 
 class PaddedBatch:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from autopack.auditing.cases import tokens_named
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
 from autopack.errors import Leak
@@ -57,7 +58,7 @@ class Envelope(Checked):
             kinds |= {("dtype", next(call.module.parameters()).dtype), ("autocast", lowered)}
         ids = call.arguments.get("input_ids")
         tokens = set(host_values(ids).reshape(-1).tolist()) if isinstance(ids, torch.Tensor) else set()
-        kinds |= {("token", token) for token in _special_tokens(call.module.config) & tokens}
+        kinds |= {("token", token) for token in tokens_named(call.module.config) & tokens}
         return Shape((*_sizes_of(call), max(tokens, default=0), *media_sizes(call)), frozenset(kinds))
 
     def is_left_by(self, shape: Shape) -> bool:
@@ -119,12 +120,3 @@ def _sizes_of(call: Call) -> tuple[int, int, int, int]:
     longest = max((layout.max_seqlen for layout in layouts), default=0)
     documents = max((len(layout.bounds) - 1 for layout in layouts), default=0)
     return longest, documents, rows, max((layout.columns for layout in layouts), default=0)
-
-
-def _special_tokens(config: Any) -> set[int]:
-    """The tokens that a configuration names."""
-    found: set[int] = set()
-    for name, value in vars(config).items():
-        if name.endswith(("token_id", "token_index", "token_ids")):
-            found.update(one for one in (value if isinstance(value, list | tuple) else [value]) if type(one) is int)
-    return found
