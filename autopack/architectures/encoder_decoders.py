@@ -119,8 +119,8 @@ def _fresh(call: MixerCall, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def _one_by_one(layout: PackedLayout) -> list[np.ndarray]:
     """Numbers of the documents, one in each group, without runs of padding, unless there is nothing else."""
-    real = np.arange(len(layout.lengths)) if layout.is_padding is None else np.flatnonzero(~layout.is_padding)
-    return np.split(real if len(real) else np.arange(len(layout.lengths)), max(len(real), 1))
+    real = np.flatnonzero(layout.real)
+    return np.split(real, len(real)) if len(real) else [np.arange(len(layout.lengths))]
 
 
 def _refuse_random_experts(config: Any) -> str | None:

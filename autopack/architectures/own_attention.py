@@ -292,10 +292,9 @@ def _count_every_column(original: Callable[..., Any], site: Site) -> Callable[..
         layout = None if scope is None else scope.layout
         if layout is None or padding_mask is not None or (len(lengths), slen) != (layout.rows, layout.columns):
             return original(slen, lengths, causal, padding_mask)
-        wanted = [slen] * layout.rows
-        if layout.is_padding is not None:
-            for (row, first, end), is_padding in zip(layout.spans, layout.is_padding, strict=True):
-                wanted[row] -= (end - first) * int(is_padding)
+        wanted = [0] * layout.rows
+        for (row, first, end), real in zip(layout.spans, layout.real.tolist(), strict=True):
+            wanted[row] += (end - first) * real
         found = lengths.tolist()
         if any(f < w for f, w in zip(found, wanted, strict=True)):
             raise UnsupportedModel(

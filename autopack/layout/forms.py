@@ -98,6 +98,11 @@ class Frame:
             return change(value.expand(self.rows, *value.shape[1:]))
         return torch.stack([change(part.expand(self.rows, *part.shape[1:])) for part in value])
 
+    def changed(self, name: str, value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        """An argument changed as by `each` where it has something for each token, and as it is where it has not."""
+        form = self.form_of(name, value)
+        return self.each(value, form, change) if form.of is Of.TOKEN else value
+
     def form_of_output(self, name: str | None, value: torch.Tensor) -> Form:
         """The form of a part of an output that has something for each token; unknown is what has not."""
         field = FIELDS.get(name or "", Field((1,)))

@@ -128,6 +128,11 @@ class PackedLayout:
         return tuple(np.diff(self.bounds).tolist())
 
     @cached_property
+    def real(self) -> np.ndarray:
+        """Which documents are no runs of padding: bool (documents,), on the host."""
+        return np.ones(len(self.bounds) - 1, dtype=bool) if self.is_padding is None else ~self.is_padding
+
+    @cached_property
     def max_seqlen(self) -> int:
         """Length of the longest document in tokens."""
         return max(self.lengths)

@@ -119,13 +119,12 @@ def _with_own_images(
     """The arguments of attention in a model's own code from documents to the states of one image for each, (images, n,
     channels), with as many of these as there are documents and runs of padding; and where they lie."""
     states = arguments.get("encoder_hidden_states")
-    real = np.ones(len(layout.lengths), dtype=bool) if layout.is_padding is None else ~layout.is_padding
-    if not isinstance(states, torch.Tensor) or states.dim() != 3 or len(states) != int(real.sum()):
+    if not isinstance(states, torch.Tensor) or states.dim() != 3 or len(states) != layout.real.sum():
         raise UnsupportedModel(
             f"{type(mixer).__name__} attends from text to images in code of its own, and not to one for each of the "
-            f"{int(real.sum())} documents of packed rows. Run the documents one per row."
+            f"{layout.real.sum()} documents of packed rows. Run the documents one per row."
         )
-    number = np.maximum(np.cumsum(real) - 1, 0)  # padding reads that of the document before it
+    number = np.maximum(np.cumsum(layout.real) - 1, 0)  # padding reads that of the document before it
     states = states[torch.from_numpy(number).to(states.device)]
     documents, each = states.shape[:2]
     bounds = np.arange(documents + 1) * each
@@ -178,8 +177,7 @@ def _of_documents(name: str, value: Any, prefixes: Prefixes) -> Any:
     places, pairs = prefixes.places.to(value.device), (prefixes.tokens, prefixes.tokens)
     if value.dim() == 4 and value.shape[-2:] == pairs:  # a mask of the row, in which columns are in the order of tokens
         return value.index_select(2, places).index_select(3, places)
-    form = Frame(1, prefixes.tokens).form_of(name, value)
-    return value.index_select(form.columns, places) if form.of is Of.TOKEN else value
+    return Frame(1, prefixes.tokens).changed(name, value, lambda row: row.index_select(1, places))
 
 
 def _cut(output: Any, shape: tuple[int, int], keep: Callable[[torch.Tensor], torch.Tensor]) -> Any:
