@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -198,17 +199,10 @@ class _ByCells(Way):
     def _embed(self, call: MixerCall, batch: DocumentBatch) -> torch.Tensor:
         given = spread_tokens(call.arguments["position_ids"], call.layout, batch.spread)
         counted = (given == torch.arange(batch.shape[1], device=given.device)).all(1)
-
-        def embed(positions: torch.Tensor | None) -> Any:
-            return call.changed(
-                lambda name, value: (
-                    positions if name == "position_ids" else spread_tokens(value, call.layout, batch.spread)
-                )
-            )
-
+        alone = replace(call, arguments={**call.arguments, "position_ids": None})
         if counted.all() or not counted.any():
-            return embed(None if counted.all() else given)
-        return torch.where(counted[:, None, None], embed(None), embed(given))
+            return (alone if counted.all() else call).by_documents(batch.spread)
+        return torch.where(counted[:, None, None], alone.by_documents(batch.spread), call.by_documents(batch.spread))
 
 
 TAPAS = Family(
