@@ -14,6 +14,7 @@ from torch.nn import functional
 from autopack.errors import UnsupportedModel
 from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Tiny, Way
 from autopack.layout.batches import Batches, DocumentBatch, equally_long, spread_tokens
+from autopack.layout.packed import real_documents
 from autopack.mixers import ALONE, Alone
 from autopack.patching import Site
 from autopack.runtime.scope import running_scope
@@ -287,7 +288,7 @@ def _count_every_column(original: Callable[..., Any], site: Site) -> Callable[..
         if layout is None or padding_mask is not None or (len(lengths), slen) != (layout.rows, layout.columns):
             return original(slen, lengths, causal, padding_mask)
         wanted = [0] * layout.rows
-        for (row, first, end), real in zip(layout.spans, layout.real.tolist(), strict=True):
+        for (row, first, end), real in zip(layout.spans, real_documents(layout).tolist(), strict=True):
             wanted[row] += (end - first) * real
         found = lengths.tolist()
         if any(f < w for f, w in zip(found, wanted, strict=True)):

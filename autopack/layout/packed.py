@@ -128,11 +128,6 @@ class PackedLayout:
         return tuple(np.diff(self.bounds).tolist())
 
     @cached_property
-    def real(self) -> np.ndarray:
-        """Which documents are no runs of padding: bool (documents,), on the host."""
-        return np.ones(len(self.bounds) - 1, dtype=bool) if self.is_padding is None else ~self.is_padding
-
-    @cached_property
     def max_seqlen(self) -> int:
         """Length of the longest document in tokens."""
         return max(self.lengths)
@@ -195,3 +190,8 @@ class PackedLayout:
             f"PackedLayout({self.rows} x {self.columns} tokens, {len(self.lengths)} documents of "
             f"{min(self.lengths)} to {self.max_seqlen}, on {self.device})"
         )
+
+
+def real_documents(layout: PackedLayout) -> np.ndarray:
+    """Which documents are no runs of padding: bool (documents,), on the host."""
+    return np.ones(len(layout.bounds) - 1, dtype=bool) if layout.is_padding is None else ~layout.is_padding

@@ -19,7 +19,7 @@ from autopack.inspection import torches
 from autopack.inspection.parameters import parameters_of
 from autopack.inspection.sharding import gathers_inside
 from autopack.layout.forms import Frame, Of
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import CACHES
 from autopack.mixers.alone import MASKS, each_part
@@ -118,13 +118,13 @@ def _with_own_images(
 ) -> tuple[dict[str, Any], PackedLayout]:
     """The arguments of attention in a model's own code from documents to the states of one image for each, (images, n,
     channels), with as many of these as there are documents and runs of padding; and where they lie."""
-    states = arguments.get("encoder_hidden_states")
-    if not isinstance(states, torch.Tensor) or states.dim() != 3 or len(states) != layout.real.sum():
+    states, real = arguments.get("encoder_hidden_states"), real_documents(layout)
+    if not isinstance(states, torch.Tensor) or states.dim() != 3 or len(states) != real.sum():
         raise UnsupportedModel(
             f"{type(mixer).__name__} attends from text to images in code of its own, and not to one for each of the "
-            f"{layout.real.sum()} documents of packed rows. Run the documents one per row."
+            f"{real.sum()} documents of packed rows. Run the documents one per row."
         )
-    number = np.maximum(np.cumsum(layout.real) - 1, 0)  # padding reads that of the document before it
+    number = np.maximum(np.cumsum(real) - 1, 0)  # padding reads that of the document before it
     states = states[torch.from_numpy(number).to(states.device)]
     documents, each = states.shape[:2]
     bounds = np.arange(documents + 1) * each

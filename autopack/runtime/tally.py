@@ -40,7 +40,7 @@ class Volume(NamedTuple):
         if layout.is_padding is None:
             padding = others = _single_at_the_end(lengths == 1, layout.bounds[1:] % layout.columns == 0)
         else:
-            padding, others = int(lengths[~layout.real].sum()), int((~layout.real).sum())
+            padding, others = int(lengths[layout.is_padding].sum()), int(layout.is_padding.sum())
         return cls(1, layout.rows, columns, columns - padding, len(lengths) - others)
 
     @classmethod
