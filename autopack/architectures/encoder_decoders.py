@@ -12,7 +12,7 @@ from torch import nn
 from autopack.architectures.own_attention import why_not_block_sparse
 from autopack.family import Family, MixerCall, Tiny, Way, check_tokens
 from autopack.layout.batches import Batches
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, real_documents
 from autopack.mixers import ALONE, RELATIVE, RESTARTING, ROWS, EncoderOneByOne, OneByOne
 
 # Of the BART kind: they number tokens by columns and take no position_ids. Their embeddings of positions give every
@@ -119,8 +119,8 @@ def _fresh(call: MixerCall, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def _one_by_one(layout: PackedLayout) -> list[np.ndarray]:
     """Numbers of the documents, one in each group, without runs of padding, unless there is nothing else."""
-    real = np.arange(len(layout.lengths)) if layout.is_padding is None else np.flatnonzero(~layout.is_padding)
-    return np.split(real if len(real) else np.arange(len(layout.lengths)), max(len(real), 1))
+    real = np.flatnonzero(real_documents(layout))
+    return np.split(real, len(real)) if len(real) else [np.arange(len(layout.lengths))]
 
 
 def _refuse_random_experts(config: Any) -> str | None:

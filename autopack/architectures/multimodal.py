@@ -154,7 +154,7 @@ MULTIMODAL = Family(
     ),
 )
 
-_NUMBERS, _GRIDS, _CROPS = "image_token_pooling", "image_grids", "image_num_crops"
+_NUMBERS, _IMAGE_GRIDS, _CROPS = "image_token_pooling", "image_grids", "image_num_crops"
 
 
 def _misplaced(given: Mapping[str, Any]) -> str | None:
@@ -166,15 +166,15 @@ def _misplaced(given: Mapping[str, Any]) -> str | None:
     pixels = given.get("pixel_values")
     if pixels is None:
         return None
-    lacking = next((name for name in (_NUMBERS, _GRIDS, _CROPS) if given.get(name) is None), None)
+    lacking = next((name for name in (_NUMBERS, _IMAGE_GRIDS, _CROPS) if given.get(name) is None), None)
     if lacking is not None:
         return f"{lacking} is missing, and only it tells whose patches are pooled; pass what the processor gives"
-    numbers, grids, crops = (host_values(given[name]) for name in (_NUMBERS, _GRIDS, _CROPS))
+    numbers, grids, crops = (host_values(given[name]) for name in (_NUMBERS, _IMAGE_GRIDS, _CROPS))
     numbers = numbers[(numbers >= 0).any(axis=-1)]  # the model leaves out places without patches
     places = grids[:, 0] * grids[:, 1] + grids[:, 2] * grids[:, 3]
     each = pixels.shape[-2]  # patches of a crop
     if len(crops) != len(grids) or places.sum() != len(numbers) or crops.sum() * each != np.prod(pixels.shape[:-1]):
-        return f"{_NUMBERS}, {_GRIDS}, {_CROPS} and pixel_values are not of the same images"
+        return f"{_NUMBERS}, {_IMAGE_GRIDS}, {_CROPS} and pixel_values are not of the same images"
     ends = np.repeat(np.cumsum(crops), places) * each
     starts = ends - np.repeat(crops, places) * each
     within = (numbers < 0) | ((numbers >= starts[:, None]) & (numbers < ends[:, None]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional
 from autopack.errors import UnsupportedModel
 from autopack.family import AFTER_PAD_TOKEN, Family, MixerCall, Numbering, Tiny, Way
 from autopack.layout.batches import Batches, DocumentBatch, equally_long, spread_tokens
+from autopack.layout.packed import real_documents
 from autopack.mixers import ALONE, Alone
 from autopack.patching import Site
 from autopack.runtime.scope import running_scope
@@ -198,17 +200,10 @@ class _ByCells(Way):
     def _embed(self, call: MixerCall, batch: DocumentBatch) -> torch.Tensor:
         given = spread_tokens(call.arguments["position_ids"], call.layout, batch.spread)
         counted = (given == torch.arange(batch.shape[1], device=given.device)).all(1)
-
-        def embed(positions: torch.Tensor | None) -> Any:
-            return call.changed(
-                lambda name, value: (
-                    positions if name == "position_ids" else spread_tokens(value, call.layout, batch.spread)
-                )
-            )
-
+        alone = replace(call, arguments={**call.arguments, "position_ids": None})
         if counted.all() or not counted.any():
-            return embed(None if counted.all() else given)
-        return torch.where(counted[:, None, None], embed(None), embed(given))
+            return (alone if counted.all() else call).by_documents(batch.spread)
+        return torch.where(counted[:, None, None], alone.by_documents(batch.spread), call.by_documents(batch.spread))
 
 
 TAPAS = Family(
@@ -292,10 +287,9 @@ def _count_every_column(original: Callable[..., Any], site: Site) -> Callable[..
         layout = None if scope is None else scope.layout
         if layout is None or padding_mask is not None or (len(lengths), slen) != (layout.rows, layout.columns):
             return original(slen, lengths, causal, padding_mask)
-        wanted = [slen] * layout.rows
-        if layout.is_padding is not None:
-            for (row, first, end), is_padding in zip(layout.spans, layout.is_padding, strict=True):
-                wanted[row] -= (end - first) * int(is_padding)
+        wanted = [0] * layout.rows
+        for (row, first, end), real in zip(layout.spans, real_documents(layout).tolist(), strict=True):
+            wanted[row] += (end - first) * real
         found = lengths.tolist()
         if any(f < w for f, w in zip(found, wanted, strict=True)):
             raise UnsupportedModel(

@@ -48,13 +48,13 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
                 f"{type(module).__name__} passes options to {site} by position; autopack needs names. Run `autopack "
                 f"doctor` to see which versions are supported."
             )
+        options = {name: option for name, option in kwargs.items() if name not in LAYOUT_KWARGS}
         if mark.reads_images:
             if seen is None:
                 raise UnsupportedModel(
                     f"{type(module).__name__} attends to images inside a packed forward whose call does not say which "
                     f"document sees which. Run the documents one per row."
                 )
-            options = {name: option for name, option in kwargs.items() if name not in LAYOUT_KWARGS}
             return cross.attend_to_images(original, module, (query, key, value), attention_mask, options, seen)
         assert scope.layout is not None
         layout = scope.layout.to(query.device)
@@ -65,7 +65,6 @@ def adapt_attention(original: Callable[..., Any], site: Site) -> Callable[..., A
             _check_shapes(module, layout, memory or layout, query, key)
         else:
             _check_parts(module, layout, scope.shared, query, key)
-        options = {name: option for name, option in kwargs.items() if name not in LAYOUT_KWARGS}
         if mark.adjustment is not None and memory is None:
             query, key, value, options = mark.adjustment(module, layout, query, key, value, options)
         # DeepSpeed's loses masks, also where it exchanges nothing.

@@ -35,8 +35,8 @@ from autopack.inspection.sharding import gathering_groups
 from autopack.integrations import accelerate
 from autopack.layout.batches import DocumentBatch
 from autopack.runtime import scope as scopes
-from autopack.runtime.checkpointing import bind_checkpointing
 from autopack.runtime.model import Brings, EnabledModel, Link
+from autopack.runtime.runs import bind_checkpointing
 from autopack.runtime.scope import Activation
 from autopack.runtime.tally import Volume
 

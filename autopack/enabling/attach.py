@@ -25,8 +25,8 @@ from autopack.inspection.provenance import Provenance
 from autopack.integrations import accelerate, peft
 from autopack.patching import SiteLease
 from autopack.runtime import scope as scopes
-from autopack.runtime.checkpointing import unbind_checkpointing
 from autopack.runtime.model import EnabledModel, Options, Traits
+from autopack.runtime.runs import unbind_checkpointing
 from autopack.runtime.scope import HANDLE, MARK, Mark, is_severed
 
 _HOOKS = (EntryHook, ExitHook, PoolerHook, PerDocumentRotary, OwnPositionsHook, SpanLogitsHook, ArrivalHook)

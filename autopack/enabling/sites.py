@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from autopack.attention.mask_site import adapt_mask, adapt_preprocessing
+from autopack.attention.document_mask import adapt_mask, adapt_preprocessing
 from autopack.attention.site import PARAMETERS, adapt_attention
 from autopack.calls.forward_site import adapt_forward
 from autopack.calls.loss_site import adapt_loss

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,22 +27,23 @@ class Rows(Way):
 
     recurs: bool = True
     counts: bool = False
+    grouping: Grouping | None = None
     words = "documents as rows"
     work = "the mixer itself, on documents as right-padded rows, bucketed by length"
-    grouping: ClassVar[Grouping | None] = None
 
     def run(self, call: MixerCall) -> Any:
         call.check()
         return operations.run_per_document_row(call.by_documents, call.layout, self.grouping)
 
 
+@dataclass(frozen=True)
 class EqualRows(Rows):
     """Documents of one length as rows, without padding: where what follows a token changes its result."""
 
+    grouping: Grouping | None = equally_long
     reads_padding = True
     words = "documents of one length as rows"
     work = "the mixer itself, on documents of one length as rows"
-    grouping = staticmethod(equally_long)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from autopack.layout.batches import (
     mean_loss,
     spread_tokens,
 )
-from autopack.layout.forms import Frame, Of
+from autopack.layout.forms import Frame
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import CACHES
@@ -245,8 +245,7 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
     def spread(name: str, value: Any, batch: DocumentBatch, memory: DocumentBatch | None) -> Any:
         if memory is not None and name in _STATES:
             return memory.spread(value)
-        form = frame.form_of(name, value)
-        return frame.each(value, form, batch.spread) if form.of is Of.TOKEN else value
+        return frame.changed(name, value, batch.spread)
 
     pairs = zip(found.batches, read, strict=True)
     every = [{name: spread(name, value, *pair) for name, value in call.arguments.items()} for pair in pairs]

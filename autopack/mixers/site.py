@@ -19,7 +19,7 @@ from autopack.inspection import torches
 from autopack.inspection.sharding import gathers_inside
 from autopack.inspection.source import parameters_of
 from autopack.layout.forms import Frame, Of
-from autopack.layout.packed import PackedLayout
+from autopack.layout.packed import PackedLayout, real_documents
 from autopack.layout.prefixes import Prefixes
 from autopack.layout.ways import CACHES
 from autopack.mixers.alone import MASKS, each_part
@@ -118,12 +118,11 @@ def _with_own_images(
 ) -> tuple[dict[str, Any], PackedLayout]:
     """The arguments of attention in a model's own code from documents to the states of one image for each, (images, n,
     channels), with as many of these as there are documents and runs of padding; and where they lie."""
-    states = arguments.get("encoder_hidden_states")
-    real = np.ones(len(layout.lengths), dtype=bool) if layout.is_padding is None else ~layout.is_padding
-    if not isinstance(states, torch.Tensor) or states.dim() != 3 or len(states) != int(real.sum()):
+    states, real = arguments.get("encoder_hidden_states"), real_documents(layout)
+    if not isinstance(states, torch.Tensor) or states.dim() != 3 or len(states) != real.sum():
         raise UnsupportedModel(
             f"{type(mixer).__name__} attends from text to images in code of its own, and not to one for each of the "
-            f"{int(real.sum())} documents of packed rows. Run the documents one per row."
+            f"{real.sum()} documents of packed rows. Run the documents one per row."
         )
     number = np.maximum(np.cumsum(real) - 1, 0)  # padding reads that of the document before it
     states = states[torch.from_numpy(number).to(states.device)]
@@ -178,8 +177,7 @@ def _of_documents(name: str, value: Any, prefixes: Prefixes) -> Any:
     places, pairs = prefixes.places.to(value.device), (prefixes.tokens, prefixes.tokens)
     if value.dim() == 4 and value.shape[-2:] == pairs:  # a mask of the row, in which columns are in the order of tokens
         return value.index_select(2, places).index_select(3, places)
-    form = Frame(1, prefixes.tokens).form_of(name, value)
-    return value.index_select(form.columns, places) if form.of is Of.TOKEN else value
+    return Frame(1, prefixes.tokens).changed(name, value, lambda row: row.index_select(1, places))
 
 
 def _cut(output: Any, shape: tuple[int, int], keep: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -18,7 +18,7 @@ import torch
 import autopack
 from autopack import tiny
 from autopack.errors import OutsideForward
-from autopack.runtime.checkpointing import BoundCheckpoint
+from autopack.runtime.runs import BoundCheckpoint
 from autopack.runtime.scope import holds_marks
 from tests.conftest import FLOAT64, LEAK, LENGTHS, attributes, error, positions, spans, token_ids
 

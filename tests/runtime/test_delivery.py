@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import autopack
 from autopack import UnsupportedModel
 from autopack.errors import OutsideForward
-from autopack.runtime.checkpointing import BoundCheckpoint, unbind_checkpointing
+from autopack.runtime.runs import BoundCheckpoint, unbind_checkpointing
 from autopack.runtime.scope import current
 from tests.conftest import (
     FLOAT64,
