@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 from autopack.bench.lengths import DISTRIBUTIONS, Lengths, draw
 from autopack.bench.sizes import NAMES
 from autopack.commands import (
-    add_html,
+    add_data_options,
+    add_model_options,
+    add_outputs,
     check_directory,
-    check_drawable,
+    check_outputs,
     keep_freed_memory,
     positive,
     tokens,
     whole_number,
-    write_page,
+    write_outputs,
 )
 from autopack.commands.models import DTYPES, CannotLoad, load_saved, unknown_name
-from autopack.enabling.options import CHOICES
 from autopack.errors import AutopackError
 
 if TYPE_CHECKING:
@@ -57,14 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = f"size of what is built: {', '.join(NAMES)}, counted for a Llama (small; on a GPU 130M)"
     model.add_argument("--size", choices=NAMES, metavar="SIZE", help=about)
     model.add_argument("--task", choices=TASKS, help="of what is built (what the type is for)")
-    model.add_argument(
-        "--attn", metavar="NAME", help="attn_implementation: sdpa, eager ... (what transformers chooses)"
-    )
+    add_model_options(model, "of enabled arms")
     model.add_argument("--dtype", choices=DTYPES, help="of the weights (float32; on a GPU bfloat16)")
     model.add_argument("--device", help="cpu, cuda, cuda:1 ... (cuda where there is one)")
     model.add_argument("--threads", type=positive, help="CPU threads (as many as torch chooses)")
-    model.add_argument("--backend", choices=CHOICES["backend"], default="auto", help="of enabled arms (%(default)s)")
-    model.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's directory")
 
     data = parser.add_argument_group("lengths of documents")
     about = (
@@ -72,13 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"like a data set: {', '.join(DISTRIBUTIONS)} (flan)"
     )
     data.add_argument("--lengths", metavar="DATA", default="flan", help=about)
-    data.add_argument("--column", help="of the data: lengths, tokens or text (input_ids, length or lengths; text)")
-    data.add_argument("--tokenizer", metavar="NAME", help="tokenize text with this tokenizer of transformers")
+    add_data_options(data)
     data.add_argument("--mean", type=_above_0, help="tokens of a drawn document (flan: 471)")
     data.add_argument("--sigma", type=_above_0, help="of the logarithm of drawn lengths (flan: 1)")
     about = f"cut longer documents (none; drawn ones have {LONGEST} tokens at most, or what the model takes)"
     data.add_argument("--max-length", type=tokens, metavar="TOKENS", help=about)
-    data.add_argument("--batch-size", type=positive, default=8, help="documents of a batch (%(default)s)")
     about = "put a prompt of so many tokens before each document, the same one for --completions of them (none)"
     data.add_argument("--prompt", type=tokens, metavar="TOKENS", help=about)
     about = "documents of a batch that go on from one prompt (all of a batch)"
@@ -91,21 +86,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--batches", type=positive, help="batches of a round (as many as fit)")
     work.add_argument("--seed", type=whole_number, default=0, help="of weights, tokens and lengths (%(default)s)")
     work.add_argument("--json", type=Path, metavar="FILE", help="also write everything that was measured as JSON")
-    add_html(work)
-    about = "also draw it (needs matplotlib)"
-    work.add_argument("--picture", "--plot", type=Path, metavar="FILE.png", help=about)
+    add_outputs(work, "--picture")
 
 
 def run(args: argparse.Namespace) -> int:
     """Time the arms, print the table, and return 0 if all that should compute the same do, else 1."""
     check_directory("--json", args.json)
-    check_directory("--html", args.html)
-    check_drawable(args.picture, "--picture")
+    check_outputs(args, "--picture")
     _check(args)
     keep_freed_memory()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, prints lines of its own
     from tqdm import tqdm
 
+    from autopack.bench.picture import body
+    from autopack.bench.picture import draw as draw_picture
     from autopack.bench.race import compare
     from autopack.bench.result import Settings
     from autopack.bench.table import write_table
@@ -116,10 +110,9 @@ def run(args: argparse.Namespace) -> int:
     if args.prompt is not None:
         lengths = lengths + args.prompt
         about["lengths"] += f"; {completions} in a row begin with the same {args.prompt:,} tokens, put before them"
-    names = "batch_size batches rounds seconds forward backend seed".split()
-    settings = Settings(
-        **{name: getattr(args, name) for name in names}, completions=completions, prompt=args.prompt or 0
-    )
+    same = {name: getattr(args, name) for name in "batch_size batches rounds seconds forward seed".split()}
+    same |= {"backend": args.backend or "auto", "prompt": args.prompt or 0}
+    settings = Settings(**same, completions=completions)
     form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
     with tqdm(total=100, desc="timing", bar_format=form, file=sys.stderr, leave=False, disable=None) as bar:
 
@@ -130,18 +123,9 @@ def run(args: argparse.Namespace) -> int:
     print(write_table(result, max(80, min(shutil.get_terminal_size().columns, 120))))
     if args.json is not None:
         args.json.write_text(json.dumps(result.as_dict(), indent=1) + "\n", encoding="utf-8")
-    if args.picture is not None:
-        from autopack.bench.picture import draw as draw_picture
-
-        draw_picture(result).savefig(args.picture, dpi=150)
-        print(f"\nPicture: {args.picture}")
-    if args.html is not None:
-        from autopack.bench.picture import body
-
-        device = result.model.get("gpu", result.origin["device"])
-        said = {"model": result.model["name"], "device": f"{result.model['device']}: {device}"}
-        write_page(args, f"autopack bench: {result.model['name']}", body(result), said)
-        print(f"\nPage: {args.html}")
+    name, device = result.model["name"], result.model.get("gpu", result.origin["device"])
+    said = {"model": name, "device": f"{result.model['device']}: {device}"}
+    write_outputs(args, f"autopack bench: {name}", lambda: body(result), said, lambda: draw_picture(result))
     return 1 if result.wrong else 0
 
 
@@ -201,7 +185,7 @@ def _build(model_type: str, size: str, task: str, dtype: str, device: str, args:
     try:
         return build(model_type, size, task, _longest_given(args), **form)
     except (CannotBuild, RuntimeError) as error:
-        reason = error.reason if isinstance(error, CannotBuild) else next(iter(str(error).splitlines()), "")
+        reason = error.reason if isinstance(error, CannotBuild) else str(error).partition("\n")[0]
         other = "choose another type, --size, --attn, --dtype or --device"
         raise CannotLoad(f"cannot build {model_type} in size {size}: {reason}; {other}") from error
 
