@@ -19,7 +19,7 @@ from torch import nn
 from autopack.calls.guard import ForwardGuard
 from autopack.errors import UnsupportedModel
 from autopack.inspection.hooks import looks_at_rows
-from autopack.integrations import peft, trainers, wrappers
+from autopack.integrations import boundaries, peft, trainers, wrappers
 from autopack.launch import session
 from autopack.launch.session import Session
 from autopack.patching import Site, SiteLease
@@ -59,7 +59,8 @@ class FirstCall(ForwardGuard):
         if not (compiling or self._evaluated or session.current is None):
             self._evaluated = True
             if _outermost(session.current, module) is module:
-                session.current.evaluated(module)
+                why = "it was not trained, only called without gradients, or with none of its own"
+                session.current.left_so_far(module, why)
         return None
 
     def is_past(self, module: nn.Module) -> bool:
@@ -125,7 +126,7 @@ def _first_call(hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dic
         return None
     if outer is not None:
         if _trains(outer):
-            here.bypassed(outer)
+            here.left_so_far(outer, "its forward is called directly, and not the model itself")
         return None
     if handle_of(module) is None and any(looks_at_rows(later, module) for later in _after(hook, module)):
         # Hooks that were put on later take the batch as it comes, so autopack's has to follow them: at the next call.
@@ -182,15 +183,13 @@ def _reference() -> PreTrainedModel | None:
 
     It is never trained, so its own calls tell nothing, but what they give is read where that of the other one is.
     """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self") if frame.f_code.co_name in trainers.steps() else None
-        adapter = None if caller is None else trainers.adapter_of(caller)
-        reference = None if adapter is None else adapter.reference_of(caller)
-        if reference is not None:
-            with suppress(UnsupportedModel):  # it stays as it is, as any that is not trained
-                return wrappers.unwrap(reference)
-        frame = frame.f_back
+    trainer = boundaries.trainer_of_this_step()
+    adapter = trainers.adapter_of(trainer)
+    reference = None if adapter is None else adapter.reference_of(trainer)
+    if reference is None:
+        return None
+    with suppress(UnsupportedModel):  # it stays as it is, as any that is not trained
+        return wrappers.unwrap(reference)
     return None
 
 
