@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from autopack.bench.arms import BASELINE, STOCK_ROW, Arm
+from autopack.bench.batches import BASELINE, STOCK_ROW, Arm
 from autopack.bench.noise import Spread, verdict
 
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "bfloat16": 2e-3, "float16": 1e-3}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autopack.demo.arms import Arm, Comparison, measured, train
+from autopack.demo.arms import Arm, Comparison, Progress, Tell, measured, train
 from autopack.demo.batches import in_batches
 from autopack.demo.corpus import Pair, collect_documents, collect_pairs, draw_apart
 from autopack.demo.weights import MINILM, checked_folder
@@ -125,14 +125,11 @@ def retrieval(embeddings: Any) -> Retrieval:
 
 
 def compare_sentences(
-    settings: SentenceSettings,
-    tell: Callable[[str], None] = lambda stage: None,
-    progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+    settings: SentenceSettings, tell: Tell = lambda stage: None, progress: Progress = iter
 ) -> SentenceComparison:
     """Encode held-out pairs in all ways, train on others step by step in turn, and encode the held-out ones again.
 
-    `tell` is called with a short line at the beginning of every stage, and `progress` wraps the batches that are
-    iterated over. Raises `WeightsMissing` or `WeightsChanged` before anything is loaded, and `CorpusTooSmall` where the
+    Raises `WeightsMissing` or `WeightsChanged` before anything is loaded, and `CorpusTooSmall` where the
     Python installation holds too little text.
     """
     tell(f"checking the weights of {MINILM.model}")

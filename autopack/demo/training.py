@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Any, ClassVar
 
-from autopack.demo.arms import Comparison, LanguageArm, measured, packed, padded, train
+from autopack.demo.arms import Comparison, LanguageArm, Progress, Tell, measured, packed, padded, train
 from autopack.demo.batches import END_OF_TEXT_ID, draw_batches, lengths_of, tokenize, train_tokenizer
 from autopack.demo.corpus import collect_documents
 from autopack.demo.leak import Leak, logits_alone, measure_leak
@@ -47,15 +47,10 @@ class LlamaComparison(Comparison):
         return self.losses_equal and self.leak.exact
 
 
-def compare(
-    settings: Settings,
-    tell: Callable[[str], None] = lambda stage: None,
-    progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
-) -> LlamaComparison:
+def compare(settings: Settings, tell: Tell = lambda stage: None, progress: Progress = iter) -> LlamaComparison:
     """Collect the text, train both arms step by step in turn, and measure the leak of the trained model.
 
-    `tell` is called with a short line at the beginning of every stage, and `progress` wraps the mini-batches that are
-    iterated over. Raises `CorpusTooSmall` where the Python installation holds too little text.
+    Raises `CorpusTooSmall` where the Python installation holds too little text.
     """
     tell("collecting the documentation of this Python installation")
     texts = collect_documents()
