@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = f"cut longer documents (none; drawn ones have {LONGEST} tokens at most, or what the model takes)"
     data.add_argument("--max-length", type=tokens, metavar="TOKENS", help=about)
     about = "put a prompt of so many tokens before each document, the same one for --completions of them (none)"
-    data.add_argument("--prompt", type=tokens, metavar="TOKENS", help=about)
+    data.add_argument("--prompt", type=tokens, default=0, metavar="TOKENS", help=about)
     about = "documents of a batch that go on from one prompt (all of a batch)"
     data.add_argument("--completions", type=positive, metavar="COUNT", help=about)
 
@@ -104,15 +104,16 @@ def run(args: argparse.Namespace) -> int:
     from autopack.bench.result import Settings
     from autopack.bench.table import write_table
 
-    model, about = _model(args)
+    given = None if args.lengths in DISTRIBUTIONS else _given(args)
+    longest = args.max_length or (LONGEST if given is None else int(given[0].max()))
+    model, about = _model(args, longest + args.prompt)
     completions = args.completions or args.batch_size
-    lengths, about["lengths"] = _lengths(args, model)
-    if args.prompt is not None:
+    lengths, about["lengths"] = given or _drawn(args, model)
+    if args.prompt:
         lengths = lengths + args.prompt
         about["lengths"] += f"; {completions} in a row begin with the same {args.prompt:,} tokens, put before them"
-    same = {name: getattr(args, name) for name in "batch_size batches rounds seconds forward seed".split()}
-    same |= {"backend": args.backend or "auto", "prompt": args.prompt or 0}
-    settings = Settings(**same, completions=completions)
+    same = {name: getattr(args, name) for name in "batch_size batches rounds seconds forward seed prompt".split()}
+    settings = Settings(**same, backend=args.backend or "auto", completions=completions)
     form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
     with tqdm(total=100, desc="timing", bar_format=form, file=sys.stderr, leave=False, disable=None) as bar:
 
@@ -137,12 +138,12 @@ def _check(args: argparse.Namespace) -> None:
         raise CannotTime(
             f"--mean and --sigma are for lengths that are drawn, and --lengths {args.lengths} is read; leave either out"
         )
-    if args.completions is not None and args.prompt is None:
+    if args.completions is not None and not args.prompt:
         raise CannotTime("--completions go on from a prompt, of which nothing was said; pass --prompt, too")
 
 
-def _model(args: argparse.Namespace) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """The model that the options ask for, and what is said of it."""
+def _model(args: argparse.Namespace, longest: int) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The model that the options ask for, and what is said of it; one that is built takes `longest` tokens."""
     import torch
 
     from autopack import tiny
@@ -162,7 +163,8 @@ def _model(args: argparse.Namespace) -> tuple[PreTrainedModel, dict[str, Any]]:
         task = args.task or task_of(model_type)
         if model_type not in known[task]:
             raise unknown_name(model_type, known[task], f"a {task}")
-        return _build(model_type, size, task, dtype, device, args), {"name": f"{model_type}, {size}, random"}
+        form = {"attn": args.attn, "dtype": getattr(torch, dtype), "device": device, "seed": args.seed}
+        return _build(model_type, size, task, longest, **form), {"name": f"{model_type}, {size}, random"}
     if args.size or args.task:
         raise CannotTime(f"--size and --task are for models that are built, and {name} is loaded; leave them out")
     try:
@@ -175,51 +177,40 @@ def _model(args: argparse.Namespace) -> tuple[PreTrainedModel, dict[str, Any]]:
     return model, {"name": name}
 
 
-def _build(model_type: str, size: str, task: str, dtype: str, device: str, args: argparse.Namespace) -> PreTrainedModel:
-    import torch
-
+def _build(model_type: str, size: str, task: str, longest: int, **form: Any) -> PreTrainedModel:
     from autopack.bench.models import build
     from autopack.tiny import CannotBuild
 
-    form = {"attn": args.attn, "dtype": getattr(torch, dtype), "device": device, "seed": args.seed}
     try:
-        return build(model_type, size, task, _longest_given(args), **form)
+        return build(model_type, size, task, longest, **form)
     except (CannotBuild, RuntimeError) as error:
         reason = error.reason if isinstance(error, CannotBuild) else str(error).partition("\n")[0]
         other = "choose another type, --size, --attn, --dtype or --device"
         raise CannotLoad(f"cannot build {model_type} in size {size}: {reason}; {other}") from error
 
 
-def _longest_given(args: argparse.Namespace) -> int:
-    """The tokens that a model that is built must take in a document."""
-    prompt = args.prompt or 0
-    if args.lengths in DISTRIBUTIONS or args.max_length is not None:
-        return (args.max_length or LONGEST) + prompt
-    return int(_read(args).max()) + prompt
+def _given(args: argparse.Namespace) -> tuple[np.ndarray, str]:
+    """Tokens of every document of a file or data set, as `autopack estimate` reads them, and what is said of them."""
+    from autopack.packing.sources import lengths_of
+
+    found = lengths_of(Path(args.lengths).expanduser(), args.column, args.tokenizer)
+    said = f"{args.lengths}: {len(found):,} documents"
+    if args.max_length is None:
+        return found, said
+    over = int((found > args.max_length).sum())
+    return found.clip(max=args.max_length), said + (f", {over:,} cut to {args.max_length:,} tokens" if over else "")
 
 
-def _lengths(args: argparse.Namespace, model: PreTrainedModel) -> tuple[np.ndarray, str]:
-    """Tokens of every document, and where that is from."""
+def _drawn(args: argparse.Namespace, model: PreTrainedModel) -> tuple[np.ndarray, str]:
+    """Tokens of documents that are drawn, and like which."""
     from autopack.bench.models import longest_document
 
-    if args.lengths not in DISTRIBUTIONS:
-        found, cut = _read(args), args.max_length
-        over = 0 if cut is None else int((found > cut).sum())
-        said = f", {over:,} cut to {cut:,} tokens" if over else ""
-        return found if cut is None else found.clip(max=cut), f"{args.lengths}: {len(found):,} documents{said}"
     known = DISTRIBUTIONS[args.lengths]
     mean, sigma = Lengths(args.mean or known.mean, args.sigma or known.sigma)
     longest = args.max_length or min(LONGEST, longest_document(model) or LONGEST)
     own = args.mean or args.sigma
     said = f"drawn: mean {mean:g}, sigma {sigma:g}" if own else f"drawn like those of {args.lengths}"
     return draw(Lengths(mean, sigma), DRAWN, longest, args.seed), said
-
-
-def _read(args: argparse.Namespace) -> np.ndarray:
-    """The lengths in a file or data set, as `autopack estimate` reads them."""
-    from autopack.packing.sources import lengths_of
-
-    return lengths_of(Path(args.lengths).expanduser(), args.column, args.tokenizer)
 
 
 def _above_0(text: str) -> float:

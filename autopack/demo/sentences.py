@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from autopack.demo.arms import Arm, Comparison, Progress, Tell, measured, train
 from autopack.demo.batches import in_batches
@@ -35,8 +35,7 @@ class SentenceSettings:
     learning_rate: float = 2e-5
 
 
-@dataclass(frozen=True)
-class Retrieval:
+class Retrieval(NamedTuple):
     """How well queries find their passages: the share whose own is the nearest, and the mean of 1 / rank."""
 
     accuracy_at_1: float
@@ -83,7 +82,7 @@ class SentenceArm(Arm):
         """The loss of pairs, of which each has the passages of the others as wrong ones."""
         import torch
 
-        queries, passages = (self.embed(texts) for texts in zip(*((p.query, p.passage) for p in batch), strict=True))
+        queries, passages = (self.embed(texts) for texts in zip(*batch, strict=True))
         yield torch.nn.functional.cross_entropy(SCALE * queries @ passages.T, torch.arange(len(batch)))
 
 
@@ -137,7 +136,7 @@ def compare_sentences(
     tell("collecting the documentation of this Python installation")
     pairs, size = collect_pairs(collect_documents()), settings.batch_size
     held_out, trained_on = draw_apart(pairs, settings.held_out, settings.steps * size, settings.seed)
-    texts = [text for pair in held_out for text in (pair.query, pair.passage)]
+    texts = [text for pair in held_out for text in pair]
 
     tell("importing torch and sentence-transformers")
     import autopack
