@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import math
 import platform
 import shlex
 import sys
@@ -15,7 +16,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autopack.enabling.options import CHOICES
 from autopack.errors import AutopackError
@@ -133,6 +134,15 @@ def write_outputs(
     for name, path in (("Page", args.html), ("Picture", args.plot)):
         if path is not None and args.json is not True:
             print(f"\n{name}: {path}")
+
+
+def finite(data: Any) -> Any:
+    """The data with None for what JSON has no number for."""
+    if isinstance(data, dict):
+        return {name: finite(value) for name, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def keep_freed_memory() -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopack.commands import add_model_options, add_outputs, check_outputs, write_outputs
+from autopack.commands import add_model_options, add_outputs, check_outputs, finite, write_outputs
 from autopack.commands.models import DTYPES, load_saved, unknown_name
 from autopack.errors import AutopackError
 
@@ -99,13 +98,4 @@ def _as_data(report: LeakReport) -> dict[str, Any]:
         first = {"mode": result.mode, "training": result.training, "exact": report.is_exact(result)}
         influence = None if result.influence is None else result.influence.tolist()
         results.append(first | vars(result) | {"influence": influence})
-    return _finite({name: getattr(report, name) for name in names} | {"results": results})
-
-
-def _finite(data: Any) -> Any:
-    """The data with None for what JSON has no number for."""
-    if isinstance(data, dict):
-        return {name: _finite(value) for name, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
+    return finite({name: getattr(report, name) for name in names} | {"results": results})

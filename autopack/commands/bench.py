@@ -19,6 +19,7 @@ from autopack.commands import (
     add_outputs,
     check_directory,
     check_outputs,
+    finite,
     keep_freed_memory,
     positive,
     tokens,
@@ -123,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         result = compare(model, lengths, settings, about, partial(bar.write, file=sys.stderr), progress)
     print(write_table(result, max(80, min(shutil.get_terminal_size().columns, 120))))
     if args.json is not None:
-        args.json.write_text(json.dumps(result.as_dict(), indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(finite(result.as_dict()), indent=1) + "\n", encoding="utf-8")
     name, device = result.model["name"], result.model.get("gpu", result.origin["device"])
     said = {"model": name, "device": f"{result.model['device']}: {device}"}
     write_outputs(args, f"autopack bench: {name}", lambda: body(result), said, lambda: draw_picture(result))
