@@ -58,7 +58,7 @@ def of_sentences(options: argparse.Namespace) -> Tasks:
     autopack.enable(arms["enabled"].model)
     pairs = collect_pairs(collect_documents())
     held_out, trained_on = draw_apart(pairs, options.texts // 2, options.batch, options.seed)
-    texts = [text for pair in held_out for text in (pair.query, pair.passage)]
+    texts = [text for pair in held_out for text in pair]
     for _ in range(2):  # an enabled model looks whether padding is read in some of its first batches
         arms["enabled"].warm_up(trained_on)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from autopack.bench.arms import BASELINE, GROUPED, STOCK_ROW
+from autopack.bench.batches import BASELINE, GROUPED, STOCK_ROW
 from autopack.bench.noise import FASTER, SLOWER
 from autopack.bench.result import Outcome, Result
 from autopack.bench.table import HEAD, MIB, head_of, mebibytes, notes_of, rows_of

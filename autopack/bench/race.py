@@ -12,8 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from autopack.auditing.cases import tokens_to_draw
-from autopack.bench.arms import ARMS, BASELINE, GROUPED, Arm, calls_of
-from autopack.bench.batches import Batch, grouped
+from autopack.bench.batches import ARMS, BASELINE, GROUPED, Arm, Batch, calls_of, grouped
 from autopack.bench.machine import in_turn, kept_by, load, origin, peak_memory, wait_for
 from autopack.bench.models import longest_document
 from autopack.bench.noise import LEAST

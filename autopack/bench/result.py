@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from autopack.bench.arms import BASELINE, STOCK_ROW, Arm
+from autopack.bench.batches import BASELINE, STOCK_ROW, Arm
 from autopack.bench.noise import Spread, verdict
 
 TOLERANCES = {"float64": 1e-6, "float32": 1e-4, "bfloat16": 2e-3, "float16": 1e-3}
@@ -107,15 +107,15 @@ class Result:
         return "nothing to compare with" if ratio is None else verdict(ratio)
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """All of it as plain data; losses may be what JSON has no number for."""
         arms = {}
         for outcome in self.outcomes:
             ratio = self.ratio(outcome)
             arms[outcome.arm.name] = {
                 "enabled": outcome.arm.enabled,
                 "packed": outcome.arm.packed,
-                "loss": _finite(outcome.loss),
-                "loss, relative difference": _finite(outcome.difference),
+                "loss": outcome.loss,
+                "loss, relative difference": outcome.difference,
                 "same loss": self.same_loss(outcome),
                 "peak bytes": outcome.peak,
                 "seconds": outcome.seconds,
@@ -138,8 +138,3 @@ class Result:
             "loss tolerance": self.tolerance,
             "arms": arms,
         }
-
-
-def _finite(value: float | None) -> float | None:
-    """None for what JSON has no number for."""
-    return value if value is not None and math.isfinite(value) else None

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from autopack.bench.arms import ARMS, BASELINE, STOCK_ROW
+from autopack.bench.batches import ARMS, BASELINE, STOCK_ROW
 from autopack.bench.noise import CONFIDENCE, LEAST, NOISY, TOO_FEW
 from autopack.bench.result import Outcome, Result
 

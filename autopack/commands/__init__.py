@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import math
 import platform
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from autopack.enabling.options import CHOICES
 from autopack.errors import AutopackError
 from autopack.packing.lengths import LONGEST
 from autopack.pages import parts
 from autopack.version import __version__
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class CannotWrite(AutopackError):
@@ -72,25 +79,70 @@ def check_drawable(path: Path | None, option: str = "--plot") -> None:
         raise CannotWrite(f"{option} {path}: wanted a file name that ends with one of {', '.join(formats)}")
 
 
-def add_html(parser: argparse._ActionsContainer) -> None:
-    """The option --html, whose page `write_page` writes."""
+def add_model_options(parser: argparse._ActionsContainer, backend: str) -> None:
+    """The options of commands that take a model on disk: --attn, --backend, --trust-remote-code."""
+    about = "attn_implementation: eager, sdpa ... (what transformers chooses)"
+    parser.add_argument("--attn", metavar="NAME", help=about)
+    parser.add_argument("--backend", choices=CHOICES["backend"], help=f"{backend} (auto)")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's directory")
+
+
+def add_data_options(parser: argparse._ActionsContainer) -> None:
+    """The options of commands that take a data set: --column, --tokenizer, --batch-size."""
+    about = "the column of lengths, tokens or text (input_ids, length or lengths; text)"
+    parser.add_argument("--column", help=about)
+    parser.add_argument("--tokenizer", metavar="NAME", help="tokenize text with this tokenizer of transformers")
+    parser.add_argument("--batch-size", type=positive, default=8, help="documents of a padded batch (%(default)s)")
+
+
+def add_outputs(parser: argparse._ActionsContainer, *names: str) -> None:
+    """The options --html and --plot, by its other names too, for `check_outputs` and `write_outputs`."""
     about = "also write it as a page that needs nothing but itself (figures need matplotlib)"
     parser.add_argument("--html", type=Path, metavar="FILE", help=about)
+    about = "also draw it (needs matplotlib)"
+    parser.add_argument(*names, "--plot", dest="plot", type=Path, metavar="FILE.png", help=about)
 
 
-def write_page(args: argparse.Namespace, title: str, body: str, about: dict[str, str]) -> None:
-    """Write the page that --html asks for: a title, the pieces that a notebook shows too, and what was run by what."""
-    packages = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]
-    versions = [f"{name} {version(name)}" for name in packages]
-    made = {
-        "command": shlex.join(["autopack", *args.argv]),
-        **about,
-        "versions": ", ".join([f"autopack {__version__}", *versions, f"Python {platform.python_version()}"]),
-        "platform": platform.platform(),
-        "date": datetime.now(timezone.utc).isoformat(sep=" ", timespec="seconds"),
-    }
-    # A path may hold bytes that are no text, which print escapes too.
-    args.html.write_text(parts.whole(title, made.items(), body), encoding="utf-8", errors="backslashreplace")
+def check_outputs(args: argparse.Namespace, plot: str = "--plot") -> None:
+    """Raise `CannotWrite` if what --html and --plot ask for could not be written, before anything is computed."""
+    check_directory("--html", args.html)
+    check_drawable(args.plot, plot)
+
+
+def write_outputs(
+    args: argparse.Namespace, title: str, body: Callable[[], str], about: dict[str, str], draw: Callable[[], Figure]
+) -> None:
+    """Write the page and the picture that --html and --plot ask for, and say so unless JSON is printed.
+
+    The page has a title, the pieces that a notebook shows too, and what was run by what.
+    """
+    if args.html is not None:
+        packages = [name for name in ("torch", "transformers", "numpy") if name in sys.modules]
+        versions = [f"{name} {version(name)}" for name in packages]
+        made = {
+            "command": shlex.join(["autopack", *args.argv]),
+            **about,
+            "versions": ", ".join([f"autopack {__version__}", *versions, f"Python {platform.python_version()}"]),
+            "platform": platform.platform(),
+            "date": datetime.now(timezone.utc).isoformat(sep=" ", timespec="seconds"),
+        }
+        # A path may hold bytes that are no text, which print escapes too.
+        page = parts.whole(title, made.items(), body())
+        args.html.write_text(page, encoding="utf-8", errors="backslashreplace")
+    if args.plot is not None:
+        draw().savefig(args.plot, dpi=150)
+    for name, path in (("Page", args.html), ("Picture", args.plot)):
+        if path is not None and args.json is not True:
+            print(f"\n{name}: {path}")
+
+
+def finite(data: Any) -> Any:
+    """The data with None for what JSON has no number for."""
+    if isinstance(data, dict):
+        return {name: finite(value) for name, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def keep_freed_memory() -> None:

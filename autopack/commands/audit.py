@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autopack.commands import add_html, check_directory, check_drawable, write_page
+from autopack.commands import add_model_options, add_outputs, check_outputs, finite, write_outputs
 from autopack.commands.models import DTYPES, load_saved, unknown_name
-from autopack.enabling.options import CHOICES
 from autopack.errors import AutopackError
 
 if TYPE_CHECKING:
@@ -35,14 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     mode.add_argument("--enable", dest="stock", action="store_false", help="enable autopack first (the default)")
     mode.add_argument("--stock", dest="stock", action="store_true", help="audit the model as transformers runs it")
     parser.set_defaults(stock=False)  # `store_false` alone would make stock the default
-    about = "attn_implementation: eager, sdpa ... (what transformers chooses)"
-    parser.add_argument("--attn", metavar="NAME", help=about)
-    parser.add_argument("--backend", choices=CHOICES["backend"], help="what autopack computes attention with (auto)")
+    add_model_options(parser, "what autopack computes attention with")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of the weights (%(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps ... (%(default)s)")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's directory")
-    add_html(parser)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw who changes whom (needs matplotlib)")
+    add_outputs(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
@@ -50,8 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Audit one model, print the report, and return 0 if it is exact, else 1."""
     if args.stock and args.backend is not None:
         raise CannotAudit("--backend chooses what autopack uses, and --stock asks for none of it; leave one out")
-    check_directory("--html", args.html)
-    check_drawable(args.plot)
+    check_outputs(args)
     model = _load(args)
 
     import autopack
@@ -61,15 +54,12 @@ def run(args: argparse.Namespace) -> int:
         autopack.enable(model, backend=args.backend or "auto", verify="never")
     report = autopack.audit(model)
     print(json.dumps(_as_data(report), indent=2) if args.json else report)
-    if args.html is not None:
-        about = {
-            "model": f"{args.model}: {report.model}",
-            "attention": report.implementation,
-            "device": f"{model.device}, {report.dtype}",
-        }
-        write_page(args, f"autopack audit: {report.model}", report.to_html(), about)
-    if args.plot is not None:
-        report.plot().savefig(args.plot, dpi=150)
+    about = {
+        "model": f"{args.model}: {report.model}",
+        "attention": report.implementation,
+        "device": f"{model.device}, {report.dtype}",
+    }
+    write_outputs(args, f"autopack audit: {report.model}", report.to_html, about, report.plot)
     return 0 if report.exact else 1
 
 
@@ -108,13 +98,4 @@ def _as_data(report: LeakReport) -> dict[str, Any]:
         first = {"mode": result.mode, "training": result.training, "exact": report.is_exact(result)}
         influence = None if result.influence is None else result.influence.tolist()
         results.append(first | vars(result) | {"influence": influence})
-    return _finite({name: getattr(report, name) for name in names} | {"results": results})
-
-
-def _finite(data: Any) -> Any:
-    """The data with None for what JSON has no number for."""
-    if isinstance(data, dict):
-        return {name: _finite(value) for name, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
+    return finite({name: getattr(report, name) for name in names} | {"results": results})

@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Any
 from autopack.bench.lengths import DISTRIBUTIONS, Lengths, draw
 from autopack.bench.sizes import NAMES
 from autopack.commands import (
-    add_html,
+    add_data_options,
+    add_model_options,
+    add_outputs,
     check_directory,
-    check_drawable,
+    check_outputs,
+    finite,
     keep_freed_memory,
     positive,
     tokens,
     whole_number,
-    write_page,
+    write_outputs,
 )
 from autopack.commands.models import DTYPES, CannotLoad, load_saved, unknown_name
-from autopack.enabling.options import CHOICES
 from autopack.errors import AutopackError
 
 if TYPE_CHECKING:
@@ -57,14 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = f"size of what is built: {', '.join(NAMES)}, counted for a Llama (small; on a GPU 130M)"
     model.add_argument("--size", choices=NAMES, metavar="SIZE", help=about)
     model.add_argument("--task", choices=TASKS, help="of what is built (what the type is for)")
-    model.add_argument(
-        "--attn", metavar="NAME", help="attn_implementation: sdpa, eager ... (what transformers chooses)"
-    )
+    add_model_options(model, "of enabled arms")
     model.add_argument("--dtype", choices=DTYPES, help="of the weights (float32; on a GPU bfloat16)")
     model.add_argument("--device", help="cpu, cuda, cuda:1 ... (cuda where there is one)")
     model.add_argument("--threads", type=positive, help="CPU threads (as many as torch chooses)")
-    model.add_argument("--backend", choices=CHOICES["backend"], default="auto", help="of enabled arms (%(default)s)")
-    model.add_argument("--trust-remote-code", action="store_true", help="run the code in the model's directory")
 
     data = parser.add_argument_group("lengths of documents")
     about = (
@@ -72,15 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"like a data set: {', '.join(DISTRIBUTIONS)} (flan)"
     )
     data.add_argument("--lengths", metavar="DATA", default="flan", help=about)
-    data.add_argument("--column", help="of the data: lengths, tokens or text (input_ids, length or lengths; text)")
-    data.add_argument("--tokenizer", metavar="NAME", help="tokenize text with this tokenizer of transformers")
+    add_data_options(data)
     data.add_argument("--mean", type=_above_0, help="tokens of a drawn document (flan: 471)")
     data.add_argument("--sigma", type=_above_0, help="of the logarithm of drawn lengths (flan: 1)")
     about = f"cut longer documents (none; drawn ones have {LONGEST} tokens at most, or what the model takes)"
     data.add_argument("--max-length", type=tokens, metavar="TOKENS", help=about)
-    data.add_argument("--batch-size", type=positive, default=8, help="documents of a batch (%(default)s)")
     about = "put a prompt of so many tokens before each document, the same one for --completions of them (none)"
-    data.add_argument("--prompt", type=tokens, metavar="TOKENS", help=about)
+    data.add_argument("--prompt", type=tokens, default=0, metavar="TOKENS", help=about)
     about = "documents of a batch that go on from one prompt (all of a batch)"
     data.add_argument("--completions", type=positive, metavar="COUNT", help=about)
 
@@ -91,35 +87,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     work.add_argument("--batches", type=positive, help="batches of a round (as many as fit)")
     work.add_argument("--seed", type=whole_number, default=0, help="of weights, tokens and lengths (%(default)s)")
     work.add_argument("--json", type=Path, metavar="FILE", help="also write everything that was measured as JSON")
-    add_html(work)
-    about = "also draw it (needs matplotlib)"
-    work.add_argument("--picture", "--plot", type=Path, metavar="FILE.png", help=about)
+    add_outputs(work, "--picture")
 
 
 def run(args: argparse.Namespace) -> int:
     """Time the arms, print the table, and return 0 if all that should compute the same do, else 1."""
     check_directory("--json", args.json)
-    check_directory("--html", args.html)
-    check_drawable(args.picture, "--picture")
+    check_outputs(args, "--picture")
     _check(args)
     keep_freed_memory()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts memory, prints lines of its own
     from tqdm import tqdm
 
+    from autopack.bench.picture import body
+    from autopack.bench.picture import draw as draw_picture
     from autopack.bench.race import compare
     from autopack.bench.result import Settings
     from autopack.bench.table import write_table
 
-    model, about = _model(args)
+    given = None if args.lengths in DISTRIBUTIONS else _given(args)
+    longest = args.max_length or (LONGEST if given is None else int(given[0].max()))
+    model, about = _model(args, longest + args.prompt)
     completions = args.completions or args.batch_size
-    lengths, about["lengths"] = _lengths(args, model)
-    if args.prompt is not None:
+    lengths, about["lengths"] = given or _drawn(args, model)
+    if args.prompt:
         lengths = lengths + args.prompt
         about["lengths"] += f"; {completions} in a row begin with the same {args.prompt:,} tokens, put before them"
-    names = "batch_size batches rounds seconds forward backend seed".split()
-    settings = Settings(
-        **{name: getattr(args, name) for name in names}, completions=completions, prompt=args.prompt or 0
-    )
+    same = {name: getattr(args, name) for name in "batch_size batches rounds seconds forward seed prompt".split()}
+    settings = Settings(**same, backend=args.backend or "auto", completions=completions)
     form = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
     with tqdm(total=100, desc="timing", bar_format=form, file=sys.stderr, leave=False, disable=None) as bar:
 
@@ -129,19 +124,10 @@ def run(args: argparse.Namespace) -> int:
         result = compare(model, lengths, settings, about, partial(bar.write, file=sys.stderr), progress)
     print(write_table(result, max(80, min(shutil.get_terminal_size().columns, 120))))
     if args.json is not None:
-        args.json.write_text(json.dumps(result.as_dict(), indent=1) + "\n", encoding="utf-8")
-    if args.picture is not None:
-        from autopack.bench.picture import draw as draw_picture
-
-        draw_picture(result).savefig(args.picture, dpi=150)
-        print(f"\nPicture: {args.picture}")
-    if args.html is not None:
-        from autopack.bench.picture import body
-
-        device = result.model.get("gpu", result.origin["device"])
-        said = {"model": result.model["name"], "device": f"{result.model['device']}: {device}"}
-        write_page(args, f"autopack bench: {result.model['name']}", body(result), said)
-        print(f"\nPage: {args.html}")
+        args.json.write_text(json.dumps(finite(result.as_dict()), indent=1) + "\n", encoding="utf-8")
+    name, device = result.model["name"], result.model.get("gpu", result.origin["device"])
+    said = {"model": name, "device": f"{result.model['device']}: {device}"}
+    write_outputs(args, f"autopack bench: {name}", lambda: body(result), said, lambda: draw_picture(result))
     return 1 if result.wrong else 0
 
 
@@ -153,12 +139,12 @@ def _check(args: argparse.Namespace) -> None:
         raise CannotTime(
             f"--mean and --sigma are for lengths that are drawn, and --lengths {args.lengths} is read; leave either out"
         )
-    if args.completions is not None and args.prompt is None:
+    if args.completions is not None and not args.prompt:
         raise CannotTime("--completions go on from a prompt, of which nothing was said; pass --prompt, too")
 
 
-def _model(args: argparse.Namespace) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """The model that the options ask for, and what is said of it."""
+def _model(args: argparse.Namespace, longest: int) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """The model that the options ask for, and what is said of it; one that is built takes `longest` tokens."""
     import torch
 
     from autopack import tiny
@@ -178,7 +164,8 @@ def _model(args: argparse.Namespace) -> tuple[PreTrainedModel, dict[str, Any]]:
         task = args.task or task_of(model_type)
         if model_type not in known[task]:
             raise unknown_name(model_type, known[task], f"a {task}")
-        return _build(model_type, size, task, dtype, device, args), {"name": f"{model_type}, {size}, random"}
+        form = {"attn": args.attn, "dtype": getattr(torch, dtype), "device": device, "seed": args.seed}
+        return _build(model_type, size, task, longest, **form), {"name": f"{model_type}, {size}, random"}
     if args.size or args.task:
         raise CannotTime(f"--size and --task are for models that are built, and {name} is loaded; leave them out")
     try:
@@ -191,51 +178,40 @@ def _model(args: argparse.Namespace) -> tuple[PreTrainedModel, dict[str, Any]]:
     return model, {"name": name}
 
 
-def _build(model_type: str, size: str, task: str, dtype: str, device: str, args: argparse.Namespace) -> PreTrainedModel:
-    import torch
-
+def _build(model_type: str, size: str, task: str, longest: int, **form: Any) -> PreTrainedModel:
     from autopack.bench.models import build
     from autopack.tiny import CannotBuild
 
-    form = {"attn": args.attn, "dtype": getattr(torch, dtype), "device": device, "seed": args.seed}
     try:
-        return build(model_type, size, task, _longest_given(args), **form)
+        return build(model_type, size, task, longest, **form)
     except (CannotBuild, RuntimeError) as error:
-        reason = error.reason if isinstance(error, CannotBuild) else next(iter(str(error).splitlines()), "")
+        reason = error.reason if isinstance(error, CannotBuild) else str(error).partition("\n")[0]
         other = "choose another type, --size, --attn, --dtype or --device"
         raise CannotLoad(f"cannot build {model_type} in size {size}: {reason}; {other}") from error
 
 
-def _longest_given(args: argparse.Namespace) -> int:
-    """The tokens that a model that is built must take in a document."""
-    prompt = args.prompt or 0
-    if args.lengths in DISTRIBUTIONS or args.max_length is not None:
-        return (args.max_length or LONGEST) + prompt
-    return int(_read(args).max()) + prompt
+def _given(args: argparse.Namespace) -> tuple[np.ndarray, str]:
+    """Tokens of every document of a file or data set, as `autopack estimate` reads them, and what is said of them."""
+    from autopack.packing.sources import lengths_of
+
+    found = lengths_of(Path(args.lengths).expanduser(), args.column, args.tokenizer)
+    said = f"{args.lengths}: {len(found):,} documents"
+    if args.max_length is None:
+        return found, said
+    over = int((found > args.max_length).sum())
+    return found.clip(max=args.max_length), said + (f", {over:,} cut to {args.max_length:,} tokens" if over else "")
 
 
-def _lengths(args: argparse.Namespace, model: PreTrainedModel) -> tuple[np.ndarray, str]:
-    """Tokens of every document, and where that is from."""
+def _drawn(args: argparse.Namespace, model: PreTrainedModel) -> tuple[np.ndarray, str]:
+    """Tokens of documents that are drawn, and like which."""
     from autopack.bench.models import longest_document
 
-    if args.lengths not in DISTRIBUTIONS:
-        found, cut = _read(args), args.max_length
-        over = 0 if cut is None else int((found > cut).sum())
-        said = f", {over:,} cut to {cut:,} tokens" if over else ""
-        return found if cut is None else found.clip(max=cut), f"{args.lengths}: {len(found):,} documents{said}"
     known = DISTRIBUTIONS[args.lengths]
     mean, sigma = Lengths(args.mean or known.mean, args.sigma or known.sigma)
     longest = args.max_length or min(LONGEST, longest_document(model) or LONGEST)
     own = args.mean or args.sigma
     said = f"drawn: mean {mean:g}, sigma {sigma:g}" if own else f"drawn like those of {args.lengths}"
     return draw(Lengths(mean, sigma), DRAWN, longest, args.seed), said
-
-
-def _read(args: argparse.Namespace) -> np.ndarray:
-    """The lengths in a file or data set, as `autopack estimate` reads them."""
-    from autopack.packing.sources import lengths_of
-
-    return lengths_of(Path(args.lengths).expanduser(), args.column, args.tokenizer)
 
 
 def _above_0(text: str) -> float:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from typing import get_args
 
-from autopack.commands import add_html, check_directory, check_drawable, positive, tokens, whole_number, write_page
+from autopack.commands import (
+    add_data_options,
+    add_outputs,
+    check_outputs,
+    positive,
+    tokens,
+    whole_number,
+    write_outputs,
+)
 from autopack.packing.lengths import Overflow
 from autopack.packing.plans import Strategy
 
@@ -20,10 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     about = "a .json, .jsonl, .npy or .parquet file of lengths, tokens or text, or a folder that save_to_disk wrote"
     parser.add_argument("data", metavar="DATA", help=about)
-    parser.add_argument("--column", help="the column of lengths, tokens or text (input_ids, length or lengths; text)")
-    parser.add_argument("--tokenizer", metavar="NAME", help="tokenize text with this tokenizer of transformers")
+    add_data_options(parser)
     parser.add_argument("--max-length", type=tokens, default=4096, help="tokens of a packed row (%(default)s)")
-    parser.add_argument("--batch-size", type=positive, default=8, help="documents of a padded batch (%(default)s)")
     about = "what becomes of documents longer than a row (%(default)s)"
     parser.add_argument("--overflow", choices=get_args(Overflow), default="truncate", help=about)
     about = "only these ways of filling rows; may be given several times (all)"
@@ -34,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hidden-size", type=positive, default=4096, help=about)
     parser.add_argument("--ranks", type=positive, default=1, help="processes to plan for (%(default)s)")
     parser.add_argument("--seed", type=whole_number, default=0, help="of the random orders (%(default)s)")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the lengths and the gain (matplotlib)")
-    add_html(parser)
+    add_outputs(parser)
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
@@ -44,19 +48,11 @@ def run(args: argparse.Namespace) -> int:
     from autopack.packing.balance import CostModel
     from autopack.packing.estimate import estimate
 
-    check_directory("--html", args.html)
-    check_drawable(args.plot)
+    check_outputs(args)
     same = {name: getattr(args, name) for name in "batch_size overflow ranks column tokenizer groups seed".split()}
     cost = CostModel(1.0, 1 / (12 * args.hidden_size))
     found = estimate(args.data, args.max_length, strategies=args.strategy or get_args(Strategy), cost=cost, **same)
     print(json.dumps(found.as_dict(), indent=1) if args.json else found)
-    if args.html is not None:
-        about = {"data": args.data, "model": "none: lengths are counted, and nothing is run"}
-        write_page(args, f"autopack estimate: {args.data}", found._repr_html_(), about)
-        if not args.json:
-            print(f"\nPage: {args.html}")
-    if args.plot is not None:
-        found.plot(args.plot)
-        if not args.json:
-            print(f"\nPicture: {args.plot}")
+    about = {"data": args.data, "model": "none: lengths are counted, and nothing is run"}
+    write_outputs(args, f"autopack estimate: {args.data}", found._repr_html_, about, found.plot)
     return 0

@@ -11,6 +11,10 @@ from typing import Any, ClassVar
 from autopack.demo.batches import Example, pad, token_counts
 from autopack.layout import IGNORED_LABEL
 
+Tell = Callable[[str], None]
+"""Called with a short line at the beginning of every stage."""
+Progress = Callable[[Sequence[Any]], Iterable[Any]]
+"""Wraps the batches that are iterated over."""
 LOSS_TOLERANCE = 1e-5
 """Relative; up to 1e-6 is seen, and in a packed row that leaks the loss differs by 4e-3 and more."""
 
@@ -97,9 +101,7 @@ def packed(batch: Sequence[Example]) -> list[dict[str, Any]]:
     return [dict(autopack.PackingCollator()(batch))]
 
 
-def train(
-    arms: Mapping[str, Arm], batches: Sequence[Any], tell: Callable[[str], None], progress: Callable[..., Iterable[Any]]
-) -> None:
+def train(arms: Mapping[str, Arm], batches: Sequence[Any], tell: Tell, progress: Progress) -> None:
     """Train all arms, step by step in turn."""
     tell(f"training in {len(arms)} ways, {len(batches)} steps each")
     for batch in progress(batches):

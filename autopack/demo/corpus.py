@@ -13,9 +13,8 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from autopack.errors import AutopackError
 
@@ -82,8 +81,7 @@ def _reference_sections() -> Iterator[str]:
         yield from (section.strip() for section in _HEADING.split(topic))
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """A question and the passage that belongs to it."""
 
     query: str

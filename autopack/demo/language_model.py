@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ from autopack.demo.arms import (
     LOSS_TOLERANCE,
     Comparison,
     LanguageArm,
+    Progress,
+    Tell,
     alone,
     differences,
     measured,
@@ -92,14 +94,11 @@ def load() -> tuple[Any, Any]:
 
 
 def compare_language_model(
-    settings: LanguageSettings,
-    tell: Callable[[str], None] = lambda stage: None,
-    progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+    settings: LanguageSettings, tell: Tell = lambda stage: None, progress: Progress = iter
 ) -> LanguageComparison:
     """Evaluate held-out documents in all ways, train on others step by step in turn, and evaluate again.
 
-    `tell` is called with a short line at the beginning of every stage, and `progress` wraps the batches that are
-    iterated over. Raises `WeightsMissing` or `WeightsChanged` before anything is loaded, and `CorpusTooSmall` where the
+    Raises `WeightsMissing` or `WeightsChanged` before anything is loaded, and `CorpusTooSmall` where the
     Python installation holds too little text.
     """
     tell(f"checking the weights of {SMOLLM2.model}")

@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 
-from autopack.demo.leak import Leak
-from autopack.demo.training import LlamaComparison
+from autopack.demo.training import Leak, LlamaComparison
 from autopack.pages.figure import FAINT, GROUPED, PACKED, PADDED, poster
 
 PADDING = "#eceff2"

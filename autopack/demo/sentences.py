@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from autopack.demo.arms import Arm, Comparison, measured, train
+from autopack.demo.arms import Arm, Comparison, Progress, Tell, measured, train
 from autopack.demo.batches import in_batches
 from autopack.demo.corpus import Pair, collect_documents, collect_pairs, draw_apart
 from autopack.demo.weights import MINILM, checked_folder
@@ -35,8 +35,7 @@ class SentenceSettings:
     learning_rate: float = 2e-5
 
 
-@dataclass(frozen=True)
-class Retrieval:
+class Retrieval(NamedTuple):
     """How well queries find their passages: the share whose own is the nearest, and the mean of 1 / rank."""
 
     accuracy_at_1: float
@@ -83,7 +82,7 @@ class SentenceArm(Arm):
         """The loss of pairs, of which each has the passages of the others as wrong ones."""
         import torch
 
-        queries, passages = (self.embed(texts) for texts in zip(*((p.query, p.passage) for p in batch), strict=True))
+        queries, passages = (self.embed(texts) for texts in zip(*batch, strict=True))
         yield torch.nn.functional.cross_entropy(SCALE * queries @ passages.T, torch.arange(len(batch)))
 
 
@@ -125,14 +124,11 @@ def retrieval(embeddings: Any) -> Retrieval:
 
 
 def compare_sentences(
-    settings: SentenceSettings,
-    tell: Callable[[str], None] = lambda stage: None,
-    progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+    settings: SentenceSettings, tell: Tell = lambda stage: None, progress: Progress = iter
 ) -> SentenceComparison:
     """Encode held-out pairs in all ways, train on others step by step in turn, and encode the held-out ones again.
 
-    `tell` is called with a short line at the beginning of every stage, and `progress` wraps the batches that are
-    iterated over. Raises `WeightsMissing` or `WeightsChanged` before anything is loaded, and `CorpusTooSmall` where the
+    Raises `WeightsMissing` or `WeightsChanged` before anything is loaded, and `CorpusTooSmall` where the
     Python installation holds too little text.
     """
     tell(f"checking the weights of {MINILM.model}")
@@ -140,7 +136,7 @@ def compare_sentences(
     tell("collecting the documentation of this Python installation")
     pairs, size = collect_pairs(collect_documents()), settings.batch_size
     held_out, trained_on = draw_apart(pairs, settings.held_out, settings.steps * size, settings.seed)
-    texts = [text for pair in held_out for text in (pair.query, pair.passage)]
+    texts = [text for pair in held_out for text in pair]
 
     tell("importing torch and sentence-transformers")
     import autopack

@@ -120,8 +120,4 @@ def checked_folder(weights: Weights) -> Path:
 
 def digest(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal digits."""
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()

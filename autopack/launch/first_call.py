@@ -59,7 +59,8 @@ class FirstCall(ForwardGuard):
         if not (compiling or self._evaluated or session.current is None):
             self._evaluated = True
             if _outermost(session.current, module) is module:
-                session.current.evaluated(module)
+                why = "it was not trained, only called without gradients, or with none of its own"
+                session.current.left_so_far(module, why)
         return None
 
     def is_past(self, module: nn.Module) -> bool:
@@ -125,7 +126,7 @@ def _first_call(hook: FirstCall, module: Any, args: tuple[Any, ...], kwargs: dic
         return None
     if outer is not None:
         if _trains(outer):
-            here.bypassed(outer)
+            here.left_so_far(outer, "its forward is called directly, and not the model itself")
         return None
     if handle_of(module) is None and any(looks_at_rows(later, module) for later in _after(hook, module)):
         # Hooks that were put on later take the batch as it comes, so autopack's has to follow them: at the next call.

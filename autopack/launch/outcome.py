@@ -59,10 +59,8 @@ class Outcome:
     def plain(self) -> dict[str, Any]:
         """The same, of what JSON has."""
         plain = {"text": self.text, "pads": self.pads, "process": self.process, "rank": self.rank}
-        return plain | {name: vars(found) for name, found in self._counts() if found is not None}
-
-    def _counts(self) -> tuple[tuple[str, Any], ...]:
-        return ("tally", self.tally), ("watched", self.watched)
+        counts = {"tally": self.tally, "watched": self.watched}
+        return plain | {name: vars(found) for name, found in counts.items() if found is not None}
 
     @classmethod
     def of_plain(cls, plain: dict[str, Any]) -> Outcome:

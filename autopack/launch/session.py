@@ -60,13 +60,11 @@ class Session:
             _say(f"warning: {outcome.text}")
         self._note(outcome)
 
-    def bypassed(self, model: PreTrainedModel) -> None:
-        """Note a model whose `forward` is called past its hooks, unless it will have been enabled by the end."""
-        self._so_far_left(model, "its forward is called directly, and not the model itself")
-
-    def evaluated(self, model: PreTrainedModel) -> None:
-        """Note a model that is called without training, as a reference is, unless it will be trained by the end."""
-        self._so_far_left(model, "it was not trained, only called without gradients, or with none of its own")
+    def left_so_far(self, model: PreTrainedModel, why: str) -> None:
+        """Note a model that is called, but in no way that enables it, unless it will have been by the end."""
+        self._forget(model)
+        self._so_far[model] = Outcome(f"{_name(model)} left as it is: {why}")
+        self._note(self._so_far[model])
 
     def report(self) -> None:
         """Say once what became of every model that was called in training, in a line for each, also for other processes
@@ -105,11 +103,6 @@ class Session:
             keep(self._mine(), self.reports)
             self._times_kept += 1
             self._kept_until = now + 200 * (time.perf_counter() - now)
-
-    def _so_far_left(self, model: PreTrainedModel, why: str) -> None:
-        self._forget(model)
-        self._so_far[model] = Outcome(f"{_name(model)} left as it is: {why}")
-        self._note(self._so_far[model])
 
     def _forget(self, model: PreTrainedModel) -> None:
         if model in self._so_far:

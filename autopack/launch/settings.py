@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from autopack.enabling.options import CHOICES
@@ -66,17 +67,33 @@ class Option(NamedTuple):
         return value if self.choices else str(int(value))
 
 
-class Settings(NamedTuple):
-    """How models are enabled under `autopack run`."""
+def _told(default: Any, about: str, metavar: str | None = None) -> Any:
+    return field(default=default, metadata={"help": about, "metavar": metavar})
 
-    backend: str
-    unpad: str
-    verify: str
-    share: str
-    watch: int
-    strict: bool
-    quiet: bool
-    subprocesses: bool
+
+@dataclass(frozen=True)
+class Settings:
+    """How models are enabled under `autopack run`: the command line and the reading of the environment follow it."""
+
+    backend: str = _told("auto", "what computes attention on packed rows")
+    unpad: str = _told(
+        "auto", "which padded batches run as packed rows inside: those where it gives the same, more of them, or none"
+    )
+    verify: str = _told(
+        "auto", "audit a model before it is enabled: one that no released run has covered, any, any in full, or none"
+    )
+    share: str = _told(
+        "auto",
+        "compute once what rows of a batch begin with: where that is worth it and draws no dropout, always, never",
+    )
+    watch: int = _told(
+        0, "in every Nth training call, check that a document gets what it gets alone; 0 checks none", "N"
+    )
+    strict: bool = _told(
+        False, "fail at models that cannot be enabled and calls that are refused; without it, they run as they are"
+    )
+    quiet: bool = _told(False, "print nothing at exit; a model that cannot be enabled is still named")
+    subprocesses: bool = _told(True, "enable models in processes that the script starts too")
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> Settings:
@@ -84,26 +101,7 @@ class Settings(NamedTuple):
         return cls(**{option.name: option.read(environment) for option in OPTIONS})
 
 
-_ABOUT_UNPAD = "which padded batches run as packed rows inside: those where it gives the same, more of them, or none"
-_ABOUT_VERIFY = "audit a model before it is enabled: one that no released run has covered, any, any in full, or none"
-_ABOUT_SHARE = (
-    "compute once what rows of a batch begin with: where that is worth it and draws no dropout, always, never"
-)
-OPTIONS = (
-    Option("backend", "auto", "what computes attention on packed rows"),
-    Option("unpad", "auto", _ABOUT_UNPAD),
-    Option("verify", "auto", _ABOUT_VERIFY),
-    Option("share", "auto", _ABOUT_SHARE),
-    Option("watch", 0, "in every Nth training call, check that a document gets what it gets alone; 0 checks none", "N"),
-    Option(
-        "strict",
-        False,
-        "fail at models that cannot be enabled and calls that are refused; without it, they run as they are",
-    ),
-    Option("quiet", False, "print nothing at exit; a model that cannot be enabled is still named"),
-    Option("subprocesses", True, "enable models in processes that the script starts too"),
-)
-"""Every setting, once: the command line and the reading of the environment are derived from it."""
+OPTIONS = tuple(Option(each.name, each.default, **each.metadata) for each in fields(Settings))
 
 
 def without(path: str) -> str:

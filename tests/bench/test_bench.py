@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from autopack import tiny
 from autopack.bench import table
-from autopack.bench.arms import ARMS, BASELINE, STOCK_ROW, calls_of
-from autopack.bench.batches import Batch, grouped
+from autopack.bench.batches import ARMS, BASELINE, STOCK_ROW, Batch, calls_of, grouped
 from autopack.bench.machine import in_turn
 from autopack.bench.noise import Spread, verdict
 from autopack.bench.race import CannotBench, compare

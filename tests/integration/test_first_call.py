@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -211,7 +212,7 @@ def test_an_error_of_any_kind_leaves_the_model_as_it_is_and_is_raised_with_stric
     assert capsys.readouterr().err == (
         "autopack: warning: LlamaForCausalLM (llama) left as it is: KeyError: 'some\\nbug'\n"
     )
-    session.settings = session.settings._replace(strict=True)
+    session.settings = replace(session.settings, strict=True)
     with pytest.raises(KeyError):
         waiting()(**batch())
 
@@ -231,7 +232,7 @@ def test_the_report_is_of_this_process_and_quiet_on_demand(session, monkeypatch,
     waiting()(**batch())
     monkeypatch.setenv("RANK", "3")
     assert report(session, capsys)[0].startswith("autopack: rank 3: LlamaForCausalLM (llama) enabled")
-    session.settings = session.settings._replace(quiet=True)
+    session.settings = replace(session.settings, quiet=True)
     waiting()(**batch())
     assert report(session, capsys) == []
 
