@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 from torch.nn import functional as F
 
-from autopack.attention import backends
+from autopack.attention import choose
 from autopack.attention.backends import varlen
 from autopack.inspection.torches import attend_varlen
 from compat.standins import flash_2_of, loadable, scores_within
@@ -174,5 +174,5 @@ def aten_on_cpu() -> Iterator[None]:
         library.impl("_flash_attention_backward", backward_on_cpu, "CPU")
         stack.enter_context(mock.patch.object(varlen, "refused_device", return_value=None))
         stack.enter_context(mock.patch.object(varlen, "availability", availability))
-        stack.enter_context(mock.patch.dict(backends.BACKENDS, varlen=backend))
+        stack.enter_context(mock.patch.dict(choose.BACKENDS, varlen=backend))
         yield

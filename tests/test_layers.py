@@ -99,7 +99,7 @@ def test_imports_go_downward():
         ("runtime.scope", "from autopack.calls import hooks"),
         ("inspection.masks", "if TYPE_CHECKING:\n    from autopack.layout.packed import PackedLayout"),
         ("attention.site", "def late():\n    import autopack.mixers.operations"),
-        ("calls.hooks", "from autopack.attention import backends"),
+        ("calls.hooks", "from autopack.attention import choose"),
         ("registry", "from autopack import tiny"),
         ("layout.packed", "import autopack"),
         ("attention.call", "from autopack.integrations import peft"),

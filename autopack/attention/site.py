@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from autopack.attention import cross, prefixes
-from autopack.attention.backends import BACKENDS, choose
 from autopack.attention.call import AttentionCall, Output
+from autopack.attention.choose import BACKENDS, choose
 from autopack.attention.document_mask import DocumentMask
 from autopack.errors import SiteDrift, UnsupportedModel
 from autopack.inspection import releases, sharding

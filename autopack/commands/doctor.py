@@ -126,8 +126,8 @@ def _devices() -> list[dict[str, str | bool]]:
 def _examine_backends(found: Diagnosis) -> None:
     import torch
 
-    from autopack.attention.backends import BACKENDS, availability, choose
     from autopack.attention.call import AttentionCall
+    from autopack.attention.choose import BACKENDS, availability, choose
     from autopack.inspection import releases
     from autopack.layout.packed import PackedLayout
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from autopack import registry
-from autopack.attention.backends import BACKENDS, candidates
+from autopack.attention.choose import BACKENDS, candidates
 from autopack.calls.entry import why_alone
 from autopack.enabling import options
 from autopack.enabling.attach import detach, examine, strip_severed

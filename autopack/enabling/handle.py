@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from autopack.attention.backends import taken_by_auto
+from autopack.attention.choose import taken_by_auto
 from autopack.calls.prefixes import why_not
 from autopack.enabling.attach import detach
 from autopack.enabling.explain import Explanation, explain

@@ -61,9 +61,8 @@ def units_of(pieces: Pieces, grouped: Grouped, max_length: int) -> Units:
         within, more = _split(lengths[of_group], int(prefixes[number]), max_length)
         order[of_group] = order[of_group][within]
         begins = np.union1d(begins, starts[number] + more)
-    turn = np.argsort(
-        np.minimum.reduceat(order, begins), kind="stable"
-    )  # as they come: some strategies keep that order
+    # In the order in which they come, which some strategies keep.
+    turn = np.argsort(np.minimum.reduceat(order, begins), kind="stable")
     members, bounds = pieces.take(order).rows(np.append(begins, len(order)), turn)
     shared = np.repeat(np.repeat(prefixes, sizes)[begins[turn]], np.diff(bounds))
     shared[bounds[:-1]] = 0

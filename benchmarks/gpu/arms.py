@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import autopack
-from autopack.attention import backends
+from autopack.attention import choose
 from autopack.bench.batches import Batch
 from benchmarks.gpu import by_hand
 from compat.standins import set_implementation
@@ -80,7 +80,7 @@ def backend_of(arm: Arm) -> str:
     """The backend that an enabled arm asks for: the one that `auto` takes on a GPU, by name, so that it is that one."""
     if arm.implementation != "sdpa":
         return "flex" if arm in FLEX else "flash"
-    return "varlen" if backends.availability()["varlen"][0] else "auto"
+    return "varlen" if choose.availability()["varlen"][0] else "auto"
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from benchmarks.gpu.waits import count_waits
 
 def environment(job: Job) -> dict[str, Any]:
     """What the run has, and what autopack finds of it."""
-    from autopack.attention.backends import availability
+    from autopack.attention.choose import availability
 
     backends = {name: {"usable": usable, "why": why} for name, (usable, why) in availability().items()}
     if job.machine.is_cuda and not backends["varlen"]["usable"]:

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from autopack import tiny
-from autopack.attention import backends as attention
+from autopack.attention import choose
 from autopack.inspection import releases
 from autopack.inspection.modules import is_pair
 from compat import survey
@@ -116,8 +116,8 @@ def _about(model_type: str, task: str) -> _About:
     declared = {name.removesuffix("_attention") for name in releases.supported_implementations(model)} | {"eager"}
     backends = {name: [name] for name in BACKENDS if name in declared}
     for name in {"eager", "sdpa"} & declared:
-        possible = attention.candidates(name, model)
-        backends[name] = [backend for backend in possible if attention.BACKENDS[backend].devices is None]
+        possible = choose.candidates(name, model)
+        backends[name] = [backend for backend in possible if choose.BACKENDS[backend].devices is None]
     parts = [model.config, *(part for part in vars(model.config).values() if hasattr(part, "to_diff_dict"))]
     discrete = any("expert" in name or name == "index_topk" for part in parts for name in vars(part))
     return _About(found, backends, is_pair(model), survey._has_experts(model), discrete)

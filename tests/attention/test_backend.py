@@ -11,7 +11,7 @@ import torch
 
 import autopack
 from autopack import tiny
-from autopack.attention import backends
+from autopack.attention import backends, choose
 from autopack.commands import doctor
 from autopack.enabling import options
 from tests.conftest import FLOAT32, alone, error, positions, token_ids
@@ -47,7 +47,7 @@ def toy(tmp_path, monkeypatch):
     (tmp_path / "toy.py").write_text(TOY)
     monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(tmp_path)])
     found = importlib.import_module(f"{backends.__name__}.toy")
-    monkeypatch.setitem(backends.BACKENDS, found.BACKEND.name, found.BACKEND)
+    monkeypatch.setitem(choose.BACKENDS, found.BACKEND.name, found.BACKEND)
     monkeypatch.setitem(options.CHOICES, "backend", (*options.CHOICES["backend"], "toy"))
     yield found
     del sys.modules[f"{backends.__name__}.toy"]
@@ -58,9 +58,9 @@ def packed() -> dict[str, torch.Tensor]:
 
 
 def test_the_files_are_the_list():
-    assert set(backends.BACKENDS) == {"eager", "flash", "flex", "sdpa", "varlen"}
-    assert options.CHOICES["backend"] == ("auto", *backends.BACKENDS)
-    assert all(name == backend.name for name, backend in backends.BACKENDS.items())
+    assert set(choose.BACKENDS) == {"eager", "flash", "flex", "sdpa", "varlen"}
+    assert options.CHOICES["backend"] == ("auto", *choose.BACKENDS)
+    assert all(name == backend.name for name, backend in choose.BACKENDS.items())
 
 
 @pytest.mark.parametrize("asked", ["auto", "toy"])
@@ -110,4 +110,4 @@ def test_the_doctor_knows_it(toy, capsys):
     ("of_mine", "cpu", ("eager",)),
 ])  # fmt: skip
 def test_what_auto_may_take(implementation, device, names):
-    assert backends.taken_by_auto(implementation, device) == names
+    assert choose.taken_by_auto(implementation, device) == names

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 
-from autopack.attention.backends import availability
+from autopack.attention.choose import availability
 from autopack.cli import main
 from autopack.enabling.options import CHOICES
 from autopack.version import MINIMUM, mismatch, problem

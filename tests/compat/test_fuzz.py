@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autopack import tiny
-from autopack.attention import backends
+from autopack.attention import choose
 from autopack.attention.document_mask import DocumentMask
 from autopack.calls import packed
 from autopack.errors import UnsupportedModel
@@ -83,7 +83,7 @@ def raising(monkeypatch, error: type[Exception] = KeyError):
     def attend(call):
         raise error("planted")
 
-    monkeypatch.setitem(backends.BACKENDS, "eager", replace(backends.BACKENDS["eager"], attend=attend))
+    monkeypatch.setitem(choose.BACKENDS, "eager", replace(choose.BACKENDS["eager"], attend=attend))
 
 
 FAULTS = {
@@ -117,8 +117,8 @@ def test_a_fault_of_gradients_alone_is_found(monkeypatch):
     def detached(original):
         return lambda call: (original(call)[0].detach(), None)
 
-    eager = backends.BACKENDS["eager"]
-    monkeypatch.setitem(backends.BACKENDS, "eager", replace(eager, attend=detached(eager.attend)))
+    eager = choose.BACKENDS["eager"]
+    monkeypatch.setitem(choose.BACKENDS, "eager", replace(eager, attend=detached(eager.attend)))
     call = Arranged(((0, 1),), gradients=True)
     assert "gradients are off" in session.run_case(Case(LLAMA, call), verify="never").reason
     assert session.run_case(Case(LLAMA, Arranged(((0, 1),))), verify="never").status == "exact"

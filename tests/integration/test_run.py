@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from autopack import cli
-from autopack.attention.backends import availability
+from autopack.attention.choose import availability
 from autopack.commands import run as command
 from autopack.enabling.options import CHOICES
 from autopack.launch import settings

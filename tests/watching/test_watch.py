@@ -14,7 +14,7 @@ import torch
 import torch._dynamo.testing
 
 import autopack
-from autopack.attention import backends
+from autopack.attention import choose
 from autopack.calls import packed
 from autopack.errors import Leak
 from autopack.layout.packed import PackedLayout
@@ -33,8 +33,8 @@ def forget_boundaries(monkeypatch: pytest.MonkeyPatch) -> None:
         rows = PackedLayout.from_lengths([[call.layout.columns]] * call.layout.rows)
         return own.attend(replace(call, layout=rows, mask=None))
 
-    own = backends.BACKENDS["sdpa"]
-    monkeypatch.setitem(backends.BACKENDS, "sdpa", replace(own, attend=attend))
+    own = choose.BACKENDS["sdpa"]
+    monkeypatch.setitem(choose.BACKENDS, "sdpa", replace(own, attend=attend))
 
 
 @pytest.mark.parametrize("noise", [False, True], ids=["", "dropout"])
