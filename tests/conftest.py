@@ -38,11 +38,12 @@ LEAK = 1e-2
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the tests marked exhaustive too")
+    parser.addoption("--part", metavar="K/N", default="1/1", help="of those marked exhaustive, every Nth one")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `exhaustive`, and most of what is `sampled`, unless it is asked for."""
+    """Leave out what is marked `exhaustive`, and most of what is `sampled`, unless it or a part of it is asked for."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sampled") is not None:
@@ -53,13 +54,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for place, item in enumerate(group):
             if place not in kept:
                 item.add_marker(pytest.mark.exhaustive)
+    exhaustive = [item for item in items if item.get_closest_marker("exhaustive") is not None]
     asked = config.option.all or config.option.markexpr or config.option.keyword
     if asked or any("::" in argument for argument in config.args):
-        return
-    left_out = [item for item in items if item.get_closest_marker("exhaustive") is not None]
+        part, parts = map(int, config.option.part.split("/"))
+        left_out = [item for place, item in enumerate(exhaustive) if place % parts != part - 1]
+    else:
+        left_out = exhaustive
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item.get_closest_marker("exhaustive") is None]
+        gone = {*left_out}
+        items[:] = [item for item in items if item not in gone]
 
 
 def llama(attn_implementation: str = "sdpa", dtype: torch.dtype = torch.float64, **overrides: Any) -> PreTrainedModel:
