@@ -208,6 +208,9 @@ class Model:
     def _mode(self, model: Any, training: bool, checkpointing: str) -> None:
         if model.training != training:
             model.train(training)
+        for module in model.modules():
+            if type(module).__name__ == "NllbMoeTop2Router":  # in evaluation it keeps what its last call had room for
+                module.expert_capacity = model.config.expert_capacity
         known = self._checkpointing.get(model is self.model, "")
         if checkpointing != known and model.supports_gradient_checkpointing:
             if checkpointing:
