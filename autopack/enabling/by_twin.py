@@ -314,9 +314,11 @@ def _forms(twin: Twin, names: list[str]) -> dict[str, Form]:
 
     with contextlib.ExitStack() as hooks:
         for name in names:
-            with contextlib.suppress(AttributeError):  # of a layer that the twin has not: another one is of its kind
+            try:
                 stand_in = twin.model.get_submodule(name)
-                hooks.enter_context(stand_in.register_forward_pre_hook(partial(listen, name), with_kwargs=True))
+            except AttributeError:  # of a layer that the twin has not: another one is of its kind
+                continue
+            hooks.enter_context(stand_in.register_forward_pre_hook(partial(listen, name), with_kwargs=True))
         _call(twin.model)
     return found
 

@@ -58,7 +58,8 @@ def leak_of(call: Call, step: int) -> Leak | None:
     halves = [[n for n in range(len(spans)) if n >> bit & 1] for bit in range(max(len(spans) - 1, 0).bit_length())]
     blind = True
     # Estimators that go straight through a choice have their gradients in the first of both alone.
-    for mode in (nullcontext(), _Throughout()):
+    throughout = _Throughout()
+    for mode in (nullcontext(), throughout):
         reason: CannotTell | None = None
         with unnoticed(call.module, call.model), torch.inference_mode(False), torch.enable_grad():
             try:
@@ -79,6 +80,8 @@ def leak_of(call: Call, step: int) -> Leak | None:
         raise reason
     if blind:
         raise CannotTell("no gradient reaches its images or other media")
+    if throughout.ended:
+        raise CannotTell("numbers that it computes become Python's or NumPy's, where no gradient follows them")
     return None
 
 
@@ -86,14 +89,24 @@ class _Throughout(TorchFunctionMode):
     """Has gradients go through what a model computes without them: `no_grad`, `detach` and `data`."""
 
     _cuts = (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__)  # type: ignore[attr-defined]
+    _ends = (torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__float__, torch.Tensor.__array__)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = False
+        """Whether numbers of documents became Python's or NumPy's, through which no gradient goes."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._C._set_grad_enabled:
             return func(True)
-        if func in self._cuts and args[0].requires_grad:
-            return args[0].view_as(args[0])
-        if func is torch.Tensor.numpy:
-            args = (args[0].detach(), *args[1:])
+        tensor = args[0] if args else None
+        # Leaves are parameters, which some models write to.
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and not tensor.is_leaf:
+            if func in self._cuts:
+                return tensor.view_as(tensor)
+            if func in self._ends:
+                self.ended = True
+                args = (tensor.detach(), *args[1:])
         return func(*args, **(kwargs or {}))
 
 

@@ -141,6 +141,36 @@ def test_tokens_that_meet_where_every_document_has_an_image(change):
     assert raised.value.report.columns == (0, len(long[0]))
 
 
+def _writing_weights(inner):
+    def forward(self, *args, **given):
+        next(self.parameters()).data.mul_(1.0)
+        return inner.forward(self, *args, **given)
+
+    return forward
+
+
+def _scaled_by_the_largest(inner):
+    def forward(self, *args, **given):
+        output = inner.forward(self, *args, **given)
+        largest = output.last_hidden_state.abs().max().item()
+        output.last_hidden_state = output.last_hidden_state / max(largest, 1e9) * 1e9
+        return output
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    ("change", "told"), [(_writing_weights, {}), (_scaled_by_the_largest, {"where no gradient follows them": 1})]
+)
+def test_what_is_told_of_a_forward_of_ones_own(change, told):
+    model = of_ones_own("qwen2_vl", "images", beyond=10**9)
+    inner = type(model.model)
+    inner.forward = change(inner.__base__)
+    with autopack.enable(model) as handle:
+        model(**media_rows.packed(model, [few(model)]))
+    assert {reason.rpartition(", ")[2]: count for reason, count in handle.envelope.skipped.items()} == told
+
+
 def test_what_gives_no_gradients_is_said_to_be_unchecked():
     base = type(tiny.build("llava", task="image-text-to-text"))
     without = type("Without", (base,), {"forward": torch.inference_mode()(base.forward)})
