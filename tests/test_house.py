@@ -1,0 +1,127 @@
+"""The size of the package, as bounds that only go down: a fault adds a row, not a layer.
+
+Size is counted in tokens and statements, which no formatting changes. Lower a bound when a change makes the package
+smaller; `python -m tests.test_house` prints the figures.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import sys
+import tokenize
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+import autopack
+
+ROOT = Path(autopack.__file__).parent
+BOUNDS = {
+    "tokens": 276_190,
+    "statements": 24_262,
+    "functions": 2_485,
+    "modules": 231,
+    "lines over 110 characters": 2_823,
+    "files over 400 lines": 0,
+    "class names in two places": 19,
+    "docstrings that begin with a question word": 622,
+    "places that look at the Python stack": 9,
+    "files that a packed call visits": 44,
+    "calls of the package in it": 524,
+}
+"""Wanted: 185,000 tokens, 16,500 statements, 1,700 functions, 140 modules, 18 files and 250 calls; 0 of the rest."""
+QUESTIONS = {"What", "Whether", "How", "Why", "Where", "Which", "Who", "When"}
+LAYOUT = {getattr(tokenize, name) for name in "COMMENT NL NEWLINE INDENT DEDENT ENCODING".split()}
+SCOPES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def size_of(texts: list[str]) -> Counter[str]:
+    """Return the figures of a list of modules: tokens without comments, docstrings and layout, and the like."""
+    count: Counter[str] = Counter()
+    classes: defaultdict[str, int] = defaultdict(int)
+    for text in texts:
+        lines, docstrings = text.splitlines(), set()
+        count["modules"] += 1
+        count["lines over 110 characters"] += sum(len(line) > 110 for line in lines)
+        count["files over 400 lines"] += len(lines) > 400
+        for node in ast.walk(ast.parse(text)):
+            count["statements"] += isinstance(node, ast.stmt)
+            count["functions"] += isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            if isinstance(node, SCOPES) and (words := (ast.get_docstring(node) or "").split()):
+                docstrings.add((node.body[0].lineno, node.body[0].col_offset))
+                is_question = words[0].rstrip(":,'s") in QUESTIONS
+                count["docstrings that begin with a question word"] += is_question
+            if isinstance(node, ast.ClassDef):
+                classes[node.name.lstrip("_")] += 1
+            looks_at_stack = isinstance(node, ast.Attribute) and node.attr == "_getframe"
+            count["places that look at the Python stack"] += looks_at_stack
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        count["tokens"] += sum(t.type not in LAYOUT and t.start not in docstrings for t in tokens)
+    count["class names in two places"] = sum(number > 1 for number in classes.values())
+    return count
+
+
+def walk_of_a_call() -> Counter[str]:
+    """Return how many files of the package a packed call of a Llama on SDPA visits, and how many calls it makes."""
+    import torch
+
+    from autopack import tiny
+
+    model = tiny.build("llama", attn_implementation="sdpa").eval()
+    row = {
+        "input_ids": torch.arange(5, 25)[None],
+        "position_ids": torch.tensor([[*range(8), *range(12)]]),
+    }
+    visited: Counter[str] = Counter()
+    inside = str(ROOT) + os.sep
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(inside):
+            visited[frame.f_code.co_filename] += 1
+
+    with autopack.enable(model), torch.no_grad():
+        for _ in range(9):  # what is done in the first calls alone is no part of the walk
+            model(**row)
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            model(**row)
+        finally:
+            sys.setprofile(before)
+    return Counter({
+        "files that a packed call visits": len(visited),
+        "calls of the package in it": visited.total(),
+    })  # fmt: skip
+
+
+def figures() -> Counter[str]:
+    return size_of([path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")]) + walk_of_a_call()
+
+
+@pytest.fixture(scope="module")
+def found() -> Counter[str]:
+    return figures()
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_the_package_does_not_grow(found: Counter[str], name: str) -> None:
+    assert found[name] <= BOUNDS[name]
+
+
+def test_what_is_counted() -> None:
+    text = '"""Whether it is."""\n\nimport sys\n\n\nclass A:\n    """How so."""\n\n\nclass _A:  # a comment\n'
+    text += "    def f(self):\n        return sys._getframe()\n"
+    count = size_of([text])
+    assert count["docstrings that begin with a question word"] == 2
+    assert count["class names in two places"] == count["places that look at the Python stack"] == 1
+    assert (count["functions"], count["statements"], count["modules"]) == (1, 7, 1)
+    counted = "import sys class A : class _A : def f ( self ) : return sys . _getframe ( )"
+    assert count["tokens"] == len(counted.split()) + 1  # the end of the file is one
+
+
+if __name__ == "__main__":
+    for name, number in figures().items():
+        print(f"{name:44}{number:8}")
