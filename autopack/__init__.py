@@ -5,7 +5,6 @@ Importing this package imports neither torch nor transformers and changes nothin
 
 from __future__ import annotations
 
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -32,20 +31,6 @@ _PUBLIC = {
 }
 _ROOMS = ("errors", "packing", "registry")
 """Modules with more names for users: `autopack.packing.plan` needs no import of its own."""
-_MOVED = {
-    **dict.fromkeys(("OutsideForward", "SiteDrift", "UnsupportedVersion"), "autopack.errors"),
-    **dict.fromkeys(("Family", "families", "register"), "autopack.registry"),
-    **dict.fromkeys(("Handles", "TrainerHandle"), "autopack.enabling.handle"),
-    "LeakReport": "autopack.auditing.report",
-    **dict.fromkeys(
-        """
-        CostModel HostBatch PackedLayout Plan pack_shards pair_lengths plan shard_files shard_rows weigh_documents
-        weigh_pairs weighted_loss
-        """.split(),
-        "autopack.packing",
-    ),
-}
-"""Names of the release before, and where they are now."""
 
 __all__ = ["__version__", *sorted(_PUBLIC)]
 
@@ -53,14 +38,11 @@ __all__ = ["__version__", *sorted(_PUBLIC)]
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"autopack.{name}")
-    home = _PUBLIC.get(name) or _MOVED.get(name)
+    home = _PUBLIC.get(name)
     if home is None:
         raise AttributeError(f"module 'autopack' has no attribute {name!r}")
     if home != "autopack.errors":
         refuse_old()
-    if name in _MOVED:
-        said = f"autopack.{name} is {home}.{name} now; the old name goes with autopack 0.3"
-        warnings.warn(said, FutureWarning, stacklevel=2)
     return getattr(import_module(home), name)
 
 
