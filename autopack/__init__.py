@@ -22,7 +22,6 @@ _PUBLIC = {
     "PackingCollator": "autopack.packing",
     "UnsupportedModel": "autopack.errors",
     "audit": "autopack.auditing.auditor",
-    "chunked_loss": "autopack.packing.chunked_loss",
     "disable": "autopack.enabling.enable",
     "enable": "autopack.enabling.enable",
     "estimate": "autopack.packing.estimate",
@@ -65,7 +64,6 @@ if TYPE_CHECKING:
     from autopack.errors import LeakDetected as LeakDetected
     from autopack.errors import UnsupportedModel as UnsupportedModel
     from autopack.packing import PackingCollator as PackingCollator
-    from autopack.packing.chunked_loss import chunked_loss as chunked_loss
     from autopack.packing.dataset import pack as pack
     from autopack.packing.estimate import estimate as estimate
     from autopack.packing.sampler import PackedBatchSampler as PackedBatchSampler

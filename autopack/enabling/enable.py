@@ -19,9 +19,7 @@ from autopack.enabling.attach import detach, examine, strip_severed
 from autopack.enabling.handle import Handle, Handles, TrainerHandle, take_back
 from autopack.enabling.prove import renew, settle
 from autopack.errors import InvalidPacking, UnsupportedModel
-from autopack.inspection import releases
 from autopack.inspection.heads import row_head
-from autopack.inspection.source import calls_loss_function
 from autopack.integrations import boundaries, lm_eval, peft
 from autopack.integrations.trainers import TrainerAdapter, adapter_of
 from autopack.integrations.wrappers import holds_models, models_of_trainer, parts_of, unwrap
@@ -205,7 +203,6 @@ def _enable_one(model: Any, given: _Given, undo: ExitStack) -> Handle:
 
 def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     peft.check(base)
-    _check_loss(base)
     strip_severed(base)
     if holds_marks(base):
         raise UnsupportedModel("a part of this model is enabled on its own; disable that part, then enable the whole")
@@ -270,24 +267,6 @@ def _check_same(found: Options, wanted: Options, also: list[str]) -> None:
             raise ValueError(
                 f"the model is enabled with {name}={one!r}; call autopack.disable(model) before enabling it with "
                 f"{name}={other!r}"
-            )
-
-
-def _check_loss(model: PreTrainedModel) -> None:
-    """Raise `UnsupportedModel` where `chunked_loss` stands where no loss of a causal language model is computed."""
-    chosen = [module for module in model.modules() if "_loss_function" in module.__dict__]
-    if not chosen or not releases.losses():
-        return
-    from autopack.packing.chunked_loss import chunked_loss
-
-    for module in chosen:
-        if module.__dict__["_loss_function"] is not chunked_loss:
-            continue
-        stock = releases.losses()[releases.kind_of_loss(module)]
-        if stock is not releases.shifting_loss() or not calls_loss_function(module):
-            raise UnsupportedModel(
-                f"autopack.chunked_loss is the loss of causal language models, which is not what "
-                f"{type(module).__name__} calls its loss_function for. Take it away: del model._loss_function"
             )
 
 
