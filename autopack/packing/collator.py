@@ -102,7 +102,7 @@ class PackingCollator:
         return_seq_idx: add `seq_idx` (B, T) int32: the number of the document in its row, padding included.
         loss_weights: `"document"` adds weights by which all documents count alike, however long; `"token"` weights by
             which all targets do. Either is multiplied by a float `document_weight` of each example (a list of them, one
-            per document, in packed rows). For `weigh_documents` and `weighted_loss` of `autopack.packing`; needs
+            per document, in packed rows). For `autopack.packing.weighted_loss`; needs
             labels per token.
         image_processor: what makes pixels of pictures: a processor or image processor of transformers.
         images_by_row: the model takes images as (B, images, ...), the empty ones of a row last, as Idefics does.
