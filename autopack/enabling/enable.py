@@ -43,7 +43,6 @@ def enable(
     verify: str = ...,
     watch: int | None = ...,
     watch_action: str | None = ...,
-    logs: bool = ...,
     sequence_parallel: Any = ...,
     leave_out: Sequence[str] = ...,
     share: str = ...,
@@ -59,7 +58,6 @@ def enable(
     verify: str = ...,
     watch: int | None = ...,
     watch_action: str | None = ...,
-    logs: bool = ...,
     sequence_parallel: Any = ...,
     leave_out: Sequence[str] = ...,
     share: str = ...,
@@ -75,7 +73,6 @@ def enable(
     verify: str = ...,
     watch: int | None = ...,
     watch_action: str | None = ...,
-    logs: bool = ...,
     sequence_parallel: Any = ...,
     leave_out: Sequence[str] = ...,
     share: str = ...,
@@ -90,7 +87,6 @@ def enable(
     verify: str = "auto",
     watch: int | None = None,
     watch_action: str | None = None,
-    logs: bool = True,
     sequence_parallel: Any = None,
     leave_out: Sequence[str] = (),
     share: str = "auto",
@@ -122,8 +118,6 @@ def enable(
             it. 0 checks none; None reads the environment variable AUTOPACK_WATCH. `handle.watched` has the counts.
         watch_action: `raise` raises `LeakDetected` where such a document differs by more than rounding, `log` logs a
             warning each time; None reads AUTOPACK_WATCH_ACTION, whose default is `raise`.
-        logs: Whether a `transformers.Trainer` logs how full the rows of its model are (`autopack/fill` and its like,
-            docs/unpadding.md), to wherever it reports. Other models and trainers log nothing of it.
         sequence_parallel: A process group of torch.distributed, or a DeviceMesh of one dimension: its processes share
             rows, each calls the model with an equal part of the columns of every one (`autopack.packing.shard_rows`),
             and attention goes over whole rows by an exchange of tokens for heads (docs/distributed.md). Rows that
@@ -156,7 +150,7 @@ def enable(
     also = [name for name, value in told.items() if value is not None]
     also += ["leave_out"] if leave_out else []
     left_out = options.read_names(leave_out)
-    given = _Given(Options(backend, unpad, verify, every, action, rows, left_out, share), also, logs)
+    given = _Given(Options(backend, unpad, verify, every, action, rows, left_out, share), also)
     with ExitStack() as undo:
         handle = _enable(model, given, undo)
         undo.pop_all()
@@ -164,11 +158,10 @@ def enable(
 
 
 class _Given(NamedTuple):
-    """What `enable` was told: the options of each model, those of `also` by name, and whether trainers log."""
+    """What `enable` was told: the options of each model, and those of `also` by name."""
 
     wanted: Options
     also: list[str]
-    logs: bool
 
 
 def _enable(model: Any, given: _Given, undo: ExitStack) -> Handle | TrainerHandle | Handles:
@@ -321,12 +314,9 @@ def _enable_trainer(trainer: Any, adapter: TrainerAdapter, given: _Given, undo: 
     lost = boundaries.what_is_lost(trainer)
     if lost is not None:
         raise InvalidPacking(lost)
-    if given.logs and not trainer_logs.logs_packing(trainer):
+    if not trainer_logs.logs_packing(trainer):
         undo.callback(trainer_logs.take_logs, trainer)
-    if given.logs:
-        trainer_logs.add_logs(trainer, handles[adapter.model].tally)
-    else:
-        trainer_logs.take_logs(trainer)
+    trainer_logs.add_logs(trainer, handles[adapter.model].tally)
     return TrainerHandle(trainer, handles, left_alone)
 
 
