@@ -5,7 +5,6 @@ Importing this package imports neither torch nor transformers and changes nothin
 
 from __future__ import annotations
 
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,6 @@ _PUBLIC = {
     "PackingCollator": "autopack.packing",
     "UnsupportedModel": "autopack.errors",
     "audit": "autopack.auditing.auditor",
-    "chunked_loss": "autopack.packing.chunked_loss",
     "disable": "autopack.enabling.enable",
     "enable": "autopack.enabling.enable",
     "estimate": "autopack.packing.estimate",
@@ -32,20 +30,6 @@ _PUBLIC = {
 }
 _ROOMS = ("errors", "packing", "registry")
 """Modules with more names for users: `autopack.packing.plan` needs no import of its own."""
-_MOVED = {
-    **dict.fromkeys(("OutsideForward", "SiteDrift", "UnsupportedVersion"), "autopack.errors"),
-    **dict.fromkeys(("Family", "families", "register"), "autopack.registry"),
-    **dict.fromkeys(("Handles", "TrainerHandle"), "autopack.enabling.handle"),
-    "LeakReport": "autopack.auditing.report",
-    **dict.fromkeys(
-        """
-        CostModel HostBatch PackedLayout Plan pack_shards pair_lengths plan shard_files shard_rows weigh_documents
-        weigh_pairs weighted_loss
-        """.split(),
-        "autopack.packing",
-    ),
-}
-"""Names of the release before, and where they are now."""
 
 __all__ = ["__version__", *sorted(_PUBLIC)]
 
@@ -53,14 +37,11 @@ __all__ = ["__version__", *sorted(_PUBLIC)]
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"autopack.{name}")
-    home = _PUBLIC.get(name) or _MOVED.get(name)
+    home = _PUBLIC.get(name)
     if home is None:
         raise AttributeError(f"module 'autopack' has no attribute {name!r}")
     if home != "autopack.errors":
         refuse_old()
-    if name in _MOVED:
-        said = f"autopack.{name} is {home}.{name} now; the old name goes with autopack 0.3"
-        warnings.warn(said, FutureWarning, stacklevel=2)
     return getattr(import_module(home), name)
 
 
@@ -83,7 +64,6 @@ if TYPE_CHECKING:
     from autopack.errors import LeakDetected as LeakDetected
     from autopack.errors import UnsupportedModel as UnsupportedModel
     from autopack.packing import PackingCollator as PackingCollator
-    from autopack.packing.chunked_loss import chunked_loss as chunked_loss
     from autopack.packing.dataset import pack as pack
     from autopack.packing.estimate import estimate as estimate
     from autopack.packing.sampler import PackedBatchSampler as PackedBatchSampler

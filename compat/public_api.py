@@ -22,7 +22,6 @@ import autopack
 from autopack import errors, packing, registry
 from autopack.auditing import report
 from autopack.enabling import handle
-from autopack.packing.old_names import OldName
 from compat.matrix import ROOT
 
 LISTED = ROOT / "compat" / "public_api.txt"
@@ -94,7 +93,7 @@ def _as_written(annotation: Any) -> Any:
 
 def _is_code(value: Any) -> bool:
     kinds = property | cached_property | staticmethod | classmethod
-    return inspect.isfunction(value) or (isinstance(value, kinds) and not isinstance(value, OldName))
+    return inspect.isfunction(value) or isinstance(value, kinds)
 
 
 def _annotation(function: Any) -> str:

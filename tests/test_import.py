@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import autopack
+from autopack import errors
 
 
 def _run(code: str) -> None:
@@ -40,8 +41,8 @@ def test_the_names_for_type_checkers_are_the_public_names():
 
 
 def test_errors_share_one_base_class():
-    for name in ("InvalidPacking", "OutsideForward", "SiteDrift", "UnsupportedModel"):
-        assert issubclass(getattr(autopack, name), autopack.AutopackError)
+    for name in errors.__all__:
+        assert issubclass(getattr(errors, name), autopack.AutopackError)
 
 
 def test_unknown_name_is_an_attribute_error():

@@ -72,15 +72,5 @@ def _functions(found, made=True):
     return [*members, *([found.__init__] if made and inspect.isfunction(found.__init__) else [])]
 
 
-@pytest.mark.parametrize("name", autopack._MOVED)
-def test_names_of_the_release_before_work_and_warn(name):
-    home = autopack._MOVED[name]
-    with pytest.warns(FutureWarning, match=rf"autopack\.{name} is {home}\.{name} now") as seen:
-        found = getattr(autopack, name)
-    assert found is PUBLIC[f"{home}.{name}"]
-    assert seen[0].filename == __file__
-    assert name not in autopack.__all__
-
-
 def test_few_names_are_at_the_top():
     assert len(autopack.__all__) <= 16

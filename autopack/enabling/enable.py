@@ -19,9 +19,7 @@ from autopack.enabling.attach import detach, examine, strip_severed
 from autopack.enabling.handle import Handle, Handles, TrainerHandle, take_back
 from autopack.enabling.prove import renew, settle
 from autopack.errors import InvalidPacking, UnsupportedModel
-from autopack.inspection import releases
 from autopack.inspection.heads import row_head
-from autopack.inspection.source import calls_loss_function
 from autopack.integrations import boundaries, lm_eval, peft
 from autopack.integrations.trainers import TrainerAdapter, adapter_of
 from autopack.integrations.wrappers import holds_models, models_of_trainer, parts_of, unwrap
@@ -45,7 +43,6 @@ def enable(
     verify: str = ...,
     watch: int | None = ...,
     watch_action: str | None = ...,
-    logs: bool = ...,
     sequence_parallel: Any = ...,
     leave_out: Sequence[str] = ...,
     share: str = ...,
@@ -61,7 +58,6 @@ def enable(
     verify: str = ...,
     watch: int | None = ...,
     watch_action: str | None = ...,
-    logs: bool = ...,
     sequence_parallel: Any = ...,
     leave_out: Sequence[str] = ...,
     share: str = ...,
@@ -77,7 +73,6 @@ def enable(
     verify: str = ...,
     watch: int | None = ...,
     watch_action: str | None = ...,
-    logs: bool = ...,
     sequence_parallel: Any = ...,
     leave_out: Sequence[str] = ...,
     share: str = ...,
@@ -92,7 +87,6 @@ def enable(
     verify: str = "auto",
     watch: int | None = None,
     watch_action: str | None = None,
-    logs: bool = True,
     sequence_parallel: Any = None,
     leave_out: Sequence[str] = (),
     share: str = "auto",
@@ -124,8 +118,6 @@ def enable(
             it. 0 checks none; None reads the environment variable AUTOPACK_WATCH. `handle.watched` has the counts.
         watch_action: `raise` raises `LeakDetected` where such a document differs by more than rounding, `log` logs a
             warning each time; None reads AUTOPACK_WATCH_ACTION, whose default is `raise`.
-        logs: Whether a `transformers.Trainer` logs how full the rows of its model are (`autopack/fill` and its like,
-            docs/unpadding.md), to wherever it reports. Other models and trainers log nothing of it.
         sequence_parallel: A process group of torch.distributed, or a DeviceMesh of one dimension: its processes share
             rows, each calls the model with an equal part of the columns of every one (`autopack.packing.shard_rows`),
             and attention goes over whole rows by an exchange of tokens for heads (docs/distributed.md). Rows that
@@ -158,7 +150,7 @@ def enable(
     also = [name for name, value in told.items() if value is not None]
     also += ["leave_out"] if leave_out else []
     left_out = options.read_names(leave_out)
-    given = _Given(Options(backend, unpad, verify, every, action, rows, left_out, share), also, logs)
+    given = _Given(Options(backend, unpad, verify, every, action, rows, left_out, share), also)
     with ExitStack() as undo:
         handle = _enable(model, given, undo)
         undo.pop_all()
@@ -166,11 +158,10 @@ def enable(
 
 
 class _Given(NamedTuple):
-    """What `enable` was told: the options of each model, those of `also` by name, and whether trainers log."""
+    """What `enable` was told: the options of each model, and those of `also` by name."""
 
     wanted: Options
     also: list[str]
-    logs: bool
 
 
 def _enable(model: Any, given: _Given, undo: ExitStack) -> Handle | TrainerHandle | Handles:
@@ -205,7 +196,6 @@ def _enable_one(model: Any, given: _Given, undo: ExitStack) -> Handle:
 
 def _enable_model(base: PreTrainedModel, wanted: Options) -> Handle:
     peft.check(base)
-    _check_loss(base)
     strip_severed(base)
     if holds_marks(base):
         raise UnsupportedModel("a part of this model is enabled on its own; disable that part, then enable the whole")
@@ -273,24 +263,6 @@ def _check_same(found: Options, wanted: Options, also: list[str]) -> None:
             )
 
 
-def _check_loss(model: PreTrainedModel) -> None:
-    """Raise `UnsupportedModel` where `chunked_loss` stands where no loss of a causal language model is computed."""
-    chosen = [module for module in model.modules() if "_loss_function" in module.__dict__]
-    if not chosen or not releases.losses():
-        return
-    from autopack.packing.chunked_loss import chunked_loss
-
-    for module in chosen:
-        if module.__dict__["_loss_function"] is not chunked_loss:
-            continue
-        stock = releases.losses()[releases.kind_of_loss(module)]
-        if stock is not releases.shifting_loss() or not calls_loss_function(module):
-            raise UnsupportedModel(
-                f"autopack.chunked_loss is the loss of causal language models, which is not what "
-                f"{type(module).__name__} calls its loss_function for. Take it away: del model._loss_function"
-            )
-
-
 def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
     backend = enabled.options.backend
     if backend == "auto":
@@ -342,12 +314,9 @@ def _enable_trainer(trainer: Any, adapter: TrainerAdapter, given: _Given, undo: 
     lost = boundaries.what_is_lost(trainer)
     if lost is not None:
         raise InvalidPacking(lost)
-    if given.logs and not trainer_logs.logs_packing(trainer):
+    if not trainer_logs.logs_packing(trainer):
         undo.callback(trainer_logs.take_logs, trainer)
-    if given.logs:
-        trainer_logs.add_logs(trainer, handles[adapter.model].tally)
-    else:
-        trainer_logs.take_logs(trainer)
+    trainer_logs.add_logs(trainer, handles[adapter.model].tally)
     return TrainerHandle(trainer, handles, left_alone)
 
 

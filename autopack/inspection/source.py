@@ -128,13 +128,6 @@ def names_of(cls: type) -> tuple[str, ...]:
     return cls.__name__, known
 
 
-def calls_loss_function(module: nn.Module) -> bool:
-    """Whether a model computes its loss by `loss_function`, which can be set, in its class's forward or a base's."""
-    forwards = (vars(cls)["forward"] for cls in class_of(module).__mro__ if "forward" in vars(cls))
-    codes = (getattr(inspect.unwrap(forward), "__code__", None) for forward in forwards)
-    return any("loss_function" in names_in(code) for code in codes if code is not None)
-
-
 def writes_to_weights(kind: Any) -> bool:
     """Whether functions of a class may write to parameters: in place, past autograd, and not to initialise them."""
     own = [cls for cls in kind.__mro__ if not cls.__module__.startswith("torch.")]

@@ -45,8 +45,6 @@ class TrainerAdapter:
     """Whether its loss takes every row of a batch for one sequence, whatever the row declares."""
     reference: str | None = None
     """Attribute that holds a model which is called for the log-probabilities of the same tokens, and never trained."""
-    rows_of_pair: int | None = None
-    """Rows per pair in the first tensor of tokens of a batch, where the loss is a mean over pairs."""
 
     def drops_columns(self, trainer: Any) -> bool:
         """Whether a trainer drops columns that the forward of its model does not name."""
@@ -99,11 +97,10 @@ TRANSFORMERS = TrainerAdapter(
 )
 _TRL = replace(TRANSFORMERS, package="trl", seen_in="trl 1.16")
 ADAPTERS = [
-    replace(_TRL, kind="DPOTrainer", adds_up_rows=True, reference="ref_model", rows_of_pair=2),
+    replace(_TRL, kind="DPOTrainer", adds_up_rows=True, reference="ref_model"),
     replace(_TRL, kind="KTOTrainer", adds_up_rows=True, reference="ref_model"),
-    replace(_TRL, kind="ORPOTrainer", adds_up_rows=True, rows_of_pair=1),
-    replace(_TRL, kind="CPOTrainer", adds_up_rows=True, rows_of_pair=1),
-    replace(_TRL, kind="RewardTrainer", rows_of_pair=2),
+    replace(_TRL, kind="ORPOTrainer", adds_up_rows=True),
+    replace(_TRL, kind="CPOTrainer", adds_up_rows=True),
     TRANSFORMERS,
 ]
 """The kinds that are known; of a trainer of several kinds the first counts."""
@@ -118,13 +115,6 @@ def derives_from(thing: Any, kind: str, *packages: str) -> bool:
     """Whether the class of a thing, or one above it, has this name in one of these packages or modules."""
     below = tuple(f"{package}." for package in packages)
     return any(cls.__name__ == kind and f"{cls.__module__}.".startswith(below) for cls in type(thing).__mro__)
-
-
-def refuse_shared_batches(trainer: Any) -> None:
-    """Raise `ValueError` for a trainer of transformers' kind that cuts a batch up for several processes."""
-    for kind in ("tp", "cp", "sp"):
-        if getattr(trainer, f"get_{kind}_size", lambda: 1)() > 1:
-            raise ValueError(f"found {kind} parallelism, in which several processes share a batch; leave it out")
 
 
 def at_work() -> Iterator[tuple[Any, TrainerAdapter]]:

@@ -20,8 +20,6 @@ _PUBLIC = {
     "plan": "autopack.packing.plans",
     "shard_files": "autopack.packing.shards",
     "shard_rows": "autopack.packing.sequence_parallel",
-    "weigh_documents": "autopack.packing.loss",
-    "weigh_pairs": "autopack.packing.pairs",
     "weighted_loss": "autopack.packing.loss",
 }
 
@@ -39,11 +37,9 @@ if TYPE_CHECKING:
     from autopack.layout.packed import PackedLayout as PackedLayout
     from autopack.packing.balance import CostModel as CostModel
     from autopack.packing.dataset import pack as pack
-    from autopack.packing.loss import weigh_documents as weigh_documents
     from autopack.packing.loss import weighted_loss as weighted_loss
     from autopack.packing.pairs import pair_lengths as pair_lengths
     from autopack.packing.pairs import pair_prefixes as pair_prefixes
-    from autopack.packing.pairs import weigh_pairs as weigh_pairs
     from autopack.packing.plans import Plan as Plan
     from autopack.packing.plans import plan as plan
     from autopack.packing.sampler import PackedBatchSampler as PackedBatchSampler

@@ -36,7 +36,6 @@ from autopack.packing.checks import (
 from autopack.packing.examples import Example, as_documents, check_alike, merge, read_example
 from autopack.packing.lengths import aligned, numbered
 from autopack.packing.media import along_diagonal, join, read_pictures
-from autopack.packing.old_names import with_old_names
 from autopack.packing.places import Places, keep_positions, place, tokens_within
 
 PADDING = {"labels": IGNORED_LABEL, "shift_labels": IGNORED_LABEL, "special_tokens_mask": 1}
@@ -49,7 +48,6 @@ CHOICES = {"labels": get_args(Labels), "overlong": get_args(Overlong), "return_t
 UNSHIFTED_HEADS = ("ForMaskedLM", "ForTokenClassification", "ForPreTraining", "WithLMHeadModel")
 
 
-@with_old_names(max_tokens="max_length")
 @dataclass(frozen=True, kw_only=True, repr=False)
 class PackingCollator:
     """Concatenates the examples of a mini-batch into packed rows.
@@ -104,7 +102,7 @@ class PackingCollator:
         return_seq_idx: add `seq_idx` (B, T) int32: the number of the document in its row, padding included.
         loss_weights: `"document"` adds weights by which all documents count alike, however long; `"token"` weights by
             which all targets do. Either is multiplied by a float `document_weight` of each example (a list of them, one
-            per document, in packed rows). For `weigh_documents` and `weighted_loss` of `autopack.packing`; needs
+            per document, in packed rows). For `autopack.packing.weighted_loss`; needs
             labels per token.
         image_processor: what makes pixels of pictures: a processor or image processor of transformers.
         images_by_row: the model takes images as (B, images, ...), the empty ones of a row last, as Idefics does.

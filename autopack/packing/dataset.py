@@ -80,7 +80,7 @@ def pack(
         position_ids: `False` leaves them out; the collator makes them of `seq_lengths`.
         first_position: where the positions of a document start: 0, or `padding_idx + 1` for RoBERTa-like models.
         loss_weights: `"document"` adds weights by which all documents count alike, `"token"` weights by which all
-            targets do; either is multiplied by a column `document_weight`. See `autopack.packing.weigh_documents`.
+            targets do; either is multiplied by a column `document_weight`. See `autopack.packing.weighted_loss`.
         groups: `True` puts documents of the same first tokens into one row, or as few as hold them; the name of a
             column those of the same value in it, such as completions of one prompt. What they begin with counts once
             in `max_length`, since the model computes it once (`enable(model, share=...)`), so that rows may have more

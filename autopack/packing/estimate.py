@@ -17,7 +17,6 @@ from autopack.packing.balance import CostModel
 from autopack.packing.checks import check_int
 from autopack.packing.groups import groups_of
 from autopack.packing.lengths import LONGEST, Counts, Overflow, fit, read
-from autopack.packing.old_names import with_old_names
 from autopack.packing.plans import Plan, Strategy, plan
 from autopack.packing.sources import documents_of, lengths_of
 from autopack.pages import parts
@@ -57,7 +56,6 @@ class Arm:
     speedup: float = 1.0
 
 
-@with_old_names(capacity="max_length")
 @dataclass(frozen=True, repr=False)
 class Estimate:
     """What packing would gain; `str()` is a table, and `found[name]` the packed arm of that name.

@@ -1,4 +1,4 @@
-"""Pairs of preference data, which go through a trainer two sequences at a time: their lengths, and what a pair counts.
+"""Pairs of preference data, which go through a trainer two sequences at a time: their lengths.
 
 Trainers of pairs (TRL's for DPO and rewards) make a batch (2 B, T) of them, chosen ones first. An enabled model runs it
 as one packed row; what is left to plan is which pairs share a batch.
@@ -6,14 +6,12 @@ as one packed row; what is left to plan is which pairs share a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from autopack.errors import InvalidPacking
-from autopack.integrations.trainers import ADAPTERS, adapter_of, refuse_shared_batches
 from autopack.packing.checks import PAIRS, check_int
 from autopack.packing.lengths import to_numpy
 
@@ -103,108 +101,6 @@ def _in_common(one: Any, other: Any) -> int:
     shorter = min(len(one), len(other))
     differs = np.asarray(one)[:shorter] != np.asarray(other)[:shorter]
     return int(differs.argmax()) if differs.any() else shorter
-
-
-def weigh_pairs(trainer: Any) -> WeighedPairs:
-    """Makes every pair of a step count alike in a trainer of pairs, however many pairs its batches have.
-
-    Such a trainer takes the mean over the pairs of each batch, and the mean of these means over micro-batches (gradient
-    accumulation) and processes. Batches by tokens have unequally many pairs, and a pair of a batch of few would count
-    more. Here each batch's loss is multiplied by its share of the step's pairs, so that the step is the mean over all
-    of them. A loss that is no mean over pairs (`"aot"`, `"sft"`, a router's) is averaged over batches, each as much as
-    it has pairs. Metrics that the trainer logs beside the loss stay means over batches; they are gathered of unequally
-    many pairs of several processes, of which the trainer by itself wants as many of each. Evaluation stays as it is.
-
-    For TRL's `DPOTrainer`, `RewardTrainer`, `ORPOTrainer` and `CPOTrainer` and what derives from them. Call it before
-    `trainer.train()`, in any order with `autopack.enable(trainer)`. Returns what takes it back by `.remove()`; also a
-    context manager. Raises `ValueError` for other trainers, for parallelism that cuts batches, where the trainer is
-    told that its loss counts accumulation itself (`loss_is_scaled_for_ga`), and where it is weighed already.
-    """
-    return WeighedPairs(trainer)
-
-
-class WeighedPairs(AbstractContextManager["WeighedPairs"]):
-    """What `weigh_pairs` did to a trainer."""
-
-    def __init__(self, trainer: Any):
-        adapter = adapter_of(trainer)
-        rows = None if adapter is None else adapter.rows_of_pair
-        if rows is None:
-            wanted = ", ".join(each.kind for each in ADAPTERS if each.rows_of_pair)
-            raise ValueError(f"wanted a trainer of pairs ({wanted} of TRL), found {type(trainer).__name__}")
-        if "compute_loss" in vars(trainer):
-            raise ValueError("found a compute_loss on the trainer itself: it is weighed already, or by somebody else")
-        if getattr(trainer, "loss_is_scaled_for_ga", None):
-            raise ValueError("found loss_is_scaled_for_ga: the trainer's loss is no mean over the pairs of a batch")
-        if trainer.args.n_gpu > 1:
-            raise ValueError("found torch.nn.DataParallel, which cuts batches; start one process per device")
-        refuse_shared_batches(trainer)
-        self._trainer, self._rows = trainer, rows
-        self._batches, self._loss = trainer.get_batch_samples, trainer.compute_loss
-        trainer.get_batch_samples, trainer.compute_loss = self._get_batch_samples, self._compute_loss
-
-    def remove(self) -> None:
-        """Give the trainer its own loss back."""
-        for name, ours in (("get_batch_samples", self._get_batch_samples), ("compute_loss", self._compute_loss)):
-            if vars(self._trainer).get(name) == ours:
-                delattr(self._trainer, name)
-
-    def __exit__(self, *error: object) -> None:
-        self.remove()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(of {type(self._trainer).__name__})"
-
-    def _pairs(self, batch: Mapping[str, Any]) -> int:
-        tokens = batch["input_ids" if self._rows == 2 else "chosen_input_ids"]
-        return len(tokens) // self._rows
-
-    def _get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
-        """The micro-batches of a step, and how many pairs one has on average, over all processes.
-
-        A step hands that number to its loss, and nobody else does: evaluation has none.
-        """
-        import torch
-
-        batches, _ = self._batches(*args, **kwargs)
-        if not batches:  # the end of an epoch, which other processes may reach at another step
-            return batches, None
-        accelerator = self._trainer.accelerator
-        number = torch.tensor(sum(map(self._pairs, batches)), device=accelerator.device)
-        total = int(accelerator.gather(number).sum())
-        return batches, total / (len(batches) * accelerator.num_processes)
-
-    def _compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: float | None = None
-    ) -> Any:
-        share = 1.0 if num_items_in_batch is None else self._pairs(inputs) / num_items_in_batch
-        accelerator = self._trainer.accelerator
-        with _gathering(accelerator) if accelerator.num_processes > 1 else nullcontext():
-            found = self._loss(model, inputs, return_outputs=return_outputs)
-        return (found[0] * share, *found[1:]) if return_outputs else found * share
-
-
-@contextmanager
-def _gathering(accelerator: Any) -> Iterator[None]:
-    """Have an accelerator gather values of unequally many pairs; a collective itself wants as many of each rank."""
-    import torch
-
-    gather = accelerator.gather
-
-    def gather_all(values: Any) -> Any:
-        if not isinstance(values, torch.Tensor) or not values.ndim:
-            return gather(values)
-        counts = gather(torch.tensor(len(values), device=values.device)).tolist()
-        padded = values.new_zeros(max(counts), *values.shape[1:])
-        padded[: len(values)] = values
-        parts = gather(padded).split(max(counts))
-        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
-
-    accelerator.gather = gather_all
-    try:
-        yield
-    finally:
-        del accelerator.gather
 
 
 def _form(dataset: Any) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ from autopack.packing.checks import LENGTHS, is_int
 from autopack.packing.dataset import features_of
 from autopack.packing.documents import Documents, Taker, carried
 from autopack.packing.lengths import LONGEST, Counts, bounds_of
-from autopack.packing.old_names import with_old_names
 from autopack.packing.plans import ARRAYS, Plan
 from autopack.packing.rows import Packing, Rows, nothing_left
 from autopack.version import __version__
@@ -40,7 +39,6 @@ OWN = b"autopack_shard"
 """And which it is: its name, or one that no other has where its number is not known yet."""
 
 
-@with_old_names(capacity="max_length")
 @dataclass(frozen=True)
 class Shards:
     """What was written: `files`, in the order of their rows; how many `rows` of at most `max_length` tokens they have

@@ -33,7 +33,6 @@ from autopack.packing.lengths import (
     read,
     zeros,
 )
-from autopack.packing.old_names import renamed, with_old_names
 from autopack.packing.strategies import ORDERED, STRATEGIES
 
 Strategy = Literal["best_fit", "first_fit", "sequential", "multipack", "sorted", "fixed_length", "random"]
@@ -47,7 +46,6 @@ _BROKEN = (ValueError, KeyError, TypeError, IndexError, AttributeError, Overflow
 """What reading raises for a file that is not what it seems."""
 
 
-@with_old_names(capacity="max_length")
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
     """Which documents share which row: a value of a few arrays, which cannot be written to.
@@ -234,7 +232,6 @@ class Plan:
         return found
 
 
-@renamed(capacity="max_length")
 def plan(
     lengths: Any,
     max_length: int,

@@ -17,7 +17,6 @@ from autopack.packing.balance import CostModel, share
 from autopack.packing.checks import check_int
 from autopack.packing.groups import read_groups
 from autopack.packing.lengths import fit, read
-from autopack.packing.old_names import with_old_names
 from autopack.packing.plans import Plan, Strategy, plan
 from autopack.packing.strategies import ORDERED, permutation
 
@@ -27,7 +26,6 @@ DRAWN = ("multipack", "random")
 _ATTEMPTS = 16
 
 
-@with_old_names(max_tokens="max_length")
 class PackedBatchSampler:
     """Yields batches of indices into a map-style data set: the documents of one packed row, or of several.
 
@@ -238,8 +236,6 @@ class PackedBatchSampler:
         """The next iteration yields what remained; raises `InvalidPacking` for the state of another sampler."""
         try:
             epoch, step, theirs = state["epoch"], state["step"], dict(state["made_of"])
-            if "max_tokens" in theirs:  # as it was called in states of the release before
-                theirs["max_length"] = theirs.pop("max_tokens")
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidPacking(f"wanted what PackedBatchSampler.state_dict gave, found {state!r}") from error
         ours = self._made_of()

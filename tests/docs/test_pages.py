@@ -109,6 +109,11 @@ def alone(examples: list[dict[str, Any]]) -> float:
     return total / count
 
 
+def same_fused(names: dict[str, Any]) -> bool:
+    """Whether the fused loss of the batch is that of its documents alone."""
+    return abs(names["loss"].item() - alone(examples()[:4])) < ROUNDING
+
+
 def packed_rows() -> dict[str, Any]:
     return loop() | {"dataset": datasets.Dataset.from_list(examples())}
 
@@ -276,7 +281,7 @@ PAGES = {
     "how_to/sentence_transformers.md": Page(
         encoder, QUIET, lambda names: len(names["vectors"]) == 16, ("sentence_transformers",)
     ),
-    "losses.md": Page(loop),
+    "losses.md": Page(loop, holds=same_fused),
     "scale.md": Page(corpus_on_disk, {'os.environ["SLURM_ARRAY_TASK_ID"]': '"2"', "30_000": "4"}, all_packed, ("ray",)),
     "migrating.md": Page(packed_rows, holds=lambda names: len(names["rows"]) > 0),
     "recipes.md": Page(

@@ -56,8 +56,8 @@ RECIPES = {
     "SFTTrainer": ("SFTConfig(output_dir",),
     "stream": ("# an IterableDataset",),
     "endless stream": ("dataset.repeat(None)",),
-    "weights": ("autopack.packing.weigh_documents(trainer)",),
-    "weights in a loop": ("autopack.packing.weighted_loss(",),
+    "weights": ("class WeighedTrainer(Trainer)",),
+    "weights in a loop": ("for batch in batches:", "autopack.packing.weighted_loss("),
     "groups": ("groups=True", "completions=True"),
     "shards": ("SLURM_ARRAY_TASK_ID",),
     "files of shards": ("autopack.packing.shard_files(",),
@@ -266,9 +266,12 @@ def test_a_trainer_of_an_endless_stream(there):
 
 def test_weights_of_documents(there):
     there["rows"] = autopack.pack(there["dataset"], CAPACITY)
+    there["args"].per_device_train_batch_size, there["args"].gradient_accumulation_steps = 2, 100
     run(there, "weights")
     there["trainer"].train()
+    assert there["trainer"].state.global_step == 1
     assert close(first_loss(there["trainer"]), alone(there, there["documents"], by_document=True))
+    assert not close(alone(there, there["documents"]), alone(there, there["documents"], by_document=True)), "control"
     autopack.disable(there["trainer"])
 
 

@@ -88,7 +88,7 @@ def _train(directory: str, stops: int | None = None, resume: str | None = None) 
 
 
 def _stream(directory: str, endless: bool = False, stops: int | None = None, resume: str | None = None) -> Any:
-    """A stream whose processes get unequally many rows of each epoch, trained on with weights of documents.
+    """A stream whose processes get unequally many rows of each epoch.
 
     An endless one begins again where it ends, in another order.
     """
@@ -110,7 +110,7 @@ def _stream(directory: str, endless: bool = False, stops: int | None = None, res
     trainer.seen = []
     if stops is not None:
         trainer.add_callback(_Stops(stops))
-    with autopack.enable(trainer), autopack.packing.weigh_documents(trainer):
+    with autopack.enable(trainer):
         trainer.train(resume_from_checkpoint=resume)
     return {"steps": len(trainer.seen), "epoch": trainer.state.epoch, "seen": trainer.seen}
 

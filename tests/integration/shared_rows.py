@@ -51,11 +51,6 @@ def _compiled(model: Any) -> Any:
     return model
 
 
-def _with_chunked_loss(model: Any) -> Any:
-    model.loss_function = autopack.chunked_loss
-    return model
-
-
 def _evaluated() -> float:
     """The error of logits in evaluation mode, with a window."""
     model, plain = model_of("mistral").eval(), model_of("mistral").eval()
@@ -327,7 +322,6 @@ def all_findings(rank: int, _: Path) -> dict[str, Any]:
     found["exact checkpointing"] = error("llama", change=_checkpointed(False))
     found["exact copy"] = error("llama", change=copy.deepcopy)
     found["exact compiled"] = error("llama", change=_compiled)
-    found["exact chunked loss"] = error("llama", change=_with_chunked_loss)
     found["exact evaluated"] = _evaluated()
     found["exact adapted"] = _adapted()
     found |= _unproven()

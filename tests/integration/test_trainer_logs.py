@@ -12,6 +12,7 @@ import transformers
 
 import autopack
 from autopack import tiny
+from autopack.enabling.trainer_logs import PackingLogs, logs_packing
 from tests.integration.documents import documents
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
@@ -261,22 +262,14 @@ def test_the_callback_comes_once_and_goes_with_the_handle(tmp_path):
     assert subject.callback_handler.callbacks == before
 
 
-def test_the_option_of_enable_turns_it_off(tmp_path):
-    reporter = Reporter()
-    subject = trainer(tmp_path, reporter)
-    with autopack.enable(subject, logs=False):
+def test_the_callback_is_removed_like_any_other(tmp_path):
+    subject = trainer(tmp_path)
+    with autopack.enable(subject):
+        assert logs_packing(subject)
+        subject.remove_callback(PackingLogs)
         subject.train()
-    assert not any("autopack" in name for logs in reporter.logs for name in logs)
-
-
-def test_a_second_call_can_turn_it_off(tmp_path):
-    reporter = Reporter()
-    subject = trainer(tmp_path, reporter)
-    callbacks = list(subject.callback_handler.callbacks)
-    autopack.enable(subject)
-    assert subject.callback_handler.callbacks != callbacks
-    with autopack.enable(subject, logs=False):
-        assert subject.callback_handler.callbacks == callbacks
+        assert not logs_packing(subject)
+    assert not any(name.startswith("autopack/") for entry in subject.state.log_history for name in entry)
 
 
 def test_a_model_that_is_disabled_meanwhile_has_nothing_to_log(tmp_path):

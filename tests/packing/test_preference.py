@@ -23,8 +23,6 @@ from torch.utils.data import DataLoader  # noqa: E402
 from transformers import (  # noqa: E402
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    Trainer,
-    TrainingArguments,
 )
 
 from tests.packing.preference import (  # noqa: E402
@@ -206,70 +204,9 @@ def test_trainers_that_make_pairs_of_two_tensors(name, tmp_path):
 def test_evaluation(tmp_path):
     stock, enabled = (dpo(tmp_path, eval_dataset=pairs(7, seed=1), per_device_eval_batch_size=3) for _ in range(2))
     autopack.enable(enabled)
-    autopack.packing.weigh_pairs(enabled)
     wanted, found = stock.evaluate(), enabled.evaluate()
     names = [name for name in wanted if not re.search("runtime|per_second", name)]
     assert {name: found[name] for name in names} == pytest.approx({name: wanted[name] for name in names}, **CLOSE)
-
-
-# Every pair of a step alike
-
-
-def _same_gradients(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
-    return all(
-        float((a - b).abs().max()) <= 2e-5 * max(float(b.abs().max()), 1e-3) for a, b in zip(found, wanted, strict=True)
-    )
-
-
-class TestEqualPairs:
-    def _trained(self, folder: Path, weigh: bool, **options: Any) -> Any:
-        options = {"gradient_accumulation_steps": 3, "num_train_epochs": 2, "learning_rate": 0.0, **options}
-        trainer = dpo(folder, "llama", PlannedDPO, train_dataset=pairs(18), **options)
-        autopack.enable(trainer)
-        if weigh:
-            autopack.packing.weigh_pairs(trainer)
-        trainer.train()
-        return trainer
-
-    @pytest.mark.exhaustive
-    def test_a_step_is_the_mean_over_its_pairs(self, tmp_path):
-        """Three batches of 2 to 5 pairs, and what is left of an epoch."""
-        trainer = self._trained(tmp_path, weigh=True)
-        alone = losses_alone(moved(tiny.build("llama")), tiny.build("llama"), trainer.train_dataset)["sigmoid"]
-        wanted = expected(trainer, alone, 150, 2, 3)
-        assert logged(trainer) == pytest.approx(wanted, **CLOSE)
-        means_of_means = np.array(logged(self._trained(tmp_path, weigh=False)))
-        assert np.abs(means_of_means - wanted).max() > 3e-4, "control: thirty times the tolerance"
-
-    @pytest.mark.exhaustive
-    def test_so_are_its_gradients(self, tmp_path):
-        """One step of plain descent, against the gradient of a batch of all its pairs."""
-        plain = {"max_steps": 1, "optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant"}
-        stock = dpo(tmp_path, train_dataset=pairs(18))
-        batches = list(PackedBatchSampler(pair_lengths(stock.train_dataset, stock.data_collator), 150, seed=42))[:3]
-        assert len({*map(len, batches)}) > 1
-        batch = stock.data_collator([stock.train_dataset[int(index)] for index in np.concatenate(batches)])
-        stock.model.train()
-        stock.compute_loss(stock.model, batch).backward()
-        wanted = [parameter.grad for parameter in stock.model.parameters()]
-        for weigh in (True, False):
-            trainer = self._trained(tmp_path, weigh=weigh, max_grad_norm=0.0, **plain)
-            both = zip(stock.model.parameters(), trainer.model.parameters(), strict=True)
-            assert _same_gradients([(before - after).detach() for before, after in both], wanted) == weigh
-
-    def test_taken_back(self, tmp_path):
-        trainer = dpo(tmp_path)
-        with autopack.packing.weigh_pairs(trainer) as weighed:
-            assert repr(weighed) == "WeighedPairs(of DPOTrainer)"
-            with pytest.raises(ValueError, match="weighed already"):
-                autopack.packing.weigh_pairs(trainer)
-        assert not {"compute_loss", "get_batch_samples"} & {*vars(trainer)}
-        autopack.packing.weigh_pairs(trainer)
-
-    def test_other_trainers(self, tmp_path):
-        trainer = Trainer(tiny.build("llama"), TrainingArguments(str(tmp_path), use_cpu=True, report_to=[]))
-        with pytest.raises(ValueError, match="wanted a trainer of pairs .*, found Trainer"):
-            autopack.packing.weigh_pairs(trainer)
 
 
 # Rows of several documents in a trainer of pairs
@@ -380,7 +317,6 @@ def test_the_recipe_goes_on_where_it_stopped(tmp_path):
         data = pairs(18)
         trainer = dpo(tmp_path, "llama", Watched, train_dataset=data, save_strategy="steps", **options)
         autopack.enable(trainer)
-        autopack.packing.weigh_pairs(trainer)
         trainer.train(resume_from_checkpoint=resumed)
         losses.append(logged(trainer))
         batches.append(list(seen))

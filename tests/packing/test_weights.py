@@ -1,8 +1,7 @@
-"""Weighted losses: the mean over documents of each document's own mean loss, run alone; in loops and in trainers."""
+"""Weighted losses: the mean over documents of each document's own mean loss, run alone."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,6 @@ from autopack.errors import InvalidPacking
 from autopack.packing import PackingCollator
 from autopack.packing.checks import token_weights
 from tests.conftest import gradient_error, gradients, llama, token_ids
-
-transformers = pytest.importorskip("transformers")
 
 LENGTHS = (3, 20, 7, 2, 12, 5)
 PROMPTS = (1, 6, 0, 1, 11, 2)
@@ -174,96 +171,3 @@ def test_rows_are_not_weighed_by_what_is_no_number(weights, words):
     made = [{"input_ids": [1, 2], "document_weight": weight} for weight in weights]
     with pytest.raises(InvalidPacking, match=words):
         autopack.pack(made, 8, loss_weights="document")
-
-
-def arguments(directory: Path, **changes: Any) -> dict[str, Any]:
-    return {
-        "output_dir": str(directory),
-        "max_steps": 1,
-        "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 3,
-        "per_device_eval_batch_size": 6,
-        "optim": "sgd",  # a step of rate 1 is the gradient itself
-        "learning_rate": 1.0,
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 0.0,
-        "logging_steps": 1,
-        "report_to": [],
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "dataloader_pin_memory": False,
-        "remove_unused_columns": False,
-        **changes,
-    }
-
-
-def trainer_of(kind: str, model: Any, directory: Path, collator: Any = None, **changes: Any) -> Any:
-    rows = examples(weighted=True)
-    options = {"model": model, "data_collator": collator or PackingCollator()}
-    if kind == "Trainer":
-        args = transformers.TrainingArguments(**arguments(directory, **changes))
-        return transformers.Trainer(args=args, train_dataset=rows, eval_dataset=rows, **options)
-    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    from tokenizers import Tokenizer, models
-
-    vocabulary = {f"t{i}": i for i in range(64)}
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="t0")), pad_token="t0", eos_token="t1"
-    )
-    args = trl.SFTConfig(**arguments(directory, **changes), dataset_kwargs={"skip_prepare_dataset": True}, bf16=False)
-    rows = datasets.Dataset.from_list(rows)
-    return trl.SFTTrainer(args=args, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer, **options)
-
-
-@pytest.mark.parametrize("kind", ["Trainer", "SFTTrainer"])
-def test_a_step_of_a_trainer_with_accumulation_takes_the_gradient_of_the_mean_over_documents(kind, tmp_path):
-    loss, expected = mean_over_documents(llama(), WEIGHTS)
-    model = llama()
-    trainer = trainer_of(kind, model, tmp_path)
-    autopack.packing.weigh_documents(trainer)
-    autopack.enable(trainer)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(loss, rel=1e-4)  # the weighted mean of one batch
-    before = [p.detach().clone() for p in model.parameters()]
-    trainer.train()
-    found = [b - p.detach() for b, p in zip(before, model.parameters(), strict=True)]
-    logged = next(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
-    assert logged == pytest.approx(loss, rel=1e-4)
-    assert gradient_error(found, expected) < 1e-5  # float32 weights, and steps that are subtracted from parameters
-
-
-def test_removing_gives_the_trainer_back_what_it_had(tmp_path):
-    model = llama()
-    trainer = trainer_of("Trainer", model, tmp_path)
-    collator, hooks = trainer.data_collator, dict(model._forward_pre_hooks)
-    with autopack.packing.weigh_documents(trainer) as loss:
-        assert trainer.compute_loss_func is loss
-        assert trainer.data_collator.loss_weights == "document"
-        with pytest.raises(ValueError, match="found a loss function"):
-            autopack.packing.weigh_documents(trainer)
-    assert trainer.data_collator is collator
-    assert trainer.compute_loss_func is None
-    assert "get_batch_samples" not in vars(trainer)
-    assert dict(model._forward_pre_hooks) == hooks
-
-
-def test_trainers_in_which_weights_would_be_lost_or_wrong_are_refused(tmp_path):
-    for words, change in {
-        "wanted a trainer with a PackingCollator": {"collator": transformers.default_data_collator},
-        "label_smoothing_factor": {"label_smoothing_factor": 0.1},
-    }.items():
-        with pytest.raises(ValueError, match=words):
-            autopack.packing.weigh_documents(trainer_of("Trainer", llama(), tmp_path, **change))
-    datasets = pytest.importorskip("datasets")
-    trainer = trainer_of("Trainer", llama(), tmp_path, remove_unused_columns=True)
-    trainer.train_dataset = datasets.Dataset.from_list(examples(weighted=True))
-    with pytest.raises(ValueError, match="remove_unused_columns=False"):
-        autopack.packing.weigh_documents(trainer)
-
-
-def test_batches_without_weights_are_refused_in_training(tmp_path):
-    trainer = trainer_of("Trainer", llama(), tmp_path)
-    autopack.packing.weigh_documents(trainer)
-    trainer.data_collator = PackingCollator(drop_keys=("document_weight",))
-    with pytest.raises(InvalidPacking, match="loss_weights"):
-        trainer.train()
