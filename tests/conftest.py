@@ -171,13 +171,10 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_kept() -> Iterator[None]:
-    """What earlier tests, or runs of somebody on this machine, have found out of twins answers no question here."""
+def _nothing_is_kept() -> None:
+    """Forget what earlier tests have found out of twins."""
     if (kept := sys.modules.get("autopack.proving.kept")) is not None:
         kept.forget()
-    with pytest.MonkeyPatch.context() as patch:  # the fixture of that name goes back before what tests ask for
-        patch.setenv("AUTOPACK_CACHE", "off")
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

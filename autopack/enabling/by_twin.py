@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
@@ -55,8 +55,8 @@ def proof_by_twin(model: PreTrainedModel, enabled: EnabledModel, because: str, o
     if own and precisions_of(model, enabled)[1] == "cpu":
         asked = (options.backend, options.unpad, options.leave_out, enabled.implementations(), because)
         key = kept.key_of(model, "proof", *asked)
-    found, known = kept.answered(key, lambda: asdict(apart(lambda: _proof(model, enabled, because))))
-    return Proof(**{**found, "how": f"{found['how']}, kept since then" if known else found["how"]})
+    found, known = kept.answered(key, lambda: apart(lambda: _proof(model, enabled, because)))
+    return replace(found, how=f"{found.how}, kept since then") if known else found
 
 
 def first_label_counts_in_twin(model: PreTrainedModel, level: int) -> bool | None:

@@ -277,17 +277,17 @@ def _why_not(
     model whose code and hooks are all the library's is kept. Weights of the model have no part in it.
     """
 
-    def answer() -> dict[str, Any]:
+    def answer() -> str | None:
         try:
-            return {"why": apart(lambda: _asked(model, enabled, ask))}
+            return apart(lambda: _asked(model, enabled, ask))
         except NoTwin as error:
-            return {"why": f"no twin of it tells whether it gives the same: {error}"}
+            return f"no twin of it tells whether it gives the same: {error}"
 
     key = None
     hooked = any(is_foreign_hook(hook) for module in model.modules() for hook in hooks_of(module).values())
     if not enabled.runs_other_code and not hooked:
         key = kept.key_of(model, about, enabled.options.backend, enabled.implementations())
-    return kept.answered(key, answer)[0]["why"]
+    return kept.answered(key, answer)[0]
 
 
 def _asked(

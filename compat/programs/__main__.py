@@ -88,7 +88,7 @@ class Runner:
                 (stand_ins / f"{name}.py").write_text('"""Empty."""\n')
         path = os.pathsep.join([str(ROOT), str(stand_ins)])
         same = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1"}
-        self.environment = {**os.environ, "PYTHONPATH": path, "AUTOPACK_CACHE": "off", DTYPE: dtype, **same}
+        self.environment = {**os.environ, "PYTHONPATH": path, DTYPE: dtype, **same}
         prepared = f"from pathlib import Path; from {program.__name__} import prepare; prepare(Path({str(folder)!r}))"
         subprocess.run([python, "-c", prepared], check=True, env=self.environment, capture_output=True)
 

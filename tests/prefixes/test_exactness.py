@@ -149,8 +149,7 @@ class TestLeaks:
         monkeypatch.setattr(prefixes, "by_stretches", mixing)
         stock, model = twins(build("llama").eval())
         batch = padded(group())
-        monkeypatch.setenv("AUTOPACK_CACHE", "off")
-        monkeypatch.setattr(kept, "_here", {})
+        kept.forget()
         with autopack.enable(model) as handle, torch.no_grad():
             found, expected = (each(**batch, use_cache=False).logits for each in (model, stock))
             assert logit_error(found, expected, batch["attention_mask"]) < FLOAT32
