@@ -53,6 +53,7 @@ def refuse_lost_documents(model: EnabledModel) -> None:
     lost = boundaries.what_is_lost(trainer)
     if lost is not None:
         raise InvalidPacking(lost)
+    boundaries.say_what_is_cut(trainer, model.logged)
     model.fed_by = weakref.ref(trainer)
 
 

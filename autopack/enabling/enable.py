@@ -342,13 +342,14 @@ def _enable_trainer(trainer: Any, adapter: TrainerAdapter, given: _Given, undo: 
     lost = boundaries.what_is_lost(trainer)
     if lost is not None:
         raise InvalidPacking(lost)
+    cut = boundaries.say_what_is_cut(trainer, handles[adapter.model].enabled.logged)
     if given.logs and not trainer_logs.logs_packing(trainer):
         undo.callback(trainer_logs.take_logs, trainer)
     if given.logs:
         trainer_logs.add_logs(trainer, handles[adapter.model].tally)
     else:
         trainer_logs.take_logs(trainer)
-    return TrainerHandle(trainer, handles, left_alone)
+    return TrainerHandle(trainer, handles, left_alone, cut)
 
 
 def disable(model: Any) -> None:
