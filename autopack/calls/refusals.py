@@ -143,7 +143,7 @@ def refuse_unproven(call: Call) -> None:
             f"cuts these. Trace the stock model, after `autopack.disable(model)`."
         )
     proof = call.model.proof
-    if proof.waits and not call.model.is_settling:
+    if proof.waits and proof.packed is None and not call.model.is_settling:
         raise UnsupportedModel(
             f"packed rows were declared to {call.name} inside of a call that declares none, and the model is proven "
             f"{proof.how}. Enable it with verify='always', which proves it at once, or declare them to the call itself."
