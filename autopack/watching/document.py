@@ -281,7 +281,7 @@ class PaddedBatch:
             return cls(call.arguments, [half.places.real for half in call.pair.halves[::-1]])
         if call.declared.real is None:
             raise CannotTell("its documents are declared further in")
-        return cls(call.arguments, [call.declared.real, *_kept(call)])
+        return cls(_without_labels_behind_padding(call), [call.declared.real, *_kept(call)])
 
     def split(self, outputs: Fields, alone: Fields) -> dict[str, tuple[torch.Tensor, ...]]:
         """What the real tokens got and what stock gives them, (tokens, ...), of every field; else (rows, ...)."""
@@ -309,6 +309,18 @@ class PaddedBatch:
         row = int(np.nonzero(real)[0][int(errors.argmax())]) if len(errors) == int(real.sum()) else 0
         columns = np.flatnonzero(real[row])
         return row, row, (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, real.shape[1])
+
+
+def _without_labels_behind_padding(call: Call) -> dict[str, Any]:
+    """The arguments without labels that stock compares with what padding predicts, where the call leaves these out."""
+    found = dict(call.arguments)
+    if call.entry.shifts_labels and call.declared.labelled_after_padding:
+        real = torch.from_numpy(call.padding.real)
+        behind = torch.nn.functional.pad(~real[:, :-1], (1, 0)) & real
+        for name, hidden in (("labels", behind), ("shift_labels", ~real)):
+            if isinstance(labels := found.get(name), torch.Tensor):
+                found[name] = labels.masked_fill(hidden.to(labels.device), call.ignored_label)
+    return found
 
 
 def _kept(call: Call) -> list[np.ndarray]:
