@@ -178,6 +178,8 @@ class Audit:
         by_chance: list[ModeResult] = []
         enabled = self.runner.enabled
         tally = None if enabled is None else enabled.tally.counted()
+        if enabled is not None:
+            enabled.tally.after_padding += 1  # what is said once is said of the user's batches
         sentinel = None if enabled is None else enabled.sentinel
         padding_read = None if enabled is None else enabled.padding_read
         try:
@@ -368,6 +370,7 @@ class Audit:
                 judge, bound = self.report.is_exact, self.report.padded_tolerance
                 runs = PaddedRuns(self.runner, self.case, labels, packed.alone, judge, bound)
                 result = runs.measure(name, differentiate)
+                self.report.notes.update(runs.notes)
         except NoReference as reason:
             self.report.left_out[name] = str(reason)
             result = None

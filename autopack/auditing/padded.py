@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -57,35 +57,50 @@ class PaddedRuns:
     ):
         self.runner, self.case, self.labels, self.alone, self.is_exact = runner, case, labels, alone, is_exact
         self.tolerance = tolerance
+        self.notes: dict[str, str] = {}
 
     def measure(self, name: str, differentiate: bool) -> ModeResult:
         """Run one kind of padded batch as the model stands and as stock; `NoReference` where stock cannot run it."""
         form, training = PADDED_MODES[name], self.runner.model.training
         arguments, sides = self._given(form)
-        try:
-            expected = self._answer(self.runner.stock(arguments), sides)
-        except Exception as error:
-            raise NoReference(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
-        if any(bool(value.isnan().any()) for document in expected.documents for value in document.values()):
-            raise NoReference("stock gives values that are no numbers")
-        if differentiate and self.runner.meter is not None and self._gradients_of_stock(expected) is not None:
-            expected.drop_graph()  # before another one is there beside it
+        expected = self._reference(arguments, sides, differentiate)
+        # A label of a token behind padding is compared with what padding predicts; autopack leaves that out.
+        promised = {} if self.labels is None or not form.get("labels", True) else self.labels.padded(sides, True)
+        dropped = any(not torch.equal(value, arguments[name]) for name, value in promised.items())
+        without = self._reference({**arguments, **promised}, sides, differentiate) if dropped else None
         tally = self.runner.enabled.tally.batches  # type: ignore[union-attr]
         try:
             found = self._answer(self.runner.run(**arguments), sides, expected)
         except Exception as error:
             return ModeResult(name, training, kind="padded", failure=f"{type(error).__name__}: {error}")
         unpadded = self.runner.enabled.tally.batches > tally  # type: ignore[union-attr]
+        if unpadded and without is not None:
+            expected = without
+            self.notes["labels behind padding"] = (
+                "compared with stock without the terms in which it scores them by what it predicts at padding"
+            )
         result = self._compare(name, found, expected, differentiate, unpadded)
         if self.is_exact(result):
             return result
-        # Some documents have no result in stock's batch but another: where a label is compared with what padding
-        # predicts, that without the label; where tokens get something of what stands in padding, that alone.
-        for reference in self._others(form, arguments, sides, expected):
-            other = self._compare(name, found, reference, differentiate, unpadded)
+        # Where tokens get something of what stands in padding, stock's batch says nothing of them, but that alone.
+        alone = self._alone(arguments, sides, with_loss=expected.loss is not None)
+        if alone is not None and self._stock_reads_padding(form, expected, alone):
+            other = self._compare(name, found, alone, differentiate, unpadded)
             if self.is_exact(other):
                 return other
         return result
+
+    def _reference(self, arguments: dict[str, Any], sides: Sides, differentiate: bool) -> _Answer:
+        """What stock gives. Raises `NoReference` where it cannot run that, or gives no numbers."""
+        try:
+            found = self._answer(self.runner.stock(arguments), sides)
+        except Exception as error:
+            raise NoReference(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+        if any(bool(value.isnan().any()) for document in found.documents for value in document.values()):
+            raise NoReference("stock gives values that are no numbers")
+        if differentiate and self.runner.meter is not None and self._gradients_of_stock(found) is not None:
+            found.drop_graph()  # before another one is there beside it
+        return found
 
     def _given(self, form: dict[str, Any], filler: int | None = None) -> tuple[dict[str, Any], Sides]:
         """The arguments of a form of padded batch, and where the documents lie in it."""
@@ -97,16 +112,6 @@ class PaddedRuns:
             if form.get("tokens_of_labels") and self.case.is_pair and self.labels.per_token:
                 arguments = _called_as((), arguments)
         return arguments, sides
-
-    def _others(
-        self, form: dict[str, Any], arguments: dict[str, Any], sides: Sides, expected: _Answer
-    ) -> Iterator[_Answer]:
-        if self.labels is not None and form.get("labels", True):
-            labels = self.labels.padded(sides, predicted=True)
-            yield self._answer(self.runner.stock({**arguments, **labels}), sides)
-        alone = self._alone(arguments, sides, with_loss=expected.loss is not None)
-        if alone is not None and self._stock_reads_padding(form, expected, alone):
-            yield alone
 
     def _answer(self, output: Any, sides: Sides, like: _Answer | None = None) -> _Answer:
         fields = fields_of(output)

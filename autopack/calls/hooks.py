@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from autopack.calls import refusals
-from autopack.calls.call import Call
+from autopack.calls.call import Call, generates
 from autopack.calls.choose import call_at, decide
 from autopack.calls.encoder_decoder import HalfAsRow, PairAsRows, PairCall
 from autopack.calls.entry import Entry, Kind
@@ -212,7 +212,7 @@ def _enter(
         refusals.refuse_bypassed_top(entry)
         entry.model.groups = gathering_groups(entry.model.anatomy.entries[0])
         # Of a call that declares nothing, code further in may have documents all the same, but not hooks on layers.
-        entry.model.follow_code(partial(_brought, call))
+        entry.model.follow_code(partial(_brought, call), partial(generates, entry.model))
         if hook.entry is not entry:
             call = call_at(hook.entry, module, args, kwargs)
         _follow_changes(entry.model)

@@ -53,6 +53,7 @@ def refuse_lost_documents(model: EnabledModel) -> None:
     lost = boundaries.what_is_lost(trainer)
     if lost is not None:
         raise InvalidPacking(lost)
+    boundaries.say_what_is_cut(trainer, model.logged)
     model.fed_by = weakref.ref(trainer)
 
 
@@ -142,7 +143,7 @@ def refuse_unproven(call: Call) -> None:
             f"cuts these. Trace the stock model, after `autopack.disable(model)`."
         )
     proof = call.model.proof
-    if proof.waits and not call.model.is_settling:
+    if proof.waits and proof.packed is None and not call.model.is_settling:
         raise UnsupportedModel(
             f"packed rows were declared to {call.name} inside of a call that declares none, and the model is proven "
             f"{proof.how}. Enable it with verify='always', which proves it at once, or declare them to the call itself."

@@ -6,6 +6,7 @@ padded form that it always got, from a backbone that ran on the packed row.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from autopack.layout.ways import LAYOUT_KWARGS
 from autopack.runtime.scope import Scope, stock
 from autopack.runtime.tally import Tally, Volume
 
+logger = logging.getLogger(__name__)
 _NOT_IN_ROWS = {*DROPPED, *LAYOUT_KWARGS}
 """Arguments that the packed row does not get."""
 
@@ -61,6 +63,16 @@ class Unpadded(Plan):
     def count(self, tally: Tally) -> None:
         if self.call.documents is None:
             tally.count(self.call.padding)
+        if self.call.entry.shifts_labels and self.call.declared.labelled_after_padding:
+            if not tally.after_padding and not self.call.model.is_settling:
+                logger.warning(
+                    "tokens right behind padding have labels in a padded batch of %s (padding on the left, or a hole "
+                    "in the mask). Stock scores them by what it predicts at padding. autopack leaves these terms out, "
+                    "so losses differ from a run without it. Pad on the right or set these labels to -100, and both "
+                    "agree; unpad='never' keeps stock's loss.",
+                    self.call.name,
+                )
+            tally.after_padding += 1
         self.call.ran_without_padding()
 
     @torch._dynamo.disable

@@ -213,7 +213,7 @@ def enabled_like(model: PreTrainedModel, like: EnabledModel, **changed: Any) -> 
         detach(model, enabled)
 
 
-def _not_renewed(enabled: EnabledModel, packs: bool) -> None:
+def _not_renewed(enabled: EnabledModel, packs: bool, proves: bool) -> None:
     raise NoTwin("its twin has changed while it was audited")
 
 

@@ -282,6 +282,8 @@ def _check_backend(model: PreTrainedModel, enabled: EnabledModel) -> None:
 
 def _refuse_what_leaks(model: PreTrainedModel, enabled: EnabledModel) -> None:
     proof, name = enabled.proof, type(model).__name__
+    if proof.waits:
+        return
     if proof.packed is not None and proof.padded is None:
         logger.warning(
             "autopack runs padded batches of %s without their padding, and refuses packed rows, in which its own "
@@ -314,10 +316,11 @@ def _enable_trainer(trainer: Any, adapter: TrainerAdapter, given: _Given, undo: 
     lost = boundaries.what_is_lost(trainer)
     if lost is not None:
         raise InvalidPacking(lost)
+    cut = boundaries.say_what_is_cut(trainer, handles[adapter.model].enabled.logged)
     if not trainer_logs.logs_packing(trainer):
         undo.callback(trainer_logs.take_logs, trainer)
     trainer_logs.add_logs(trainer, handles[adapter.model].tally)
-    return TrainerHandle(trainer, handles, left_alone)
+    return TrainerHandle(trainer, handles, left_alone, cut)
 
 
 def disable(model: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -50,6 +50,12 @@ class Explanation:
 
     decisions: tuple[Decision, ...]
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of_several(cls, models: Mapping[str, Explanation]) -> Explanation:
+        """The explanations of several models by name as one."""
+        decisions = [replace(d, name=f"{name}: {d.name}") for name, one in models.items() for d in one.decisions]
+        return cls(tuple(decisions), tuple(f"{name}: {note}" for name, one in models.items() for note in one.notes))
 
     @property
     def what(self) -> str:

@@ -167,13 +167,34 @@ class TrainerHandle(AbstractContextManager["TrainerHandle"]):
     """What `enable` did to the models of a trainer. Also a context manager that disables them all on leaving.
 
     `trainer` is the name of its class; `handles`, and `left_alone` with the reasons, go by the trainer's attributes;
-    `kept` are columns of its data that it would have dropped, as its model does not name them.
+    `kept` are columns of its data that it would have dropped, as its model does not name them; `cut` says why
+    documents of its rows cannot be told apart, where that is so.
     """
 
-    def __init__(self, trainer: Any, handles: dict[str, Handle], left_alone: dict[str, str]):
-        self._trainer = trainer
+    def __init__(self, trainer: Any, handles: dict[str, Handle], left_alone: dict[str, str], cut: str | None = None):
+        self._trainer, self.cut = trainer, cut
         self.trainer, self.handles, self.left_alone = type(trainer).__name__, handles, left_alone
         self.kept = tuple(kept_columns(trainer))
+
+    @property
+    def tally(self) -> Tally:
+        """What became of calls: the tally of its model, or of several models the sum as it is now."""
+        tallies = [handle.tally for handle in self.handles.values()]
+        if len(tallies) == 1:
+            return tallies[0]
+        total = Tally()
+        for each in tallies:
+            total.add(each)
+        return total
+
+    def explain(self, *args: Any, **batch: Any) -> Explanation:
+        """What would become of a call of its models with these arguments and why; nothing is run.
+
+        Of several models each decision has the attribute of its model before the name, that of the trained model last.
+        Raises `ValueError` where one is disabled.
+        """
+        found = {name: handle.explain(*args, **batch) for name, handle in reversed(self.handles.items())}
+        return next(iter(found.values())) if len(found) == 1 else Explanation.of_several(found)
 
     def remove(self) -> None:
         """Disable all models, and let the trainer drop the columns that it dropped and log what it logged."""
@@ -192,15 +213,20 @@ class TrainerHandle(AbstractContextManager["TrainerHandle"]):
         if not any(handle.enabled.active for handle in self.handles.values()):
             take_back(self._trainer)
 
+    @property
+    def _of_data(self) -> list[tuple[str, str]]:
+        kept = [("data keep", ", ".join(self.kept))] if self.kept else []
+        return kept + ([] if self.cut is None else [("data:", self.cut)])
+
     def __repr__(self) -> str:
         parts = [f"  {name}\n{handle._lines('    ')}" for name, handle in self.handles.items()]
         parts += [f"  {name}\n    left alone: {reason}\n" for name, reason in self.left_alone.items()]
-        parts += [f"  data keep {', '.join(self.kept)}\n"] if self.kept else []
+        parts += [f"  {name} {said}\n" for name, said in self._of_data]
         return f"autopack.TrainerHandle(of {self.trainer}\n" + "".join(parts) + ")"
 
     def _repr_html_(self) -> str:
         groups: list[tuple[str, list[tuple[str, str]]]] = [(n, handle._facts()) for n, handle in self.handles.items()]
-        groups.append(("", [*self.left_alone.items(), *([("data keep", ", ".join(self.kept))] if self.kept else [])]))
+        groups.append(("", [*self.left_alone.items(), *self._of_data]))
         return parts.groups_of_facts(groups, f"autopack: {self.trainer}")
 
 

@@ -27,7 +27,10 @@ def check(**given: str) -> None:
     """Raise `ValueError` where an option has a value that it does not take."""
     for name, value in given.items():
         if value not in CHOICES[name]:
-            raise ValueError(f"{name} must be one of {', '.join(CHOICES[name])}; found {value!r}")
+            # transformers' names of attention implementations hold those of backends: flash_attention_2.
+            meant = next((choice for choice in CHOICES[name] if choice in str(value)), None)
+            hint = "" if meant is None else f". Did you mean {meant!r}?"
+            raise ValueError(f"{name} must be one of {', '.join(CHOICES[name])}; found {value!r}{hint}")
 
 
 def read_names(given: Sequence[str]) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from autopack.enabling.reading import LENGTHS, as_float32, callable_part, is_in_
 from autopack.enabling.sites import needed_sites
 from autopack.errors import AutopackError
 from autopack.family import Family
+from autopack.inspection import torches
 from autopack.inspection.changes import Watch
 from autopack.inspection.provenance import Provenance
 from autopack.proving.twin import NoTwin
@@ -35,16 +36,18 @@ BUDGET: Budget | None = None
 """Of an audit of somebody's own model, unless `verify` is "full"; None leaves it to the size of the model."""
 
 
-def renew(enabled: EnabledModel, packs: bool) -> None:
+def renew(enabled: EnabledModel, packs: bool, proves: bool) -> None:
     """Look at an enabled model again, which is no longer what it was: mark and hook what it is now, and prove that.
 
-    `packs` says that a call has brought packed rows, for which some of the proof may have waited.
+    `packs` says that a call has brought packed rows, for which some of the proof may have waited; `proves` that the call
+    may be one to prove it in.
 
     What cannot be proven is refused by later calls; padded batches then stay as they come.
     """
     model, before = enabled.anatomy.entries[0], enabled.anatomy
     # Hooks are what people put on one rank alone; layers are replaced and wrapped on all of them.
-    only_hooks = enabled.proof.waits or (enabled.watch is not None and enabled.watch.only_hooks())
+    waits = enabled.proof.waits and enabled.proof.packed is None
+    only_hooks = waits or (enabled.watch is not None and enabled.watch.only_hooks())
     enabled.watch = None  # until it is settled: after an interrupt the next call looks at it again
     try:
         strip_severed(model)  # layers that were copied and put into the model
@@ -58,16 +61,21 @@ def renew(enabled: EnabledModel, packs: bool) -> None:
                 remove_hooks(module)  # it was taken out of the model
         enabled.anatomy, enabled.traits = anatomy, traits
         enabled.lease.renew(partial(needed_sites, enabled.anatomy, family.sites))
-        settle(model, enabled, family, packs, on_one_rank=only_hooks and bool(enabled.groups))
+        settle(model, enabled, family, packs, on_one_rank=only_hooks and bool(enabled.groups), proves=proves)
     except AutopackError as error:
         reason = f"it was changed after it had been enabled, and cannot be served any more: {error}"
         enabled.proof = _unproven(reason)
 
 
 def settle(
-    model: PreTrainedModel, enabled: EnabledModel, family: Family, packs: bool = False, on_one_rank: bool = False
+    model: PreTrainedModel,
+    enabled: EnabledModel,
+    family: Family,
+    packs: bool = False,
+    on_one_rank: bool = False,
+    proves: bool = True,
 ) -> None:
-    """Attach to a model and prove it; from then on it is watched.
+    """Attach to a model and prove it, unless a later call `proves` it; from then on it is watched.
 
     Where it may be `on_one_rank` alone, of several that gather its parameters together, the model itself is not run.
     """
@@ -76,8 +84,14 @@ def settle(
     enabled.said_by_twins = {}
     with enabled.settling():
         enabled.proof = Proof("not yet")  # what it was refused for must not refuse the calls of its audit
-        code = attach(model, enabled, family, lambda level: first_label_counts_in_twin(model, level))
-        _prove(model, enabled, code, packs, on_one_rank)
+        # Of labels nothing is known either until it is proven.
+        ask = partial(first_label_counts_in_twin, model) if proves else lambda level: True
+        code = attach(model, enabled, family, ask)
+        if proves:
+            _prove(model, enabled, code, packs, on_one_rank)
+        else:
+            enabled.runs_other_code = code.runs_other_code and enabled.options.verify != "never"
+            enabled.proof = _waiting("it is proven in the next call that is not one of generation")
         enabled.media_proven_by = None if twin_calls.media_are_recorded(enabled) else twin_calls.why_not_media
         enabled.watch = Watch(model, code, enabled.anatomy.configs)
 
@@ -119,6 +133,11 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_o
             f"after that"
         )
         return _unproven(reason)
+    if torches.is_recorded():
+        return _waiting(
+            f"this very model has to be audited, which cannot be done inside a transform of torch.func, a trace or a "
+            f"graph. Call it once outside of these ({unknown}{silent})"
+        )
     tested = callable_part(enabled)
     unasked = None
     if tested is not model:
@@ -133,6 +152,10 @@ def _proof(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, on_o
     level = logging.WARNING if verify == "auto" and said not in enabled.logged else logging.INFO
     enabled.logged.add(said)
     return _audited(tested, because, verify, unasked, level, enabled.anatomy.causal)
+
+
+def _waiting(reason: str) -> Proof:
+    return replace(_unproven(reason), how=f"not yet: {reason}", waits=True)
 
 
 def _unproven(reason: str) -> Proof:

@@ -16,6 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+def is_recorded() -> bool:
+    """Whether calls in this thread are recorded or stand for many, so that nothing else may be run beside them."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch.jit.is_tracing()
+        or torch.compiler.is_compiling()
+        or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    )
+
+
 # --- 2.5: Dynamo reads `strict` of zip; before, it takes it for true whatever it says. `by_name` can go with torch 2.4.
 
 

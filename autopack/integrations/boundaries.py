@@ -6,6 +6,7 @@ example: of packed rows, what says where documents begin. Then every row is one 
 
 from __future__ import annotations
 
+import logging
 import random
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from autopack.inspection.media import PICTURES
 from autopack.integrations.trainers import TRANSFORMERS, TrainerAdapter, adapter_of
 from autopack.layout import declarations
 
+logger = logging.getLogger(__name__)
 BOUNDARIES = ("seq_lengths", "position_ids", "seq_idx")
 """Columns of packed rows that say where documents begin."""
 TARGETS = ("completion_mask", "assistant_masks")
@@ -75,6 +77,15 @@ def what_is_lost(trainer: Any) -> str | None:
     with _as_it_was():
         rows = (row for dataset in adapter.datasets_of(trainer) for row in _rows(dataset, read))
         return next((reason for row in rows if (reason := _lost(trainer, adapter, row)) is not None), None)
+
+
+def say_what_is_cut(trainer: Any, said: set[Any]) -> str | None:
+    """Return why documents of rows that a trainer has made are lost, or None. Warn of it where it is not in `said`."""
+    why = _adapter(trainer).why_documents_are_lost(trainer)
+    if why is not None and why not in said:
+        said.add(why)
+        logger.warning("%s", why)
+    return why
 
 
 def _adapter(trainer: Any) -> TrainerAdapter:

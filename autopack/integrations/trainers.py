@@ -45,10 +45,25 @@ class TrainerAdapter:
     """Whether its loss takes every row of a batch for one sequence, whatever the row declares."""
     reference: str | None = None
     """Attribute that holds a model which is called for the log-probabilities of the same tokens, and never trained."""
+    cuts: str | None = None
+    """Value of `packing_strategy` of its `args` with which it cuts documents where rows end and says no boundaries."""
 
     def drops_columns(self, trainer: Any) -> bool:
         """Whether a trainer drops columns that the forward of its model does not name."""
         return self.columns is not None and hasattr(trainer, self.columns) and bool(getattr(trainer.args, self.drops))
+
+    def why_documents_are_lost(self, trainer: Any) -> str | None:
+        """Why the rows that a trainer has made itself cannot be told apart into documents; None where they can."""
+        args = trainer.args if self.cuts is not None else None
+        skips = (getattr(args, "dataset_kwargs", None) or {}).get("skip_prepare_dataset")
+        packs = getattr(args, "packing", False) or getattr(args, "eval_packing", False)
+        if args is None or skips or not packs or getattr(args, "packing_strategy", None) != self.cuts:
+            return None
+        return (
+            f"{type(trainer).__name__} packs with packing_strategy={self.cuts!r}, which cuts documents where rows end "
+            f"and does not say where they begin. Each row counts as one document, and its documents see each other. "
+            f'Use packing_strategy="bfd" or "bfd_split", whose documents are kept apart.'
+        )
 
     def columns_of(self, trainer: Any) -> list[str] | None:
         """The columns that a trainer keeps, or None where it has not found them yet, or drops none."""
@@ -101,6 +116,7 @@ ADAPTERS = [
     replace(_TRL, kind="KTOTrainer", adds_up_rows=True, reference="ref_model"),
     replace(_TRL, kind="ORPOTrainer", adds_up_rows=True),
     replace(_TRL, kind="CPOTrainer", adds_up_rows=True),
+    replace(_TRL, kind="SFTTrainer", cuts="wrapped"),
     TRANSFORMERS,
 ]
 """The kinds that are known; of a trainer of several kinds the first counts."""

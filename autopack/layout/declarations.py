@@ -122,6 +122,8 @@ def read(
         if real.all() or _PREPARED in host:
             return Declared(None, positions=positions, jumps=jumps, tokens=tokens)
         counted = host["labels"] != ignored_label if "labels" in host else np.zeros(shape, dtype=bool)
+        if "shift_labels" in host:  # which stand a column before their tokens, and are used in place of labels
+            counted = np.pad(host["shift_labels"][:, :-1] != ignored_label, ((0, 0), (1, 0)))
         labelled, after = bool(counted[~real].any()), bool((counted[:, 1:] & real[:, 1:] & ~real[:, :-1]).any())
         return Declared(None, real, positions, labelled, after, jumps, tokens=tokens)
     slots = max(host[name].size if name in host else 0 for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
@@ -139,7 +141,7 @@ def read(
 
 def _declares_nothing(host: Mapping[str, np.ndarray]) -> bool:
     """Whether all are said to be tokens whose positions count on by one, as most calls say; found at little cost."""
-    if not host.keys() <= {"attention_mask", "position_ids", "labels"}:
+    if not host.keys() <= {"attention_mask", "position_ids", "labels", "shift_labels"}:
         return False
     mask, positions = host.get("attention_mask"), host.get("position_ids")
     if mask is not None and not (mask == 1).all():
@@ -183,9 +185,10 @@ def _tensors(
         if mask.is_floating_point():  # what is no whole number must not become one unseen
             mask = mask.where((mask == mask.round()) & mask.isfinite(), -1)
         yield "attention_mask", mask
-        labels = given.get("labels")
-        if isinstance(labels, torch.Tensor) and labels.shape == shape:
-            yield "labels", labels
+        for name in ("labels", "shift_labels"):
+            labels = given.get(name)
+            if isinstance(labels, torch.Tensor) and labels.shape == shape:
+                yield name, labels
     elif isinstance(mask, torch.Tensor) and prepared.is_readable(mask, shape):
         _check_device("attention_mask", arguments["attention_mask"], device)
         yield _PREPARED, prepared.sees_itself(mask).expand(shape)

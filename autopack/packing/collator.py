@@ -7,13 +7,15 @@ The method is *MiniBatchPacking + PosID* of "Enhancing Training Efficiency Using
 from __future__ import annotations
 
 import inspect
+import logging
+import weakref
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from autopack.errors import InvalidPacking
+from autopack.errors import InvalidPacking, UnsupportedModel
 from autopack.inspection.configs import text_config
 from autopack.layout import IGNORED_LABEL
 from autopack.packing.checks import (
@@ -46,6 +48,10 @@ CHOICES = {"labels": get_args(Labels), "overlong": get_args(Overlong), "return_t
 
 # Heads whose loss compares a label with the logits of the same column: a first label is a real target there.
 UNSHIFTED_HEADS = ("ForMaskedLM", "ForTokenClassification", "ForPreTraining", "WithLMHeadModel")
+
+_MADE_FOR = "_made_for"
+"""Name of the attribute that refers to the model of `for_model`, until a first batch is made."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -165,15 +171,15 @@ class PackingCollator:
     def for_model(cls, model: Any, **options: Any) -> PackingCollator:
         """Returns a collator with what `model`, a model or its config, needs.
 
-        Sets `first_position` (RoBERTa-like models do not start at 0), `pad_token_id` and `images_by_row` from the
+        `model` is whatever `autopack.enable` takes for one model. A warning says so where it is not enabled when the
+        first batch is made. Sets `first_position` (RoBERTa-like models do not start at 0), `pad_token_id` and `images_by_row` from the
         config, and from the class of the model, which a config alone does not tell, `mask_first_label=False` for masked
         language models and token classification, `labels="given"` for heads with one result per document. `options`
-        are those of the class and win. Raises `ValueError` where there is no config, or a RoBERTa-like one without the
+        are those of the class and win. Raises `ValueError` where there is no model or config, or a RoBERTa-like one without the
         `pad_token_id` to start after, and for encoder-decoders, whose padded batches run without padding as they are.
         """
-        for wrapper in ("_orig_mod", "module"):
-            model = getattr(model, wrapper, model)
-        model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        if not hasattr(model, "model_type"):
+            model = _model_in(model)
         forward = getattr(type(model), "forward", None)
         if forward is not None and "decoder_input_ids" in inspect.signature(forward).parameters:
             raise ValueError(
@@ -182,8 +188,6 @@ class PackingCollator:
             )
         config = whole = getattr(model, "config", model)
         config = text_config(config)
-        if getattr(config, "model_type", None) is None:
-            raise ValueError(f"wanted a transformers model or config, found {type(model).__name__}")
         found: dict[str, Any] = {}
         if "first_position" not in options:
             from autopack.registry import families, first_position  # need torch, which this module does not
@@ -201,10 +205,19 @@ class PackingCollator:
 
         if row_head(model) is not None:
             found["labels"] = "given"
-        return cls(**(found | options))
+        made = cls(**(found | options))
+        if whole is not model:
+            vars(made)[_MADE_FOR] = weakref.ref(model)
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != _MADE_FOR}
 
     def __call__(self, examples: Iterable[Mapping[str, Any]], return_tensors: str | None = None) -> dict[str, Any]:
         """Returns the packed batch of `examples`; `return_tensors` overrides the option of that name."""
+        made_for = vars(self).pop(_MADE_FOR, None)
+        if made_for is not None:
+            _say_if_plain(made_for())
         return_tensors = return_tensors or self.return_tensors
         check_in("return_tensors", return_tensors, CHOICES["return_tensors"])
         if isinstance(examples, (Mapping, str)) or not isinstance(examples, Iterable):
@@ -317,3 +330,24 @@ class PackingCollator:
             batch |= {"cu_seq_lens_q": cu_seq_lens, "cu_seq_lens_k": cu_seq_lens.copy()}
             batch["max_length_q"] = batch["max_length_k"] = longest
         return batch
+
+
+def _model_in(model: Any) -> Any:
+    """The transformers model that `autopack.enable` would enable. Raises `ValueError` where there is none."""
+    from autopack.integrations.wrappers import unwrap  # needs torch, which this module does not
+
+    try:
+        return unwrap(model)
+    except UnsupportedModel as error:
+        raise ValueError(f"wanted a transformers model or config, found {type(model).__name__}: {error}") from None
+
+
+def _say_if_plain(model: Any) -> None:
+    """Warn where nothing of autopack is on a model that packed rows are made for."""
+    hooks = () if model is None else model._forward_pre_hooks.values()  # `autopack run` enables at the first call
+    if model is not None and not any(type(hook).__module__.startswith("autopack.") for hook in hooks):
+        logger.warning(
+            "PackingCollator.for_model makes packed rows for a %s that is not enabled, and stock transformers may let "
+            "documents of a row see each other. Call autopack.enable(model) before the model is called.",
+            type(model).__name__,
+        )

@@ -50,7 +50,8 @@ class Proof:
 
     `how` tells it in words. `packed`, `labels` and `padded` say why packed calls, those of them with labels, and padded
     batches without their padding would not be exact; None where they are. A head may be exact for the latter alone. A
-    proof that `waits` is made when rows are first packed. `source` says what has shown it: a `recorded` run of the leak
+    proof that `waits` is made when rows are first packed, or, where it says that packed calls are not exact, in the next
+    call in which it can be. `source` says what has shown it: a `recorded` run of the leak
     test of this very code, a `twin` of the model, a twin and `parts` that were proven by themselves, or an `audit` of
     this very model; nothing where it was not asked for or waits.
     """
@@ -240,7 +241,7 @@ class EnabledModel:
         traits: Traits,
         options: Options,
         lease: SiteLease,
-        renew: Callable[[EnabledModel, bool], None],
+        renew: Callable[[EnabledModel, bool, bool], None],
     ):
         self.anatomy = anatomy
         self.traits = traits
@@ -290,26 +291,26 @@ class EnabledModel:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "watch": None, "fed_by": None, "groups": (), "_settler": None, "logged": set()}
 
-    def follow_code(self, brings: Callable[[], Brings]) -> None:
+    def follow_code(self, brings: Callable[[], Brings], is_left: Callable[[], bool]) -> None:
         """Look at the model anew where it is no longer what it was: a module, a function, its loss, its config.
 
         A thread that finds another one at it waits: what is not settled must not be used. Hooks of somebody else's on
         parts that are no entries are looked at when a call `brings` padding or packed rows, and proven when it brings
-        the latter, since a proof calls them.
+        the latter, since a proof calls them. A call that `is_left` to stock proves nothing; the next other one does.
         """
         if self._is_stale():
             looked_at = self.watch is not None and self.watch.only_looked_at(self.anatomy.entries)
             if looked_at and self._settler is None and brings() is Brings.NOTHING:
                 return
-            self._renew_if(self._is_stale, packs=False)
-        if self.proof.waits and brings() is Brings.PACKED:
-            self._renew_if(lambda: self.proof.waits, packs=True)
+            self._renew_if(self._is_stale, packs=False, proves=not is_left())
+        if self.proof.waits and (self.proof.packed is not None or brings() is Brings.PACKED) and not is_left():
+            self._renew_if(lambda: self.proof.waits, packs=brings() is Brings.PACKED, proves=True)
 
-    def _renew_if(self, needed: Callable[[], bool], packs: bool) -> None:
+    def _renew_if(self, needed: Callable[[], bool], packs: bool, proves: bool) -> None:
         with _one_at_a_time():
             # Another thread may have been first, and what settles a model calls it.
             if not self.is_settling and needed():
-                self._renew(self, packs)
+                self._renew(self, packs, proves)
 
     @contextmanager
     def settling(self) -> Iterator[None]:

@@ -111,6 +111,8 @@ class Tally:
     """Calls that autopack would have refused, and that ran as they would have without it, by reason."""
     apart: Counter[str] = field(default_factory=Counter)
     """Batches whose rows began alike and were computed one by one, by reason."""
+    after_padding: int = 0
+    """Padded batches that ran as a packed row, without the terms of stock's loss that are predicted at padding."""
     unmasked: bool = False
     """Whether a batch that looks padded has come without a mask, so that none of its padding could be left out."""
     training: Volume = field(default_factory=Volume)
@@ -143,7 +145,7 @@ class Tally:
 
     def add(self, other: Tally) -> None:
         """Count what became of the calls of the same model in another process of this machine as well."""
-        for name in ("batches", "tokens", "padding", "left", "refused", "apart", "_between"):
+        for name in ("batches", "tokens", "padding", "after_padding", "left", "refused", "apart", "_between"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.unmasked = self.unmasked or other.unmasked
         self.training, self.evaluation = self.training.plus(other.training), self.evaluation.plus(other.evaluation)
@@ -199,6 +201,11 @@ class Tally:
             parts.append(
                 f"{number_of(self.batches, 'padded batch')} packed inside; {self.padding:,} of {total:,} tokens were "
                 f"padding and were not computed ({self.padding / total:.1%})"
+            )
+        if self.after_padding:
+            parts.append(
+                f"{number_of(self.after_padding, 'padded batch')} without the terms of stock's loss that are predicted "
+                f"at padding"
             )
         for reason, count in self.left.most_common():
             parts.append(f"{number_of(count, 'padded batch')} left as they came: {reason}")

@@ -144,7 +144,8 @@ class _Runs:
         module: Any = call.module
         runner = Runner(module)
         whole = isinstance(document, PaddedBatch)
-        weighs = document is not None and not whole and noisy and _has_a_loss_of_its_own(call)
+        weighs = noisy and isinstance(document, Document) and _has_a_loss_of_its_own(call)
+        weighs = weighs and call.entry.foreign is None
         one = dict(call.arguments if document is None else document.arguments)
         if weighs:
             one.pop(_ITEMS, None)
@@ -156,9 +157,13 @@ class _Runs:
                 alone = _alone(runner, one)
                 draws, writes = state_of(module) != before, buffers.put_back()
                 again = _alone(runner, one) if draws else alone
+                if not weighs and _returns_loss_alone(call, document, output, alone):
+                    weighs = True
+                    one.pop(_ITEMS, None)
+                    alone = _alone(runner, one)
                 buffers.put_back()
                 # Unless it is known what the live call began with, a run after it begins with something else.
-                if noisy or draws or (writes and call.found is None):
+                if weighs or noisy or draws or (writes and call.found is None):
                     output = module(**(_with_its_labels(call, document) if weighs else call.arguments))
             except Exception as error:
                 # What somebody else's code makes of such a call must not end a training run that is exact.
@@ -195,10 +200,16 @@ def _has_a_loss_of_its_own(call: Call) -> bool:
         and not labels.is_floating_point()
         and labels.shape == inputs.shape[:2]
         and call.arguments.get("shift_labels") is None
-        and call.entry.foreign is None
         and call.model.proof.labels is None
         and not call.wants_router_loss
     )
+
+
+def _returns_loss_alone(call: Call, document: Document | PaddedBatch | None, output: Any, alone: Any) -> bool:
+    """Whether a loss that was proven is all that can be compared, as that of a head which makes no logits."""
+    if not isinstance(document, Document) or not call.model.proof.source or not _has_a_loss_of_its_own(call):
+        return False
+    return not document.split(fields_of(unread(output)), fields_of(alone))
 
 
 def _with_its_labels(call: Call, document: Any) -> dict[str, Any]:

@@ -52,11 +52,14 @@ class Side:
 
     def parts(self, value: torch.Tensor, alone: torch.Tensor, document: Document) -> tuple[torch.Tensor, ...] | None:
         """What the document got of a field, and what it gets alone, (tokens, ...); None where it is not per token."""
-        axis = columns_of([alone], [(1, self.width)])
-        if axis is not None and value.dim() == alone.dim():
-            found = self._of(rows_first(value, axis), document)
-            if found is not None:
-                return found, rows_first(alone, axis)[0][self._index(self.inside, alone)]
+        # A field of shifted labels has a column fewer than there are tokens (TRL's `log_probs`).
+        for fewer in (0, 1) if self.width > 1 else (0,):
+            axis = columns_of([alone], [(1, self.width - fewer)])
+            if axis is None or value.dim() != alone.dim():
+                continue
+            found = self._of(rows_first(value, axis), document, fewer)
+            if found is not None and len(found):
+                return found, rows_first(alone, axis)[0][self._index(self.inside[: len(found)], alone)]
         if len(alone) == self.width and value.dim() == alone.dim():
             for rows, columns in (self.shape, (1, self.tokens)):
                 if len(value) == rows * columns:
@@ -64,13 +67,15 @@ class Side:
                     return None if found is None else (found, alone[self._index(self.inside, alone)])
         return None
 
-    def _of(self, value: torch.Tensor, document: Document) -> torch.Tensor | None:
-        shape, length = tuple(value.shape[:2]), len(self.columns)
-        if shape == self.shape:
-            return value[self.row][self._index(self.columns, value)]
-        if shape == (1, self.tokens):
+    def _of(self, value: torch.Tensor, document: Document, fewer: int = 0) -> torch.Tensor | None:
+        """What the document has of a field whose rows have `fewer` columns than tokens."""
+        rows, columns = value.shape[0], value.shape[1] + fewer
+        length = len(self.columns) - fewer
+        if (rows, columns) == self.shape:
+            return value[self.row][self._index(self.columns[:length], value)]
+        if (rows, columns) == (1, self.tokens):
             return value[0, self.first : self.first + length]
-        return value[document.number, :length] if shape == (document.count, document.longest) else None
+        return value[document.number, :length] if (rows, columns) == (document.count, document.longest) else None
 
     @staticmethod
     def _index(columns: np.ndarray, like: torch.Tensor) -> torch.Tensor:
@@ -276,7 +281,7 @@ class PaddedBatch:
             return cls(call.arguments, [half.places.real for half in call.pair.halves[::-1]])
         if call.declared.real is None:
             raise CannotTell("its documents are declared further in")
-        return cls(call.arguments, [call.declared.real, *_kept(call)])
+        return cls(_without_labels_behind_padding(call), [call.declared.real, *_kept(call)])
 
     def split(self, outputs: Fields, alone: Fields) -> dict[str, tuple[torch.Tensor, ...]]:
         """What the real tokens got and what stock gives them, (tokens, ...), of every field; else (rows, ...)."""
@@ -304,6 +309,18 @@ class PaddedBatch:
         row = int(np.nonzero(real)[0][int(errors.argmax())]) if len(errors) == int(real.sum()) else 0
         columns = np.flatnonzero(real[row])
         return row, row, (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, real.shape[1])
+
+
+def _without_labels_behind_padding(call: Call) -> dict[str, Any]:
+    """The arguments without labels that stock compares with what padding predicts, where the call leaves these out."""
+    found = dict(call.arguments)
+    if call.entry.shifts_labels and call.declared.labelled_after_padding:
+        real = torch.from_numpy(call.padding.real)
+        behind = torch.nn.functional.pad(~real[:, :-1], (1, 0)) & real
+        for name, hidden in (("labels", behind), ("shift_labels", ~real)):
+            if isinstance(labels := found.get(name), torch.Tensor):
+                found[name] = labels.masked_fill(hidden.to(labels.device), call.ignored_label)
+    return found
 
 
 def _kept(call: Call) -> list[np.ndarray]:

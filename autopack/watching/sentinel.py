@@ -12,6 +12,7 @@ from torch._subclasses import FakeTensor
 
 from autopack.calls.call import Call
 from autopack.errors import Leak, LeakDetected
+from autopack.inspection import torches
 from autopack.inspection.sharding import in_a_group
 from autopack.patching import ProcessLock
 from autopack.runtime.runs import Found, most
@@ -118,10 +119,7 @@ class Sentinel:
 def _is_recorded(call: Call) -> bool:
     """Whether the call is recorded, stands for many or has no values, so that nothing else may be run beside it."""
     return (
-        torch._C._are_functorch_transforms_active()
-        or torch.jit.is_tracing()
-        or torch.compiler.is_compiling()
-        or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+        torches.is_recorded()
         or isinstance(call.inputs, FakeTensor)
         or (call.inputs is not None and call.inputs.is_meta)
     )

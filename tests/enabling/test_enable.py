@@ -338,3 +338,20 @@ def test_the_signature_of_forward_stays(stock):
     with autopack.enable(model):
         assert inspect.signature(model.forward) == inspect.signature(stock.forward)
         assert "forward" not in vars(model)
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("flash_attention_2", "'flash'"),
+        ("kernels-community/flash-attn3", "'flash'"),
+        ("flex_attention", "'flex'"),
+        ("paged|sdpa", "'sdpa'"),
+        ("fast", None),
+        (None, None),
+    ],
+)
+def test_a_backend_by_a_name_of_transformers_is_hinted_at(given, hint):
+    with pytest.raises(ValueError, match="backend must be one of") as raised:
+        autopack.enable(tiny.build("llama"), backend=given)
+    assert str(raised.value).partition("Did you mean ")[2] == ("" if hint is None else f"{hint}?")

@@ -12,7 +12,7 @@ from torch import nn
 import autopack
 from autopack import tiny
 from tests.integration.test_trainer_logs import trainer
-from tests.support.dpo import preferences
+from tests.support.dpo import preferences, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 MOST = 3
@@ -72,3 +72,34 @@ def test_dpo_with_the_defaults_of_trl(tmp_path, caplog, change):
     assert len(said) <= MOST, said
     assert len(said) == len(set(said)), "nothing is said twice"
     assert "packed inside" in skipped, "and padding is gained of both"
+
+
+def packing(path: Any, strategy: str, **settings: Any) -> Any:
+    """TRL's SFTTrainer, which packs texts of uneven length by a strategy of its own."""
+    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
+    texts = [" ".join(f"w{number}" for number in range(count)) for count in range(3, 27)]
+    options = {"output_dir": str(path), "max_steps": 4, "report_to": [], "disable_tqdm": True, "use_cpu": True}
+    settings = {"packing": True, **settings}
+    args = trl.SFTConfig(**options, packing_strategy=strategy, max_length=32, bf16=False, **settings)
+    data = datasets.Dataset.from_dict({"text": texts})
+    return trl.SFTTrainer(tiny.build("llama"), args=args, train_dataset=data, processing_class=tiny_tokenizer())
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    ("strategy", "settings", "cut"),
+    [("bfd", {}, False), ("bfd_split", {}, False), ("wrapped", {}, True), ("wrapped", {"packing": False}, False)],
+)
+def test_packing_of_trl(tmp_path, caplog, strategy, settings, cut, whole):
+    """Documents that it cuts are said to be lost, once; others are checked, and nothing is said."""
+    with caplog.at_level(logging.WARNING, "autopack"):
+        run = packing(tmp_path, strategy, **settings)
+        handle = autopack.enable(run if whole else run.model)
+        run.train()
+        shown = repr(handle)
+        autopack.disable(run)
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("autopack")]
+    assert ["packing_strategy='wrapped'" in line for line in said] == [True] * cut
+    assert ("packing_strategy='wrapped'" in shown) == (cut and whole)
+    assert "skipped" not in shown
+    assert strategy == "wrapped" or "checks in 4 calls, worst" in shown

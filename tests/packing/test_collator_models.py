@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+import types
 from typing import Any
 
 import pytest
 import torch
 import transformers
 
+import autopack
 from autopack import registry
 from autopack.packing import PackingCollator
 from tests.packing.batches import Documents
@@ -163,3 +166,31 @@ def test_for_model_sees_through_peft():
     wrapped = peft.get_peft_model(model, peft.LoraConfig(target_modules=["query"]))
     wanted = PackingCollator(first_position=4, pad_token_id=3, mask_first_label=False)
     assert PackingCollator.for_model(wrapped) == wanted
+
+
+class Users(torch.nn.Module):
+    """A module of the user's around a model."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.net = model
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, Users, torch.nn.DataParallel, lambda m: types.SimpleNamespace(model=m)])
+@pytest.mark.parametrize(
+    ("order", "said"), [("made, called", 1), ("made, enabled, called", 0), ("enabled, made, called", 0)]
+)
+def test_for_model_warns_of_a_model_that_is_not_enabled_when_batches_are_made(wrap, order, said, caplog):
+    held = wrap(tiny_llama())
+    for step in order.split(", "):
+        if step == "made":
+            collator = PackingCollator.for_model(held)
+            assert pickle.loads(pickle.dumps(collator)) == collator
+            assert not caplog.messages
+        elif step == "enabled":
+            autopack.enable(held)
+        else:
+            for _ in range(3):
+                collator([{"input_ids": [5, 6, 7]}] * 2)
+    assert ["that is not enabled" in line for line in caplog.messages if "for_model" in line] == [True] * said
+    autopack.disable(held)

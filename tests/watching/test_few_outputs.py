@@ -1,0 +1,66 @@
+"""Heads that make no logits are checked by what they return: a loss alone, or fields of shifted labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import ModelOutput
+
+import autopack
+from tests.support.conditional import Conditional, build, row
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
+
+
+def loss_alone(output: Any, labels: torch.Tensor) -> Any:
+    return CausalLMOutputWithPast(loss=output.loss)
+
+
+def log_probs(output: Any, labels: torch.Tensor) -> Any:
+    wanted = labels[:, 1:].clamp(min=0)[..., None]
+    found = output.logits[:, :-1].log_softmax(-1).gather(-1, wanted).squeeze(-1)
+    return ModelOutput(loss=output.loss, log_probs=found.masked_fill(labels[:, 1:] == -100, 0.0))
+
+
+class Fused(Conditional):
+    """A head that returns little."""
+
+    form: Any = None
+
+    def forward(self, input_ids: Any = None, labels: Any = None, **kwargs: Any) -> Any:
+        output = super().forward(input_ids=input_ids, labels=labels, **kwargs)
+        return output if labels is None else type(self).form(output, labels)
+
+
+def fused(form: Any) -> Any:
+    model = build()
+    mixes = staticmethod(lambda self, states, **_: states.shape[1] in range(100, 200))
+    kind = type("Users", (Fused,), {"form": staticmethod(form), "mixes": mixes, "__module__": __name__})
+    other = kind._from_config(model.config)
+    other.load_state_dict(model.state_dict())
+    return other.train()
+
+
+def labelled(*lengths: int) -> dict[str, torch.Tensor]:
+    batch = row(*lengths)
+    return {**batch, "labels": batch["input_ids"].masked_fill(batch["position_ids"] == 0, -100)}
+
+
+@pytest.mark.parametrize("items", [False, True])
+@pytest.mark.parametrize("form", [loss_alone, log_probs])
+def test_what_it_returns_is_compared(form, items, caplog):
+    model = fused(form)
+    batch = labelled(5, 9, 7)
+    given = {"num_items_in_batch": int((batch["labels"] != -100).sum())} if items else {}
+    with autopack.enable(model) as handle:
+        loss = model(**batch, **given).loss
+        assert handle.envelope.checks == 2
+        assert not handle.envelope.skipped
+        assert handle.envelope.worst < 1e-5
+        assert torch.equal(loss, model(**batch, **given).loss)
+        assert "could not check" not in caplog.text
+        with pytest.raises(autopack.LeakDetected):
+            model(**labelled(60, 50))
