@@ -81,7 +81,7 @@ class Packed(Plan):
         model, level = self.scope.model, self.call.entry.level
         names = per_row_outputs.of_each_row(output, 1, self._once.tokens, model.widths, self.most)
         if not names:
-            return restore(output, self._once, pooled=False, waits=False)
+            return restore(output, self._once, pooled=False)
         per_row_outputs.remember(model, level, output, names, self._once.tokens)
         self.leave_apart()
         with scopes.in_force(self._scope_of_rows, level):

@@ -101,6 +101,8 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     if found is None:
         return None
     reason = "the losses of its routers count tokens" if call.wants_router_loss else None
+    if reason is None and call.wants_states and torch.is_grad_enabled():
+        reason = "states of layers are asked for, and the gradient of each row by a token that is shared is its own"
     if reason is None and not always and _draws(call.module):
         reason = "dropout or noise is on, which share='always' draws once"
     if reason is None and _is_looked_into(call.module):

@@ -27,6 +27,7 @@ from autopack.layout.batches import DocumentBatch, by_length, in_order, items_of
 from autopack.layout.forms import FIELDS, Field, Frame, Of
 from autopack.layout.host import host_values, recall
 from autopack.layout.packed import PackedLayout, real_documents
+from autopack.runtime.in_graph import merged
 from autopack.runtime.runs import Buffers, with_idle
 from autopack.runtime.scope import Scope
 from autopack.runtime.tally import Volume
@@ -309,18 +310,17 @@ class DocumentsAlone(Plan):
                     steps.begin()
                 outputs.append(module(**call))
             idle = [] if steps is None else idle_outputs(self.call, module, steps, self.calls[-1])
-        merged = {name: self._merge(name, [out.get(name) for out in outputs]) for name in output if name != "loss"}
+        loss = None
         if any(self.given.arguments.get(name) is not None for name in self.given.head.labels):
             losses = [out.get("loss") for out in outputs]
             loss = mean_loss(losses, self.counts, self.given.batch.where.device)
-            merged["loss"] = with_idle(loss, [each for each, n in zip(losses, self.counts, strict=True) if not n])
-        merged = with_idle(merged, [{**each} for each in idle])
-        whole = type(output)(**{name: value for name, value in merged.items() if value is not None})
+            loss = with_idle(loss, [each for each, n in zip(losses, self.counts, strict=True) if not n])
+        runs = {name: [out.get(name) for out in outputs] for name in output if name != "loss"}
+        found = with_idle(merged(runs, self._merge, loss), [{**each} for each in idle])
+        whole = type(output)(**{name: value for name, value in found.items() if value is not None})
         return whole.to_tuple() if self.wants_tuple else whole
 
     def _merge(self, name: str, parts: list[Any]) -> Any:
-        if isinstance(parts[0], (tuple, list)):
-            return tuple(self._merge(name, list(each)) for each in zip(*parts, strict=True))
         field = FIELDS.get(name, Field(()))
         parts = [p.movedim(field.rows, 0) if isinstance(p, torch.Tensor) and p.dim() > field.rows else p for p in parts]
         groups = zip(parts, self.groups, strict=True)

@@ -79,10 +79,6 @@ class Padding:
         found = flat.index_select(along, self.index.to(batch.device))
         return found.unsqueeze(along) if axis else found
 
-    def apart(self, row: torch.Tensor, columns: int) -> torch.Tensor:
-        """What of a row that ran belongs to each real token, whose columns lie at this axis: the row itself."""
-        return row
-
     def restore(self, row: torch.Tensor, axis: int = 1, fill: bool = False) -> torch.Tensor:
         """What `gather` gives in the form of the batch again, zero at padding. Differentiable.
 

@@ -152,10 +152,6 @@ class SharedPadding(Padding):
         # In place, on what is new here: another tensor of this size would be made.
         return batch if self.real.all() else batch.index_fill_(along, self._others.to(tokens.device), 0)
 
-    def apart(self, row: torch.Tensor, columns: int) -> torch.Tensor:
-        """A tensor with S columns at this axis as that of documents that share nothing, with T."""
-        return row.index_select(columns, self.prefixes.places.to(row.device))
-
 
 def in_one_row(layout: PackedLayout) -> PackedLayout:
     """The documents of packed rows without runs of padding, one after the other in a single row."""

@@ -35,6 +35,7 @@ from autopack.layout.forms import Frame
 from autopack.layout.host import host_values
 from autopack.layout.packed import PackedLayout
 from autopack.layout.ways import CACHES
+from autopack.runtime.in_graph import merged
 from autopack.runtime.runs import with_idle
 from autopack.runtime.scope import running_scope, without_layout
 
@@ -267,16 +268,14 @@ def run_documents_alone(call: MixerCall, numbers_itself: bool = False) -> Any:
                 f"{type(call.mixer).__name__} runs the documents of packed rows one after another, and the loss of its "
                 f"routers is not the mean of theirs. Set output_router_logits=False, or pass padded batches."
             )
-    merged = {
-        name: found.together([output.get(name) for output in outputs], lambda parts: None, name)
-        for name in outputs[0]
-        if name != "loss"
-    }
+    loss = None
     if call.arguments.get("labels") is not None:
         losses = [output.get("loss") for output in outputs]
         loss = mean_loss(losses, counts, layout.device)
-        merged = {"loss": with_idle(loss, [each for each, n in zip(losses, counts, strict=True) if not n]), **merged}
-    whole = type(outputs[0])(**merged)
+        loss = with_idle(loss, [each for each, n in zip(losses, counts, strict=True) if not n])
+    runs = {name: [output.get(name) for output in outputs] for name in outputs[0] if name != "loss"}
+    everything = merged(runs, lambda name, parts: found.together(parts, lambda parts: None, name), loss)
+    whole = type(outputs[0])(**everything)
     return whole.to_tuple() if wants_tuple else whole
 
 

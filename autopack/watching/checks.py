@@ -20,7 +20,7 @@ from autopack.auditing.left_as_found import noise_of
 from autopack.auditing.running import Runner
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
-from autopack.calls.outputs import loss_of, unread
+from autopack.calls.outputs import loss_of
 from autopack.calls.sequence_parallel import rows_shared_by
 from autopack.errors import Leak
 from autopack.inspection import media
@@ -169,7 +169,7 @@ class _Runs:
                 # What somebody else's code makes of such a call must not end a training run that is exact.
                 self.reason = f"running a document alone raised {type(error).__name__}: {error}"
                 return
-        self.alone, self.found = fields_of(alone), fields_of(unread(output))
+        self.alone, self.found = fields_of(alone), fields_of(output)
         self.tolerance = max((_TOLERANCE.get(dtype, 1e-4) for dtype in dtypes), default=1e-4)
         self.loss_tolerance = max(self.tolerance, *(LOSS_TOLERANCE.get(d, 1e-3) for d in dtypes), 1e-3)
         if document is not None and draws and self._differs(fields_of(again)):

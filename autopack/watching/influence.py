@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from autopack.calls.call import Call
 from autopack.calls.encoder_decoder import PairCall
-from autopack.calls.outputs import unread
 from autopack.errors import Leak
 from autopack.inspection import media
 from autopack.layout.forms import Frame, Of, rows_first
@@ -120,7 +119,7 @@ class _Run:
         self._media = len(self._leaves)
         given |= {name: _followed(given[name], self._leaves) for name in _FOLLOWED if name in given}
         with _embedded(call.module, self._leaves), mode:
-            output = unread(call.module(**given))
+            output = call.module(**given)
         self.name, states = _states(output, frame)
         self._sums = torch.stack([_weighted(states[row, first:end]) for row, first, end in spans])
 

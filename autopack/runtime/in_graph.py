@@ -1,0 +1,256 @@
+"""The outputs of a call in the graph of one another, where autopack has made them of the model's results.
+
+A model makes its later results of earlier ones, and the caller gets outputs that are joined from these: padded, or put
+together from the batches that documents ran in. In stock an output is the result itself, and a gradient by a state,
+or a hook on it, has its part in the backward pass. So every output gets a place behind its result::
+
+    result 1 ── what the model does ── result 2
+       └─ `_Place` ─> output 1 ···········─┴─ `_Place` ─> output 2
+
+Behind the dots nothing goes forward. In backward, the place of output 2 hands on to result 2 what it gets; and where a
+gradient of output 1 is asked for, it sends to output 1 what result 1 gets of that. The place of output 1 takes the same
+out again of what it hands on, so that it does not count twice. Where none is asked for, nothing is sent.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+from torch.utils._pytree import tree_map_only
+
+Join = Callable[[Sequence[torch.Tensor]], torch.Tensor]
+
+
+@dataclass(eq=False)
+class Result:
+    """Tensors that a model has made, and the way to the output made of them."""
+
+    parts: Sequence[torch.Tensor]
+    join: Join | None = None
+    """A linear map of the parts to the output; None where the only part is the output."""
+    split: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
+    """Its transpose, where there is a cheaper way than to differentiate it."""
+    values: Join | None = None
+    """The same as `join`, but for what is put where no part has anything."""
+    check: Callable[[torch.Tensor], None] | None = None
+    """Sees the gradient of the output that comes back, and may raise."""
+    refuse: Callable[[], None] | None = None
+    """Is called where later outputs have a gradient for it, and raises."""
+    shape: tuple[int, ...] | None = None
+    """The shape of an output that is to be joined when somebody uses it."""
+
+    def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The output of parts."""
+        return parts[0] if self.join is None else self.join(parts)
+
+    def output(self) -> torch.Tensor:
+        """The output, without a part in any graph."""
+        parts, join = [part.detach() for part in self.parts], self.values or self.joined
+        if self.shape is not None:
+            return _empty(parts[0], self.shape)
+        if self.join is None and parts[0].dim() == 0:
+            return parts[0].clone()  # a view could not be changed in place, as Trainer changes the loss
+        return join(parts)
+
+
+def outputs_of(results: Sequence[Result]) -> list[torch.Tensor]:
+    """The outputs that results are joined to, each in the graph of all later ones."""
+    found = _tied(results) if torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active() else {}
+    for result in results:
+        waits = result.shape is not None
+        if result not in found:
+            waits = waits and not any(part.requires_grad for part in result.parts)
+            found[result] = result.output() if waits else result.joined(result.parts)
+        if waits:
+            _wait(found[result], result)
+    return [found[result] for result in results]
+
+
+def merged(
+    runs: Mapping[str, Sequence[Any]], merge: Callable[[str, list[Any]], Any], loss: torch.Tensor | None
+) -> dict[str, Any]:
+    """Outputs put together from those of several runs, by a linear function of their name and parts, and the loss."""
+    results: dict[tuple[int, ...], Result] = {}
+
+    def collect(name: str, parts: Sequence[Any]) -> Any:
+        if isinstance(parts[0], tuple | list):
+            return tuple(collect(name, each) for each in zip(*parts, strict=True))
+        if (known := results.get(tuple(map(id, parts)))) is not None:
+            return known
+        with torch.no_grad():
+            whole = merge(name, list(parts))
+        if not isinstance(whole, torch.Tensor):
+            return whole
+        result = Result(parts, join=lambda parts: merge(name, list(parts)), values=lambda parts: whole)
+        return results.setdefault(tuple(map(id, parts)), result)
+
+    found = {name: collect(name, parts) for name, parts in runs.items()}
+    if loss is not None:
+        found = {"loss": results.setdefault((id(loss),), Result([loss])), **found}
+    outputs = dict(zip(results.values(), outputs_of(list(results.values())), strict=True))
+    return tree_map_only(Result, outputs.__getitem__, found)
+
+
+def _tied(results: Sequence[Result]) -> dict[Result, torch.Tensor]:
+    tied = [result for result in results if all(part.requires_grad for part in result.parts)]
+    tied.sort(key=lambda result: max(map(_number, result.parts)))
+    # What comes before all that is joined is in the graph of what comes after as it is.
+    first = next((number for number, result in enumerate(tied) if result.join is not None), len(tied))
+    tied = tied[first:]
+    found: dict[Result, torch.Tensor] = {}
+    if len(tied) < 2:
+        return {}
+    # Whether a backward pass goes to every leaf is seen by one that nobody can ask for.
+    probe = torch.zeros(0, device=tied[0].parts[0].device, requires_grad=True).view(0)
+    earlier: tuple[tuple[_Sent, Any], ...] = ()
+    for result in tied:
+        way = replace(result, parts=())  # the graph must not keep what it was made of
+        stands = [_Stand.apply(part) for part in result.parts]
+        sent = _Sent(way, stands, result.parts)
+        place = (way, sent, stands, earlier, probe.grad_fn)
+        output = _Place.apply(place, [result.output()], probe, *stands, *found.values())
+        output.register_hook(_observe).remove()  # so that it has a place for hooks, which outlives it
+        sent.output, sent.hooks = weakref.ref(output), output._backward_hooks
+        found[result], earlier = output, (*earlier, (sent, output.grad_fn))
+    return found
+
+
+class _Sent:
+    """What later places send to an output. It does not hold that output, which holds the graph."""
+
+    def __init__(self, way: Result, stands: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]):
+        self.edges = [get_gradient_edge(part) for part in parts]
+        self.zeros, self.joined, self.refuse = stands, way.joined, way.refuse
+        self.output: weakref.ref[torch.Tensor] | None = None
+        self.hooks: Any = None
+        self._task = -1
+        self._parts: list[torch.Tensor] = []
+
+    def is_wanted(self, node: Any, to_every_leaf: bool) -> bool:
+        """Whether the backward pass that is under way asks for a gradient of the output, which `node` makes."""
+        output = None if self.output is None else self.output()
+        if to_every_leaf:
+            return bool(self.hooks) or (output is not None and output.retains_grad)
+        return torch._C._will_engine_execute_node(node)
+
+    def add(self, parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+        """Note gradients of the parts of the result, and give that of the output."""
+        if all(part is None for part in parts):
+            return None
+        if self.refuse is not None:
+            self.refuse()
+        given = [torch.zeros_like(zero) if p is None else p for p, zero in zip(parts, self.zeros, strict=True)]
+        before, self._task = self.taken(), torch._C._current_graph_task_id()
+        self._parts = given if before is None else [a + b for a, b in zip(before, given, strict=True)]
+        return self.joined(given)
+
+    def taken(self) -> list[torch.Tensor] | None:
+        """What this backward pass has sent, which is forgotten."""
+        found = self._parts if self._task == torch._C._current_graph_task_id() else None
+        self._task, self._parts = -1, []
+        return found
+
+
+class _Stand(torch.autograd.Function):
+    """Stands for a tensor, without its memory, where something is differentiated that has been made of it."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        return _empty(part, tuple(part.shape))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        return gradient
+
+
+class _Place(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, place: tuple[Any, ...], output: list[torch.Tensor], *others: torch.Tensor) -> torch.Tensor:
+        ctx.place = place
+        ctx.set_materialize_grads(False)
+        return output.pop()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        way, sent, stands, earlier, probe = ctx.place
+        if gradient is None:
+            return (None,) * (3 + len(stands) + len(earlier))
+        if way.check is not None:
+            way.check(gradient)
+        found, before = _split(way, stands, gradient), sent.taken()
+        if before is not None:
+            found = [part - other for part, other in zip(found, before, strict=True)]
+        to_every_leaf = torch._C._will_engine_execute_node(probe)
+        wanted = [other for other, node in earlier if other.is_wanted(node, to_every_leaf)]
+        gradients: dict[_Sent, torch.Tensor | None] = {}
+        if wanted and (before is None or any(bool(part.any()) for part in found)):
+            edges = [edge for other in wanted for edge in other.edges]
+            options = {"retain_graph": True, "create_graph": torch.is_grad_enabled(), "allow_unused": True}
+            parts = list(torch.autograd.grad(stands, edges, found, **options))
+            for other in wanted:
+                gradients[other] = other.add([parts.pop(0) for _ in other.edges])
+        return None, None, None, *found, *(gradients.get(other) for other, _ in earlier)
+
+
+def _split(way: Result, stands: Sequence[torch.Tensor], gradient: torch.Tensor) -> list[torch.Tensor]:
+    if way.join is None:
+        return [gradient]
+    if way.split is not None:
+        return list(way.split(gradient))
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        leaves = [stand.detach().requires_grad_() for stand in stands]
+        whole = way.join(leaves)
+        return list(torch.autograd.grad(whole, leaves, gradient, create_graph=again, materialize_grads=True))
+
+
+class _Waiting(torch.Tensor):
+    """An output that nobody has used yet: what uses it, by whatever function of torch, finds a plain tensor.
+
+    Code that passes by torch's functions finds no numbers in it (NaN).
+    """
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tree_map_only(cls, _fill, (args, kwargs))
+        return function(*args, **(kwargs or {}))
+
+
+def _wait(output: Any, result: Result) -> None:
+    parts, join = [part.detach() for part in result.parts], result.values or result.joined
+    inference = torch.is_inference_mode_enabled()
+
+    def values() -> torch.Tensor:
+        with torch.inference_mode(inference), torch.no_grad():
+            return join(parts)
+
+    output.values_to_come = values
+    output.__class__ = _Waiting
+
+
+def _fill(output: Any) -> None:
+    if type(output) is _Waiting:
+        values = output.__dict__.pop("values_to_come")
+        setattr(output, "__class__", torch.Tensor)
+        output.data = values()
+
+
+def _empty(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of a shape in the memory of one number, which is none."""
+    number = like.new_full((), float("nan")) if like.is_floating_point() else like.new_zeros(())
+    return like.new_empty(0).set_(number.untyped_storage(), 0, shape, (0,) * len(shape))
+
+
+def _number(tensor: torch.Tensor) -> int:
+    """A number that grows along the graph."""
+    return -1 if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()
+
+
+def _observe(gradient: torch.Tensor) -> None:
+    """Change nothing."""
