@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from autopack.inspection import masks
+from autopack.inspection.modules import positions_of_one_frequency, row_dependent_rotaries
 from autopack.inspection.put_on import hooks_of, looks_at_rows
 from autopack.layout import LEAST_SHARED, prefixes
 from autopack.layout.declarations import Declared
@@ -101,6 +102,8 @@ def found_in(call: Any, declared: Declared) -> Prefixes | None:
     if found is None:
         return None
     reason = "the losses of its routers count tokens" if call.wants_router_loss else None
+    if reason is None and layout is not None and not _of_one_frequency(call, int(positions[real].max())):
+        reason = "a document is so long that it has rotary frequencies of its own"
     if reason is None and not always and _draws(call.module):
         reason = "dropout or noise is on, which share='always' draws once"
     if reason is None and _is_looked_into(call.module):
@@ -118,6 +121,13 @@ def _shares_in_rows(call: Any, layout: PackedLayout) -> bool:
     if layout.slots is not None and len(layout.slots) > len(layout.bounds):
         return False  # a fixed number of bounds is declared for graphs of rows of a fixed length
     return bool(call.entry.inner) or not (call.has_labels or call.wants_last_logits)
+
+
+def _of_one_frequency(call: Any, largest: int) -> bool:
+    """Whether documents up to this position have the same rotary frequencies."""
+    if not call.model.anatomy.has_row_dependent_rotary:
+        return True
+    return largest < positions_of_one_frequency(row_dependent_rotaries(call.module))
 
 
 def _is_of_call(value: object) -> bool:

@@ -27,6 +27,9 @@ from autopack.inspection.source import (
 
 _OF_TORCH = (nn.Module, nn.Embedding, nn.Linear, nn.LayerNorm, nn.Dropout)
 _QUERIES = "query_embeds"
+_ROPES = ("rope_parameters", "rope_scaling")
+_LIMITS = ("original_max_seq_len", "original_max_position_embeddings", "max_position_embeddings")
+"""Names of the largest number of positions, in modules and configurations, that keeps the frequencies as they are."""
 _ACROSS = re.compile(r"cross|encdec|(^|\.)(encoder_attn|encoder_decoder_attention)(\.|$)")
 
 
@@ -152,6 +155,18 @@ def row_dependent_rotaries(root: nn.Module) -> list[nn.Module]:
         if any("dynamic" in name or name == "longrope" for name in names):
             found.append(module)
     return found
+
+
+def positions_of_one_frequency(rotaries: Iterable[nn.Module]) -> float:
+    """Return the number of positions up to which these modules have the same frequencies in every call."""
+    found: list[int] = []
+    for module in rotaries:
+        config = vars(module.__dict__.get("config", module))
+        ropes = [rope for name in _ROPES if isinstance(rope := config.get(name), dict)]
+        inside = [part for rope in ropes for part in rope.values() if isinstance(part, dict)]
+        held = [vars(module), config, *ropes, *inside]
+        found += [each[name] for each in held for name in _LIMITS if isinstance(each.get(name), int)]
+    return min(found, default=float("inf"))
 
 
 def mixers(root: nn.Module, names: Collection[str]) -> list[nn.Module]:
