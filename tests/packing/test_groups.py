@@ -195,6 +195,21 @@ class TestPackedData:
         assert len(rows) < len(apart)
         assert max(len(row["input_ids"]) for row in rows) > 200
 
+    @pytest.mark.parametrize("kind", ["list", "Dataset", "IterableDataset"])
+    @pytest.mark.parametrize(
+        ("options", "kept"), [({}, False), ({"drop_columns": ("number",)}, False), ({"columns": ("number",)}, True)]
+    )
+    def test_rows_leave_the_column_of_groups_out(self, kind, options, kept):
+        data = [{"input_ids": [1, 2, 3, number], "number": number % 2} for number in range(2, 10)]
+        if kind != "list":
+            data = datasets.Dataset.from_list(data)
+            data = data.to_iterable_dataset() if kind == "IterableDataset" else data
+        rows = list(pack(data, 8, groups="number", **options))
+        assert {len({token % 2 for token in row["input_ids"][3::4]}) for row in rows} == {1}
+        assert all(("number" in row) == kept for row in rows)
+        if not kept:
+            assert PackingCollator()(rows)["input_ids"].shape == (1, 32)
+
     def test_a_cache_is_of_its_groups(self, tmp_path):
         datasets.Dataset.from_list(completions()).save_to_disk(tmp_path)
         data = datasets.load_from_disk(str(tmp_path))
@@ -251,6 +266,42 @@ class TestCollator:
         targets = [8, 9, 10, 11, 12, 13, 2, 3, 21]
         assert [t for t in batch["labels"][0].tolist() if t != -100] == targets
 
+    @pytest.mark.parametrize(
+        ("examples", "documents", "advantages"),
+        [
+            ([{"prompt_ids": [5, 6], "completion_ids": [[8], []]}], [([5, 6, 8], [8]), ([5, 6], [])], [1.5, -1]),
+            ([{"prompt_ids": [5], "completion_ids": []}], [([5], [])], 3),
+            ([{"prompt_ids": [], "completion_ids": [7, 8]}], [([7, 8], [8])], [0.5]),
+            ([{"input_ids": [20, 21]}], [([20, 21], [21])], 0.25),
+            ([{"input_ids": [20, 21, 22], "labels": [20, -100, 9]}], [([20, 21, 22], [9])], 0.25),
+            (
+                [{"input_ids": [20, 21, 22], "assistant_masks": [0, 0, 1], "attention_mask": [1, 1, 1]}],
+                [([20, 21, 22], [22])],
+                2,
+            ),
+        ],
+    )
+    def test_any_batch_of_completions_and_plain_examples(self, examples, documents, advantages):
+        group = {"prompt_ids": [3, 4], "completion_ids": [[9], [2, 2]], "advantages": [0.1, 0.2]}
+        for order in (1, -1):
+            batch = PackingCollator(completions=True)([{**examples[0], "advantages": advantages}, group][::order])
+            parts = [documents, [([3, 4, 9], [9]), ([3, 4, 2, 2], [2, 2])]][::order]
+            wanted = [document for part in parts for document in part]
+            assert batch["input_ids"][0].tolist() == [token for ids, _ in wanted for token in ids]
+            labels = [label for label in batch["labels"][0].tolist() if label != -100]
+            assert labels == [target for _, targets in wanted for target in targets]
+            assert batch["completion_mask"].shape == batch["input_ids"].shape
+            numbers = [np.atleast_1d(advantages).tolist(), [0.1, 0.2]][::order]
+            assert batch["advantages"].tolist() == pytest.approx([n for part in numbers for n in part])
+
+    def test_empty_completions_beside_plain_examples_are_exact(self):
+        stock, model = twins(build("llama").eval())
+        draw = np.random.default_rng(0)
+        prompt, rest = draw.integers(2, 100, 40).tolist(), draw.integers(2, 100, 9).tolist()
+        examples = [{"prompt_ids": prompt, "completion_ids": [rest, []]}, {"input_ids": rest, "labels": rest}]
+        with autopack.enable(model):
+            agree(stock, model, PackingCollator(completions=True)(examples))
+
     def test_a_model_computes_the_prompt_once(self):
         stock, model = twins(build("llama").eval())
         draw = np.random.default_rng(0)
@@ -268,8 +319,9 @@ class TestCollator:
                 "'chosen_ids' and 'rejected_ids' beside it; found neither",
             ),
             ({"prompt_ids": [1], "chosen_ids": [2]}, r"found \['chosen_ids'\]"),
-            ({"prompt_ids": [1], "completion_ids": []}, "found float64 of shape|wanted tokens"),
-            ({"prompt_ids": [1], "completion_ids": [[]]}, "wanted tokens"),
+            ({"prompt_ids": [], "completion_ids": [[1], []]}, "leave empty documents out"),
+            ({"prompt_ids": [1], "completion_ids": [[1], []], "reward": [1.0]}, "or one number per document"),
+            ({"prompt_ids": [1], "completion_ids": [[1], []], "reward": 1.0}, "or one number per document"),
             ({"prompt_ids": "text", "completion_ids": [[1]]}, "'prompt_ids'"),
             ({"prompt_ids": [1], "completion_ids": [[1]], "input_ids": [1]}, "name one of them in drop_keys"),
         ],
