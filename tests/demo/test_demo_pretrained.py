@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from autopack.cli import main
-from autopack.demo import language_model, sentences, weights
 from autopack.demo.corpus import CorpusTooSmall, Pair, collect_pairs, draw_apart
-from autopack.demo.language_model import LanguageComparison, LanguageSettings
-from autopack.demo.sentences import Retrieval, SentenceComparison, SentenceSettings, retrieval
-from autopack.demo.table import language_model_table, sentences_table
-from autopack.demo.weights import MINILM, SMOLLM2, Weights, WeightsChanged, WeightsMissing, checked_folder
 from benchmarks import pretrained
+from examples.pretrained import language_model, sentences, weights
+from examples.pretrained.__main__ import main
+from examples.pretrained.language_model import LanguageComparison, LanguageSettings
+from examples.pretrained.sentences import Retrieval, SentenceComparison, SentenceSettings, retrieval
+from examples.pretrained.table import language_model_table, sentences_table
+from examples.pretrained.weights import MINILM, SMOLLM2, Weights, WeightsChanged, WeightsMissing, checked_folder
 
 TREE = Path(__file__).parents[2]
 CONTENT = b"weights"
@@ -76,16 +76,11 @@ def test_a_package_that_is_missing_is_named_with_what_installs_it(made, lacking)
 @pytest.mark.parametrize(("option", "which"), [("--sentences", MINILM), ("--language-model", SMOLLM2)])
 def test_the_command_says_how_to_install_what_is_missing(option, which, monkeypatch, capsys):
     monkeypatch.setattr(sys, "path", [p for p in sys.path if "site-packages" not in p])
-    assert main(["demo", option]) == 2
+    assert main([option]) == 2
     printed = capsys.readouterr().err
     assert which.package in printed
     assert which.install in printed
     assert "collecting" not in printed
-
-
-def test_a_picture_of_the_other_demo_is_refused(capsys):
-    assert main(["demo", "--sentences", "--plot", "result.png"]) == 2
-    assert "leave it out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("which", [MINILM, SMOLLM2])

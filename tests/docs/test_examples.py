@@ -13,8 +13,8 @@ import torch
 import transformers
 from packaging import version
 
-from autopack.demo.weights import MINILM, missing
 from compat.engines.start import launched
+from examples.pretrained.weights import MINILM, missing
 from tests.support import pages
 
 pytest.importorskip("accelerate", reason="transformers' Trainer needs it")

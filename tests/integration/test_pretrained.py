@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import autopack
-from autopack.demo import language_model, sentences
 from autopack.demo.arms import LOSS_TOLERANCE
 from autopack.demo.corpus import collect_documents
-from autopack.demo.weights import MINILM, SMOLLM2, checked_folder, missing
+from examples.pretrained import language_model, sentences
+from examples.pretrained.weights import MINILM, SMOLLM2, checked_folder, missing
 from tests.conftest import LEAK
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("nothing_left_behind")]

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from autopack.demo.arms import Arm, Comparison, Progress, Tell, measured, train
 from autopack.demo.batches import in_batches
 from autopack.demo.corpus import Pair, collect_documents, collect_pairs, draw_apart
-from autopack.demo.weights import MINILM, checked_folder
+
+from .weights import MINILM, checked_folder
 
 WAYS = ("padded", "enabled", "alone")
 """The arms: stock on padded batches, an enabled model on the same batches, and stock on one sentence at a time."""

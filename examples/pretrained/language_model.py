@@ -23,7 +23,8 @@ from autopack.demo.arms import (
 )
 from autopack.demo.batches import Example, in_batches, lengths_of
 from autopack.demo.corpus import collect_documents, draw_apart
-from autopack.demo.weights import SMOLLM2, checked_folder
+
+from .weights import SMOLLM2, checked_folder
 
 WAYS = {"padded": padded, "packed": packed, "alone": alone}
 """The arms: stock on padded batches, an enabled model on packed rows, and stock on one document at a time."""

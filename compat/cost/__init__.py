@@ -1,1 +1,0 @@
-"""What `autopack.enable` costs on models that people have changed: processor time and memory, beside stated bounds."""
