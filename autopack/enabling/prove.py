@@ -46,6 +46,8 @@ def renew(enabled: EnabledModel, packs: bool) -> None:
     # Hooks are what people put on one rank alone; layers are replaced and wrapped on all of them.
     only_hooks = enabled.proof.waits or (enabled.watch is not None and enabled.watch.only_hooks())
     enabled.watch = None  # until it is settled: after an interrupt the next call looks at it again
+    if enabled.sentinel is not None:
+        enabled.sentinel.begin_anew()
     try:
         strip_severed(model)  # layers that were copied and put into the model
         family = registry.family_for(model)
@@ -79,7 +81,7 @@ def settle(
         code = attach(model, enabled, family, lambda level: first_label_counts_in_twin(model, level))
         _prove(model, enabled, code, packs, on_one_rank)
         enabled.media_proven_by = None if twin_calls.media_are_recorded(enabled) else twin_calls.why_not_media
-        enabled.watch = Watch(model, code, enabled.anatomy.configs)
+        enabled.watch = Watch(model, code, enabled.anatomy.configs, enabled.changes)
 
 
 def _prove(model: PreTrainedModel, enabled: EnabledModel, code: Provenance, packs: bool, on_one_rank: bool) -> None:
